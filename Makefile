@@ -1,0 +1,48 @@
+# One command for each habit.  Every target sets up what it needs by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TRAIN := .venv-train
+STAMP := $(VENV)/.stamp
+TRAIN_STAMP := $(TRAIN)/.stamp
+export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+unexport PYTHONPATH
+
+.PHONY: all setup demo test lint format bench acceptance clean
+
+all: lint test
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(TRAIN_STAMP): $(STAMP) tests/train-requirements.txt
+	$(PYTHON) -m venv $(TRAIN)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(TRAIN)/bin/python -r tests/train-requirements.txt
+	touch $@
+
+demo: $(STAMP) $(TRAIN_STAMP)
+	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
+
+test: $(STAMP) $(TRAIN_STAMP)
+	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) $(TRAIN) dist .mypy_cache .ruff_cache .pytest_cache

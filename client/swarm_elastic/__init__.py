@@ -1,0 +1,1 @@
+"""What a training script may import: standard library and the script's own torch, nothing else."""

@@ -1,0 +1,300 @@
+"""Types of the HTTP API that agent and client share: the job specification and its validation, states, reasons.
+
+A specification is checked in one place, here: the client calls `JobSpec.from_json` before it submits, the agent
+calls it again on what arrives.  All problems of a request are reported together, each with a JSON pointer, the value
+and a remedy.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+from swarmsched.errors import FieldProblem, JobRejected
+from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, MaxLength, Name, NodeName, Seconds, Text
+from swarmsched.ids import NodeId, is_node_name
+from swarmsched.resources import Demand
+
+API_VERSION = "v1"
+DEFAULT_QUEUE = "default"
+QUEUES = (DEFAULT_QUEUE,)
+DEFAULT_GRACE_S = 30.0
+PRIORITY_LIMIT = 1_000
+RANKS_LIMIT = 4_096
+ENVIRONMENT_BYTES_LIMIT = 32_768
+COMMAND_BYTES_LIMIT = 32_768
+
+
+class JobState(Enum):
+    """Where a job is in its life; `starting` carries a phase as well."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class StartPhase(Enum):
+    """What a starting job is doing."""
+
+    NONE = ""
+    PLACE = "place"
+    SYNC = "sync"
+    ENVIRONMENT = "environment"
+    LAUNCH = "launch"
+
+
+class EndReason(Enum):
+    """Why a job ended."""
+
+    NONE = ""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    NODE_LOST = "node_lost"
+    OOM = "oom"
+    PREEMPTED = "preempted"
+
+
+class Isolation(Enum):
+    """What ranks do when their node loses contact with the job's holders."""
+
+    PAUSE = "pause"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a user asked for; immutable once accepted.
+
+    `ranks` processes are started, each with `demand`.  With `per_node`, one process per node is started instead and
+    given all GPUs that the job holds there (for scripts that start their own workers).  `tree` is the digest of a
+    shipped working directory (see the blob store), `requirements` that of a requirements file; `workdir` is a path
+    on the nodes, used when nothing is shipped, or a sub-folder of the tree.
+    """
+
+    command: Annotated[tuple[LongText, ...], MaxLength(4_096)]
+    name: Name = ""
+    user: Name = ""
+    queue: Name = DEFAULT_QUEUE
+    priority: I32 = 0
+    ranks: U16 = 1
+    demand: Demand = field(default_factory=Demand)
+    per_node: bool = False
+    env: Annotated[Mapping[Annotated[str, MaxLength(256)], LongText], MaxLength(1_024)] = field(default_factory=dict)
+    workdir: Text = ""
+    tree: Digest = ""
+    requirements: Digest = ""
+    venv: Text = ""
+    time_limit_s: Seconds = 0.0  # 0: none
+    grace_s: Seconds = DEFAULT_GRACE_S
+    nodes: Annotated[tuple[NodeName, ...], MaxLength(512)] = ()
+    exclude: Annotated[tuple[NodeName, ...], MaxLength(512)] = ()
+    on_isolation: Isolation = Isolation.PAUSE
+    blob_sources: Annotated[tuple[NodeName, ...], MaxLength(16)] = ()  # agents that hold tree and requirements
+    umask: U32 = 0o022
+    held_bytes: U53 = 0  # bytes of the shipped tree, for display
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of the whole gang."""
+        return self.ranks * self.demand.gpus
+
+    @classmethod
+    def from_json(cls, document: object) -> "JobSpec":
+        """Check a request's `spec` object; raise `JobRejected` with every problem found, nothing else."""
+        return _SpecReader(document).read()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `from_json` reads back to an equal specification."""
+        return {
+            "command": list(self.command),
+            "name": self.name,
+            "user": self.user,
+            "queue": self.queue,
+            "priority": self.priority,
+            "ranks": self.ranks,
+            "gpus_per_rank": self.demand.gpus,
+            "cpus_per_rank": self.demand.cpus,
+            "memory_bytes_per_rank": self.demand.memory_bytes,
+            "gpu_type": self.demand.gpu_type,
+            "gpu_memory_bytes": self.demand.gpu_memory_bytes,
+            "per_node": self.per_node,
+            "env": dict(self.env),
+            "workdir": self.workdir,
+            "tree": self.tree,
+            "requirements": self.requirements,
+            "venv": self.venv,
+            "time_limit_seconds": self.time_limit_s,
+            "grace_seconds": self.grace_s,
+            "nodes": list(self.nodes),
+            "exclude": list(self.exclude),
+            "on_isolation": self.on_isolation.value,
+            "blob_sources": list(self.blob_sources),
+            "umask": self.umask,
+            "tree_bytes": self.held_bytes,
+        }
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """`; did you mean X?` for a close match, else an empty string."""
+    close = difflib.get_close_matches(word, choices, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class _SpecReader:
+    """Reads one specification and gathers problems instead of stopping at the first."""
+
+    def __init__(self, document: object) -> None:
+        self._document: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
+        self._problems: list[FieldProblem] = []
+        if not isinstance(document, Mapping):
+            self._complain("", f"must be an object, not {type(document).__name__}", "send a JSON object")
+
+    def read(self) -> JobSpec:
+        known = JobSpec(command=("true",)).to_json()
+        for key in self._document:
+            if key not in known:
+                self._complain(key, f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling")
+        spec = JobSpec(
+            command=self._command(),
+            name=self._text("name", 63),
+            user=self._text("user", 63),
+            queue=self._queue(),
+            priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
+            ranks=self._integer("ranks", 1, RANKS_LIMIT, 1),
+            demand=Demand(
+                gpus=self._integer("gpus_per_rank", 0, 64, 0),
+                cpus=self._integer("cpus_per_rank", 0, 4_096, 0),
+                memory_bytes=self._integer("memory_bytes_per_rank", 0, 2**50, 0),
+                gpu_type=self._text("gpu_type", 63),
+                gpu_memory_bytes=self._integer("gpu_memory_bytes", 0, 2**50, 0),
+            ),
+            per_node=self._boolean("per_node"),
+            env=self._environment(),
+            workdir=self._absolute_or_relative("workdir"),
+            tree=self._digest("tree"),
+            requirements=self._digest("requirements"),
+            venv=self._text("venv", 1_024),
+            time_limit_s=self._number("time_limit_seconds", 0.0, 10 * 365 * 86_400.0, 0.0),
+            grace_s=self._number("grace_seconds", 0.0, 86_400.0, DEFAULT_GRACE_S),
+            nodes=self._nodes("nodes"),
+            exclude=self._nodes("exclude"),
+            on_isolation=self._isolation(),
+            blob_sources=self._nodes("blob_sources"),
+            umask=self._integer("umask", 0, 0o777, 0o022),
+            held_bytes=self._integer("tree_bytes", 0, 2**50, 0),
+        )
+        if self._problems:
+            raise JobRejected(self._problems)
+        return spec
+
+    def _complain(self, key: str, problem: str, remedy: str) -> None:
+        self._problems.append(FieldProblem(f"/{key}" if key else "", problem, remedy))
+
+    def _command(self) -> tuple[str, ...]:
+        value = self._document.get("command")
+        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+            self._complain("command", "must be a list of at least one word", 'for example ["python", "train.py"]')
+            return ("",)
+        words = []
+        for index, word in enumerate(value):
+            if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
+                self._complain(f"command/{index}", f"{word!r} is not a usable word", "use text without NUL characters")
+            else:
+                words.append(word)
+        if sum(len(word.encode()) for word in words) > COMMAND_BYTES_LIMIT:
+            self._complain("command", f"is longer than {COMMAND_BYTES_LIMIT} bytes", "put it in a script and run that")
+        return tuple(words) or ("",)
+
+    def _text(self, key: str, limit: int) -> str:
+        value = self._document.get(key, "")
+        if not isinstance(value, str):
+            self._complain(key, f"must be text, not {value!r}", "put it in quotes")
+            return ""
+        if len(value) > limit or any(ord(c) < 32 or ord(c) == 127 for c in value):
+            self._complain(key, f"{value[:40]!r} is too long or has control characters", f"at most {limit} characters")
+            return ""
+        return value
+
+    def _queue(self) -> str:
+        value = self._document.get("queue", DEFAULT_QUEUE)
+        if value not in QUEUES:
+            hint = nearest(value, QUEUES) if isinstance(value, str) else ""
+            self._complain("queue", f"there is no queue {value!r}{hint}", f"known queues: {', '.join(QUEUES)}")
+            return DEFAULT_QUEUE
+        return str(value)
+
+    def _integer(self, key: str, low: int, high: int, default: int) -> int:
+        value = self._document.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self._complain(key, f"{value!r} is out of range", f"a whole number from {low} to {high}")
+            return default
+        return value
+
+    def _number(self, key: str, low: float, high: float, default: float) -> float:
+        value = self._document.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            self._complain(key, f"{value!r} is out of range", f"a number of seconds from {low:g} to {high:g}")
+            return default
+        return float(value)
+
+    def _boolean(self, key: str) -> bool:
+        value = self._document.get(key, False)
+        if not isinstance(value, bool):
+            self._complain(key, f"{value!r} is not true or false", "use true or false")
+            return False
+        return value
+
+    def _environment(self) -> dict[str, str]:
+        value = self._document.get("env", {})
+        if not isinstance(value, Mapping):
+            self._complain("env", "must be an object of names and values", 'for example {"SEED": "1"}')
+            return {}
+        result: dict[str, str] = {}
+        for name, text in value.items():
+            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+                self._complain("env", f"{name!r} cannot name a variable", "use letters, digits and '_'")
+            elif not isinstance(text, str) or "\0" in text:
+                self._complain(f"env/{name}", "must be text without NUL characters", "put it in quotes")
+            else:
+                result[name] = text
+        if sum(len(n.encode()) + len(v.encode()) + 2 for n, v in result.items()) > ENVIRONMENT_BYTES_LIMIT:
+            self._complain("env", f"is larger than {ENVIRONMENT_BYTES_LIMIT} bytes", "put large values in a file")
+        return result
+
+    def _absolute_or_relative(self, key: str) -> str:
+        value = self._text(key, 1_024)
+        if ".." in value.split("/"):
+            self._complain(key, f"{value!r} climbs out of its folder", "use a path without '..'")
+            return ""
+        return value
+
+    def _digest(self, key: str) -> str:
+        value = self._document.get(key, "")
+        is_hex = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+        if value != "" and not is_hex:
+            self._complain(key, f"{str(value)[:20]!r} is not a SHA-256 digest", "64 lower-case hexadecimal digits")
+            return ""
+        return str(value)
+
+    def _nodes(self, key: str) -> tuple[NodeId, ...]:
+        value = self._document.get(key, [])
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            self._complain(key, "must be a list of node names", 'for example ["gpu1", "gpu2"]')
+            return ()
+        bad = [name for name in value if not isinstance(name, str) or not is_node_name(name)]
+        if bad:
+            self._complain(key, f"{bad[0]!r} is not a node name", "letters, digits, '-', '_' and '.'")
+            return ()
+        return tuple(NodeId(name) for name in value)
+
+    def _isolation(self) -> Isolation:
+        value = self._document.get("on_isolation", Isolation.PAUSE.value)
+        if value not in [each.value for each in Isolation]:
+            self._complain("on_isolation", f"{value!r} is not a policy", "pause or continue")
+            return Isolation.PAUSE
+        return Isolation(value)

@@ -1,0 +1,144 @@
+"""Effects: what the core asks its driver to do.
+
+The driver performs the effects of a step in order.  A `Persist` is a barrier: whatever comes after it, in this step
+or a later one, is performed only once it is on disk, with the exception of `SendDatagram`, which carries hints only.
+Fsyncs of one loop turn may share one commit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.resources import Gpu
+from swarmsched.task import TaskOrder
+from swarmsched.view import ClusterView, PolicySetting
+
+
+@dataclass(frozen=True, slots=True)
+class SendDatagram:
+    """Send one gossip packet (plain; the transport seals it)."""
+
+    destination: Address
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendPeer:
+    """Send a message over the peer channel; `recipient` may be this node itself (the driver loops it back)."""
+
+    recipient: NodeId
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, ledger, setting, task."""
+
+    room: str
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePlan:
+    """Run `plan` of the named policy in the planner process and hand back `PlanComputed`."""
+
+    setting: PolicySetting
+    view: ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyToClient:
+    """Answer a `ClientCommandReceived`; `reply` is one of the reply types in `swarmsched.commands`."""
+
+    request_id: int
+    reply: object
+
+
+@dataclass(frozen=True, slots=True)
+class BindRendezvous:
+    """Bind and listen on a free port of the configured range; answer `RendezvousBound` or `RendezvousFailed`."""
+
+    job_id: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRendezvous:
+    """Close the port of (job, attempt), if it is still bound."""
+
+    job_id: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """Bring files and environment, probe rank 0's port; report phases, then `TaskStaged` or `TaskStageFailed`."""
+
+    order: TaskOrder
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    """Start the shim and its ranks on these GPUs; report `TaskStarted`, `RankExited`, `TaskExited`."""
+
+    order: TaskOrder
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTask:
+    """Send a signal to every rank."""
+
+    job_id: JobId
+    attempt: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopTask:
+    """SIGTERM, wait `grace_s`, then SIGKILL to all descendants; staging is abandoned too.
+
+    Ends in `TaskExited`, at once if nothing runs.  Repeating it is harmless; a shorter grace shortens the wait.
+    """
+
+    job_id: JobId
+    attempt: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTask:
+    """The result is safe elsewhere: drop the shim's control files (logs stay under their own retention)."""
+
+    job_id: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """An event for the cluster log, the agent's log and the metrics; `kind` is dotted, e.g. job.started."""
+
+    kind: str
+    text: str
+    job_id: JobId | None = None
+    node: NodeId | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Effect = (
+    SendDatagram
+    | SendPeer
+    | Persist
+    | ComputePlan
+    | ReplyToClient
+    | BindRendezvous
+    | ReleaseRendezvous
+    | StageTask
+    | StartTask
+    | SignalTask
+    | StopTask
+    | ForgetTask
+    | Announce
+)

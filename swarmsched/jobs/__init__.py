@@ -1,0 +1,1 @@
+"""Jobs: their register (plane C) and their life cycle."""

@@ -1,0 +1,169 @@
+"""Plane D messages: hold, commit, launch, release, stop, signal, and the owner's task reports.
+
+Every command carries (job, epoch, attempt, command id) and is idempotent: the answer to a repeated id is the stored
+answer.  A shepherd draws command ids from its own counter, unique within (job, epoch).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from swarmsched.fields import U16, U32, U53, Host, Job, MaxLength, Name, NodeName, Port, Seconds, Text
+from swarmsched.resources import Demand
+from swarmsched.task import TaskOrder, TaskStatus
+
+HOLD_TTL_S = 5.0
+
+
+class Refusal(Enum):
+    """Why an owner said no."""
+
+    NONE = ""
+    STALE_EPOCH = "stale_epoch"
+    RELEASED_ATTEMPT = "released_attempt"  # this or a later attempt was released before
+    DOES_NOT_FIT = "does_not_fit"
+    EXPIRED = "expired"  # commit without a live hold
+    NOT_COMMITTED = "not_committed"  # launch, stop or signal without a lease
+    DRAINING = "draining"
+    NO_PORT = "no_port"  # no rendezvous port could be bound
+    CONFLICT = "conflict"  # this name is held by two machines
+    UNKNOWN = "unknown"  # nothing is known of such a task
+
+
+@dataclass(frozen=True, slots=True)
+class FreeReport:
+    """The owner's fresh state, in every answer: repairs the asker's view.
+
+    `(generation, version)` is that of the node record; an older gossiped record must not overwrite this.
+    """
+
+    generation: U53
+    version: U53
+    gpus: U16
+    cpus: U32
+    memory_bytes: U53
+    running_ranks: U16 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequest:
+    """Book `ranks` ranks of `demand` until `ttl_s` after receipt."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+    ranks: U16
+    demand: Demand
+    policy_id: Name
+    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]
+    wants_rendezvous: bool  # rank 0 will live here: answer with host and bound port
+    ttl_s: Seconds = HOLD_TTL_S
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """Turn the hold into a lease and stage the task; ranks do not run before `LaunchRequest`."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+    order: TaskOrder
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """All owners committed and staged: start the ranks."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """Give up hold or lease of this attempt and refuse it (and older ones) from now on; ranks, if any, are stopped."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Stop the ranks with grace; the lease ends when no process is left."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+    grace_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRequest:
+    """Send a signal to the ranks."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+    signal: U16
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """A shepherd (new, or returned) asks what is known of its attempt, and takes over reports."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+
+
+OwnerCommand = (
+    HoldRequest | CommitRequest | LaunchRequest | ReleaseRequest | StopRequest | SignalRequest | StatusRequest
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerAnswer:
+    """The owner's answer to one command.  `refusal` NONE means yes; `epoch` is the highest the owner accepted."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    owner: NodeName
+    refusal: Refusal
+    free: FreeReport
+    detail: Text = ""
+    rendezvous_host: Host = ""
+    rendezvous_port: Port = 0
+    is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """Owner to shepherd: the task changed.  Repeated every 2 s until `TaskReportReceived` with that revision."""
+
+    status: TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReportReceived:
+    """Shepherd to owner: that revision is known; for an EXITED task it is in the register, forget it."""
+
+    job_id: Job
+    attempt: U32
+    revision: U32

@@ -1,0 +1,1 @@
+"""How a shepherd and the owners agree on where a job runs."""

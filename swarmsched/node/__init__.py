@@ -1,0 +1,1 @@
+"""One node of the swarm: composes the machines behind a single `step`."""

@@ -1,0 +1,1 @@
+"""Scheduling policies: pure functions from a view of the swarm to an ordered plan with reasons."""

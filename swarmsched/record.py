@@ -1,0 +1,82 @@
+"""The job record: the value of a job's register, and all that is durable about a job."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Self
+
+from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.resources import Share
+
+
+class PlanState(Enum):
+    """How far the current attempt's placement has come (protocol, plane D)."""
+
+    NONE = "none"
+    PREPARED = "prepared"  # every owner holds; durable before any commit
+    LAUNCHED = "launched"  # every owner committed; ranks may run
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job.  `(epoch, version)` grows with every update; only the shepherd of `epoch` writes.
+
+    Times are seconds since 1970 and serve display and submit order only.
+    """
+
+    job_id: Job
+    spec: JobSpec
+    submitted_utc_s: Amount
+    epoch: U32
+    version: U32
+    shepherd: NodeName
+    shepherd_generation: U53
+    holders: Annotated[tuple[NodeName, ...], MaxLength(5)]
+    state: JobState = JobState.QUEUED
+    phase: StartPhase = StartPhase.NONE
+    reason: Text = ""  # why it is in this state, for people
+    attempt: U32 = 0
+    plan_state: PlanState = PlanState.NONE
+    shares: Annotated[tuple[Share, ...], MaxLength(512)] = ()
+    rendezvous_host: Host = ""
+    rendezvous_port: Port = 0
+    started_utc_s: Amount = 0.0  # ranks of the current attempt began to run
+    ended_utc_s: Amount = 0.0
+    attained_gpu_s: Amount = 0.0  # of finished attempts; a running one adds GPUs x elapsed
+    stop_reason: EndReason = EndReason.NONE  # set once the job is being stopped on purpose
+    exit_code: I32 = 0
+    signal: U16 = 0
+    end_reason: EndReason = EndReason.NONE
+    detail: Text = ""  # what failed where, for people
+    failed_node: Annotated[str, MaxLength(63)] = ""
+    failed_rank: I32 = -1
+    is_forced: bool = False  # an operator overrode a lost quorum
+    first_started_utc_s: Amount = 0.0
+    relaunches: U32 = 0  # of the current job for reasons that are not its own
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(epoch, version): larger is newer."""
+        return (self.epoch, self.version)
+
+    @property
+    def is_ended(self) -> bool:
+        """True once nothing about the job changes any more."""
+        return self.state is JobState.ENDED
+
+    def updated(self, **changes: object) -> Self:
+        """A copy with changes and the next version."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return type(self)(**{**values, "version": self.version + 1, **changes})
+
+
+def shell_exit_code(record: JobRecord) -> int:
+    """The code that `swarm run` returns for an ended job (user-visible contract, docs/cli.md)."""
+    if record.end_reason is EndReason.TIMEOUT:
+        return 124
+    if record.end_reason is EndReason.NODE_LOST:
+        return 125
+    if record.signal:
+        return 128 + record.signal
+    return record.exit_code

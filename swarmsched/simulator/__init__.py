@@ -1,0 +1,1 @@
+"""Virtual time and network: the second driver of `swarmsched.node`."""

@@ -1,0 +1,107 @@
+"""What one node runs for one attempt of a job: the order to start it and the facts that come back.
+
+A *task* is a job's part on one node: one shim, one or more ranks.  Its key is (job id, attempt).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from swarmsched.api import JobSpec
+from swarmsched.fields import I32, U16, U32, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.resources import Share, world_size
+
+RENDEZVOUS_PORTS_PER_GPU = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrder:
+    """Everything an owner needs to run its part of a gang.
+
+    `shares` lists the whole gang in rank order; `node` is the one that this order is for.  Ranks are numbered
+    through the shares: the first share has ranks 0 to ranks-1, and so on.
+    """
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    node: NodeName
+    spec: JobSpec
+    shares: Annotated[tuple[Share, ...], MaxLength(512)]
+    rendezvous_host: Host
+    rendezvous_port: Port
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang."""
+        return world_size(self.shares)
+
+    @property
+    def node_rank(self) -> int:
+        """Position of this node in the gang."""
+        return next(index for index, share in enumerate(self.shares) if share.node == self.node)
+
+    @property
+    def first_rank(self) -> int:
+        """Global rank of this node's first process."""
+        return world_size(self.shares[: self.node_rank])
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on this node."""
+        return self.shares[self.node_rank].ranks
+
+    @property
+    def needs_staging(self) -> bool:
+        """True when files or an environment must reach the node, or peers' reach of rank 0 must be probed."""
+        return bool(self.spec.tree or self.spec.requirements) or self.node_rank > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one rank ended: `exit_code` 0 to 255, or `signal` above 0 when a signal killed it (exit_code then 0)."""
+
+    rank: U16
+    exit_code: I32
+    signal: U16 = 0
+    is_oom: bool = False
+
+
+class TaskFailure(Enum):
+    """Why a task could not be started, as far as it changes what the shepherd does next."""
+
+    NONE = ""
+    SYNC = "sync"  # the working directory could not be brought or unpacked
+    ENVIRONMENT = "environment"  # building the requirements failed
+    UNREACHABLE = "unreachable"  # this node cannot reach rank 0's rendezvous port
+    PORT_TAKEN = "port_taken"  # the rendezvous port was lost between bind and exec
+    NOT_FOUND = "not_found"  # command does not exist (127)
+    NOT_EXECUTABLE = "not_executable"  # command may not be executed (126)
+    INTERNAL = "internal"  # this agent could not start the shim
+    LOST = "lost"  # the shim is gone and left no exit record (power cut, kill -9 of the shim)
+
+
+class TaskStage(Enum):
+    """How far a task has come on its owner."""
+
+    ORDERED = "ordered"
+    STAGED = "staged"
+    LAUNCHED = "launched"  # the shim was asked to start
+    STARTED = "started"  # ranks are running
+    EXITED = "exited"  # all ranks and their descendants are gone
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """A task as its owner knows it; sent to the shepherd whenever it changed, until acknowledged."""
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    node: NodeName
+    stage: TaskStage
+    exits: Annotated[tuple[RankExit, ...], MaxLength(4_096)] = ()
+    failure: TaskFailure = TaskFailure.NONE
+    detail: Text = ""
+    phase: Annotated[str, MaxLength(16)] = ""  # StartPhase value while staging
+    revision: U32 = 0  # grows with each change; a lower one is old news

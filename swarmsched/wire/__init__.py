@@ -1,0 +1,1 @@
+"""Wire formats: bounded fields, the positional codec, framing and sealing."""
