@@ -158,6 +158,7 @@ class TaskReport:
     """Owner to shepherd: the task changed.  Repeated every 2 s until `TaskReportReceived` with that revision."""
 
     status: TaskStatus
+    free: FreeReport
 
 
 @dataclass(frozen=True, slots=True)
