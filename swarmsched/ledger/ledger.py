@@ -1,0 +1,520 @@
+"""The owner's ledger: who has which GPUs, cores and memory of this node (protocol, plane D).
+
+The ledger keeps books and fences; it starts and stops nothing.  Its owner is the only writer, so a GPU cannot be
+booked twice.  What safety rests on:
+
+* A booking is (job, attempt) and is held, leased or draining.  A hold is never withdrawn before its deadline except
+  by its own shepherd: by a release, or by a hold for a later attempt, which says that the earlier one is over.
+* Per job, the highest accepted epoch and the highest released attempt are durable; a lower epoch is refused whatever
+  it asks, and holds up to that attempt are refused, so a release that overtakes its hold still wins.
+* A command that comes twice gets the stored verdict (with the present free state), and each command is harmless when
+  repeated after a restart, when stored verdicts are gone.
+
+Every changing method returns its answer together with the writes that must be on disk before the answer leaves.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from swarmsched.effects import Persist
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.booking import (
+    DRAINING_KEY,
+    ROOM,
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    Booking,
+    BookingKey,
+    BookingState,
+    ExpiredHold,
+    Fence,
+    LedgerEntry,
+    booking_entry,
+    fence_entry,
+    read_entries,
+)
+from swarmsched.ledger.message import (
+    CommitRequest,
+    FreeReport,
+    HoldRequest,
+    LaunchRequest,
+    OwnerAnswer,
+    OwnerCommand,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+)
+from swarmsched.resources import Demand, Free, Gpu, GpuHealth, NodeResources, fits, pick_gpus
+
+CheckedCommand = LaunchRequest | StopRequest | SignalRequest | StatusRequest
+FENCE_KEPT_S = 3600.0
+FENCES_MAX = 100_000
+STORED_ANSWERS_MAX = 16  # per job; a shepherd has at most a few commands under way at one owner
+BOOKINGS_MAX = 4_096  # jobs without demands would otherwise fit without end
+
+
+class Ledger:
+    """Books of one node; see the module text for the rules.  Times are seconds on the owner's monotonic clock."""
+
+    def __init__(self, node_id: NodeId, generation: int) -> None:
+        self._node_id = node_id
+        self._generation = generation
+        self._resources = NodeResources((), 0, 0)  # the latest telemetry
+        self._bookings: dict[BookingKey, Booking] = {}
+        self._deadlines: dict[BookingKey, float] = {}  # exactly the held bookings
+        self._gpu_bookings: dict[str, BookingKey] = {}  # uuid of every booked GPU, offered or not
+        self._fences: dict[JobId, Fence] = {}  # every job with a booking has one
+        self._idle: dict[JobId, None] = {}  # jobs with a fence and no booking, longest idle first
+        self._is_draining = False
+        self._is_schema_stored = False
+        self._free = Free((), 0, 0)  # derived from resources and bookings by `_refresh`
+        self._running_ranks = 0  # ranks of leased and draining bookings, likewise
+        self._version = 1  # grows whenever the two above change
+
+    # --- start and telemetry
+
+    def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
+        """Read back the room's durable entries; restored holds get their full time again.
+
+        Raises `StorageError` (see `read_entries`); the ledger is unchanged then.
+        """
+        stored = read_entries(entries)
+        self._is_schema_stored = SCHEMA_KEY in entries
+        self._is_draining = stored.is_draining
+        for job_id, fence in stored.fences.items():
+            self._fences[job_id] = Fence(fence.epoch, fence.released_attempt, idle_since_s=now_s)
+            self._idle[job_id] = None
+        for booking in stored.bookings:
+            self._fence_of(booking.job_id, booking.epoch)
+            self._put(booking, now_s)
+        self._refresh()
+
+    def offer(self, resources: NodeResources, now_s: float) -> None:
+        """Take over fresh telemetry.  A booked GPU stays booked whatever its health; others are offered only if OK."""
+        self._resources = resources
+        self._refresh()
+
+    def set_draining(self, is_draining: bool) -> list[Persist]:
+        """Offer nothing to new holds (or offer again); durable.  Bookings and their commits are not touched."""
+        if is_draining == self._is_draining:
+            return []
+        self._is_draining = is_draining
+        self._refresh()
+        return self._writes(Persist(ROOM, DRAINING_KEY, b"1" if is_draining else None))
+
+    # --- commands
+
+    def repeated(self, command: OwnerCommand) -> OwnerAnswer | None:
+        """The stored answer of a command seen before, with the present free state; None for a new one.
+
+        The caller of a `SignalRequest` (or anything else that must not happen twice) asks this first.
+        """
+        fence = self._fences.get(command.job_id)
+        if fence is None or command.epoch < fence.epoch:
+            return None
+        answer = fence.answers.get((command.epoch, command.attempt, command.command_id))
+        return None if answer is None else replace(answer, free=self.report())
+
+    def amend(self, answer: OwnerAnswer) -> None:
+        """Replace the stored answer of that command (its rendezvous port became known, say)."""
+        fence = self._fences.get(answer.job_id)
+        if fence is not None:
+            self._store_answer(fence, answer)
+
+    def hold(self, request: HoldRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """Book resources until `ttl_s` after now, or say why not.  Repeating it under a new id renews the deadline."""
+        early = self._early_answer(request)
+        if early is not None:
+            return early, []
+        known = self._bookings.get((request.job_id, request.attempt))
+        if known is not None and known.state is not BookingState.DRAINING:
+            return self._hold_again(known, request, now_s)
+        refusal, detail = self._judge_hold(request)
+        if refusal is not Refusal.NONE:
+            return self._refuse(request, refusal, detail)
+        writes = self._raise_fence(request.job_id, request.epoch, released_attempt=max(request.attempt, 1) - 1)
+        writes += self._drop_earlier_holds(request, now_s)
+        booking = self._new_booking(request)
+        self._put(booking, now_s)
+        self._refresh()
+        return self._accept(request, [*writes, booking.persisted()])
+
+    def commit(self, request: CommitRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """Turn a live hold into a lease.  A higher epoch with the same attempt takes the booking over."""
+        early = self._early_answer(request)
+        if early is not None:
+            return early, []
+        booking = self._bookings.get((request.job_id, request.attempt))
+        if booking is None or booking.state is BookingState.DRAINING:
+            return self._refuse(request, *self._judge_missing(request, Refusal.EXPIRED))
+        if self._deadlines.get(booking.key, math.inf) <= now_s:
+            return self._refuse(request, Refusal.EXPIRED, "the hold's time is over")
+        writes = self._raise_fence(request.job_id, request.epoch)
+        leased = replace(booking, epoch=request.epoch, shepherd=request.shepherd, state=BookingState.LEASED)
+        return self._accept(request, [*writes, *self._change(booking, leased, now_s)])
+
+    def release(self, request: ReleaseRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """Give up this attempt and refuse it from now on.
+
+        A hold is free at once; a lease drains until `end` is called, because its processes may still be there.
+        """
+        early = self._early_answer(request)
+        if early is not None:
+            return early, []
+        writes = self._raise_fence(request.job_id, request.epoch, released_attempt=request.attempt)
+        booking = self._bookings.get((request.job_id, request.attempt))
+        if booking is not None and booking.state is BookingState.HELD:
+            writes += self._remove(booking, now_s)
+        elif booking is not None:
+            draining = replace(booking, epoch=request.epoch, shepherd=request.shepherd, state=BookingState.DRAINING)
+            writes += self._change(booking, draining, now_s)
+        self._mark_idle(request.job_id, now_s)
+        return self._accept(request, writes)
+
+    def check(self, command: CheckedCommand, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """Fence check of a command that concerns a task: stale epoch, unknown attempt, or (unless `StatusRequest`)
+        not committed.  A higher epoch takes the booking over."""
+        early = self._early_answer(command)
+        if early is not None:
+            return early, []
+        booking = self._bookings.get((command.job_id, command.attempt))
+        if booking is None:
+            return self._refuse(command, *self._judge_missing(command, Refusal.UNKNOWN))
+        writes = self._raise_fence(command.job_id, command.epoch)
+        if (booking.epoch, booking.shepherd) != (command.epoch, command.shepherd):
+            taken = replace(booking, epoch=command.epoch, shepherd=command.shepherd)
+            writes += self._change(booking, taken, now_s)
+        refusal = _state_refusal(command, booking.state)
+        if refusal is not Refusal.NONE:
+            answer, more = self._refuse(command, refusal, f"this attempt is {booking.state.value}")
+            return answer, [*writes, *more]
+        return self._accept(command, writes)
+
+    # --- ends
+
+    def end(self, job_id: JobId, attempt: int, now_s: float) -> tuple[bool, list[Persist]]:
+        """No process of (job, attempt) is left: its lease ends and may not be held again.
+
+        False when there was no lease (also for a mere hold, which only its shepherd or its deadline ends).
+        """
+        booking = self._bookings.get((job_id, attempt))
+        if booking is None or booking.state is BookingState.HELD:
+            return False, []
+        writes = self._raise_fence(job_id, booking.epoch, released_attempt=attempt)
+        return True, self._writes(*writes, *self._remove(booking, now_s))
+
+    def forget(self, job_id: JobId, now_s: float) -> tuple[bool, list[Persist]]:
+        """The job is closed: free its holds and let its fence go after an hour.  False while it still has a lease."""
+        mine = [booking for booking in self._bookings.values() if booking.job_id == job_id]
+        held = [booking for booking in mine if booking.state is BookingState.HELD]
+        writes = [write for booking in held for write in self._remove(booking, now_s)]
+        return len(held) == len(mine), self._writes(*writes)
+
+    def expire(self, now_s: float) -> tuple[list[ExpiredHold], list[Persist]]:
+        """Free the holds whose deadline has come, and drop fences that have been idle for an hour."""
+        due = sorted(key for key, deadline_s in self._deadlines.items() if deadline_s <= now_s)
+        expired = [self._bookings[key] for key in due]
+        writes = [write for booking in expired for write in self._remove(booking, now_s)]
+        writes += self._drop_idle_fences(now_s)
+        holds = [ExpiredHold(each.job_id, each.epoch, each.attempt, each.shepherd) for each in expired]
+        return holds, self._writes(*writes)
+
+    # --- what the outside reads
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When `expire` has a hold to free; infinite without holds."""
+        return min(self._deadlines.values(), default=math.inf)
+
+    @property
+    def version(self) -> int:
+        """Grows whenever free resources or running ranks change."""
+        return self._version
+
+    @property
+    def is_draining(self) -> bool:
+        """True while nothing is offered to new holds."""
+        return self._is_draining
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """Every booking, by job id and attempt."""
+        return tuple(self._entry(self._bookings[key]) for key in sorted(self._bookings))
+
+    def entry(self, job_id: JobId, attempt: int) -> LedgerEntry | None:
+        """The booking of one attempt."""
+        booking = self._bookings.get((job_id, attempt))
+        return None if booking is None else self._entry(booking)
+
+    def gpus_of(self, job_id: JobId, attempt: int) -> tuple[Gpu, ...]:
+        """The devices of a booking as telemetry last saw them (one that vanished is left out), by index."""
+        booking = self._bookings.get((job_id, attempt))
+        booked = frozenset(booking.gpus) if booking is not None else frozenset()
+        return tuple(gpu for gpu in self._resources.gpus if gpu.uuid in booked)
+
+    def epoch_of(self, job_id: JobId) -> int:
+        """The highest epoch accepted for a job; 0 when nothing is known."""
+        fence = self._fences.get(job_id)
+        return 0 if fence is None else fence.epoch
+
+    def free(self, now_s: float) -> Free:
+        """What a new hold could get."""
+        return self._free
+
+    def report(self) -> FreeReport:
+        """The free state as it travels in every answer."""
+        return FreeReport(
+            generation=self._generation,
+            version=self._version,
+            gpus=len(self._free.gpus),
+            cpus=self._free.cpus,
+            memory_bytes=self._free.memory_bytes,
+            running_ranks=self._running_ranks,
+        )
+
+    def validate(self) -> None:
+        """Derive every cross-reference anew; raises AssertionError on a difference.  For tests and the simulator."""
+        booked = [(uuid, key) for key, each in self._bookings.items() for uuid in each.gpus]
+        assert len(dict(booked)) == len(booked), "a GPU is booked twice"
+        assert dict(booked) == self._gpu_bookings
+        held = {key for key, each in self._bookings.items() if each.state is BookingState.HELD}
+        assert held == set(self._deadlines)
+        for key, booking in self._bookings.items():
+            assert key == booking.key
+            assert self._fences[booking.job_id].epoch >= booking.epoch
+        busy = {booking.job_id for booking in self._bookings.values()}
+        assert set(self._idle) == set(self._fences) - busy
+        assert all((fence.idle_since_s is not None) == (job in self._idle) for job, fence in self._fences.items())
+        assert all(len(fence.answers) <= STORED_ANSWERS_MAX for fence in self._fences.values())
+        assert self._free == self._compute_free()
+        assert not {gpu.uuid for gpu in self._free.gpus} & set(self._gpu_bookings)
+
+    # --- verdicts
+
+    def _early_answer(self, command: OwnerCommand) -> OwnerAnswer | None:
+        """Stale epochs first: a stored yes of an earlier epoch is worth nothing any more."""
+        fence = self._fences.get(command.job_id)
+        if fence is not None and command.epoch < fence.epoch:
+            detail = f"epoch {command.epoch} was succeeded by {fence.epoch}"
+            return self._answer(command, Refusal.STALE_EPOCH, detail, fence.epoch)
+        return self.repeated(command)
+
+    def _judge_hold(self, request: HoldRequest) -> tuple[Refusal, str]:
+        fence = self._fences.get(request.job_id)
+        if fence is not None and request.attempt <= fence.released_attempt:
+            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
+        if (request.job_id, request.attempt) in self._bookings:
+            return Refusal.RELEASED_ATTEMPT, "this attempt is being wound up"
+        if self._is_draining:
+            return Refusal.DRAINING, "this node takes no new work"
+        if len(self._bookings) >= BOOKINGS_MAX:
+            return Refusal.DOES_NOT_FIT, f"this node has {BOOKINGS_MAX} bookings, the most it keeps"
+        if not fits(self._free, request.demand, request.ranks):
+            return Refusal.DOES_NOT_FIT, _shortage(self._free, request.demand, request.ranks)
+        return Refusal.NONE, ""
+
+    def _judge_missing(self, command: OwnerCommand, otherwise: Refusal) -> tuple[Refusal, str]:
+        fence = self._fences.get(command.job_id)
+        if fence is not None and command.attempt <= fence.released_attempt:
+            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
+        return otherwise, "nothing is booked for this attempt"
+
+    def _hold_again(self, known: Booking, request: HoldRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        demand = request.demand
+        wanted = (request.ranks * demand.gpus, request.ranks * demand.cpus, request.ranks * demand.memory_bytes)
+        if (len(known.gpus), known.cpus, known.memory_bytes) != wanted or known.ranks != request.ranks:
+            return self._refuse(request, Refusal.DOES_NOT_FIT, "this attempt has a booking of another size")
+        writes = self._raise_fence(request.job_id, request.epoch)
+        renewed = replace(known, epoch=request.epoch, shepherd=request.shepherd)
+        if known.state is BookingState.HELD:
+            renewed = replace(renewed, ttl_s=request.ttl_s)
+            self._deadlines[known.key] = now_s + request.ttl_s
+        if renewed != known:
+            writes += self._change(known, renewed, now_s)
+        return self._accept(request, writes)
+
+    def _accept(self, command: OwnerCommand, writes: list[Persist]) -> tuple[OwnerAnswer, list[Persist]]:
+        fence = self._fences[command.job_id]
+        answer = self._answer(command, Refusal.NONE, "", fence.epoch)
+        self._store_answer(fence, answer)
+        return answer, self._writes(*writes)
+
+    def _refuse(self, command: OwnerCommand, refusal: Refusal, detail: str) -> tuple[OwnerAnswer, list[Persist]]:
+        """Refused holds of unknown jobs leave no trace here: there is nothing yet that a fence would protect."""
+        fence = self._fences.get(command.job_id)
+        if fence is None:
+            return self._answer(command, refusal, detail, 0), []
+        writes = self._raise_fence(command.job_id, command.epoch)
+        answer = self._answer(command, refusal, detail, fence.epoch)
+        self._store_answer(fence, answer)
+        return answer, self._writes(*writes)
+
+    def _answer(self, command: OwnerCommand, refusal: Refusal, detail: str, epoch: int) -> OwnerAnswer:
+        return OwnerAnswer(
+            job_id=command.job_id,
+            epoch=epoch,
+            attempt=command.attempt,
+            command_id=command.command_id,
+            owner=self._node_id,
+            refusal=refusal,
+            free=self.report(),
+            detail=detail,
+        )
+
+    # --- bookings
+
+    def _new_booking(self, request: HoldRequest) -> Booking:
+        picked = pick_gpus(self._free, request.demand, request.ranks)
+        return Booking(
+            job_id=request.job_id,
+            epoch=request.epoch,
+            attempt=request.attempt,
+            shepherd=request.shepherd,
+            state=BookingState.HELD,
+            ranks=request.ranks,
+            gpus=tuple(gpu.uuid for gpu in picked),
+            cpus=request.ranks * request.demand.cpus,
+            memory_bytes=request.ranks * request.demand.memory_bytes,
+            ttl_s=request.ttl_s,
+        )
+
+    def _put(self, booking: Booking, now_s: float) -> None:
+        if booking.state is not BookingState.HELD:
+            self._deadlines.pop(booking.key, None)
+        elif booking.key not in self._deadlines:
+            self._deadlines[booking.key] = now_s + booking.ttl_s
+        self._bookings[booking.key] = booking
+        self._gpu_bookings.update(dict.fromkeys(booking.gpus, booking.key))
+        self._fences[booking.job_id].idle_since_s = None
+        self._idle.pop(booking.job_id, None)
+
+    def _change(self, before: Booking, after: Booking, now_s: float) -> list[Persist]:
+        if before == after:
+            return []
+        self._put(after, now_s)
+        self._refresh()
+        return [after.persisted()]
+
+    def _remove(self, booking: Booking, now_s: float) -> list[Persist]:
+        del self._bookings[booking.key]
+        self._deadlines.pop(booking.key, None)
+        for uuid in booking.gpus:
+            del self._gpu_bookings[uuid]
+        self._mark_idle(booking.job_id, now_s)
+        self._refresh()
+        return [Persist(ROOM, booking_entry(booking.key), None)]
+
+    def _drop_earlier_holds(self, request: HoldRequest, now_s: float) -> list[Persist]:
+        earlier = [
+            self._bookings[key] for key in self._deadlines if key[0] == request.job_id and key[1] < request.attempt
+        ]
+        return [write for booking in earlier for write in self._remove(booking, now_s)]
+
+    def _entry(self, booking: Booking) -> LedgerEntry:
+        return LedgerEntry(
+            job_id=booking.job_id,
+            epoch=booking.epoch,
+            attempt=booking.attempt,
+            shepherd=booking.shepherd,
+            state=booking.state,
+            ranks=booking.ranks,
+            gpus=booking.gpus,
+            cpus=booking.cpus,
+            memory_bytes=booking.memory_bytes,
+            deadline_s=self._deadlines.get(booking.key, math.inf),
+        )
+
+    # --- fences
+
+    def _fence_of(self, job_id: JobId, epoch: int) -> Fence:
+        fence = self._fences.get(job_id)
+        if fence is None:
+            fence = self._fences[job_id] = Fence(epoch)
+        fence.epoch = max(fence.epoch, epoch)
+        return fence
+
+    def _raise_fence(self, job_id: JobId, epoch: int, released_attempt: int = 0) -> list[Persist]:
+        fence = self._fences.get(job_id)
+        if fence is None:
+            fence = self._fences[job_id] = Fence(epoch, released_attempt)
+            return [fence.persisted(job_id)]
+        before = (fence.epoch, fence.released_attempt)
+        fence.epoch = max(fence.epoch, epoch)
+        fence.released_attempt = max(fence.released_attempt, released_attempt)
+        return [] if before == (fence.epoch, fence.released_attempt) else [fence.persisted(job_id)]
+
+    def _mark_idle(self, job_id: JobId, now_s: float) -> None:
+        fence = self._fences[job_id]
+        if fence.idle_since_s is None and not any(key[0] == job_id for key in self._bookings):
+            fence.idle_since_s = now_s
+            self._idle[job_id] = None
+
+    def _drop_idle_fences(self, now_s: float) -> list[Persist]:
+        """Past `FENCES_MAX` the longest idle go early: their jobs' commands are the least likely to be under way."""
+        dropped: list[JobId] = []
+        for job_id in self._idle:
+            idle_s = now_s - (self._fences[job_id].idle_since_s or 0.0)
+            if idle_s <= FENCE_KEPT_S and len(self._fences) - len(dropped) <= FENCES_MAX:
+                break
+            dropped.append(job_id)
+        for job_id in dropped:
+            del self._idle[job_id], self._fences[job_id]
+        return [Persist(ROOM, fence_entry(job_id), None) for job_id in dropped]
+
+    def _store_answer(self, fence: Fence, answer: OwnerAnswer) -> None:
+        key = (answer.epoch, answer.attempt, answer.command_id)
+        fence.answers.pop(key, None)
+        fence.answers[key] = answer
+        while len(fence.answers) > STORED_ANSWERS_MAX:
+            del fence.answers[next(iter(fence.answers))]
+
+    # --- derived state
+
+    def _refresh(self) -> None:
+        free = self._compute_free()
+        running_ranks = sum(each.ranks for each in self._bookings.values() if each.state is not BookingState.HELD)
+        if (free, running_ranks) != (self._free, self._running_ranks):
+            self._free, self._running_ranks = free, running_ranks
+            self._version += 1
+
+    def _compute_free(self) -> Free:
+        if self._is_draining:
+            return Free((), 0, 0)
+        booked = self._bookings.values()
+        offered = (gpu for gpu in self._resources.gpus if gpu.health is GpuHealth.OK)
+        gpus = sorted((gpu for gpu in offered if gpu.uuid not in self._gpu_bookings), key=lambda gpu: gpu.index)
+        cpus = self._resources.cpu_count - sum(booking.cpus for booking in booked)
+        memory_bytes = self._resources.memory_bytes - sum(booking.memory_bytes for booking in booked)
+        return Free(tuple(gpus), max(0, cpus), max(0, memory_bytes))
+
+    def _writes(self, *writes: Persist) -> list[Persist]:
+        """Put the schema version before the first write of a new store."""
+        if not writes or self._is_schema_stored:
+            return list(writes)
+        self._is_schema_stored = True
+        return [Persist(ROOM, SCHEMA_KEY, SCHEMA_VERSION), *writes]
+
+
+def _state_refusal(command: CheckedCommand, state: BookingState) -> Refusal:
+    """A draining attempt may still be stopped, signalled and asked after, but never launched."""
+    if isinstance(command, StatusRequest) or state is BookingState.LEASED:
+        return Refusal.NONE
+    if state is BookingState.HELD:
+        return Refusal.NOT_COMMITTED
+    return Refusal.RELEASED_ATTEMPT if isinstance(command, LaunchRequest) else Refusal.NONE
+
+
+def _shortage(free: Free, demand: Demand, ranks: int) -> str:
+    """A sentence for people; the free state itself travels in the answer."""
+    parts = []
+    if demand.gpus:
+        kind = f" {demand.gpu_type}" if demand.gpu_type else ""
+        parts.append(f"{ranks * demand.gpus}{kind} GPUs of {len(free.gpus)} free")
+    if demand.cpus:
+        parts.append(f"{ranks * demand.cpus} cores of {free.cpus} free")
+    if demand.memory_bytes:
+        parts.append(f"{ranks * demand.memory_bytes} bytes of memory of {free.memory_bytes} free")
+    return f"asked for {', '.join(parts)}"
