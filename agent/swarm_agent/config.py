@@ -1,0 +1,292 @@
+"""The agent's configuration: one flat set of keys, readable from a TOML file, the environment and options.
+
+Precedence, high to low: option (`--data-dir X`), environment (`SWARM_AGENT_DATA_DIR`), file (`data_dir = "X"`),
+built-in.  The file is `/etc/swarm/agent.toml` unless `--config` or `SWARM_AGENT_CONFIG` names another; only the
+default file may be missing.  An unknown key is an error with its line and the nearest known one.
+"""
+
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from swarm_agent import setting
+from swarmsched.api import nearest
+from swarmsched.errors import ConfigError
+from swarmsched.ids import Address, NodeId
+from swarmsched.task import RENDEZVOUS_PORTS_PER_GPU
+
+DEFAULT_FILE = Path("/etc/swarm/agent.toml")
+DEFAULT_PORT = 7433
+ENVIRONMENT_PREFIX = "SWARM_AGENT_"
+CONFIG_VARIABLE = "SWARM_AGENT_CONFIG"
+GPUS_LIMIT = 64
+RENDEZVOUS_FIRST_PORT = 20_000
+EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+Reader = Callable[[object], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """How a setting is read and what it is for."""
+
+    read: Reader
+    help_text: str
+
+
+def _host_name() -> NodeId:
+    return NodeId(socket.gethostname().split(".")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Everything an operator can set.  Checked on construction: `ConfigError` names key and remedy."""
+
+    name: Annotated[NodeId, Key(setting.node_name, "this node's name, unique in the swarm (default: host name)")] = (
+        field(default_factory=_host_name)
+    )
+    listen: Annotated[Address, Key(setting.address, "address for gossip (UDP) and HTTP (TCP)")] = (
+        "127.0.0.1",
+        DEFAULT_PORT,
+    )
+    advertise: Annotated[Address | None, Key(setting.address, "address that other agents dial (default: listen)")] = (
+        None
+    )
+    seeds: Annotated[tuple[Address, ...], Key(setting.several(setting.address), "addresses of agents to join")] = ()
+    cluster_label: Annotated[str, Key(setting.node_name, "name of the swarm; agents of another label are refused")] = (
+        "swarm"
+    )
+    cluster_key_file: Annotated[
+        Path | None, Key(setting.optional_path, "file with the swarm's key, mode 0600 or 0640")
+    ] = None
+    keyring_files: Annotated[
+        tuple[Path, ...], Key(setting.several(setting.path), "further keys accepted from peers")
+    ] = ()
+    token_file: Annotated[Path | None, Key(setting.optional_path, "file with the API token, mode 0600 or 0640")] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...], Key(setting.several(setting.host), "further Host names accepted by the API")
+    ] = ()
+    data_dir: Annotated[Path, Key(setting.path, "state that must survive: database, output, caches")] = Path(
+        "/var/lib/swarm"
+    )
+    run_dir: Annotated[Path, Key(setting.path, "sockets and leases; may vanish at a reboot")] = Path("/run/swarm")
+    job_user: Annotated[str, Key(setting.text, "account that jobs run as; needs an agent that runs as root")] = ""
+    env_allow: Annotated[
+        tuple[str, ...],
+        Key(
+            setting.several(setting.text),
+            "variables of the agent's environment that jobs inherit; * stands for any ending",
+        ),
+    ] = ("PATH", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "NCCL_*")
+    fabric_address: Annotated[str, Key(setting.host, "address of rank 0 for training traffic (default: advertise)")] = (
+        ""
+    )
+    rendezvous_ports: Annotated[tuple[int, int] | None, Key(setting.port_range, "FIRST-LAST, for rank 0 of jobs")] = (
+        None
+    )
+    simulated_gpus: Annotated[
+        int, Key(setting.whole(0, GPUS_LIMIT), "pretend to have this many GPUs; NVML is not asked")
+    ] = 0
+    simulated_gpu_model: Annotated[str, Key(setting.text, "model name of simulated GPUs")] = "Simulated-80G"
+    simulated_gpu_memory_bytes: Annotated[int, Key(setting.size(2**20, 2**50), "memory of each simulated GPU")] = (
+        80 * 2**30
+    )
+    telemetry_period_s: Annotated[float, Key(setting.seconds(0.1, 60), "pause between readings of the GPUs")] = 1.0
+    telemetry_deadline_s: Annotated[
+        float, Key(setting.seconds(0.5, 120), "a reading older than this counts as stale")
+    ] = 5.0
+    task_log_bytes_max: Annotated[
+        int, Key(setting.size(2**12, 2**40), "output kept of each task; the middle is cut")
+    ] = 64 * 2**20
+    log_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "output kept of all tasks")] = 8 * 2**30
+    log_retention_s: Annotated[float, Key(setting.seconds(60, 10 * 365 * 86_400), "how long output is kept")] = (
+        7 * 86_400.0
+    )
+    blob_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "shipped working directories kept")] = (
+        20 * 2**30
+    )
+    environment_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "built environments kept")] = 50 * 2**30
+    packet_bytes_max: Annotated[int, Key(setting.whole(512, 1_400), "payload of a gossip packet")] = 1_200
+    log_format: Annotated[str, Key(setting.choice("text", "json"), "text (key=value) or json, one event a line")] = (
+        "text"
+    )
+    log_level: Annotated[
+        str, Key(setting.choice("debug", "info", "warning", "error"), "least level that is logged")
+    ] = "info"
+
+    def __post_init__(self) -> None:
+        for name, key in _keys().items():
+            value = getattr(self, name)
+            if value not in (None, ""):
+                _recheck(name, value, key.read)
+        self._check_addresses()
+        self._check_exposure()
+        self._check_ports()
+        if self.telemetry_deadline_s <= self.telemetry_period_s:
+            raise ConfigError("telemetry_deadline_s", "must be longer than telemetry_period_s", "use at least twice it")
+
+    @property
+    def advertised(self) -> Address:
+        """What peers dial: host may still be a name."""
+        return self.advertise or self.listen
+
+    @property
+    def fabric_host(self) -> str:
+        """Where rank 0 of a job listens."""
+        return self.fabric_address or self.advertised[0]
+
+    @property
+    def is_exposed(self) -> bool:
+        """True when others than this machine can reach the agent."""
+        return not is_loopback(self.listen[0])
+
+    @property
+    def rendezvous_range(self) -> tuple[int, int]:
+        """First and last port for rank 0; chosen beside the kernel's ephemeral ports unless configured."""
+        if self.rendezvous_ports is not None:
+            return self.rendezvous_ports
+        count = RENDEZVOUS_PORTS_PER_GPU * GPUS_LIMIT
+        low, high = ephemeral_ports()
+        for first in (RENDEZVOUS_FIRST_PORT, low - count, high + 1):
+            if first >= 1_024 and first + count - 1 <= 65_535 and (first + count - 1 < low or first > high):
+                return (first, first + count - 1)
+        return (RENDEZVOUS_FIRST_PORT, RENDEZVOUS_FIRST_PORT + count - 1)
+
+    def _check_addresses(self) -> None:
+        host = self.advertised[0]
+        if host in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+            remedy = f'add for example advertise = "10.0.0.5:{self.listen[1]}"'
+            raise ConfigError("advertise", f"is needed when listen is {host}: peers cannot dial that", remedy)
+
+    def _check_exposure(self) -> None:
+        if not self.is_exposed:
+            return
+        where = f"{self.listen[0]} can be reached by other machines"
+        if self.cluster_key_file is None:
+            remedy = (
+                "make one with: (umask 077; swarm-agent --generate-key > /etc/swarm/cluster.key), copy it to all nodes"
+            )
+            raise ConfigError("cluster_key_file", f"is needed because {where}", remedy)
+        if self.token_file is None:
+            remedy = "make one with: (umask 077; swarm-agent --generate-key > /etc/swarm/token), copy it to all nodes"
+            raise ConfigError("token_file", f"is needed because {where}", remedy)
+
+    def _check_ports(self) -> None:
+        if self.rendezvous_ports is None:
+            return
+        first, last = self.rendezvous_ports
+        low, high = ephemeral_ports()
+        if first <= high and last >= low:
+            problem = f"{first}-{last} overlaps the kernel's ephemeral ports {low}-{high}, which any program may take"
+            raise ConfigError("rendezvous_ports", problem, f"choose ports below {low} or above {high}")
+        if first <= self.listen[1] <= last:
+            raise ConfigError("rendezvous_ports", f"{first}-{last} holds the agent's own port", "choose another range")
+
+
+def load_config(
+    options: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None
+) -> tuple[AgentConfig, Path | None]:
+    """Merge options, environment and file; also tell which file was read.
+
+    Raises `ConfigError`; nothing is created or changed.
+    """
+    chosen = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    source = chosen or DEFAULT_FILE
+    values = _read_file(source) if chosen or source.exists() else {}
+    values |= _read_environment(environment)
+    values |= {key: _convert(f"--{key.replace('_', '-')}", key, value) for key, value in options.items()}
+    return AgentConfig(**values), source if chosen or source.exists() else None
+
+
+def settings_help() -> list[tuple[str, str]]:
+    """(key, one sentence) of every setting, for `--help` and the documentation."""
+    return [(name, key.help_text) for name, key in _keys().items()]
+
+
+@cache
+def _keys() -> dict[str, Key]:
+    hints = get_type_hints(AgentConfig, include_extras=True)
+    return {name: next(note for note in hint.__metadata__ if isinstance(note, Key)) for name, hint in hints.items()}
+
+
+def is_loopback(host: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and localhost; a name other than that counts as exposed."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def ephemeral_ports() -> tuple[int, int]:
+    """The kernel's range for outgoing connections, or Linux's default where it cannot be read."""
+    try:
+        low, high = EPHEMERAL_RANGE_FILE.read_text().split()
+        return (int(low), int(high))
+    except (OSError, ValueError):
+        return (32_768, 60_999)
+
+
+def _recheck(key: str, value: object, read: Reader) -> None:
+    """Hold values given in Python to the rules of the readers: they must survive being written and read."""
+    try:
+        read(_as_written(value))
+    except ValueError as error:
+        raise ConfigError(key, str(error)) from error
+
+
+def _as_written(value: object) -> object:
+    match value:
+        case (str(host), int(port)):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case (int(first), int(last)):
+            return f"{first}-{last}"
+        case tuple():
+            return [_as_written(item) for item in value]
+        case Path():
+            return str(value)
+        case _:
+            return value
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(str(file), "there is no such file", "name an existing file with --config") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), f"cannot be read: {error}", "check the path and its permissions") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(file), f"is not TOML: {error}", "text needs quotes, lists need brackets") from error
+    return {key: _convert(f"{file}:{_line(text, key)}: {key}", key, value) for key, value in document.items()}
+
+
+def _line(text: str, key: str) -> int:
+    """Line of a top-level key or table; 1 when it is written in a way this does not see."""
+    written = re.compile(rf"""\s*(?:\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if written.match(line)), 1)
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for variable, value in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable != CONFIG_VARIABLE:
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            values[key] = _convert(variable, key, value)
+    return values
+
+
+def _convert(place: str, key: str, value: object) -> object:
+    known = _keys()
+    if key not in known:
+        raise ConfigError(place, f"unknown key{nearest(key, list(known))}", "remove it or correct the spelling")
+    try:
+        return known[key].read(value)
+    except ValueError as error:
+        raise ConfigError(place, str(error)) from error
