@@ -1,0 +1,1 @@
+"""What must be on the node before a task starts: files by content, and environments by requirements."""

@@ -1,0 +1,1 @@
+"""Processes of jobs: the shim that outlives the agent, its records and logs, and the runner that drives them."""

@@ -1,0 +1,80 @@
+"""What supervision and staging are told about this node."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.supervision.logs import LogStore
+from swarmsched.errors import ConfigError
+from swarmsched.ids import NodeId
+
+DEFAULT_ENV_ALLOW = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "NCCL_*",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""Variables of the agent that a job inherits; a trailing '*' matches any ending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """Settings of the task runner.
+
+    `fabric_address` is the IP address on which rank 0 listens; `rendezvous_ports` the inclusive range to choose from
+    (default 20 per GPU by the caller), which should be disjoint from the kernel's ephemeral range.  `python` is the
+    interpreter of the shim and of built environments; empty: the one under the agent's own virtual environment.
+    `job_user` is the account that jobs run as when the agent is root; empty: the agent's own.
+    """
+
+    node_id: NodeId
+    data_dir: Path
+    fabric_address: str = "127.0.0.1"
+    rendezvous_ports: tuple[int, int] = (23_000, 23_319)
+    python: str = ""
+    job_user: str = ""
+    env_allow: tuple[str, ...] = DEFAULT_ENV_ALLOW
+    probe_timeout_s: float = 2.0
+    probe_attempts: int = 3
+    environment_limit: int = 10
+    environment_timeout_s: float = 1_800.0
+    work_retention_s: float = 7 * 86_400.0
+
+    def __post_init__(self) -> None:
+        low, high = self.rendezvous_ports
+        if not 1 <= low <= high <= 65_535:
+            raise ConfigError("rendezvous_ports", f"{low}-{high} is not a range of ports", "give first-last, 1 to 65535")
+        if not self.data_dir.is_absolute():
+            raise ConfigError("data_dir", f"{str(self.data_dir)!r} is relative", "give an absolute path")
+
+
+StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
+
+
+class Peers(Protocol):
+    """The part of the agent that supervision uses: its stores, and sealed streams from and to other agents."""
+
+    logs: LogStore
+    blobs: BlobStore
+
+    def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Ask a peer; iterate over its answers."""
+        ...
+
+    def on_stream(self, kind: str, handler: StreamHandler) -> None:
+        """Answer such questions of peers."""
+        ...
