@@ -1,0 +1,210 @@
+"""One attempt to place a gang: hold everywhere, then (once PREPARED is durable) commit everywhere, then launch.
+
+Implements plane D, steps 2 to 5: all holds or none; nothing runs before every owner has committed and staged; the
+decision falls within `HOLD_TTL_S - DECISION_MARGIN_S` of the first hold *sent*, by the shepherd's own clock, while the
+owner counts the same time from *receipt*, so a commit can only come early enough or be refused.
+
+The shepherd drives it and looks at `phase` after each call.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from swarmsched.effects import Effect, SendPeer
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import (
+    HOLD_TTL_S,
+    CommitRequest,
+    HoldRequest,
+    LaunchRequest,
+    OwnerAnswer,
+    OwnerCommand,
+    Refusal,
+    ReleaseRequest,
+)
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share
+from swarmsched.task import TaskOrder
+from swarmsched.view import RankKey
+
+DECISION_MARGIN_S = 1.0
+RESEND_S = 1.0
+RequestMaker = Callable[[Share], OwnerCommand]
+
+
+class AttemptPhase(Enum):
+    """How far the gang has come."""
+
+    HOLDING = "holding"
+    HELD = "held"  # all said yes: the shepherd writes PREPARED and calls `prepared`
+    COMMITTING = "committing"
+    STAGING = "staging"  # all committed, some still bring files
+    LAUNCHING = "launching"
+    LAUNCHED = "launched"  # every owner acknowledged the launch
+    FAILED = "failed"  # `problem` says why; the shepherd calls `abandon`
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The job's place in the order, as sent with every hold."""
+
+    policy_id: str
+    rank_key: RankKey
+
+
+class Attempt:
+    """State of one attempt; volatile, since the register and the owners' ledgers hold what must survive."""
+
+    def __init__(
+        self, record: JobRecord, attempt: int, shares: tuple[Share, ...], ranking: Ranking, command_ids: Iterator[int]
+    ) -> None:
+        self.number = attempt
+        self.shares = shares
+        self.phase = AttemptPhase.HOLDING
+        self.problem = ""
+        self.refusing_node: NodeId | None = None
+        self.rendezvous: tuple[str, int] = (record.rendezvous_host, record.rendezvous_port)
+        self._record = record
+        self._ranking = ranking
+        self._command_ids = command_ids
+        self._pending: dict[NodeId, OwnerCommand] = {}
+        self._unstaged: set[NodeId] = set()
+        self._decide_before_s = float("inf")
+        self._resend_s = float("inf")
+
+    @property
+    def unanswered_holds(self) -> tuple[Share, ...]:
+        """Shares whose owner has not said yes or no: not yet visible in anybody's free counts."""
+        if self.phase is not AttemptPhase.HOLDING:
+            return ()
+        return tuple(share for share in self.shares if share.node in self._pending)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When to resend, or to give up holding."""
+        if self.phase in (AttemptPhase.HOLDING, AttemptPhase.HELD):
+            return min(self._decide_before_s, self._resend_s)
+        return self._resend_s if self._pending else float("inf")
+
+    def begin(self, now_s: float) -> list[Effect]:
+        """Ask every owner for a hold, all at once."""
+        self._decide_before_s = now_s + HOLD_TTL_S - DECISION_MARGIN_S
+        return self._send_all(now_s, self._hold_request)
+
+    def answered(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
+        """One owner's answer.  Late and repeated ones do not match a pending command and are ignored."""
+        pending = self._pending.get(answer.owner)
+        if pending is None or pending.command_id != answer.command_id:
+            return []
+        del self._pending[answer.owner]
+        if answer.refusal is not Refusal.NONE:
+            return self._fail(answer.owner, f"{answer.owner} refused: {answer.detail or answer.refusal.value}")
+        if isinstance(pending, HoldRequest):
+            return self._hold_granted(answer, now_s)
+        if isinstance(pending, CommitRequest):
+            return self._commit_granted(answer, now_s)
+        if not self._pending:
+            self.phase = AttemptPhase.LAUNCHED
+        return []
+
+    def prepared(self, record: JobRecord, now_s: float) -> list[Effect]:
+        """PREPARED is durable: commit everywhere.  Too late means the holds may be gone: fail instead."""
+        self._record = record
+        if now_s >= self._decide_before_s:
+            return self._fail(None, "the decision came too late for the holds")
+        self._decide_before_s = float("inf")
+        self.phase = AttemptPhase.COMMITTING
+        self._unstaged = {share.node for share in self.shares}
+        return self._send_all(now_s, self._commit_request)
+
+    def staged(self, node: NodeId, now_s: float) -> list[Effect]:
+        """A node has reported that its part is staged."""
+        self._unstaged.discard(node)
+        return self._launch_when_ready(now_s)
+
+    def undeliverable(self, node: NodeId, error: str) -> list[Effect]:
+        """The peer channel could not reach an owner.  While holding, that is a no; later, time repeats it."""
+        if self.phase is not AttemptPhase.HOLDING or node not in self._pending:
+            return []
+        return self._fail(node, f"{node} cannot be reached: {error}")
+
+    def on_timer(self, now_s: float) -> list[Effect]:
+        """Give up a slow decision, or repeat what was not answered (same command id, so harmless)."""
+        if self.phase in (AttemptPhase.HOLDING, AttemptPhase.HELD) and now_s >= self._decide_before_s:
+            silent = ", ".join(sorted(self._pending)) or "the register"
+            return self._fail(next(iter(self._pending), None), f"no answer from {silent} in time")
+        if now_s < self._resend_s:
+            return []
+        self._resend_s = now_s + RESEND_S
+        return [SendPeer(node, command) for node, command in self._pending.items()]
+
+    def abandon(self) -> list[Effect]:
+        """Release everywhere; owners refuse this attempt from now on."""
+        self.phase = AttemptPhase.FAILED
+        self._pending.clear()
+        return [SendPeer(share.node, self.release_request()) for share in self.shares]
+
+    def release_request(self) -> ReleaseRequest:
+        """A release of this attempt, for any of its owners."""
+        record = self._record
+        return ReleaseRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
+
+    def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
+        if answer.owner == self.shares[0].node:
+            self.rendezvous = (answer.rendezvous_host, answer.rendezvous_port)
+        if self._pending:
+            return []
+        if now_s >= self._decide_before_s:
+            return self._fail(None, "the last hold came too late")
+        self.phase = AttemptPhase.HELD
+        return []
+
+    def _commit_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
+        if answer.is_staged:
+            self._unstaged.discard(answer.owner)
+        return self._launch_when_ready(now_s)
+
+    def _launch_when_ready(self, now_s: float) -> list[Effect]:
+        if self.phase not in (AttemptPhase.COMMITTING, AttemptPhase.STAGING) or self._pending:
+            return []
+        if self._unstaged:
+            self.phase = AttemptPhase.STAGING
+            return []
+        self.phase = AttemptPhase.LAUNCHING
+        return self._send_all(now_s, self._launch_request)
+
+    def _fail(self, node: NodeId | None, problem: str) -> list[Effect]:
+        self.phase, self.problem, self.refusing_node = AttemptPhase.FAILED, problem, node
+        return []
+
+    def _send_all(self, now_s: float, make: RequestMaker) -> list[Effect]:
+        self._resend_s = now_s + RESEND_S
+        self._pending = {share.node: make(share) for share in self.shares}
+        return [SendPeer(node, command) for node, command in self._pending.items()]
+
+    def _hold_request(self, share: Share) -> HoldRequest:
+        record = self._record
+        return HoldRequest(
+            job_id=record.job_id,
+            epoch=record.epoch,
+            attempt=self.number,
+            command_id=next(self._command_ids),
+            shepherd=record.shepherd,
+            ranks=share.ranks,
+            demand=record.spec.demand,
+            policy_id=self._ranking.policy_id,
+            rank_key=self._ranking.rank_key,
+            wants_rendezvous=share == self.shares[0],
+        )
+
+    def _commit_request(self, share: Share) -> CommitRequest:
+        record = self._record
+        order = TaskOrder(
+            record.job_id, record.epoch, self.number, share.node, record.spec, self.shares, *self.rendezvous
+        )
+        return CommitRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd, order)
+
+    def _launch_request(self, _share: Share) -> LaunchRequest:
+        record = self._record
+        return LaunchRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)

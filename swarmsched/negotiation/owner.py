@@ -1,0 +1,426 @@
+"""The owner's side of placement: obeys shepherds as far as the ledger allows, runs tasks, reports until heard.
+
+The ledger says what is booked; this machine connects it with the task runner.  Every handler is idempotent: a
+repeated command gets the stored answer, a repeated task event changes nothing, a report is repeated until the
+shepherd has acknowledged its revision.  GPUs come free only when no process of the task is left.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from swarmsched.effects import (
+    Announce,
+    BindRendezvous,
+    Effect,
+    ForgetTask,
+    Persist,
+    ReleaseRendezvous,
+    SendPeer,
+    SignalTask,
+    StageTask,
+    StartTask,
+    StopTask,
+)
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import (
+    RankExited,
+    RendezvousBound,
+    RendezvousFailed,
+    TaskExited,
+    TaskPhaseChanged,
+    TasksFound,
+    TaskStaged,
+    TaskStageFailed,
+    TaskStarted,
+    TimerFired,
+)
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.ledger.message import (
+    CommitRequest,
+    HoldRequest,
+    LaunchRequest,
+    OwnerAnswer,
+    OwnerCommand,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+    TaskReport,
+    TaskReportReceived,
+)
+from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
+from swarmsched.wire.codec import decode_value, encode_value
+
+REPORT_INTERVAL_S = 2.0
+REPORT_INTERVAL_S_MAX = 30.0
+RELEASE_GRACE_S = 5.0
+TASK_ROOM = "task"
+
+TaskEvent = (
+    RendezvousBound
+    | RendezvousFailed
+    | TaskPhaseChanged
+    | TaskStaged
+    | TaskStageFailed
+    | TaskStarted
+    | RankExited
+    | TaskExited
+    | TasksFound
+)
+Key = tuple[JobId, int]
+
+
+@dataclass(slots=True)
+class _Task:
+    """A committed task.  `status.revision` grows with each change; `acknowledged` is what the shepherd has heard."""
+
+    order: TaskOrder
+    shepherd: NodeId
+    status: TaskStatus
+    acknowledged: int = -1
+    next_report_s: float = 0.0
+    report_interval_s: float = REPORT_INTERVAL_S
+    is_stopping: bool = False  # a launch that arrives now comes too late
+    is_released: bool = False  # nobody wants to hear of it any more
+
+
+class Owner:
+    """Plane D of one node."""
+
+    def __init__(self, node_id: NodeId, ledger: Ledger) -> None:
+        self._node_id = node_id
+        self._ledger = ledger
+        self._tasks: dict[Key, _Task] = {}
+        self._waiting_holds: dict[Key, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
+        self._ports: dict[Key, tuple[str, int]] = {}
+
+    def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
+        """Take back the orders of committed tasks; call before the first step."""
+        for data in entries.values():
+            order = decode_value(TaskOrder, data)
+            entry = self._ledger.entry(order.job_id, order.attempt)
+            shepherd = entry.shepherd if entry else self._node_id
+            self._tasks[order.job_id, order.attempt] = _Task(order, shepherd, _fresh_status(order), next_report_s=now_s)
+
+    @property
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        """All tasks that this node has committed to, ended ones until the shepherd has acknowledged them."""
+        return tuple(task.status for task in self._tasks.values())
+
+    def order(self, job_id: JobId, attempt: int) -> TaskOrder | None:
+        """The order of a task that is known here."""
+        task = self._tasks.get((job_id, attempt))
+        return task.order if task else None
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When a report or the end of a hold is due."""
+        due = [task.next_report_s for task in self._tasks.values() if task.acknowledged < task.status.revision]
+        return min([self._ledger.next_deadline_s, *due])
+
+    def step(self, event: TaskEvent | TimerFired, now_s: float) -> list[Effect]:
+        """Task facts from the runner, or time."""
+        match event:
+            case TimerFired():
+                return self._on_timer(now_s)
+            case RendezvousBound():
+                return self._on_bound(event)
+            case RendezvousFailed():
+                return self._on_bind_failed(event, now_s)
+            case TasksFound():
+                return self._on_found(event, now_s)
+            case _:
+                return self._on_task_event(event, now_s)
+
+    def obey(self, sender: NodeId, command: OwnerCommand, now_s: float) -> list[Effect]:
+        """A shepherd's command; answered exactly once per arrival unless the answer must wait for a fact."""
+        if command.shepherd != sender:
+            raise RemoteProtocolError(f"names shepherd {command.shepherd}", kind=type(command).__name__, peer=sender)
+        match command:
+            case HoldRequest():
+                return self._hold(command, now_s)
+            case CommitRequest():
+                return self._commit(command, now_s)
+            case LaunchRequest():
+                return self._launch(command, now_s)
+            case ReleaseRequest():
+                return self._release(command, now_s)
+            case StopRequest():
+                return self._stop(command, now_s)
+            case SignalRequest():
+                return self._signal(command, now_s)
+            case StatusRequest():
+                return self._tell_status(command, now_s)
+            case _:
+                assert_never(command)
+
+    def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
+        """The shepherd has heard a revision; an ended task is then forgotten."""
+        key = (message.job_id, message.attempt)
+        task = self._tasks.get(key)
+        if task is None:
+            return []
+        task.acknowledged = max(task.acknowledged, message.revision)
+        if task.status.stage is not TaskStage.EXITED or task.acknowledged < task.status.revision:
+            return []
+        return self._forget(key)
+
+    # Commands, in the order of a placement.
+
+    def _hold(self, request: HoldRequest, now_s: float) -> list[Effect]:
+        key = (request.job_id, request.attempt)
+        if key in self._waiting_holds:
+            return []
+        answer, durable = self._ledger.hold(request, now_s)
+        effects: list[Effect] = [*durable]
+        if answer.refusal is Refusal.NONE and request.wants_rendezvous:
+            if key not in self._ports:
+                self._waiting_holds[key] = (request.shepherd, answer)
+                return [*effects, BindRendezvous(*key)]
+            answer = self._with_port(key, answer)
+        return [*effects, SendPeer(request.shepherd, answer)]
+
+    def _on_bound(self, event: RendezvousBound) -> list[Effect]:
+        key = (event.job_id, event.attempt)
+        waiting = self._waiting_holds.pop(key, None)
+        if waiting is None:
+            return [ReleaseRendezvous(*key)]
+        self._ports[key] = (event.host, event.port)
+        shepherd, answer = waiting
+        return [SendPeer(shepherd, self._with_port(key, answer))]
+
+    def _on_bind_failed(self, event: RendezvousFailed, now_s: float) -> list[Effect]:
+        waiting = self._waiting_holds.pop((event.job_id, event.attempt), None)
+        if waiting is None:
+            return []
+        shepherd, answer = waiting
+        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, answer.command_id, shepherd)
+        _, durable = self._ledger.release(release, now_s)
+        refused = replace(answer, refusal=Refusal.NO_PORT, detail=event.error[:1024], free=self._ledger.report())
+        return [*durable, SendPeer(shepherd, refused)]
+
+    def _commit(self, request: CommitRequest, now_s: float) -> list[Effect]:
+        if request.order.node != self._node_id:
+            raise RemoteProtocolError(f"order is for {request.order.node}", kind="CommitRequest", peer=request.shepherd)
+        key = (request.job_id, request.attempt)
+        answer, durable = self._ledger.commit(request, now_s)
+        effects: list[Effect] = [*durable]
+        if answer.refusal is not Refusal.NONE:
+            return [*effects, SendPeer(request.shepherd, answer)]
+        task = self._tasks.get(key)
+        if task is None:
+            effects += self._accept_order(request, now_s)
+            task = self._tasks[key]
+        self._adopt(task, request.shepherd, request.epoch, now_s)
+        is_staged = task.status.stage is not TaskStage.ORDERED
+        return [*effects, SendPeer(request.shepherd, replace(answer, is_staged=is_staged))]
+
+    def _accept_order(self, request: CommitRequest, now_s: float) -> list[Effect]:
+        order = request.order
+        task = _Task(order, request.shepherd, _fresh_status(order), acknowledged=0, next_report_s=now_s)
+        self._tasks[order.job_id, order.attempt] = task
+        effects: list[Effect] = [Persist(TASK_ROOM, _room_key(order), encode_value(TaskOrder, order))]
+        if order.needs_staging:
+            return [*effects, StageTask(order)]
+        task.status = replace(task.status, stage=TaskStage.STAGED)
+        return effects
+
+    def _launch(self, request: LaunchRequest, now_s: float) -> list[Effect]:
+        answer, durable = self._ledger.check(request, now_s)
+        task = self._tasks.get((request.job_id, request.attempt))
+        if answer.refusal is Refusal.NONE and task is None:
+            answer = replace(answer, refusal=Refusal.NOT_COMMITTED)
+        effects: list[Effect] = [*durable]
+        if answer.refusal is Refusal.NONE and task is not None:
+            self._adopt(task, request.shepherd, request.epoch, now_s)
+            effects += self._start(task)
+        return [*effects, SendPeer(request.shepherd, answer)]
+
+    def _start(self, task: _Task) -> list[Effect]:
+        if task.status.stage is not TaskStage.STAGED or task.is_stopping:
+            return []  # already launched, being stopped, or not staged: the shepherd hears of that by report
+        gpus = self._ledger.gpus_of(task.order.job_id, task.order.attempt)
+        self._change(task, None, stage=TaskStage.LAUNCHED)
+        task.acknowledged = task.status.revision  # the answer to the command says it
+        self._ports.pop((task.order.job_id, task.order.attempt), None)
+        return [StartTask(task.order, gpus)]
+
+    def _release(self, request: ReleaseRequest, now_s: float) -> list[Effect]:
+        key = (request.job_id, request.attempt)
+        answer, durable = self._ledger.release(request, now_s)
+        effects: list[Effect] = [*durable, *self._drop_port(key), SendPeer(request.shepherd, answer)]
+        task = self._tasks.get(key)
+        if task is None or answer.refusal is Refusal.STALE_EPOCH:
+            return effects
+        if task.status.stage is TaskStage.EXITED:
+            return [*effects, *self._forget(key)]
+        task.is_released = task.is_stopping = True
+        return [*effects, StopTask(*key, RELEASE_GRACE_S)]
+
+    def _stop(self, request: StopRequest, now_s: float) -> list[Effect]:
+        answer, durable, task = self._check(request, now_s)
+        effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
+        if task is None or answer.refusal is not Refusal.NONE:
+            return effects
+        task.is_stopping = True
+        if task.status.stage is TaskStage.EXITED:
+            return [*effects, *self._report(task, now_s)]
+        return [*effects, StopTask(request.job_id, request.attempt, request.grace_s)]
+
+    def _signal(self, request: SignalRequest, now_s: float) -> list[Effect]:
+        stored = self._ledger.repeated(request)
+        if stored is not None:
+            return [SendPeer(request.shepherd, stored)]
+        answer, durable, task = self._check(request, now_s)
+        effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
+        if task is not None and answer.refusal is Refusal.NONE:
+            effects.append(SignalTask(request.job_id, request.attempt, request.signal))
+        return effects
+
+    def _tell_status(self, request: StatusRequest, now_s: float) -> list[Effect]:
+        answer, durable, task = self._check(request, now_s)
+        effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
+        if task is None or answer.refusal is not Refusal.NONE:
+            return effects
+        task.acknowledged = -1
+        return [*effects, *self._report(task, now_s)]
+
+    def _check(
+        self, request: StopRequest | SignalRequest | StatusRequest, now_s: float
+    ) -> tuple[OwnerAnswer, list[Persist], _Task | None]:
+        """The ledger's word, corrected by ours: an ended task has no lease any more but is not unknown."""
+        answer, durable = self._ledger.check(request, now_s)
+        task = self._tasks.get((request.job_id, request.attempt))
+        if answer.refusal is Refusal.STALE_EPOCH:
+            return answer, durable, task
+        if task is None:
+            return replace(answer, refusal=Refusal.UNKNOWN), durable, None
+        self._adopt(task, request.shepherd, request.epoch, now_s)
+        if task.status.stage is TaskStage.EXITED:
+            answer = replace(answer, refusal=Refusal.NONE, detail="")
+        return answer, durable, task
+
+    # Facts from the runner.
+
+    def _on_task_event(
+        self,
+        event: TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | RankExited | TaskExited,
+        now_s: float,
+    ) -> list[Effect]:
+        task = self._tasks.get((event.job_id, event.attempt))
+        if task is None or task.status.stage is TaskStage.EXITED:
+            return []
+        match event:
+            case TaskPhaseChanged(phase=phase):
+                return self._change(task, now_s, phase=phase)
+            case TaskStaged():
+                if task.status.stage is not TaskStage.ORDERED:
+                    return []
+                return self._change(task, now_s, stage=TaskStage.STAGED, phase="")
+            case TaskStageFailed(failure=failure, detail=detail):
+                return self._exited(task, now_s, failure=failure, detail=detail[:1024])
+            case TaskStarted():
+                return self._change(task, now_s, stage=TaskStage.STARTED, phase="")
+            case RankExited(exit=rank_exit):
+                if any(known.rank == rank_exit.rank for known in task.status.exits):
+                    return []
+                return self._change(task, now_s, exits=(*task.status.exits, rank_exit))
+            case TaskExited(exits=exits, failure=failure, detail=detail):
+                return self._exited(task, now_s, exits=exits, failure=failure, detail=detail[:1024])
+            case _:
+                assert_never(event)
+
+    def _exited(self, task: _Task, now_s: float, **changes: object) -> list[Effect]:
+        """No process is left: the lease ends, and only then is anybody told."""
+        key = (task.order.job_id, task.order.attempt)
+        _, durable = self._ledger.end(*key, now_s)
+        effects: list[Effect] = [*self._drop_port(key), *durable]
+        if task.is_released:
+            return [*effects, *self._forget(key)]
+        return [*effects, *self._change(task, now_s, stage=TaskStage.EXITED, **changes)]
+
+    def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
+        """After a restart: the disk knows which tasks ever started; what it does not know was never launched."""
+        effects: list[Effect] = []
+        found = {(status.job_id, status.attempt): status for status in event.tasks}
+        for key, task in list(self._tasks.items()):
+            status = found.pop(key, None)
+            if status is not None:
+                effects += self._resume(task, status, now_s)
+            elif task.order.needs_staging:
+                effects.append(StageTask(task.order))
+            else:
+                self._change(task, None, stage=TaskStage.STAGED)
+        for key in found:
+            effects += [
+                Announce("task.orphaned", "found a task that nobody ordered; stopping it", key[0], self._node_id),
+                StopTask(*key, RELEASE_GRACE_S),
+                ForgetTask(*key),
+            ]
+        return effects
+
+    def _resume(self, task: _Task, status: TaskStatus, now_s: float) -> list[Effect]:
+        changes: dict[str, object] = {"exits": status.exits, "failure": status.failure, "detail": status.detail}
+        task.acknowledged = -1
+        if status.stage is TaskStage.EXITED:
+            return self._exited(task, now_s, **changes)
+        return self._change(task, now_s, stage=status.stage, **changes)
+
+    # Reports.
+
+    def _change(self, task: _Task, now_s: float | None, **changes: object) -> list[Effect]:
+        """A new revision; reported at once unless `now_s` is None."""
+        values = {name: getattr(task.status, name) for name in TaskStatus.__dataclass_fields__}
+        revision = task.status.revision + 1
+        task.status = TaskStatus(**{**values, **changes, "revision": revision})
+        task.report_interval_s = REPORT_INTERVAL_S
+        return [] if now_s is None else self._report(task, now_s)
+
+    def _report(self, task: _Task, now_s: float) -> list[Effect]:
+        task.next_report_s = now_s + task.report_interval_s
+        task.report_interval_s = min(REPORT_INTERVAL_S_MAX, task.report_interval_s * 1.5)
+        return [SendPeer(task.shepherd, TaskReport(task.status, self._ledger.report()))]
+
+    def _on_timer(self, now_s: float) -> list[Effect]:
+        expired_holds, durable = self._ledger.expire(now_s)
+        effects: list[Effect] = [*durable]
+        for expired in expired_holds:
+            effects += self._drop_port((expired.job_id, expired.attempt))
+            effects.append(Announce("hold.expired", "hold ran out undecided", expired.job_id, self._node_id))
+        for task in self._tasks.values():
+            if task.acknowledged < task.status.revision and now_s >= task.next_report_s:
+                effects += self._report(task, now_s)
+        return effects
+
+    # Small things.
+
+    def _adopt(self, task: _Task, shepherd: NodeId, epoch: int, now_s: float) -> None:
+        """A shepherd of a newer epoch takes over; it hears everything again."""
+        if epoch > task.status.epoch or shepherd != task.shepherd:
+            task.shepherd = shepherd
+            task.status = replace(task.status, epoch=max(epoch, task.status.epoch))
+            task.acknowledged, task.next_report_s = -1, now_s
+
+    def _with_port(self, key: Key, answer: OwnerAnswer) -> OwnerAnswer:
+        host, port = self._ports[key]
+        return replace(answer, rendezvous_host=host, rendezvous_port=port)
+
+    def _drop_port(self, key: Key) -> list[Effect]:
+        was_waiting = self._waiting_holds.pop(key, None) is not None
+        was_bound = self._ports.pop(key, None) is not None
+        return [ReleaseRendezvous(*key)] if was_waiting or was_bound else []
+
+    def _forget(self, key: Key) -> list[Effect]:
+        task = self._tasks.pop(key)
+        return [Persist(TASK_ROOM, _room_key(task.order), None), ForgetTask(*key)]
+
+
+def _fresh_status(order: TaskOrder) -> TaskStatus:
+    return TaskStatus(order.job_id, order.epoch, order.attempt, order.node, TaskStage.ORDERED, failure=TaskFailure.NONE)
+
+
+def _room_key(order: TaskOrder) -> str:
+    return f"{order.job_id}/{order.attempt}"

@@ -1,0 +1,664 @@
+"""One job's shepherd: the only writer of its record, from acceptance to the last exit code.
+
+The record in the register is the truth; everything else here is volatile and can be rebuilt from it and from what
+the owners answer (`resume`).  Register updates run one at a time and in order; whatever must not happen before an
+update is durable is its continuation.  State changes go through the life cycle's table.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from swarmsched.api import EndReason, JobState, StartPhase
+from swarmsched.effects import Announce, Effect, SendPeer
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.lifecycle import JobEvent, next_state
+from swarmsched.jobs.register import UpdateRequested
+from swarmsched.ledger.message import (
+    OwnerAnswer,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+    TaskReport,
+    TaskReportReceived,
+)
+from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.record import JobRecord, PlanState
+from swarmsched.resources import Share
+from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
+
+STOP_RESEND_S = 2.0
+BACKOFF_S = 0.05
+BACKOFF_S_MAX = 2.0
+RELAUNCHES_MAX = 3
+GANG_STOP_GRACE_S = 10.0
+AVOID_NODE_S = 60.0
+SIGTERM = 15
+UNREPORTED_REVISION = 2**31  # of a status that we inferred: above all that an owner sends
+
+Continuation = Callable[[float], list[ShepherdEffect]]
+Change = Callable[[JobRecord], dict[str, object] | None]
+"""Made when its turn comes, from the record as it then is; None: no longer wanted."""
+NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecord:
+    """Internal effect: node.py hands the update to the register and its outcome back to the shepherd."""
+
+    update: UpdateRequested
+
+
+ShepherdEffect = Effect | WriteRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Both times of one moment: monotonic for decisions, UTC for the record."""
+
+    now_s: float
+    utc_s: float
+
+
+class JobShepherd:
+    """Acts for one job under one epoch."""
+
+    def __init__(self, record: JobRecord, me: NodeId, rng: random.Random, update_ids: Iterator[int]) -> None:
+        self._record = record  # newest decided value
+        self._me = me
+        self._rng = rng
+        self._update_ids = update_ids
+        self._command_ids = count(1)
+        self._writes: deque[tuple[Change, Continuation]] = deque()
+        self._write_in_flight: int | None = None
+        self._attempt: Attempt | None = None
+        self._phase = record.phase
+        self._reason = record.reason
+        self._tasks: dict[NodeId, TaskStatus] = {}
+        self._stop_grace_s = record.spec.grace_s
+        self._stop_resend_s = float("inf")
+        self._is_gang_stopping = False
+        self._failed_attempts = 0  # since the last success, for the backoff
+        self.queued_since_s = 0.0  # when it last became queued
+        self.running_since_s = float("inf")
+        self.may_try_after_s = 0.0
+        self.avoided: dict[NodeId, float] = {}  # node -> until when
+        self._utc_offset_s = 0.0
+
+    # What others look at.
+
+    @property
+    def job_id(self) -> JobId:
+        """Full id."""
+        return self._record.job_id
+
+    @property
+    def record(self) -> JobRecord:
+        """The decided record with the volatile phase and reason laid over it."""
+        if self._record.is_ended:
+            return self._record
+        return replace(self._record, phase=self._phase, reason=self._reason)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Queued, with no attempt and no write under way: may be placed."""
+        return (
+            self._record.state is JobState.QUEUED
+            and self._attempt is None
+            and self._write_in_flight is None
+            and not self._writes
+        )
+
+    @property
+    def unanswered_holds(self) -> tuple[Share, ...]:
+        """What this job asked for and nobody's free counts show yet."""
+        return self._attempt.unanswered_holds if self._attempt else ()
+
+    @property
+    def is_placing(self) -> bool:
+        """Placement has begun and is not decided."""
+        return self._attempt is not None
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Earliest of: attempt timers, stop repeats, the job's time limit."""
+        attempt_s = self._attempt.next_deadline_s if self._attempt else float("inf")
+        return min(attempt_s, self._stop_resend_s, self._time_limit_deadline_s())
+
+    # Start of life.
+
+    def accepted(self, clock: Clock) -> list[ShepherdEffect]:
+        """The first record is durable."""
+        self._see(clock)
+        self.queued_since_s = clock.now_s
+        return [
+            Announce(
+                "job.submitted",
+                f"{self._record.spec.user or 'somebody'} submitted it",
+                self.job_id,
+                self._me,
+                {"gpus": self._record.spec.total_gpus},
+            )
+        ]
+
+    def resume(self, generation: int, clock: Clock) -> list[ShepherdEffect]:
+        """This agent is back: retake the job under a new epoch, then find out what became of its attempt."""
+        self._see(clock)
+        self.queued_since_s = clock.now_s
+        return self._write(
+            lambda record: {
+                "epoch": record.epoch + 1,
+                "shepherd": self._me,
+                "shepherd_generation": generation,
+            },
+            self._reconcile,
+            clock.now_s,
+        )
+
+    def _reconcile(self, now_s: float) -> list[ShepherdEffect]:
+        if self._record.state is JobState.QUEUED or not self._record.shares:
+            return []
+        if self._record.state is JobState.STARTING and self._record.plan_state is PlanState.PREPARED:
+            self._attempt = self._new_attempt(self._record.attempt, self._record.shares, Ranking("", ()))
+            return [*self._attempt.prepared(self._record, now_s), *self._ask_status()]
+        if self._record.state is JobState.RUNNING:
+            self.running_since_s = now_s - max(0.0, self._utc_s(now_s) - self._record.started_utc_s)
+        if self._record.state is JobState.STOPPING:
+            self._stop_resend_s = now_s
+        return self._ask_status()
+
+    def _ask_status(self) -> list[ShepherdEffect]:
+        record = self._record
+        return [
+            SendPeer(
+                share.node,
+                StatusRequest(record.job_id, record.epoch, record.attempt, next(self._command_ids), self._me),
+            )
+            for share in record.shares
+        ]
+
+    # Placement.
+
+    def place(self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
+        """Try these nodes; the caller has checked `is_waiting`."""
+        self._see(clock)
+        self._attempt = self._new_attempt(self._record.attempt + 1 + self._failed_attempts, shares, ranking)
+        return self._attempt.begin(clock.now_s)
+
+    def explain(self, reason: str) -> None:
+        """Why it waits, for people; volatile."""
+        if self._record.state is JobState.QUEUED:
+            self._reason = reason[:1024]
+
+    def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+        self._tasks = {}
+        return Attempt(self._record, number, shares, ranking, self._command_ids)
+
+    def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
+        """An owner's answer to a command of this job."""
+        self._see(clock)
+        attempt = self._attempt
+        if attempt is not None and attempt.number == answer.attempt:
+            return [*attempt.answered(answer, clock.now_s), *self._after_attempt_moved(clock.now_s)]
+        is_current = answer.attempt == self._record.attempt and not self._record.is_ended
+        if not is_current or answer.refusal not in NOTHING_LEFT or self._record.state is JobState.QUEUED:
+            return []
+        return self._owner_has_nothing(answer, clock.now_s)
+
+    def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
+        """A stop or status request met no task: it never began there, or every trace of it is lost."""
+        was_stopped = self._record.stop_reason is not EndReason.NONE
+        gone = TaskStatus(
+            self.job_id,
+            answer.epoch,
+            answer.attempt,
+            answer.owner,
+            TaskStage.EXITED,
+            failure=TaskFailure.NONE if was_stopped else TaskFailure.LOST,
+            detail="" if was_stopped else f"{answer.owner} knows nothing of the task any more",
+            revision=UNREPORTED_REVISION,
+        )
+        known = self._tasks.get(answer.owner)
+        if known is not None and known.stage is TaskStage.EXITED:
+            return []
+        return [SendPeer(answer.owner, self._release_request(answer.attempt)), *self._task_changed(gone, now_s)]
+
+    def _release_request(self, attempt: int) -> ReleaseRequest:
+        return ReleaseRequest(self.job_id, self._record.epoch, attempt, next(self._command_ids), self._me)
+
+    def undeliverable(self, node: NodeId, error: str, clock: Clock) -> list[ShepherdEffect]:
+        """A command could not be delivered."""
+        self._see(clock)
+        if self._attempt is None:
+            return []
+        return [*self._attempt.undeliverable(node, error), *self._after_attempt_moved(clock.now_s)]
+
+    def _after_attempt_moved(self, now_s: float) -> list[ShepherdEffect]:
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        match attempt.phase:
+            case AttemptPhase.HELD if not self._writes and self._write_in_flight is None:
+                return self._write_prepared(attempt, now_s)
+            case AttemptPhase.STAGING:
+                self._phase = self._staging_phase()
+                return []
+            case AttemptPhase.LAUNCHING:
+                self._phase = StartPhase.LAUNCH
+                return []
+            case AttemptPhase.LAUNCHED:
+                self._attempt = None
+                self._failed_attempts = 0
+                return []
+            case AttemptPhase.FAILED:
+                return self._attempt_failed(attempt, now_s)
+            case _:
+                return []
+
+    def _write_prepared(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
+        host, port = attempt.rendezvous
+        self._phase, self._reason = StartPhase.PLACE, ""
+        changes: dict[str, object] = {
+            "phase": StartPhase.PLACE,
+            "reason": "",
+            "attempt": attempt.number,
+            "plan_state": PlanState.PREPARED,
+            "shares": attempt.shares,
+            "rendezvous_host": host,
+            "rendezvous_port": port,
+        }
+        return self._write(
+            lambda record: _moved(record, JobEvent.PLACED) | changes,
+            lambda then_s: self._prepared(attempt, then_s),
+            now_s,
+        )
+
+    def _prepared(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
+        if self._attempt is not attempt:
+            return []
+        where = ", ".join(f"{share.node} ({share.ranks})" for share in attempt.shares)
+        placed = Announce("job.placed", f"placed on {where}", self.job_id, self._me, {"attempt": attempt.number})
+        return [placed, *attempt.prepared(self._record, now_s), *self._after_attempt_moved(now_s)]
+
+    def _attempt_failed(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
+        """Release everything and try again later; nothing has run."""
+        self._attempt = None
+        self._failed_attempts += 1
+        self._back_off(now_s)
+        if attempt.refusing_node is not None:
+            self.avoided[attempt.refusing_node] = now_s + BACKOFF_S_MAX
+        round_lost = Announce(
+            "negotiation.round",
+            attempt.problem,
+            self.job_id,
+            self._me,
+            {"result": "aborted", "attempt": attempt.number},
+        )
+        effects = [*attempt.abandon(), round_lost]
+        if self._record.state is JobState.QUEUED:
+            self._reason = attempt.problem[:1024]
+            return effects
+        return [*effects, *self._requeue(attempt.problem, now_s)]
+
+    def _requeue(self, reason: str, now_s: float, **changes: object) -> list[ShepherdEffect]:
+        self._phase, self._reason = StartPhase.NONE, reason[:1024]
+        self.queued_since_s, self.running_since_s = now_s, float("inf")
+        aborted: dict[str, object] = {
+            "phase": StartPhase.NONE,
+            "reason": reason[:1024],
+            "plan_state": PlanState.ABORTED,
+            "shares": (),
+        }
+        return self._write(
+            lambda record: _moved(record, JobEvent.START_ABORTED) | aborted | changes,
+            lambda _now_s: [],
+            now_s,
+        )
+
+    def _back_off(self, now_s: float) -> None:
+        longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
+        self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
+
+    # Running.
+
+    def task_reported(self, report: TaskReport, clock: Clock) -> list[ShepherdEffect]:
+        """A task changed.  Old revisions are acknowledged again and change nothing."""
+        self._see(clock)
+        status = report.status
+        is_current = status.attempt == self._current_attempt and not self._record.is_ended
+        if not is_current:
+            return [self._heard(status)]
+        known = self._tasks.get(status.node)
+        if known is not None and known.revision >= status.revision:
+            return [] if status.stage is TaskStage.EXITED else [self._heard(status)]
+        effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [self._heard(status)]
+        return [*effects, *self._task_changed(status, clock.now_s)]
+
+    @property
+    def _current_attempt(self) -> int:
+        return self._attempt.number if self._attempt else self._record.attempt
+
+    def _heard(self, status: TaskStatus) -> SendPeer:
+        return SendPeer(status.node, TaskReportReceived(status.job_id, status.attempt, status.revision))
+
+    def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
+        self._tasks[status.node] = status
+        effects: list[ShepherdEffect] = []
+        if self._attempt is not None and status.stage is not TaskStage.EXITED:
+            if status.stage is not TaskStage.ORDERED:
+                effects += self._attempt.staged(status.node, now_s)
+            effects += self._after_attempt_moved(now_s)
+        if self._record.state is JobState.STARTING:
+            self._phase = self._staging_phase()
+            effects += self._start_when_all_run(now_s)
+        effects += self._stop_gang_when_one_failed(status, now_s)
+        if self._all_exited():
+            effects += self._gang_ended(now_s)
+        return effects
+
+    def _staging_phase(self) -> StartPhase:
+        phases = {status.phase for status in self._tasks.values()}
+        for phase in (StartPhase.SYNC, StartPhase.ENVIRONMENT):
+            if phase.value in phases:
+                return phase
+        return StartPhase.LAUNCH
+
+    def _start_when_all_run(self, now_s: float) -> list[ShepherdEffect]:
+        statuses = [self._tasks.get(share.node) for share in self._record.shares]
+        if not all(status is not None and _has_started(status) for status in statuses):
+            return []
+        self._phase = StartPhase.NONE
+        self.running_since_s = now_s
+        utc_s = self._utc_s(now_s)
+        first_utc_s = self._record.first_started_utc_s or utc_s
+        changes: dict[str, object] = {
+            "phase": StartPhase.NONE,
+            "plan_state": PlanState.LAUNCHED,
+            "started_utc_s": utc_s,
+            "first_started_utc_s": first_utc_s,
+        }
+        started = Announce(
+            "job.started",
+            f"all {self._record.spec.ranks} ranks run",
+            self.job_id,
+            self._me,
+            {
+                "queue_wait_s": max(0.0, first_utc_s - self._record.submitted_utc_s),
+                "start_s": max(0.0, now_s - self.queued_since_s),
+            },
+        )
+
+        def run(record: JobRecord) -> dict[str, object] | None:
+            is_starting = record.state is JobState.STARTING
+            return _moved(record, JobEvent.STARTED) | changes if is_starting else None
+
+        return self._write(run, lambda _now_s: [started], now_s)
+
+    def _stop_gang_when_one_failed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
+        """One failed rank dooms the gang: the others would wait in a collective for ever."""
+        has_failed = status.failure is not TaskFailure.NONE or any(_is_failure(each) for each in status.exits)
+        if not has_failed or self._is_gang_stopping or self._record.stop_reason is not EndReason.NONE:
+            return []
+        self._is_gang_stopping = True
+        self._stop_grace_s = min(self._record.spec.grace_s, GANG_STOP_GRACE_S)
+        return self._send_stops(now_s)
+
+    def _all_exited(self) -> bool:
+        shares = self._attempt.shares if self._attempt else self._record.shares
+        statuses = [self._tasks.get(share.node) for share in shares]
+        return bool(shares) and all(s is not None and s.stage is TaskStage.EXITED for s in statuses)
+
+    def _gang_ended(self, now_s: float) -> list[ShepherdEffect]:
+        """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
+        self._stop_resend_s = float("inf")
+        failure = self._first_failure()
+        blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, TaskFailure.UNREACHABLE)
+        may_relaunch = self._record.relaunches < RELAUNCHES_MAX and self._record.stop_reason is EndReason.NONE
+        if failure is not None and blameless and may_relaunch and self._record.state is JobState.STARTING:
+            return self._relaunch(failure, now_s)
+        return self._finish(now_s)
+
+    def _relaunch(self, failure: TaskStatus, now_s: float) -> list[ShepherdEffect]:
+        self._is_gang_stopping = False
+        self._attempt = None
+        statuses, self._tasks = dict(self._tasks), {}
+        if failure.failure is TaskFailure.UNREACHABLE:
+            self.avoided[failure.node] = now_s + AVOID_NODE_S
+        self._back_off(now_s)
+        heard = [self._heard(status) for status in statuses.values()]
+        reason = f"trying again: {failure.detail}"
+        return [*self._requeue(reason, now_s, relaunches=self._record.relaunches + 1), *heard]
+
+    def _first_failure(self) -> TaskStatus | None:
+        failed = [status for status in self._tasks.values() if status.failure is not TaskFailure.NONE]
+        return failed[0] if failed else None
+
+    # Stopping.
+
+    def cancel(self, grace_s: float | None, reason: str, clock: Clock) -> list[ShepherdEffect]:
+        """Stop on a user's wish; harmless when repeated, a shorter grace shortens the wait."""
+        self._see(clock)
+        if self._record.is_ended:
+            return []
+        self._stop_grace_s = self._record.spec.grace_s if grace_s is None else grace_s
+        return self._stop(EndReason.CANCELLED, reason or "cancelled", clock.now_s)
+
+    def signal(self, signal: int, clock: Clock) -> list[ShepherdEffect]:
+        """Send a signal to every rank."""
+        self._see(clock)
+        record = self._record
+        return [
+            SendPeer(
+                share.node,
+                SignalRequest(record.job_id, record.epoch, record.attempt, next(self._command_ids), self._me, signal),
+            )
+            for share in record.shares
+        ]
+
+    def _stop(self, why: EndReason, reason: str, now_s: float) -> list[ShepherdEffect]:
+        if self._record.stop_reason is not EndReason.NONE:
+            return self._send_stops(now_s)
+        self._reason = reason[:1024]
+        wish: dict[str, object] = {"stop_reason": why, "reason": reason[:1024], "detail": reason[:1024]}
+
+        def stop(record: JobRecord) -> dict[str, object] | None:
+            if record.is_ended or record.stop_reason is not EndReason.NONE:
+                return None
+            if record.state is JobState.QUEUED:
+                return self._final(record, JobEvent.STOP_REQUESTED, now_s) | wish | {"end_reason": why}
+            return _moved(record, JobEvent.STOP_REQUESTED) | wish
+
+        return self._write(stop, self._stop_decided, now_s)
+
+    def _stop_decided(self, now_s: float) -> list[ShepherdEffect]:
+        """The wish is durable.  A queued job has ended by it; a placed one has processes to stop first."""
+        if self._record.is_ended:
+            abandoned = self._attempt.abandon() if self._attempt else []
+            self._attempt = None
+            return [*abandoned, *self._ended(now_s)]
+        self._attempt = None  # late answers to commits and launches no longer matter
+        return self._send_stops(now_s)
+
+    def _send_stops(self, now_s: float) -> list[ShepherdEffect]:
+        self._stop_resend_s = now_s + STOP_RESEND_S
+        record = self._record
+        attempt = self._current_attempt
+        running = [
+            share.node
+            for share in (self._attempt.shares if self._attempt else record.shares)
+            if (status := self._tasks.get(share.node)) is None or status.stage is not TaskStage.EXITED
+        ]
+        return [
+            SendPeer(
+                node,
+                StopRequest(
+                    record.job_id, record.epoch, attempt, next(self._command_ids), self._me, self._stop_grace_s
+                ),
+            )
+            for node in running
+        ]
+
+    def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
+        """Attempt timers, repeats of stop orders, and the time limit."""
+        self._see(clock)
+        effects: list[ShepherdEffect] = []
+        if self._attempt is not None and clock.now_s >= self._attempt.next_deadline_s:
+            effects += [*self._attempt.on_timer(clock.now_s), *self._after_attempt_moved(clock.now_s)]
+        if clock.now_s >= self._stop_resend_s:
+            effects += self._send_stops(clock.now_s)
+        if clock.now_s >= self._time_limit_deadline_s():
+            limit_s = self._record.spec.time_limit_s
+            effects += self._stop(EndReason.TIMEOUT, f"time limit of {limit_s:g} s reached", clock.now_s)
+        return effects
+
+    def _time_limit_deadline_s(self) -> float:
+        has_limit = self._record.spec.time_limit_s > 0 and self._record.stop_reason is EndReason.NONE
+        is_running = self._record.state is JobState.RUNNING and not self._writes and self._write_in_flight is None
+        return self.running_since_s + self._record.spec.time_limit_s if has_limit and is_running else float("inf")
+
+    def note_silent_node(self, node: NodeId, silent_s: float) -> None:
+        """A node with ranks of this job is believed failed: say so; its ranks may well run on."""
+        if any(share.node == node for share in self._record.shares) and not self._record.is_ended:
+            self._reason = f"{node} has not been heard of for {silent_s:.0f} s; its ranks may still run"
+
+    # The end.
+
+    def _finish(self, now_s: float) -> list[ShepherdEffect]:
+        def end(record: JobRecord) -> dict[str, object] | None:
+            return None if record.is_ended else self._final(record, JobEvent.EXITED, now_s)
+
+        self._attempt = None
+        return self._write(end, self._ended, now_s)
+
+    def _final(self, record: JobRecord, event: JobEvent, now_s: float) -> dict[str, object]:
+        utc_s = self._utc_s(now_s)
+        return (
+            _moved(record, event)
+            | self._outcome(record.stop_reason)
+            | {
+                "phase": StartPhase.NONE,
+                "ended_utc_s": utc_s,
+                "attained_gpu_s": record.attained_gpu_s + _served_gpu_s(record, utc_s),
+            }
+        )
+
+    def _outcome(self, stop_reason: EndReason) -> dict[str, object]:
+        """End reason, exit code and what failed: the first failing rank's code, otherwise the highest."""
+        exits = [each for status in self._tasks.values() for each in status.exits]
+        failed = next((each for each in exits if _is_failure(each)), None)
+        task_failure = self._first_failure()
+        outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
+        if failed is not None:
+            outcome |= self._failed_rank(failed)
+        if task_failure is not None and failed is None:
+            outcome |= _failed_task(task_failure)
+        if stop_reason is not EndReason.NONE:
+            outcome["end_reason"] = stop_reason
+            if not exits:
+                outcome |= {"signal": SIGTERM, "exit_code": 0}
+        return outcome
+
+    def _failed_rank(self, failed: RankExit) -> dict[str, object]:
+        node = next(n for n, status in self._tasks.items() if failed in status.exits)
+        how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
+        return {
+            "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
+            "exit_code": failed.exit_code,
+            "signal": failed.signal,
+            "failed_node": node,
+            "failed_rank": failed.rank,
+            "detail": f"rank {failed.rank} on {node} {how}",
+        }
+
+    def _ended(self, now_s: float) -> list[ShepherdEffect]:
+        record = self._record
+        self._reason = record.reason
+        heard = [self._heard(s) for s in self._tasks.values() if s.revision < UNREPORTED_REVISION]
+        self._tasks = {}
+        ended = Announce(
+            "job.ended",
+            record.detail or record.end_reason.value,
+            self.job_id,
+            self._me,
+            {"end_reason": record.end_reason.value, "exit_code": record.exit_code, "signal": record.signal},
+        )
+        return [*heard, ended]
+
+    # Register updates, one at a time.
+
+    def _write(self, change: Change, then: Continuation, now_s: float) -> list[ShepherdEffect]:
+        self._writes.append((change, then))
+        return self._next_write(now_s)
+
+    def _next_write(self, _now_s: float) -> list[ShepherdEffect]:
+        while self._writes and self._write_in_flight is None:
+            changes = self._writes[0][0](self._record)
+            if changes is None:
+                self._writes.popleft()
+                continue
+            self._write_in_flight = next(self._update_ids)
+            value = self._record.updated(**changes)
+            holders, stamp = self._record.holders, self._record.stamp
+            return [WriteRecord(UpdateRequested(self._write_in_flight, self.job_id, holders, stamp, value))]
+        return []
+
+    def written(self, update_id: int, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
+        """The register has decided our update: run its continuation, then the next write."""
+        self._see(clock)
+        if update_id != self._write_in_flight:
+            return []
+        self._write_in_flight = None
+        _, then = self._writes.popleft()
+        self._record = record
+        effects = then(clock.now_s)
+        return [*effects, *self._next_write(clock.now_s)]
+
+    def rewrite(self, update_id: int, clock: Clock) -> list[ShepherdEffect]:
+        """The register could not decide (no majority yet): the same update again, since only we write."""
+        self._see(clock)
+        if update_id != self._write_in_flight:
+            return []
+        self._write_in_flight = None
+        return self._next_write(clock.now_s)
+
+    # Small things.
+
+    def _see(self, clock: Clock) -> None:
+        self._utc_offset_s = clock.utc_s - clock.now_s
+
+    def _utc_s(self, now_s: float) -> float:
+        return now_s + self._utc_offset_s
+
+
+def _moved(record: JobRecord, event: JobEvent) -> dict[str, object]:
+    return {"state": next_state(record.state, event, f"job {record.job_id}")}
+
+
+def _served_gpu_s(record: JobRecord, utc_s: float) -> float:
+    """GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t)."""
+    if not record.started_utc_s or not record.shares:
+        return 0.0
+    return record.spec.total_gpus * max(0.0, utc_s - record.started_utc_s)
+
+
+def _has_started(status: TaskStatus) -> bool:
+    return status.stage is TaskStage.STARTED or (status.stage is TaskStage.EXITED and bool(status.exits))
+
+
+def _is_failure(rank_exit: RankExit) -> bool:
+    return rank_exit.exit_code != 0 or rank_exit.signal != 0
+
+
+def _failed_task(status: TaskStatus) -> dict[str, object]:
+    is_lost = status.failure is TaskFailure.LOST
+    codes = {TaskFailure.NOT_FOUND: 127, TaskFailure.NOT_EXECUTABLE: 126}
+    return {
+        "end_reason": EndReason.NODE_LOST if is_lost else EndReason.FAILED,
+        "exit_code": codes.get(status.failure, 125),
+        "failed_node": status.node,
+        "detail": status.detail or f"{status.node}: {status.failure.value}",
+    }
