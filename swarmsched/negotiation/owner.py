@@ -102,7 +102,7 @@ class Owner:
         for data in entries.values():
             order = decode_value(TaskOrder, data)
             entry = self._ledger.entry(order.job_id, order.attempt)
-            shepherd = entry.shepherd if entry else self._node_id
+            shepherd = NodeId(entry.shepherd) if entry else self._node_id
             self._tasks[order.job_id, order.attempt] = _Task(order, shepherd, _fresh_status(order), next_report_s=now_s)
 
     @property

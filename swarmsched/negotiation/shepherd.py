@@ -40,9 +40,6 @@ AVOID_NODE_S = 60.0
 SIGTERM = 15
 UNREPORTED_REVISION = 2**31  # of a status that we inferred: above all that an owner sends
 
-Continuation = Callable[[float], list[ShepherdEffect]]
-Change = Callable[[JobRecord], dict[str, object] | None]
-"""Made when its turn comes, from the record as it then is; None: no longer wanted."""
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
 
 
@@ -54,6 +51,9 @@ class WriteRecord:
 
 
 ShepherdEffect = Effect | WriteRecord
+Continuation = Callable[[float], list[ShepherdEffect]]
+Change = Callable[[JobRecord], dict[str, object] | None]
+"""Made when its turn comes, from the record as it then is; None: no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class JobShepherd:
         """Try these nodes; the caller has checked `is_waiting`."""
         self._see(clock)
         self._attempt = self._new_attempt(self._record.attempt + 1 + self._failed_attempts, shares, ranking)
-        return self._attempt.begin(clock.now_s)
+        return [*self._attempt.begin(clock.now_s)]
 
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""
@@ -296,9 +296,9 @@ class JobShepherd:
             attempt.problem,
             self.job_id,
             self._me,
-            {"result": "aborted", "attempt": attempt.number},
+            {"result": "aborted"},
         )
-        effects = [*attempt.abandon(), round_lost]
+        effects: list[ShepherdEffect] = [*attempt.abandon(), round_lost]
         if self._record.state is JobState.QUEUED:
             self._reason = attempt.problem[:1024]
             return effects
