@@ -1,0 +1,127 @@
+"""Secrets of the agent: where they come from, who may read their files, and what jobs could see.
+
+A key and a token are 64 hexadecimal digits in a file that others cannot read.  An agent that only this machine can
+reach makes its own when none is configured; an exposed one must be given them (`swarm_agent.config` checks that).
+"""
+
+import os
+import pwd
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm_agent.config import AgentConfig
+from swarmsched.errors import ConfigError
+
+KEY_BYTES = 32
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
+_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
+MODE_ALLOWED = 0o640
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """`keyring`: the first key seals, all of them open.  `token` is what API clients send as bearer token."""
+
+    keyring: tuple[bytes, ...] = field(repr=False)
+    token: str = field(repr=False)
+    token_file: Path
+
+
+def generate_key() -> str:
+    """A fresh random key or token: 256 bits as 64 hexadecimal digits."""
+    return secrets.token_hex(KEY_BYTES)
+
+
+def load_secrets(config: AgentConfig) -> Secrets:
+    """Read key files and token; make those that are missing in `data_dir` when the agent is not exposed.
+
+    Raises `ConfigError` for a file that is missing, unreadable, too open or malformed.
+    """
+    key_file = config.cluster_key_file or _made(config.data_dir / "cluster.key")
+    token_file = config.token_file or _made(config.data_dir / "token")
+    keys = [read_key(key_file, "cluster_key_file")]
+    keys += [read_key(extra, "keyring_files") for extra in config.keyring_files]
+    return Secrets(tuple(dict.fromkeys(keys)), read_token(token_file), token_file)
+
+
+def read_key(file: Path, setting: str) -> bytes:
+    """The 32 bytes of a key file."""
+    text = _read_private(file, setting)
+    if not _HEX_KEY.fullmatch(text):
+        raise ConfigError(setting, f"{file} does not hold 64 hexadecimal digits", f"{_make_command(file)}")
+    return bytes.fromhex(text)
+
+
+def read_token(file: Path) -> str:
+    """The bearer token of a token file: 16 to 512 visible characters."""
+    text = _read_private(file, "token_file")
+    if not _TOKEN.fullmatch(text):
+        raise ConfigError("token_file", f"{file} does not hold 16 to 512 visible characters", _make_command(file))
+    return text
+
+
+def job_user_warning(config: AgentConfig) -> str:
+    """A sentence when jobs can read the swarm's secrets, else empty text."""
+    if os.geteuid() != 0:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        return f"jobs run as {user}, the agent's own user, and can read the swarm's key and token"
+    if config.job_user in ("", "root"):
+        return 'jobs run as root and can read the swarm\'s key and token; set job_user, for example job_user = "nobody"'
+    return ""
+
+
+def check_job_user(config: AgentConfig) -> None:
+    """Raise `ConfigError` unless jobs can be started as `job_user`."""
+    if not config.job_user:
+        return
+    try:
+        account = pwd.getpwnam(config.job_user)
+    except KeyError as error:
+        remedy = f"create it with: useradd --system --create-home {config.job_user}"
+        raise ConfigError("job_user", f"there is no account {config.job_user!r} on this machine", remedy) from error
+    if os.geteuid() not in (0, account.pw_uid):
+        problem = f"cannot start jobs as {config.job_user!r}: the agent does not run as root"
+        raise ConfigError("job_user", problem, "start the agent as root, or remove job_user")
+
+
+def _read_private(file: Path, setting: str) -> str:
+    try:
+        with file.open(encoding="ascii") as stream:
+            status = os.fstat(stream.fileno())
+            text = stream.read(4_096).strip()
+    except FileNotFoundError as error:
+        raise ConfigError(setting, f"{file} does not exist", _make_command(file)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(setting, f"{file} cannot be read: {error}", "check its owner, mode and content") from error
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & ~MODE_ALLOWED:
+        raise ConfigError(setting, f"{file} has mode {mode:04o}, others could read it", f"run: chmod 0600 {file}")
+    if status.st_uid not in (0, os.geteuid()):
+        owner = f"user id {status.st_uid}"
+        raise ConfigError(setting, f"{file} belongs to {owner}, who could change it", f"run: chown root {file}")
+    return text
+
+
+def _made(file: Path) -> Path:
+    """The file, made with a fresh secret unless it is there; for agents that only this machine can reach."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return file
+    except OSError as error:
+        raise ConfigError(
+            "data_dir", f"{file} cannot be made: {error.strerror}", "check path and permissions"
+        ) from error
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(generate_key() + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return file
+
+
+def _make_command(file: Path) -> str:
+    return f"make one with: (umask 077; swarm-agent --generate-key > {file})"
