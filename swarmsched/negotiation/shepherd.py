@@ -106,12 +106,12 @@ class JobShepherd:
     @property
     def is_waiting(self) -> bool:
         """Queued, with no attempt and no write under way: may be placed."""
-        return (
-            self._record.state is JobState.QUEUED
-            and self._attempt is None
-            and self._write_in_flight is None
-            and not self._writes
-        )
+        return self._record.state is JobState.QUEUED and self._attempt is None and not self.is_writing
+
+    @property
+    def is_writing(self) -> bool:
+        """A register update is under way or waits its turn."""
+        return self._write_in_flight is not None or bool(self._writes)
 
     @property
     def unanswered_holds(self) -> tuple[Share, ...]:
@@ -242,7 +242,7 @@ class JobShepherd:
         if attempt is None:
             return []
         match attempt.phase:
-            case AttemptPhase.HELD if not self._writes and self._write_in_flight is None:
+            case AttemptPhase.HELD if not self.is_writing:
                 return self._write_prepared(attempt, now_s)
             case AttemptPhase.STAGING:
                 self._phase = self._staging_phase()
@@ -517,7 +517,7 @@ class JobShepherd:
 
     def _time_limit_deadline_s(self) -> float:
         has_limit = self._record.spec.time_limit_s > 0 and self._record.stop_reason is EndReason.NONE
-        is_running = self._record.state is JobState.RUNNING and not self._writes and self._write_in_flight is None
+        is_running = self._record.state is JobState.RUNNING and not self.is_writing
         return self.running_since_s + self._record.spec.time_limit_s if has_limit and is_running else float("inf")
 
     def note_silent_node(self, node: NodeId, silent_s: float) -> None:
