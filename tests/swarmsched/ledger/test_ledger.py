@@ -1,0 +1,580 @@
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from swarmsched.api import JobSpec
+from swarmsched.effects import Persist
+from swarmsched.errors import StorageError
+from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ledger.booking import BookingState
+from swarmsched.ledger.ledger import FENCE_KEPT_S, STORED_ANSWERS_MAX, Ledger
+from swarmsched.ledger.message import (
+    CommitRequest,
+    HoldRequest,
+    LaunchRequest,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+)
+from swarmsched.resources import Demand, Gpu, GpuHealth, NodeResources, Share
+from swarmsched.task import TaskOrder
+
+NODE, SHEPHERD, HEIR = NodeId("gpu1"), NodeId("s1"), NodeId("s2")
+IDS = [make_job_id(float(n), random.Random(n)) for n in range(6)]
+JOB, OTHER = IDS[0], IDS[1]
+GIB = 2**30
+
+
+def resources(gpus: int = 4, cpus: int = 32, memory_bytes: int = 256 * GIB, model: str = "H100") -> NodeResources:
+    return NodeResources(tuple(Gpu(f"gpu-{n}", n, model, 80 * GIB) for n in range(gpus)), cpus, memory_bytes)
+
+
+def with_health(offered: NodeResources, index: int, health: GpuHealth) -> NodeResources:
+    gpus = tuple(replace(gpu, health=health) if gpu.index == index else gpu for gpu in offered.gpus)
+    return replace(offered, gpus=gpus)
+
+
+class Owner:
+    """A ledger with its disk; every command validates the ledger and applies the writes."""
+
+    def __init__(self, offered: NodeResources | None = None) -> None:
+        self.disk: dict[str, bytes] = {}
+        self.generation = 1
+        self.now_s = 100.0
+        self.command_id = 0
+        self.writes: list[Persist] = []
+        self.offered = offered or resources()
+        self.ledger = Ledger(NODE, 1)
+        self.ledger.offer(self.offered, self.now_s)
+
+    def restart(self) -> None:
+        self.generation += 1
+        self.ledger = Ledger(NODE, self.generation)
+        self.ledger.restore(self.disk, self.now_s)
+        self.ledger.validate()
+        self.ledger.offer(self.offered, self.now_s)
+        self.ledger.validate()
+
+    def keep(self, result):
+        answer, self.writes = result
+        self.store(self.writes)
+        return answer
+
+    def store(self, writes: list[Persist]) -> None:
+        for write in writes:
+            assert write.room == "ledger"
+            if write.value is None:
+                del self.disk[write.key]
+            else:
+                self.disk[write.key] = write.value
+        self.ledger.validate()
+
+    def fields(self, job: JobId, attempt: int, epoch: int, shepherd: NodeId, command_id: int | None) -> dict:
+        self.command_id += 1
+        number = self.command_id if command_id is None else command_id
+        return {"job_id": job, "epoch": epoch, "attempt": attempt, "command_id": number, "shepherd": shepherd}
+
+    def hold(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, ranks=1, demand=None, ttl_s=5.0):
+        request = HoldRequest(
+            **self.fields(job, attempt, epoch, shepherd, command_id),
+            ranks=ranks,
+            demand=demand or Demand(gpus=1),
+            policy_id="fifo",
+            rank_key=(0,),
+            wants_rendezvous=False,
+            ttl_s=ttl_s,
+        )
+        return self.keep(self.ledger.hold(request, self.now_s))
+
+    def commit(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None):
+        order = TaskOrder(job, epoch, attempt, NODE, JobSpec(command=("true",)), (Share(NODE, 1),), "", 0)
+        request = CommitRequest(**self.fields(job, attempt, epoch, shepherd, command_id), order=order)
+        return self.keep(self.ledger.commit(request, self.now_s))
+
+    def release(self, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None):
+        return self.keep(
+            self.ledger.release(ReleaseRequest(**self.fields(job, attempt, epoch, shepherd, command_id)), self.now_s)
+        )
+
+    def check(self, kind, job=JOB, attempt=1, epoch=1, shepherd=SHEPHERD, command_id=None, **more):
+        command = kind(**self.fields(job, attempt, epoch, shepherd, command_id), **more)
+        return self.keep(self.ledger.check(command, self.now_s))
+
+    def end(self, job=JOB, attempt=1):
+        return self.keep(self.ledger.end(job, attempt, self.now_s))
+
+    def expire(self):
+        return self.keep(self.ledger.expire(self.now_s))
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+# --- holds
+
+
+def test_a_hold_books_the_first_suitable_gpus_and_is_on_disk_before_the_answer(owner):
+    answer = owner.hold(ranks=2, demand=Demand(gpus=1, cpus=4, memory_bytes=GIB))
+    assert answer.refusal is Refusal.NONE
+    assert answer.owner == NODE
+    assert (answer.free.gpus, answer.free.cpus, answer.free.memory_bytes) == (2, 24, 254 * GIB)
+    (entry,) = owner.ledger.entries
+    assert (entry.state, entry.gpus, entry.deadline_s) == (BookingState.HELD, ("gpu-0", "gpu-1"), 105.0)
+    assert [write.key for write in owner.writes] == ["schema", f"fence/{JOB}", f"booking/{JOB}/1"]
+
+
+def test_what_does_not_fit_is_refused_with_the_free_state_and_leaves_no_trace(owner):
+    answer = owner.hold(ranks=5)
+    assert answer.refusal is Refusal.DOES_NOT_FIT
+    assert answer.detail == "asked for 5 GPUs of 4 free"
+    assert answer.free == owner.ledger.report()
+    assert (owner.writes, owner.ledger.entries, owner.ledger.epoch_of(JOB)) == ([], (), 0)
+
+
+def test_cpus_and_memory_count_only_when_demanded(owner):
+    assert owner.hold(demand=Demand(cpus=33)).refusal is Refusal.DOES_NOT_FIT
+    assert owner.hold(demand=Demand(memory_bytes=257 * GIB)).refusal is Refusal.DOES_NOT_FIT
+    assert owner.hold(demand=Demand(gpus=4)).free.cpus == 32
+    assert owner.hold(OTHER, demand=Demand(), ranks=100).refusal is Refusal.NONE
+
+
+def test_gpu_type_and_memory_are_honoured(owner):
+    assert owner.hold(demand=Demand(gpus=1, gpu_type="A100")).refusal is Refusal.DOES_NOT_FIT
+    assert owner.hold(demand=Demand(gpus=1, gpu_memory_bytes=81 * GIB)).refusal is Refusal.DOES_NOT_FIT
+    assert owner.hold(demand=Demand(gpus=1, gpu_type="h100")).refusal is Refusal.NONE
+
+
+def test_a_repeated_command_id_gets_the_stored_verdict_and_the_present_free_state(owner):
+    first = owner.hold(command_id=7)
+    owner.hold(OTHER)
+    again = owner.hold(command_id=7)
+    assert owner.writes == []
+    assert replace(again, free=first.free) == first
+    assert again.free.gpus == 2
+    refused = owner.hold(IDS[2], ranks=3, command_id=1)
+    assert refused.refusal is Refusal.DOES_NOT_FIT
+
+
+def test_a_stored_refusal_stays_a_refusal_when_resources_come_free(owner):
+    owner.hold(ranks=3)
+    assert owner.hold(attempt=2, ranks=5, command_id=50).refusal is Refusal.DOES_NOT_FIT
+    owner.release(attempt=1)
+    assert owner.hold(attempt=2, ranks=5, command_id=50).refusal is Refusal.DOES_NOT_FIT
+
+
+def test_a_hold_repeated_under_a_new_id_renews_its_deadline_without_a_second_booking(owner):
+    owner.hold()
+    owner.now_s += 3.0
+    assert owner.hold().refusal is Refusal.NONE
+    (entry,) = owner.ledger.entries
+    assert entry.deadline_s == 108.0
+    assert owner.hold(ranks=2).refusal is Refusal.DOES_NOT_FIT
+
+
+def test_a_hold_expires_at_its_deadline_and_not_before(owner):
+    owner.hold()
+    owner.now_s = owner.ledger.next_deadline_s - 0.001
+    assert owner.expire() == []
+    owner.now_s = owner.ledger.next_deadline_s
+    (expired,) = owner.expire()
+    assert (expired.job_id, expired.epoch, expired.attempt, expired.shepherd) == (JOB, 1, 1, SHEPHERD)
+    assert owner.ledger.free(owner.now_s).gpus == owner.offered.gpus
+    assert owner.ledger.next_deadline_s == math.inf
+    assert not [key for key in owner.disk if key.startswith("booking/")]
+
+
+def test_a_hold_of_a_later_attempt_replaces_the_earlier_hold_of_the_same_job(owner):
+    owner.hold(attempt=1, ranks=4)
+    assert owner.hold(attempt=2, ranks=4).refusal is Refusal.DOES_NOT_FIT
+    owner.release(attempt=1)
+    owner.hold(attempt=2, ranks=2)
+    owner.hold(attempt=3, ranks=2)
+    assert [entry.attempt for entry in owner.ledger.entries] == [3]
+    assert owner.hold(attempt=2).refusal is Refusal.RELEASED_ATTEMPT
+
+
+# --- commit
+
+
+def test_a_commit_makes_a_lease_without_deadline(owner):
+    owner.hold()
+    owner.now_s += 4.9
+    assert owner.commit().free.running_ranks == 1
+    (entry,) = owner.ledger.entries
+    assert (entry.state, entry.deadline_s) == (BookingState.LEASED, math.inf)
+    owner.now_s += 1e6
+    assert owner.expire() == []
+
+
+def test_a_commit_of_an_expired_or_unknown_hold_is_refused(owner):
+    assert owner.commit().refusal is Refusal.EXPIRED
+    owner.hold()
+    owner.now_s += 5.0
+    assert owner.commit().refusal is Refusal.EXPIRED
+    owner.expire()
+    assert owner.commit().refusal is Refusal.EXPIRED
+
+
+def test_a_commit_under_a_higher_epoch_takes_the_hold_over(owner):
+    owner.hold()
+    assert owner.commit(epoch=2, shepherd=HEIR).refusal is Refusal.NONE
+    (entry,) = owner.ledger.entries
+    assert (entry.epoch, entry.shepherd, entry.state) == (2, HEIR, BookingState.LEASED)
+    assert owner.commit(epoch=1).refusal is Refusal.STALE_EPOCH
+
+
+def test_a_commit_of_another_attempt_does_not_touch_the_hold(owner):
+    owner.hold(attempt=2)
+    assert owner.commit(attempt=1).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.commit(attempt=3).refusal is Refusal.EXPIRED
+    assert [entry.state for entry in owner.ledger.entries] == [BookingState.HELD]
+
+
+# --- fences
+
+
+@pytest.mark.parametrize("name", ["hold", "commit", "release", "launch", "stop", "signal", "status"])
+def test_every_command_of_a_lower_epoch_is_refused_and_changes_nothing(owner, name):
+    owner.hold(epoch=3)
+    owner.commit(epoch=3)
+    before, disk = owner.ledger.entries, dict(owner.disk)
+    commands = {
+        "hold": lambda: owner.hold(epoch=2, attempt=9),
+        "commit": lambda: owner.commit(epoch=2),
+        "release": lambda: owner.release(epoch=2),
+        "launch": lambda: owner.check(LaunchRequest, epoch=2),
+        "stop": lambda: owner.check(StopRequest, epoch=2, grace_s=1.0),
+        "signal": lambda: owner.check(SignalRequest, epoch=2, signal=15),
+        "status": lambda: owner.check(StatusRequest, epoch=2),
+    }
+    answer = commands[name]()
+    assert (answer.refusal, answer.epoch) == (Refusal.STALE_EPOCH, 3)
+    assert (owner.ledger.entries, owner.disk) == (before, disk)
+
+
+def test_a_stored_yes_of_an_earlier_epoch_is_not_repeated(owner):
+    owner.hold(command_id=1)
+    owner.check(StatusRequest, epoch=2, shepherd=HEIR)
+    assert owner.hold(command_id=1).refusal is Refusal.STALE_EPOCH
+
+
+def test_the_fence_survives_the_end_of_the_lease_and_a_restart(owner):
+    owner.hold(epoch=4)
+    owner.commit(epoch=4)
+    owner.end()
+    owner.restart()
+    assert owner.hold(epoch=3, attempt=2).refusal is Refusal.STALE_EPOCH
+    assert owner.hold(epoch=4, attempt=1).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.hold(epoch=4, attempt=2).refusal is Refusal.NONE
+
+
+def test_a_release_that_overtakes_its_hold_wins(owner):
+    assert owner.release(attempt=2).refusal is Refusal.NONE
+    assert owner.hold(attempt=2).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.hold(attempt=1).refusal is Refusal.RELEASED_ATTEMPT
+    owner.restart()
+    assert owner.hold(attempt=2).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.hold(attempt=3).refusal is Refusal.NONE
+
+
+def test_a_late_release_cannot_hurt_a_newer_attempt(owner):
+    owner.hold(attempt=2)
+    owner.release(attempt=1)
+    assert [entry.attempt for entry in owner.ledger.entries] == [2]
+
+
+def test_fences_of_idle_jobs_are_dropped_after_an_hour(owner):
+    owner.hold()
+    owner.hold(OTHER)
+    owner.release(OTHER)
+    owner.now_s += FENCE_KEPT_S + 1.0
+    owner.expire()
+    assert owner.ledger.epoch_of(OTHER) == 0
+    assert owner.ledger.epoch_of(JOB) == 1
+    assert f"fence/{OTHER}" not in owner.disk
+    owner.now_s += FENCE_KEPT_S + 1.0
+    owner.expire()
+    assert sorted(owner.disk) == ["schema"]
+
+
+def test_stored_answers_per_job_are_bounded(owner):
+    for _ in range(3 * STORED_ANSWERS_MAX):
+        owner.hold()
+
+
+# --- release, end, checks
+
+
+def test_releasing_a_hold_frees_it_at_once(owner):
+    owner.hold()
+    assert owner.release().free.gpus == 4
+    assert owner.ledger.entries == ()
+
+
+def test_releasing_a_lease_drains_until_no_process_is_left(owner):
+    owner.hold()
+    owner.commit()
+    assert owner.release().free.gpus == 3
+    assert [entry.state for entry in owner.ledger.entries] == [BookingState.DRAINING]
+    assert owner.commit().refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.check(LaunchRequest).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.check(StopRequest, grace_s=0.0).refusal is Refusal.NONE
+    assert owner.release().refusal is Refusal.NONE
+    assert owner.end() is True
+    assert owner.end() is False
+    assert owner.ledger.report().gpus == 4
+
+
+def test_an_ended_attempt_cannot_be_held_again(owner):
+    owner.hold()
+    owner.commit()
+    assert owner.end() is True
+    assert owner.hold().refusal is Refusal.RELEASED_ATTEMPT
+
+
+def test_the_end_of_processes_does_not_touch_a_mere_hold(owner):
+    owner.hold()
+    assert owner.end() is False
+    assert len(owner.ledger.entries) == 1
+
+
+def test_launch_stop_and_signal_need_a_lease_and_status_only_a_booking(owner):
+    assert owner.check(LaunchRequest).refusal is Refusal.UNKNOWN
+    assert owner.check(StatusRequest).refusal is Refusal.UNKNOWN
+    owner.hold()
+    assert owner.check(LaunchRequest).refusal is Refusal.NOT_COMMITTED
+    assert owner.check(SignalRequest, signal=10).refusal is Refusal.NOT_COMMITTED
+    assert owner.check(StopRequest, grace_s=1.0).refusal is Refusal.NOT_COMMITTED
+    assert owner.check(StatusRequest).refusal is Refusal.NONE
+    owner.commit()
+    assert owner.check(LaunchRequest).refusal is Refusal.NONE
+    assert owner.check(SignalRequest, signal=10).refusal is Refusal.NONE
+
+
+def test_a_status_request_of_a_higher_epoch_takes_the_reports_over(owner):
+    owner.hold()
+    owner.commit()
+    assert owner.check(StatusRequest, epoch=2, shepherd=HEIR).refusal is Refusal.NONE
+    assert owner.ledger.entries[0].shepherd == HEIR
+    owner.restart()
+    assert (owner.ledger.entries[0].shepherd, owner.ledger.entries[0].epoch) == (HEIR, 2)
+
+
+def test_repeated_tells_a_second_signal_from_a_first(owner):
+    owner.hold()
+    owner.commit()
+    first = SignalRequest(JOB, 1, 1, 99, SHEPHERD, 10)
+    assert owner.ledger.repeated(first) is None
+    owner.keep(owner.ledger.check(first, owner.now_s))
+    again = owner.ledger.repeated(first)
+    assert again is not None
+    assert again.refusal is Refusal.NONE
+
+
+def test_an_amended_answer_is_what_a_repeated_hold_gets(owner):
+    answer = owner.hold(command_id=5)
+    owner.ledger.amend(replace(answer, rendezvous_host="10.0.0.1", rendezvous_port=29_500))
+    again = owner.hold(command_id=5)
+    assert (again.rendezvous_host, again.rendezvous_port) == ("10.0.0.1", 29_500)
+
+
+def test_forgetting_a_closed_job_frees_holds_but_not_leases(owner):
+    owner.hold()
+    assert owner.keep(owner.ledger.forget(JOB, owner.now_s)) is True
+    assert owner.ledger.entries == ()
+    owner.hold(OTHER)
+    owner.commit(OTHER)
+    assert owner.keep(owner.ledger.forget(OTHER, owner.now_s)) is False
+    assert len(owner.ledger.entries) == 1
+
+
+# --- telemetry, draining, version
+
+
+def test_only_healthy_gpus_are_offered(owner):
+    for health in (GpuHealth.FOREIGN, GpuHealth.UNHEALTHY, GpuHealth.STALE):
+        owner.ledger.offer(with_health(owner.offered, 0, health), owner.now_s)
+        assert [gpu.index for gpu in owner.ledger.free(owner.now_s).gpus] == [1, 2, 3]
+
+
+def test_a_booked_gpu_stays_booked_whatever_becomes_of_it(owner):
+    owner.hold()
+    owner.ledger.offer(with_health(owner.offered, 0, GpuHealth.UNHEALTHY), owner.now_s)
+    owner.ledger.validate()
+    assert owner.commit().free.gpus == 3
+    owner.ledger.offer(replace(owner.offered, gpus=owner.offered.gpus[1:]), owner.now_s)
+    owner.ledger.validate()
+    assert owner.ledger.gpus_of(JOB, 1) == ()
+    owner.ledger.offer(owner.offered, owner.now_s)
+    assert owner.ledger.report().gpus == 3
+    assert [gpu.uuid for gpu in owner.ledger.gpus_of(JOB, 1)] == ["gpu-0"]
+
+
+def test_the_version_grows_exactly_when_the_free_state_changes(owner):
+    version = owner.ledger.version
+    owner.ledger.offer(owner.offered, owner.now_s)
+    assert owner.ledger.version == version
+    owner.ledger.offer(with_health(owner.offered, 0, GpuHealth.FOREIGN), owner.now_s)
+    assert owner.ledger.version == version + 1
+    assert owner.hold().free.version > version + 1
+
+
+def test_a_draining_node_refuses_holds_but_keeps_its_word(owner):
+    owner.hold()
+    owner.store(owner.ledger.set_draining(True))
+    assert owner.hold(OTHER).refusal is Refusal.DRAINING
+    assert owner.hold(OTHER, demand=Demand()).refusal is Refusal.DRAINING
+    assert owner.ledger.report().gpus == 0
+    assert owner.commit().refusal is Refusal.NONE
+    owner.restart()
+    assert owner.ledger.is_draining
+    owner.store(owner.ledger.set_draining(False))
+    assert owner.hold(OTHER).refusal is Refusal.NONE
+
+
+# --- restarts
+
+
+def test_leases_survive_a_restart_and_holds_get_their_full_time_again(owner):
+    owner.hold()
+    owner.commit()
+    owner.hold(OTHER, ttl_s=5.0)
+    owner.now_s += 4.0
+    owner.restart()
+    lease, hold = owner.ledger.entries
+    assert (lease.job_id, lease.state) == (JOB, BookingState.LEASED)
+    assert (hold.job_id, hold.deadline_s) == (OTHER, owner.now_s + 5.0)
+    assert owner.ledger.report().gpus == 2
+    assert owner.commit(OTHER).refusal is Refusal.NONE
+
+
+def test_commands_are_harmless_when_repeated_after_a_restart(owner):
+    owner.hold(command_id=1)
+    owner.restart()
+    assert owner.hold(command_id=1).refusal is Refusal.NONE
+    owner.commit(command_id=2)
+    owner.restart()
+    assert owner.commit(command_id=2).refusal is Refusal.NONE
+    assert owner.hold(command_id=1).refusal is Refusal.NONE
+    assert len(owner.ledger.entries) == 1
+
+
+@pytest.mark.parametrize("schema", [b"2", b"", None])
+def test_a_store_of_another_schema_version_is_refused(owner, schema):
+    owner.hold()
+    if schema is None:
+        del owner.disk["schema"]
+    else:
+        owner.disk["schema"] = schema
+    with pytest.raises(StorageError, match="ledger/schema: unknown schema version") as caught:
+        Ledger(NODE, 2).restore(owner.disk, 0.0)
+    assert "reads version 1" in caught.value.remedy
+
+
+def test_a_corrupt_or_contradicting_store_is_refused_by_entry(owner):
+    owner.hold()
+    broken = {**owner.disk, f"booking/{JOB}/1": b"\xc1"}
+    with pytest.raises(StorageError, match=f"booking/{JOB}/1"):
+        Ledger(NODE, 2).restore(broken, 0.0)
+    rival = Owner()
+    rival.hold(OTHER)
+    with pytest.raises(StorageError, match="GPU gpu-0 is booked for"):
+        Ledger(NODE, 2).restore({**owner.disk, **rival.disk}, 0.0)
+
+
+# --- any order of anything
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Commands, repeats, restarts and telemetry in any order; a plain model knows who must still have what."""
+
+    jobs = st.sampled_from(IDS)
+    attempts = st.integers(0, 4)
+    epochs = st.integers(1, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = Owner(resources(gpus=3, cpus=8))
+        self.epochs_seen: dict[JobId, int] = {}
+        self.promised: dict[tuple[JobId, int], float] = {}  # holds that must stay until then
+
+    def note(self, job: JobId, answer) -> None:
+        if answer.refusal is Refusal.STALE_EPOCH:
+            assert answer.epoch >= self.epochs_seen.get(job, 0)
+        elif answer.refusal is Refusal.NONE:
+            assert answer.epoch >= self.epochs_seen.get(job, 0)
+            self.epochs_seen[job] = answer.epoch
+
+    @rule(job=jobs, attempt=attempts, epoch=epochs, ranks=st.integers(1, 3), cpus=st.integers(0, 4))
+    def hold(self, job, attempt, epoch, ranks, cpus):
+        answer = self.owner.hold(job, attempt, epoch, ranks=ranks, demand=Demand(gpus=1, cpus=cpus))
+        self.note(job, answer)
+        if answer.refusal is Refusal.NONE:
+            self.promised = {k: v for k, v in self.promised.items() if k[0] != job or k[1] >= attempt}
+            self.promised[job, attempt] = self.owner.now_s + 5.0
+
+    @rule(job=jobs, attempt=attempts, epoch=epochs)
+    def commit(self, job, attempt, epoch):
+        answer = self.owner.commit(job, attempt, epoch)
+        self.note(job, answer)
+        if answer.refusal is Refusal.NONE:
+            self.promised[job, attempt] = math.inf
+
+    @rule(job=jobs, attempt=attempts, epoch=epochs)
+    def release(self, job, attempt, epoch):
+        answer = self.owner.release(job, attempt, epoch)
+        self.note(job, answer)
+        if answer.refusal is Refusal.NONE:
+            self.promised.pop((job, attempt), None)
+
+    @rule(job=jobs, attempt=attempts)
+    def end(self, job, attempt):
+        if self.owner.end(job, attempt):
+            self.promised.pop((job, attempt), None)
+
+    @rule(job=jobs, attempt=attempts, epoch=epochs)
+    def status(self, job, attempt, epoch):
+        self.note(job, self.owner.check(StatusRequest, job, attempt, epoch))
+
+    @rule(elapsed_s=st.floats(0.0, 8.0))
+    def expire(self, elapsed_s):
+        self.owner.now_s += elapsed_s
+        for expired in self.owner.expire():
+            assert self.promised.pop((expired.job_id, expired.attempt)) <= self.owner.now_s
+
+    @rule()
+    def restart(self):
+        self.owner.restart()
+        for key, deadline_s in self.promised.items():
+            if deadline_s < math.inf:
+                self.promised[key] = self.owner.now_s + 5.0
+
+    @rule(index=st.integers(0, 2), health=st.sampled_from(GpuHealth))
+    def read_telemetry(self, index, health):
+        self.owner.offered = with_health(self.owner.offered, index, health)
+        self.owner.ledger.offer(self.owner.offered, self.owner.now_s)
+
+    @invariant()
+    def every_promise_is_kept(self):
+        booked = {(entry.job_id, entry.attempt) for entry in self.owner.ledger.entries}
+        assert set(self.promised) <= booked
+
+    @invariant()
+    def nothing_is_booked_twice(self):
+        self.owner.ledger.validate()
+        uuids = [uuid for entry in self.owner.ledger.entries for uuid in entry.gpus]
+        assert len(uuids) == len(set(uuids)) <= 3
+        assert sum(entry.cpus for entry in self.owner.ledger.entries) <= 8
+
+
+TestAnyOrder = LedgerMachine.TestCase
+TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
