@@ -7,8 +7,9 @@ mappings, with an empty one every `HEARTBEAT_S` while there is nothing to say.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import aiohttp
 import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
@@ -29,6 +30,7 @@ ITEM_BYTES_MAX = 32 * 2**20
 Payload = dict[str, Any]
 QueryHandler = Callable[[NodeId, Payload], Awaitable[Payload]]
 StreamHandler = Callable[[NodeId, Payload], AsyncIterator[Payload]]
+H = TypeVar("H")
 
 log = logging.getLogger("swarm.transport")
 
@@ -62,7 +64,7 @@ class PeerRpc:
         Raises `AgentUnreachable` when there was none in time, `UnknownJob` or `RemoteProtocolError` for a refusal.
         """
         if node_id == self._node_id:
-            return await self._local(self._query_handlers, kind)(node_id, payload)
+            return await self._known(self._query_handlers, kind)(node_id, payload)
         path = f"{envelope.PREFIX}/query/{kind}"
         url = self._channel.url_of(node_id, path)
         body = envelope.seal_request(self._sealer, path, self._node_id, node_id, payload)
@@ -81,7 +83,7 @@ class PeerRpc:
     async def query_stream(self, node_id: NodeId, kind: str, payload: Payload) -> AsyncIterator[Payload]:
         """Answers as they come; raises as `query` does, also in the middle.  Close the iterator to end it."""
         if node_id == self._node_id:
-            async for item in self._local(self._stream_handlers, kind)(node_id, payload):
+            async for item in self._known(self._stream_handlers, kind)(node_id, payload):
                 yield item
             return
         path = f"{envelope.PREFIX}/stream/{kind}"
@@ -100,7 +102,7 @@ class PeerRpc:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise AgentUnreachable([str(node_id)], _cause(error)) from error
 
-    def _local(self, handlers: dict[str, Any], kind: str) -> Any:
+    def _known(self, handlers: dict[str, H], kind: str) -> H:
         handler = handlers.get(kind)
         if handler is None:
             raise RemoteProtocolError(f"questions of kind {kind!r} are not answered here", peer=self._node_id)
@@ -130,8 +132,8 @@ class PeerRpc:
         try:
             async with asyncio.timeout(HANDLER_TIMEOUT_S):
                 payload = dict(envelope.as_mapping(opened.content, opened.sender))
-                answer = {"ok": await self._local(self._query_handlers, kind)(opened.sender, payload)}
-        except Exception as error:  # a fault of one handler is told to the asker, whatever it is
+                answer = {"ok": await self._known(self._query_handlers, kind)(opened.sender, payload)}
+        except Exception as error:  # noqa: BLE001  # a fault of one handler is told to the asker, whatever it is
             answer = _error_of(error, kind)
         body = self._sealer.seal_body("POST", request.path, envelope.pack(answer), opened.context)
         return web.Response(body=body, content_type=envelope.CONTENT_TYPE)
@@ -146,13 +148,15 @@ class PeerRpc:
         last = b""
         try:
             payload = dict(envelope.as_mapping(opened.content, opened.sender))
-            async for answer in _with_heartbeats(self._local(self._stream_handlers, kind)(opened.sender, payload)):
-                plain = envelope.pack(answer)
-                for at in range(0, len(plain), BODY_FRAME_BYTES):
-                    await response.write(writer.frame(plain[at : at + BODY_FRAME_BYTES]))
+            items = self._known(self._stream_handlers, kind)(opened.sender, payload)
+            async with aclosing(_with_heartbeats(items)) as answers:
+                async for answer in answers:
+                    plain = envelope.pack(answer)
+                    for at in range(0, len(plain), BODY_FRAME_BYTES):
+                        await response.write(writer.frame(plain[at : at + BODY_FRAME_BYTES]))
         except ConnectionError:
             return response  # the asker closed its iterator
-        except Exception as error:  # as for queries
+        except Exception as error:  # noqa: BLE001  # as for queries
             last = envelope.pack(_error_of(error, kind))
         await response.write(writer.frame(last, is_last=True))
         await response.write_eof()
@@ -166,7 +170,7 @@ class PeerRpc:
             raise web.HTTPBadRequest(text=str(error)) from error
 
 
-async def _with_heartbeats(items: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
+async def _with_heartbeats(items: AsyncIterator[Payload]) -> AsyncGenerator[Payload, None]:
     """Wrap each item, and give an empty mapping whenever there was none for `HEARTBEAT_S`; closes `items`."""
     pending: asyncio.Task[Payload] | None = None
     try:
@@ -190,7 +194,7 @@ async def _with_heartbeats(items: AsyncIterator[Payload]) -> AsyncIterator[Paylo
             await items.aclose()
 
 
-def _register(handlers: dict[str, Any], kind: str, handler: object) -> None:
+def _register(handlers: dict[str, H], kind: str, handler: H) -> None:
     if kind in handlers:
         raise LocalProtocolError("has a handler already", kind=kind)
     handlers[kind] = handler
@@ -206,7 +210,7 @@ def _error_of(error: Exception, kind: str) -> Payload:
             return {"error": ["timeout", f"the answer took longer than {HANDLER_TIMEOUT_S:g} s"]}
         case _:
             log.error("peer question failed kind=%s", kind, exc_info=error)
-            return {"error": ["internal", f"{type(error).__name__}: {error}"]}
+            return {"error": ["internal", f"{type(error).__name__}: {error}"[:1_000]]}
 
 
 def _result(answer: object, node_id: NodeId) -> Payload | None:
@@ -220,7 +224,7 @@ def _result(answer: object, node_id: NodeId) -> Payload | None:
             raise AgentUnreachable([str(node_id)], problem)
         case {"error": [str(code), str(problem)]}:
             raise RemoteProtocolError(problem, kind=code, peer=node_id)
-        case {}:
+        case dict() if not answer:
             return None
         case _:
             raise RemoteProtocolError("an answer is neither ok nor error", peer=node_id)
