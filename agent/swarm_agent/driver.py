@@ -55,7 +55,9 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_s = float("inf")  # when the timer should fire; late by more than LAG_REPORTED_S is lag
         self._is_running = False
+        self._on_stepped: list[Callable[[], None]] = []
         self.counters: Counter[str] = Counter()  # events, effects by class name; step_errors, perform_errors, ...
+        self._stepped_count = 0
         self.lag_s_max = 0.0
 
     @property
@@ -81,6 +83,10 @@ class Driver:
                 handle.cancel()
         return await self._barrier.close(timeout_s)
 
+    def on_stepped(self, callback: Callable[[], None]) -> None:
+        """Call back after each turn in which the core took in something; must be cheap and must not raise."""
+        self._on_stepped.append(callback)
+
     def post(self, event: Event) -> None:
         """Hand an event to the core in the next turn."""
         self._inbox.append(event)
@@ -99,6 +105,7 @@ class Driver:
 
     def _turn(self) -> None:
         self._turn_handle = None
+        stepped_count = self._stepped_count
         self._report_lag()
         for _ in range(min(len(self._inbox), EVENTS_PER_TURN)):
             item = self._inbox.popleft()
@@ -112,6 +119,9 @@ class Driver:
         self._arm()
         if self._inbox:
             self._schedule_turn()
+        if self._stepped_count != stepped_count:
+            for callback in self._on_stepped:
+                callback()
 
     def _report_lag(self) -> None:
         lag_s = self._clock() - self._armed_for_s
@@ -122,6 +132,7 @@ class Driver:
 
     def _step(self, event: Event) -> None:
         self.counters[type(event).__name__] += 1
+        self._stepped_count += 1
         try:
             effects = self._machine.step(event, self._clock())
         except Exception:  # the one place: a fault in a handler costs its event, not the agent
