@@ -1,11 +1,38 @@
-"""Reading the output of tasks: skeleton of signatures, filled in shortly."""
+"""Output of the tasks of this node: reading it by cursor, following it as it grows, and removing it in time.
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+The shim writes (see `shim.LogWriter` for the format and what is kept); while no shim runs, that is before a task
+starts and after one was lost, the agent adds lines of its own by `say`.  So a log has one writer at any time.
+
+A cursor is a place in everything a rank ever wrote, not in a file: it stays good when the middle of a long log is
+dropped, and whoever comes from before the gap is told how many bytes are missing.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Collection, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from swarmsched.ids import JobId
+from swarm_agent.supervision.rendezvous import TaskKey
+from swarm_agent.supervision.shim import HEADER_BYTES, SYSTEM, LogWriter, segment_path, segments
+from swarmsched.errors import SwarmError
+from swarmsched.ids import JobId, is_job_id
+
+READ_BYTES = 2**18  # of one call, unless told otherwise
+LEAST_READ_BYTES = 2**17  # holds the largest record
+VANISHED_RETRIES = 5
+
+
+class BadCursor(SwarmError):
+    """A cursor that no answer of ours contained."""
+
+    code = "bad_cursor"
+
+    def __init__(self, cursor: str) -> None:
+        super().__init__(f"{cursor[:64]!r} is no log cursor of this task")
+        self.cursor, self.remedy = cursor, "leave it out to read from the beginning"
 
 
 class Stream(Enum):
@@ -14,6 +41,9 @@ class Stream(Enum):
     STDOUT = "stdout"
     STDERR = "stderr"
     SYSTEM = "system"  # the agent's own words, one line each
+
+
+_STREAMS = {ord("o"): Stream.STDOUT, ord("e"): Stream.STDERR, ord("s"): Stream.SYSTEM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +62,11 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Limits of kept output.  `head_bytes` of each rank are kept from its beginning, the rest from its end."""
+    """Limits of kept output.
+
+    Of each rank `limit_bytes` are kept, the first `head_bytes` and the newest rest.  Finished attempts go after
+    `retention_s`, and the oldest of them earlier when all logs together exceed `total_limit_bytes`.
+    """
 
     directory: Path
     limit_bytes: int = 64 * 2**20
@@ -41,34 +75,260 @@ class LogConfig:
     total_limit_bytes: int = 20 * 2**30
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A cursor taken apart: position in the framed log, and bytes of output before it."""
+
+    position: int
+    payload: int
+
+    def __str__(self) -> str:
+        return f"{self.position:x}.{self.payload:x}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> "_Place":
+        if not cursor:
+            return cls(0, 0)
+        position, dot, payload = cursor.partition(".")
+        try:
+            place = cls(int(position, 16), int(payload, 16))
+        except ValueError as error:
+            raise BadCursor(cursor) from error
+        if not dot or not 0 <= place.payload <= place.position < 2**56:
+            raise BadCursor(cursor)
+        return place
+
+
 class LogStore:
-    """Output of all tasks of this node, running or not."""
+    """Output of all tasks of this node, running or not.  Files are read in the calling thread, in small pieces."""
 
     def __init__(self, config: LogConfig) -> None:
         self.config = config
+        self._live: set[TaskKey] = set()
+        self._followers: dict[TaskKey, set[asyncio.Event]] = {}
 
-    def ranks(self, job_id: JobId, attempt: int) -> tuple[int, ...]:
-        """Ranks of the attempt that have a log here, in order."""
-        raise NotImplementedError
+    # Reading.
 
     def attempts(self, job_id: JobId) -> tuple[int, ...]:
         """Attempts of the job that have logs here, in order."""
-        raise NotImplementedError
+        return _numbers(self.config.directory / job_id) if is_job_id(job_id) else ()
+
+    def ranks(self, job_id: JobId, attempt: int) -> tuple[int, ...]:
+        """Ranks of the attempt that have a log here, in order."""
+        return _numbers(self.config.directory / job_id / str(attempt)) if is_job_id(job_id) else ()
 
     def read(
-        self, job_id: JobId, attempt: int, rank: int, cursor: str = "", limit_bytes: int = 2**20
+        self, job_id: JobId, attempt: int, rank: int, cursor: str = "", limit_bytes: int = READ_BYTES
     ) -> tuple[tuple[LogRecord, ...], str]:
-        """Records after the cursor ('' is the beginning), about `limit_bytes` of them, and the next cursor."""
-        raise NotImplementedError
+        """Records after the cursor ('' is the beginning), about `limit_bytes` of them, and the next cursor.
 
-    def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
+        No records: nothing more is there now.  Raises `BadCursor`.
+        """
+        directory, place = self._directory(job_id, attempt, rank), _Place.parse(cursor)
+        for _ in range(VANISHED_RETRIES):
+            try:
+                records = _read(directory, place, max(LEAST_READ_BYTES, limit_bytes))
+            except FileNotFoundError:  # the writer dropped the segment just now: look again
+                continue
+            return records, records[-1].cursor if records else str(place)
+        return (), str(place)
+
+    async def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
         """Records after the cursor and new ones as they come; ends when the task has exited and all was read."""
-        raise NotImplementedError
+        key, news = (job_id, attempt), asyncio.Event()
+        self._followers.setdefault(key, set()).add(news)
+        try:
+            while True:
+                news.clear()
+                is_live = key in self._live  # asked before reading: what comes after the answer is not missed
+                records, cursor = self.read(job_id, attempt, rank, cursor)
+                for record in records:
+                    yield record
+                if not records and not is_live:
+                    return
+                if not records:
+                    await news.wait()
+        finally:
+            self._followers[key].discard(news)
+            if not self._followers[key]:
+                del self._followers[key]
 
-    def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> str:
-        """Cursor at which the last `lines` lines begin."""
-        raise NotImplementedError
+    def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
+        """The last `lines` lines and the cursor after them."""
+        directory = self._directory(job_id, attempt, rank)
+        found: list[LogRecord] = []
+        wanted = lines + 1  # newlines from the end; the one that closes the line before ours marks the cut
+        for record in _backwards(directory):
+            if not found and not record.data.endswith(b"\n"):
+                wanted -= 1  # the last line is not finished
+            if lines <= 0:
+                return (), record.cursor
+            count = record.data.count(b"\n")
+            if count >= wanted:
+                found.append(replace(record, data=_last_lines(record.data, wanted)))
+                break
+            wanted -= count
+            found.append(record)
+        ordered = tuple(record for record in reversed(found) if record.data)
+        return ordered, found[0].cursor if found else ""
 
     def since(self, job_id: JobId, attempt: int, rank: int, utc_s: float) -> str:
-        """Cursor of the first record at or after `utc_s`."""
-        raise NotImplementedError
+        """Cursor of the first record at or after `utc_s`; the end when there is none."""
+        cursor = ""
+        while True:
+            records, following = self.read(job_id, attempt, rank, cursor)
+            if not records:
+                return cursor
+            for record in records:
+                if record.utc_s >= utc_s and not record.dropped_bytes:
+                    return cursor
+                cursor = record.cursor
+            cursor = following
+
+    # Writing and waking; called by the task runner.
+
+    def say(self, job_id: JobId, attempt: int, rank: int, text: str) -> None:
+        """Add the agent's own words, one record a line.  Only while no shim writes this log."""
+        writer = LogWriter(str(self._directory(job_id, attempt, rank)), self.config.limit_bytes, self.config.head_bytes)
+        for line in text.splitlines():
+            writer.write(SYSTEM, line.encode("utf-8", "replace") + b"\n")
+        writer.close()
+        self.wake((job_id, attempt))
+
+    def opened(self, key: TaskKey) -> None:
+        """More output of this task is to be expected: followers wait for it."""
+        self._live.add(key)
+
+    def wake(self, key: TaskKey) -> None:
+        """There is news in the task's logs."""
+        for news in self._followers.get(key, ()):
+            news.set()
+
+    def closed(self, key: TaskKey) -> None:
+        """The task has exited; followers end when they have read all."""
+        self._live.discard(key)
+        self.wake(key)
+
+    def prune(self, now_utc_s: float) -> list[Path]:
+        """Remove finished attempts that are too old, or the oldest while all are too large; what was removed."""
+        removed: list[Path] = []
+        finished = sorted(
+            (newest, size, path, key) for path, key, newest, size in self._sizes() if key not in self._live
+        )
+        total = sum(size for _, _, _, size in self._sizes())
+        for newest, size, path, _ in finished:
+            if now_utc_s - newest > self.config.retention_s or total > self.config.total_limit_bytes:
+                shutil.rmtree(path, ignore_errors=True)
+                total -= size
+                removed.append(path)
+                if not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+        return removed
+
+    def _sizes(self) -> Iterator[tuple[Path, TaskKey, float, int]]:
+        for job_id in _job_names(self.config.directory):
+            for attempt in self.attempts(job_id):
+                path = self.config.directory / job_id / str(attempt)
+                stats = [file.stat() for file in path.rglob("*")]
+                newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
+                yield path, (job_id, attempt), newest, sum(stat.st_size for stat in stats)
+
+    def _directory(self, job_id: JobId, attempt: int, rank: int) -> Path:
+        if not is_job_id(job_id):  # it becomes part of a path
+            raise BadCursor(job_id)
+        return self.config.directory / job_id / str(int(attempt)) / str(int(rank))
+
+
+def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogRecord, ...]:
+    """Records from `place` on, over segment borders and gaps."""
+    try:
+        known = segments(str(directory))
+    except FileNotFoundError:
+        return ()
+    found: list[LogRecord] = []
+    while limit_bytes > 0:
+        index = max((i for i, (start, _) in enumerate(known) if start <= place.position), default=-1)
+        if index < 0:
+            break
+        start, before = known[index]
+        piece = _read_segment(directory, start, before, place, limit_bytes)
+        if piece:
+            found.extend(piece)
+            limit_bytes -= sum(len(record.data) + HEADER_BYTES for record in piece)
+            place = _Place.parse(piece[-1].cursor)
+        elif index + 1 == len(known):
+            break
+        else:
+            following = _Place(*known[index + 1])
+            if following.payload > place.payload:
+                gap = following.payload - place.payload
+                found.append(LogRecord(Stream.SYSTEM, 0.0, b"", str(following), dropped_bytes=gap))
+            place = following
+    return tuple(found)
+
+
+def _read_segment(directory: Path, start: int, before: int, place: _Place, limit_bytes: int) -> list[LogRecord]:
+    with open(segment_path(str(directory), start, before), "rb", buffering=0) as file:  # noqa: PTH123
+        data = os.pread(file.fileno(), limit_bytes, place.position - start)
+    return _parse(data, place)
+
+
+def _parse(data: bytes, place: _Place) -> list[LogRecord]:
+    """Whole frames in `data`, which begins at `place`."""
+    found = []
+    offset, position, payload = 0, place.position, place.payload
+    while offset + HEADER_BYTES <= len(data):
+        stream = _STREAMS.get(data[offset])
+        length = int.from_bytes(data[offset + 9 : offset + HEADER_BYTES], "big")
+        if stream is None or length > LEAST_READ_BYTES:
+            raise BadCursor(str(place))
+        end = offset + HEADER_BYTES + length
+        if end > len(data):
+            break
+        utc_s = int.from_bytes(data[offset + 1 : offset + 9], "big") / 1e6
+        position, payload = position + end - offset, payload + length
+        body = data[offset + HEADER_BYTES : end]
+        found.append(LogRecord(stream, utc_s, body, f"{position:x}.{payload:x}"))
+        offset = end
+    return found
+
+
+def _backwards(directory: Path) -> Iterator[LogRecord]:
+    """All records, the newest first, up to a gap."""
+    expected = None
+    try:
+        known = segments(str(directory))
+    except FileNotFoundError:
+        return
+    for start, before in reversed(known):
+        try:
+            data = Path(segment_path(str(directory), start, before)).read_bytes()
+        except FileNotFoundError:
+            return
+        records = _parse(data, _Place(start, before))
+        end = _Place.parse(records[-1].cursor).position if records else start
+        if expected is not None and end != expected:
+            return
+        expected = start
+        yield from reversed(records)
+
+
+def _last_lines(data: bytes, newlines: int) -> bytes:
+    """What follows the `newlines`-th newline from the end."""
+    end = len(data)
+    for _ in range(newlines):
+        end = data.rfind(b"\n", 0, end)
+    return data[end + 1 :]
+
+
+def _numbers(directory: Path) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+
+
+def _job_names(directory: Path) -> Collection[JobId]:
+    if not directory.is_dir():
+        return ()
+    return [JobId(path.name) for path in directory.iterdir() if is_job_id(path.name)]

@@ -57,7 +57,9 @@ class TaskConfig:
     def __post_init__(self) -> None:
         low, high = self.rendezvous_ports
         if not 1 <= low <= high <= 65_535:
-            raise ConfigError("rendezvous_ports", f"{low}-{high} is not a range of ports", "give first-last, 1 to 65535")
+            raise ConfigError(
+                "rendezvous_ports", f"{low}-{high} is not a range of ports", "give first-last, 1 to 65535"
+            )
         if not self.data_dir.is_absolute():
             raise ConfigError("data_dir", f"{str(self.data_dir)!r} is relative", "give an absolute path")
 

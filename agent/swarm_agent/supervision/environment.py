@@ -1,0 +1,171 @@
+"""The environment of ranks: what of the agent's own they inherit, what the user set, and what torch expects.
+
+Every rank of a node sees all GPUs that the job holds there, and LOCAL_RANK picks one: that is what torchrun's users
+write (`torch.cuda.set_device(LOCAL_RANK)`).  With one visible GPU per rank such scripts would ask for GPU 1 of 1.
+GPUs are named by UUID, so an order of enumeration cannot mix them up.  Simulated GPUs are never shown to CUDA: the
+list is empty, and SWARM_SIMULATED_GPUS says how many there would be.
+
+Values win in this order: ours about rank, node and GPUs; the user's; defaults (PYTHONUNBUFFERED=1, so that output
+appears when it is printed; OMP_NUM_THREADS, the cores of the node or of the rank's demand divided among ranks);
+the agent's own, as far as the allow-list goes.
+"""
+
+import fnmatch
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmsched.errors import ConfigError
+from swarmsched.resources import Gpu
+from swarmsched.task import TaskOrder
+
+FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NEVER = ("SWARM_TOKEN*", "SWARM_AGENT_*", "SWARM_CLUSTER_KEY*")
+"""Not even an allow-list of '*' hands these on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a job runs as.  `uid` -1: the agent's own user, nothing is switched."""
+
+    name: str
+    home: str
+    shell: str
+    uid: int = -1
+    gid: int = -1
+    groups: tuple[int, ...] = ()
+
+
+def find_account(job_user: str) -> Account:
+    """The account of `job_user` when the agent is root, otherwise the agent's own.
+
+    Raises `ConfigError` for an unknown name, or for another account when the agent may not switch.
+    """
+    own = _own_account()
+    if not job_user or (job_user == own.name and os.geteuid() != 0):
+        return own
+    try:
+        entry = pwd.getpwnam(job_user)
+    except KeyError as error:
+        raise ConfigError("job_user", f"there is no account {job_user!r}", f"useradd --system {job_user}") from error
+    if os.geteuid() != 0:
+        remedy = "run the agent as root, or leave job_user empty"
+        raise ConfigError("job_user", f"only root may start processes as {job_user!r}", remedy)
+    groups = tuple(os.getgrouplist(job_user, entry.pw_gid))
+    return Account(job_user, entry.pw_dir, entry.pw_shell, entry.pw_uid, entry.pw_gid, groups)
+
+
+def _own_account() -> Account:
+    try:
+        entry = pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container's user without an entry
+        return Account(str(os.geteuid()), os.environ.get("HOME", "/"), "/bin/sh")
+    return Account(entry.pw_name, entry.pw_dir, entry.pw_shell)
+
+
+def inherited(own: Mapping[str, str], allow: Sequence[str]) -> dict[str, str]:
+    """The part of the agent's own environment that matches the allow-list."""
+    return {
+        name: value
+        for name, value in own.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER)
+    }
+
+
+def common_environment(
+    order: TaskOrder,
+    gpus: Sequence[Gpu],
+    *,
+    inherit: Mapping[str, str],
+    account: Account,
+    environment_dirs: Sequence[Path] = (),
+    cpu_count: int = 0,
+) -> dict[str, str]:
+    """What all ranks of this node share.
+
+    `environment_dirs` are virtual environments, the first one wins; `cpu_count` are the node's cores.
+    """
+    spec = order.spec
+    env = {"PATH": FALLBACK_PATH, **inherit}
+    env |= {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(_threads(order, cpu_count))}
+    env |= spec.env
+    for directory in reversed(environment_dirs):
+        env["VIRTUAL_ENV"] = str(directory)
+        env["PATH"] = f"{directory}/bin:{env['PATH']}"
+        env.pop("PYTHONHOME", None)
+    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | _torch_variables(order)
+
+
+def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
+    """What one rank has of its own.  Nothing with `per_node`: the launcher that it runs numbers its workers."""
+    if order.spec.per_node:
+        return {}
+    rank = str(order.first_rank + local_rank)
+    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "SWARM_RANK": rank}
+
+
+def process_ranks(order: TaskOrder) -> tuple[int, ...]:
+    """Global ranks of the processes started on this node; one, its first, with `per_node`."""
+    count = 1 if order.spec.per_node else order.local_ranks
+    return tuple(range(order.first_rank, order.first_rank + count))
+
+
+def _threads(order: TaskOrder, cpu_count: int) -> int:
+    if order.spec.demand.cpus:
+        return order.spec.demand.cpus
+    return max(1, cpu_count // max(1, order.local_ranks))
+
+
+def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
+    spec = order.spec
+    return {
+        "SWARM_JOB_ID": order.job_id,
+        "SWARM_JOB_NAME": spec.name,
+        "SWARM_ATTEMPT": str(order.attempt),
+        "SWARM_NODE": order.node,
+        "SWARM_NODES": ",".join(share.node for share in order.shares),
+        "SWARM_NNODES": str(len(order.shares)),
+        "SWARM_NODE_RANK": str(order.node_rank),
+        "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
+        "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
+    }
+
+
+def _gpu_variables(gpus: Sequence[Gpu]) -> dict[str, str]:
+    simulated = sum(gpu.is_simulated for gpu in gpus)
+    real = [gpu.uuid for gpu in gpus if not gpu.is_simulated]
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(real)}
+    return variables | ({"SWARM_SIMULATED_GPUS": str(simulated)} if simulated else {})
+
+
+def _torch_variables(order: TaskOrder) -> dict[str, str]:
+    """env:// of torch.distributed; with `per_node`, torchrun's defaults (it reads each option from PET_<OPTION>)."""
+    host, port = order.rendezvous_host, str(order.rendezvous_port)
+    where = {"MASTER_ADDR": host, "MASTER_PORT": port}
+    if not order.spec.per_node:
+        return where | {
+            "WORLD_SIZE": str(order.world_size),
+            "LOCAL_WORLD_SIZE": str(order.local_ranks),
+            "NODE_RANK": str(order.node_rank),
+            "GROUP_RANK": str(order.node_rank),
+            "GROUP_WORLD_SIZE": str(len(order.shares)),
+        }
+    return where | {
+        "NODE_RANK": str(order.node_rank),
+        "NNODES": str(len(order.shares)),
+        "PET_NNODES": str(len(order.shares)),
+        "PET_NODE_RANK": str(order.node_rank),
+        "PET_NPROC_PER_NODE": str(_workers(order)),
+        "PET_MASTER_ADDR": f"[{host}]" if ":" in host else host,
+        "PET_MASTER_PORT": port,
+        "PET_RDZV_ID": f"{order.job_id}.{order.attempt}",
+    }
+
+
+def _workers(order: TaskOrder) -> int:
+    """Workers that a launcher should start on this node: one per GPU, or one per rank without GPUs."""
+    return max(1, order.local_ranks * max(1, order.spec.demand.gpus))

@@ -1,0 +1,180 @@
+"""A task's directory: what the agent writes for the shim and for its own next life, and what the shim writes back.
+
+DATA/tasks/<job id>.<attempt>/
+    order.json   the order and the GPUs, for an agent that restarts
+    launch       the same for the shim, in its own simple format
+    facts, commands, lock, shim.err   see `shim`
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from swarm_agent.supervision.environment import Account
+from swarm_agent.supervision.rendezvous import TaskKey
+from swarm_agent.supervision.shim import LAUNCH_FORMAT
+from swarmsched.api import JobSpec
+from swarmsched.errors import StorageError, SwarmError
+from swarmsched.ids import JobId, NodeId, is_job_id
+from swarmsched.resources import Gpu, GpuHealth, Share
+from swarmsched.task import RankExit, TaskFailure, TaskOrder
+
+_FAILURES = {
+    "none": TaskFailure.NONE,
+    "not_found": TaskFailure.NOT_FOUND,
+    "not_executable": TaskFailure.NOT_EXECUTABLE,
+    "sync": TaskFailure.SYNC,
+    "port_taken": TaskFailure.PORT_TAKEN,
+    "internal": TaskFailure.INTERNAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything the shim needs; see `shim.Launch` for the reading side."""
+
+    key: TaskKey
+    log_dir: Path
+    log_limit_bytes: int
+    log_head_bytes: int
+    workdir: Path
+    umask: int
+    account: Account
+    grace_s: float
+    listen_fd: int
+    port: int
+    argv: tuple[str, ...]
+    common_env: Mapping[str, str]
+    rank_envs: Mapping[int, Mapping[str, str]]
+
+    def to_bytes(self) -> bytes:
+        """Strings separated by NUL; none of them may hold one, which the specification's check has seen to."""
+        account = self.account
+        parts = [LAUNCH_FORMAT, f"{self.key[0]} {self.key[1]}", str(self.log_dir)]
+        parts += [str(self.log_limit_bytes), str(self.log_head_bytes), str(self.workdir), str(self.umask)]
+        parts += [str(account.uid), str(account.gid), *_counted(str(group) for group in account.groups)]
+        parts += [str(self.grace_s), str(self.listen_fd), str(self.port)]
+        parts += [*_counted(self.argv), *_counted(_pairs(self.common_env)), str(len(self.rank_envs))]
+        for rank, env in self.rank_envs.items():
+            parts += [str(rank), *_counted(_pairs(env))]
+        return "\0".join(parts).encode("utf-8", "surrogateescape")
+
+
+def _counted(items: Any) -> list[str]:
+    listed = list(items)
+    return [str(len(listed)), *listed]
+
+
+def _pairs(env: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in env.items()]
+
+
+class FactKind(Enum):
+    """What a line of the shim's record says."""
+
+    SHIM = "shim"
+    STARTED = "started"
+    EXIT = "exit"
+    EXITED = "exited"
+
+
+@dataclass(slots=True)
+class Facts:
+    """The shim's record, read as far as it has been written."""
+
+    offset: int = 0
+    shim_pid: int = 0
+    shim_start_ticks: int = 0
+    started_utc_s: float = 0.0
+    rank_starts: dict[int, int] = field(default_factory=dict)  # pid -> start in clock ticks since boot
+    exits: dict[int, RankExit] = field(default_factory=dict)
+    is_exited: bool = False
+    failure: TaskFailure = TaskFailure.NONE
+    detail: str = ""
+
+    def read(self, path: Path) -> list[FactKind | RankExit]:
+        """Take in what was appended since the last call; what happened, in order."""
+        try:
+            with path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]  # behind it: zeros (reserved room) or a line being written
+        self.offset += len(whole)
+        return [self._take(line.decode("utf-8", "replace")) for line in whole.splitlines() if line]
+
+    def _take(self, line: str) -> FactKind | RankExit:
+        word, _, rest = line.partition(" ")
+        kind = FactKind(word)
+        if kind is FactKind.SHIM:
+            self.shim_pid, self.shim_start_ticks = (int(number) for number in rest.split())
+        elif kind is FactKind.STARTED:
+            utc, *ranks = rest.split()
+            self.started_utc_s = float(utc)
+            triples = (entry.split(":") for entry in ranks)
+            self.rank_starts = {int(pid): int(ticks) for _, pid, ticks in triples}
+        elif kind is FactKind.EXIT:
+            rank, code, signal, is_oom = (int(number) for number in rest.split()[:4])
+            self.exits[rank] = RankExit(rank, code, signal, bool(is_oom))
+            return self.exits[rank]
+        else:
+            _, failure, self.detail = rest.split(" ", 2)
+            self.failure, self.is_exited = _FAILURES[failure], True
+        return kind
+
+    @property
+    def exit_list(self) -> tuple[RankExit, ...]:
+        """Exits in rank order."""
+        return tuple(self.exits[rank] for rank in sorted(self.exits))
+
+
+def directory_name(key: TaskKey) -> str:
+    """Name of the task's directory."""
+    return f"{key[0]}.{key[1]}"
+
+
+def parse_directory_name(name: str) -> TaskKey | None:
+    """The key behind a directory's name; None for anything else that lies there."""
+    job_id, _, attempt = name.partition(".")
+    return (JobId(job_id), int(attempt)) if is_job_id(job_id) and attempt.isdecimal() else None
+
+
+def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
+    """The durable form of an order."""
+    document = {
+        "format": 1,
+        "job_id": order.job_id,
+        "epoch": order.epoch,
+        "attempt": order.attempt,
+        "node": order.node,
+        "spec": order.spec.to_json(),
+        "shares": [[share.node, share.ranks] for share in order.shares],
+        "rendezvous": [order.rendezvous_host, order.rendezvous_port],
+        "gpus": [asdict(gpu) | {"health": gpu.health.value} for gpu in gpus],
+    }
+    return json.dumps(document).encode()
+
+
+def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]]:
+    """Read it back; raises `StorageError` when it was written by another program or only half."""
+    try:
+        document = json.loads(data)
+        host, port = document["rendezvous"]
+        order = TaskOrder(
+            job_id=JobId(document["job_id"]),
+            epoch=document["epoch"],
+            attempt=document["attempt"],
+            node=NodeId(document["node"]),
+            spec=JobSpec.from_json(document["spec"]),
+            shares=tuple(Share(NodeId(node), ranks) for node, ranks in document["shares"]),
+            rendezvous_host=host,
+            rendezvous_port=port,
+        )
+        gpus = tuple(Gpu(**(gpu | {"health": GpuHealth(gpu["health"])})) for gpu in document["gpus"])
+    except (ValueError, KeyError, TypeError, SwarmError) as error:
+        raise StorageError(str(path), f"is no task order: {error}", "the task is given up; its log is kept") from error
+    return order, gpus

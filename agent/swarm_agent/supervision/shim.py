@@ -1,0 +1,719 @@
+"""The small process between an agent and the ranks of one task; it outlives the agent.
+
+Run as `python -I -S shim.py TASKDIR`, by the agent, in a session of its own.  It reads TASKDIR/launch, starts the
+ranks, writes their output to log segments, appends what happens to TASKDIR/facts, and obeys TASKDIR/commands.  It is
+a subreaper: whatever the ranks leave behind becomes its child, and it does not end before the last descendant has.
+
+Files in TASKDIR (0700, the agent's):
+    launch    written by the agent: strings separated by NUL, read by `Launch`
+    facts     written here: one line per fact, appended; exits are on disk before anybody is told
+    commands  a FIFO: `signal N` and `stop GRACE_S`, a line each
+    lock      held (flock) as long as this process lives; inherited from the agent, so there is no gap
+The agent is told of news by a line in the FIFO TASKDIR/../notify; when nobody listens the line is dropped, since all
+news is in the files.
+
+One such process stands beside every task, so its size and start count: no import of json, socket, signal or enum
+(each costs milliseconds and up to a megabyte), hence `_signal`, which the interpreter has loaded anyway.
+"""
+
+import _signal  # type: ignore[import-not-found]  # the C part of signal has no stub
+import errno
+import os
+import select
+import sys
+import time
+
+STDOUT, STDERR, SYSTEM = b"o", b"e", b"s"
+HEADER_BYTES = 13  # kind (1), microseconds since 1970 (8), length (4), big endian
+SEGMENT_SUFFIX = ".log"
+READ_BYTES = 65_536
+TAIL_BYTES = 4_096
+NOTICE_INTERVAL_S = 0.02  # the first output of a quiet rank is told at once, later output at most this often
+LEFTOVER_GRACE_S = 2.0
+KILL_INTERVAL_S = 0.05
+STUBBORN_S = 10.0
+PORT_CONFLICT_S = 10.0
+FACTS_BYTES_PER_RANK = 256
+DRAIN_READS = 16  # a pipe holds at most 1 MiB; a daemon that writes on must not keep us
+LAST_WORDS_ATTEMPTS = 600
+LAUNCH_FORMAT = "1"
+PR_SET_CHILD_SUBREAPER = 36
+GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
+SIGTERM, SIGKILL, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 17, 13, 25
+
+
+class LogWriter:
+    """Append records to the segments of one rank's log; what does not fit in `limit_bytes` leaves the middle.
+
+    A segment is named by two numbers, the position of its first byte in the whole log and the bytes of output before
+    it, so a reader can tell how much is missing between two segments.  The first segment is the head and stays; of
+    the others the oldest goes when the log is full.  A full disk costs output, never the job: what could not be
+    written is counted and said when there is room again.
+    """
+
+    def __init__(self, directory: str, limit_bytes: int, head_bytes: int) -> None:
+        self.directory = directory
+        self.head_bytes = max(4_096, min(head_bytes, limit_bytes // 2))
+        self.segment_bytes = max(4_096, (limit_bytes - self.head_bytes) // 8)
+        self.tail_segments = 7
+        self.lost_bytes = 0
+        self._fd = -1
+        self._start = self._size = self._payload = 0
+        self._is_head = True
+
+    def write(self, kind: bytes, data: bytes, utc_s: float | None = None) -> None:
+        """Append one record, or several if it is larger than a segment takes; never raises OSError."""
+        most = self.segment_bytes // 2
+        for offset in range(0, len(data), most):
+            self._write(kind, data[offset : offset + most], time.time() if utc_s is None else utc_s)
+
+    def _write(self, kind: bytes, data: bytes, utc_s: float) -> None:
+        try:
+            if self._fd < 0:
+                self._open()
+            if self.lost_bytes:
+                note = b"[%d bytes of output were lost: the disk was full]\n" % self.lost_bytes
+                self._append(SYSTEM, note, utc_s)
+                self.lost_bytes = 0
+            self._append(kind, data, utc_s)
+        except OSError:
+            self.lost_bytes += len(data)
+            self._restore()
+
+    def close(self) -> None:
+        """Close the current segment; a later write opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, kind: bytes, data: bytes, utc_s: float) -> None:
+        limit = self.head_bytes if self._is_head else self.segment_bytes
+        if self._size and self._size + HEADER_BYTES + len(data) > limit:
+            self._rotate()
+        stamp = int(utc_s * 1e6)
+        frame = kind + stamp.to_bytes(8, "big") + len(data).to_bytes(4, "big") + data
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._size += len(frame)
+        self._payload += len(data)
+
+    def _restore(self) -> None:
+        """Cut a half-written frame off, so that the log stays readable."""
+        if self._fd >= 0:
+            try:
+                os.ftruncate(self._fd, self._size)
+            except OSError:
+                self.close()
+
+    def _rotate(self) -> None:
+        start = self._start + self._size
+        fd = os.open(segment_path(self.directory, start, self._payload), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.close(self._fd)
+        self._fd, self._start, self._size, self._is_head = fd, start, 0, False
+        for old, payload in segments(self.directory)[1 : -self.tail_segments]:
+            os.unlink(segment_path(self.directory, old, payload))  # noqa: PTH108
+
+    def _open(self) -> None:
+        """Go on where an earlier writer stopped; a torn last frame is cut off."""
+        os.makedirs(self.directory, 0o700, exist_ok=True)  # noqa: PTH103
+        known = segments(self.directory) or [(0, 0)]
+        start, payload = known[-1]
+        fd = os.open(segment_path(self.directory, start, payload), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        size, added = measure(fd)
+        os.ftruncate(fd, size)
+        self._fd, self._start, self._size, self._payload = fd, start, size, payload + added
+        self._is_head = len(known) == 1 and start == 0
+
+
+def segment_path(directory: str, start: int, payload: int) -> str:
+    """Path of the segment that begins at position `start` after `payload` bytes of output."""
+    return f"{directory}/{start:014x}-{payload:014x}{SEGMENT_SUFFIX}"
+
+
+def segments(directory: str) -> list[tuple[int, int]]:
+    """(start, payload) of all segments, in order."""
+    found = []
+    for name in os.listdir(directory):  # noqa: PTH208
+        start, dash, rest = name.partition("-")
+        if dash and rest.endswith(SEGMENT_SUFFIX):
+            found.append((int(start, 16), int(rest[: -len(SEGMENT_SUFFIX)], 16)))
+    return sorted(found)
+
+
+def measure(fd: int) -> tuple[int, int]:
+    """(bytes of whole frames, bytes of output in them) of a segment."""
+    end = os.fstat(fd).st_size
+    size = payload = 0
+    while size + HEADER_BYTES <= end:
+        header = os.pread(fd, HEADER_BYTES, size)
+        length = int.from_bytes(header[9:], "big")
+        if size + HEADER_BYTES + length > end:
+            break
+        size += HEADER_BYTES + length
+        payload += length
+    return size, payload
+
+
+class Launch:
+    """The agent's order: strings separated by NUL, in a fixed sequence, lists led by their length."""
+
+    def __init__(self, data: bytes) -> None:
+        self._parts = iter(data.decode("utf-8", "surrogateescape").split("\0"))
+        if self.text() != LAUNCH_FORMAT:
+            raise ValueError("launch file of another format")
+        self.task = self.text()
+        self.log_dir = self.text()
+        self.log_limit_bytes, self.log_head_bytes = self.number(), self.number()
+        self.workdir = self.text()
+        self.umask = self.number()
+        self.uid, self.gid = self.number(), self.number()
+        self.groups = [int(group) for group in self.many()]
+        self.grace_s = float(self.text())
+        self.listen_fd, self.port = self.number(), self.number()
+        self.argv = self.many()
+        common = self.many()
+        self.ranks = [(self.number(), common + self.many()) for _ in range(self.number())]
+
+    def text(self) -> str:
+        """The next string."""
+        return next(self._parts)
+
+    def number(self) -> int:
+        """The next string as a whole number."""
+        return int(self.text())
+
+    def many(self) -> list[str]:
+        """The next list."""
+        return [self.text() for _ in range(self.number())]
+
+
+class Rank:
+    """One process and its output."""
+
+    def __init__(self, rank: int, log: LogWriter) -> None:
+        self.rank, self.log = rank, log
+        self.pid = 0
+        self.status: int | None = None  # exit code of a rank that never became the command
+        self.tail = b""  # the last of stderr, to recognise well-known deaths
+        self.pipes: dict[int, bytes] = {}  # fd -> kind
+        self.noticed_s = 0.0
+        self.has_news = False
+        self.is_running = False
+
+    def take(self, fd: int) -> bool:
+        """Read once; False when nothing is there now."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            os.close(fd)
+            del self.pipes[fd]
+            return False
+        kind = self.pipes[fd]
+        self.log.write(kind, data)
+        if kind == STDERR:
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
+        self.has_news = True
+        return True
+
+    def say(self, text: str) -> None:
+        """A line of our own in the rank's log."""
+        self.log.write(SYSTEM, text.encode("utf-8", "replace") + b"\n")
+        self.has_news = True
+
+
+class Facts:
+    """The append-only record of what happened; room is reserved first, so that a full disk cannot swallow exits."""
+
+    def __init__(self, path: str, ranks: int) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.posix_fallocate(self._fd, 0, 8_192 + FACTS_BYTES_PER_RANK * ranks)
+        self._offset = 0
+        self._pending = b""
+        self._needs_sync = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while something is queued."""
+        return bool(self._pending)
+
+    def add(self, line: str, *, is_lasting: bool = True) -> None:
+        """Queue a fact for the next `flush`."""
+        self._pending += line.replace("\n", " ").encode("utf-8", "replace") + b"\n"
+        self._needs_sync = self._needs_sync or is_lasting
+
+    def flush(self) -> bool:
+        """Write what is queued, synced if it must survive a power cut.  True when something was written."""
+        if not self._pending:
+            return False
+        os.pwrite(self._fd, self._pending, self._offset)
+        if self._needs_sync:
+            os.fdatasync(self._fd)
+        self._offset += len(self._pending)
+        self._pending, self._needs_sync = b"", False
+        return True
+
+
+class Notices:
+    """Lines to the agent, if one listens; kept and repeated only while its FIFO is full."""
+
+    def __init__(self, path: str, task: str) -> None:
+        self._path, self._task = path, task
+        self._fd = -1
+        self.waiting: list[str] = []
+
+    def send(self, what: str) -> None:
+        """Tell `what`; a listener that is not there will read the files when it comes."""
+        if what not in self.waiting:
+            self.waiting.append(what)
+        self.retry()
+
+    def retry(self) -> None:
+        """Send what waits, as far as the FIFO takes it."""
+        while self.waiting:
+            try:
+                if self._fd < 0:
+                    self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(self._fd, f"{self._task} {self.waiting[0]}\n".encode())
+            except BlockingIOError:
+                return
+            except OSError:  # nobody listens (ENXIO, EPIPE) or the FIFO is gone (ENOENT)
+                if self._fd >= 0:
+                    os.close(self._fd)
+                    self._fd = -1
+                self.waiting.clear()
+                return
+            self.waiting.pop(0)
+
+
+class Shim:
+    """The loop: output, exits, commands, deadlines."""
+
+    def __init__(self, task_dir: str) -> None:
+        self._dir = task_dir
+        with open(f"{task_dir}/launch", "rb") as file:  # noqa: PTH123  # pathlib would double our start time
+            self._order = Launch(file.read())
+        self._facts = Facts(f"{task_dir}/facts", len(self._order.ranks))
+        self._notices = Notices(f"{task_dir}/../notify", self._order.task)
+        self._poll = select.poll()
+        self._ranks: list[Rank] = []
+        self._by_fd: dict[int, Rank] = {}
+        self._has_children = True
+        self._stop_at_s: float | None = None  # monotonic: when SIGTERM becomes SIGKILL
+        self._killing_since_s: float | None = None
+        self._has_complained = False
+        self._started_s = 0.0
+        self._outcome = ("none", "")
+        self._oom_file, self._oom_kills = oom_counter()
+
+    def run(self) -> None:
+        """Start the ranks and stay until nothing of them is left."""
+        os.chdir("/")
+        become_subreaper()
+        self._commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
+        self._wakeup = self._catch_signals()
+        for fd in (self._commands, self._wakeup):
+            self._poll.register(fd, select.POLLIN)
+        self._facts.add(f"shim {os.getpid()} {start_ticks(os.getpid())}", is_lasting=False)
+        self._facts.flush()
+        self._start_ranks()
+        while self._has_children:
+            self._flush()
+            for fd, _ in self._poll.poll(self._timeout_ms()):
+                self._ready(fd)
+            self._reap()
+            self._meet_deadlines()
+        self._finish()
+
+    def _catch_signals(self) -> int:
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (SIGCHLD, SIGTERM):
+            _signal.signal(number, lambda *_: None)
+        for number in (1, 2):  # a terminal's HUP and INT are not for us
+            _signal.signal(number, _signal.SIG_IGN)
+        return reading
+
+    # Starting.
+
+    def _start_ranks(self) -> None:
+        order = self._order
+        checks = []
+        for number, env in order.ranks:
+            log = LogWriter(f"{order.log_dir}/{number}", order.log_limit_bytes, order.log_head_bytes)
+            rank = Rank(number, log)
+            self._ranks.append(rank)
+            if order.listen_fd >= 0 and number == 0:
+                os.close(order.listen_fd)  # from here on the port is rank 0's to bind
+            try:
+                checks.append((rank, self._fork(rank, env)))
+            except OSError as error:
+                self._not_started(rank, error.errno or 0, "fork", order.argv[0])
+        self._started_s = time.monotonic()
+        for rank, check in checks:
+            report = os.read(check, 4_096)
+            os.close(check)
+            if report:
+                code, _, what = report.decode("utf-8", "replace").partition(" ")
+                self._not_started(rank, int(code), *what.split(" ", 1))
+        if self._outcome[0] == "none":
+            pids = " ".join(f"{rank.rank}:{rank.pid}:{start_ticks(rank.pid)}" for rank in self._ranks)
+            self._facts.add(f"started {time.time():.6f} {pids}", is_lasting=False)
+        else:
+            self._stop(0.0)
+
+    def _fork(self, rank: Rank, env: list[str]) -> int:
+        out, err, check = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+        pid = os.fork()
+        if pid == 0:
+            self._become(out[1], err[1], check[1], env)
+        for _, writing in (out, err, check):
+            os.close(writing)
+        rank.pid, rank.is_running = pid, True
+        for (reading, _), kind in ((out, STDOUT), (err, STDERR)):
+            os.set_blocking(reading, False)
+            rank.pipes[reading] = kind
+            self._by_fd[reading] = rank
+            self._poll.register(reading, select.POLLIN)
+        return check[0]
+
+    def _become(self, out: int, err: int, check: int, env: list[str]) -> None:
+        """In the child: become the rank, or tell through `check` why not.  Never returns."""
+        order = self._order
+        stage = "setup"
+        try:
+            os.setsid()
+            null = os.open("/dev/null", os.O_RDONLY)
+            for source, target in ((null, 0), (out, 1), (err, 2)):
+                os.dup2(source, target)
+            _signal.set_wakeup_fd(-1)
+            for number in (SIGPIPE, SIGXFSZ, 1, 2):  # ignored ones would stay so after exec
+                _signal.signal(number, _signal.SIG_DFL)
+            os.umask(order.umask)
+            if order.uid >= 0:
+                stage = "user"
+                os.setgroups(order.groups)
+                os.setgid(order.gid)
+                os.setuid(order.uid)
+            stage = "workdir"
+            os.chdir(order.workdir)
+            stage = "exec"
+            execute(order.argv, dict(entry.split("=", 1) for entry in env))
+        except BaseException as error:  # noqa: BLE001  # nothing may return into the parent's loop
+            os.write(check, f"{getattr(error, 'errno', None) or 0} {stage} {error}".encode("utf-8", "replace")[:4_000])
+        finally:
+            os._exit(127)
+
+    def _not_started(self, rank: Rank, code: int, stage: str, detail: str = "") -> None:
+        command = self._order.argv[0]
+        if stage == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
+            status, kind, text = 127, "not_found", not_found_text(command, self._order.workdir)
+        elif stage == "exec" and code in (errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR):
+            why = "it is not a program (a script needs a first line such as #!/bin/sh)"
+            why = why if code == errno.ENOEXEC else os.strerror(code).lower()
+            status, kind, text = 126, "not_executable", f"{command}: cannot be executed: {why}"
+        elif stage == "workdir":
+            status, kind, text = 126, "sync", f"cannot enter working directory {self._order.workdir}: {detail}"
+        else:
+            status, kind, text = 126, "internal", f"{command}: {stage}: {detail}"
+        rank.say(f"swarm: {text}")
+        rank.status = status
+        if self._outcome[0] == "none":
+            self._outcome = (kind, text)
+        if not rank.pid:
+            self._facts.add(f"exit {rank.rank} {status} 0 0 {time.time():.6f}")
+
+    # Events.
+
+    def _ready(self, fd: int) -> None:
+        if fd == self._commands:
+            for line in os.read(fd, 4_096).decode("ascii", "replace").split("\n"):
+                if line:
+                    self._obey(line.split())
+        elif fd == self._wakeup:
+            if SIGTERM in os.read(fd, 4_096):
+                self._stop(self._order.grace_s)
+        else:
+            self._take(fd)
+
+    def _take(self, fd: int) -> bool:
+        rank = self._by_fd[fd]
+        more = rank.take(fd)
+        if fd not in rank.pipes:
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+        return more
+
+    def _obey(self, words: list[str]) -> None:
+        try:
+            if words[:1] == ["signal"]:
+                self._signal_ranks(int(words[1]))
+            elif words[:1] == ["stop"]:
+                self._stop(float(words[1]))
+        except (ValueError, IndexError):
+            self._ranks[0].say(f"swarm: command not understood: {' '.join(words)[:80]}")
+
+    def _signal_ranks(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.is_running:
+                (send_group if number in GROUP_SIGNALS else send)(rank.pid, number)
+
+    def _stop(self, grace_s: float) -> None:
+        now_s = time.monotonic()
+        deadline_s = now_s + max(0.0, grace_s)
+        if self._stop_at_s is None:
+            self._terminate()
+            self._stop_at_s = deadline_s
+        self._stop_at_s = min(self._stop_at_s, deadline_s)
+
+    def _terminate(self) -> None:
+        for number in (SIGTERM, SIGCONT):
+            for rank in self._ranks:
+                if rank.is_running:
+                    send_group(rank.pid, number)
+            groups = {rank.pid for rank in self._ranks if rank.is_running}
+            for pid, group in descendants(os.getpid()):
+                if group not in groups:
+                    send(pid, number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._has_children = False
+                return
+            self._has_children = True
+            if pid == 0:
+                return
+            for rank in self._ranks:
+                if rank.pid == pid and rank.is_running:
+                    self._rank_exited(rank, status)
+
+    def _rank_exited(self, rank: Rank, status: int) -> None:
+        rank.is_running = False
+        self._drain(rank)
+        signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        code = 0 if signal_number else os.WEXITSTATUS(status)
+        code = code if rank.status is None else rank.status
+        is_oom = signal_number == SIGKILL and self._killing_since_s is None and self._oom_file_grew()
+        self._explain(rank, code, is_oom)
+        self._facts.add(f"exit {rank.rank} {code} {signal_number} {int(is_oom)} {time.time():.6f}")
+
+    def _drain(self, rank: Rank) -> None:
+        """Take what is there now; a stranger may hold the other end, so wait for nothing."""
+        for fd in list(rank.pipes):
+            for _ in range(DRAIN_READS):
+                if not self._take(fd):
+                    break
+
+    def _explain(self, rank: Rank, code: int, is_oom: bool) -> None:
+        if is_oom:
+            rank.say("swarm: killed by the kernel: out of memory")
+        if not code:
+            return
+        _, found, module = rank.tail.rpartition(b"ModuleNotFoundError: No module named ")
+        if found:
+            name = module.split(b"\n", 1)[0].strip(b"'\"; \r").decode("utf-8", "replace")
+            rank.say(
+                f"swarm: the module {name!r} is not installed where this job ran. Use an environment of the nodes with"
+                " --venv PATH, have one built with --requirements FILE, or ship your own modules with --sync."
+            )
+        is_early = time.monotonic() - self._started_s < PORT_CONFLICT_S
+        if rank.rank == 0 and self._order.listen_fd >= 0 and is_early and speaks_of_port(rank.tail, self._order.port):
+            self._outcome = (
+                "port_taken",
+                f"port {self._order.port} was taken by another process before rank 0 bound it",
+            )
+
+    def _oom_file_grew(self) -> bool:
+        return bool(self._oom_file) and count_oom_kills(self._oom_file) > self._oom_kills
+
+    def _meet_deadlines(self) -> None:
+        now_s = time.monotonic()
+        if self._has_children and not any(rank.is_running for rank in self._ranks):
+            self._stop(LEFTOVER_GRACE_S)
+        if self._stop_at_s is None or now_s < self._stop_at_s or not self._has_children:
+            return
+        if self._killing_since_s is None:
+            self._killing_since_s = now_s
+        remaining = descendants(os.getpid())
+        for pid, _ in remaining:
+            send(pid, SIGKILL)
+        if now_s - self._killing_since_s > STUBBORN_S and not self._has_complained:
+            self._has_complained = True
+            self._ranks[0].say(f"swarm: killed, but the kernel has not let go of: {[pid for pid, _ in remaining][:20]}")
+
+    def _timeout_ms(self) -> int | None:
+        if not self._has_children:
+            return 0
+        waits = []
+        if self._killing_since_s is not None:
+            waits.append(1.0 if self._has_complained else KILL_INTERVAL_S)
+        elif self._stop_at_s is not None:
+            waits.append(self._stop_at_s - time.monotonic())
+        if self._notices.waiting or any(rank.has_news for rank in self._ranks):
+            waits.append(NOTICE_INTERVAL_S)
+        return None if not waits else max(0, int(min(waits) * 1_000) + 1)
+
+    # Telling.
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        """Files first, then the notice: whoever is told finds the news there."""
+        try:
+            has_facts = self._facts.flush()
+        except OSError:
+            has_facts = False  # kept and tried again: the room is reserved, so this is a failing disk
+            time.sleep(NOTICE_INTERVAL_S)
+        now_s = time.monotonic()
+        for rank in self._ranks:
+            if rank.has_news and (is_last or now_s - rank.noticed_s >= NOTICE_INTERVAL_S):
+                rank.noticed_s, rank.has_news = now_s, False
+                self._notices.send(f"log {rank.rank}")
+        if has_facts:
+            self._notices.send("facts")
+        self._notices.retry()
+
+    def _finish(self) -> None:
+        for rank in self._ranks:
+            self._drain(rank)
+            rank.log.close()
+        kind, detail = self._outcome
+        self._facts.add(f"exited {time.time():.6f} {kind} {detail[:800]}")
+        for _ in range(LAST_WORDS_ATTEMPTS):
+            self._flush(is_last=True)
+            if not self._facts.is_waiting:
+                return
+            time.sleep(1.0)
+
+
+def execute(argv: list[str], env: dict[str, str]) -> None:
+    """Replace this process; raise the OSError that describes best why that failed."""
+    name = argv[0]
+    if "/" in name:
+        os.execve(name, argv, env)  # noqa: S606  # what a job may run is its owner's choice
+    refused: OSError | None = None
+    for folder in env.get("PATH", os.defpath).split(":"):
+        try:
+            os.execve(f"{folder or '.'}/{name}", argv, env)  # noqa: S606
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                refused = refused or error
+    raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+def not_found_text(command: str, workdir: str) -> str:
+    """Why a command was not found, as precisely as can be told."""
+    path = f"{workdir}/{command}"
+    if "/" in command and os.access(path if command[0] != "/" else command, os.F_OK):
+        return f"{command}: the interpreter named in its first line does not exist on this node"
+    if "/" not in command and os.access(path, os.F_OK):
+        return f"{command}: command not found (a file of that name is in the working directory: write ./{command})"
+    return f"{command}: command not found"
+
+
+def speaks_of_port(tail: bytes, port: int) -> bool:
+    """True when the last words on stderr say that this port was in use."""
+    return b"ddress already in use" in tail and str(port).encode() in tail
+
+
+def become_subreaper() -> None:
+    """Make orphans of our descendants our children (prctl(2), Linux 3.4)."""
+    # ctypes itself costs 4 ms for its type machinery; its C part does this call alone.
+    from _ctypes import call_function, dlopen, dlsym  # noqa: PLC0415
+
+    here = dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself, as in dlopen(3)
+    if call_function(dlsym(here, "prctl"), (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) != 0:
+        raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def send(pid: int, number: int) -> None:
+    """Signal one process, if it is still there and ours to signal."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def send_group(group: int, number: int) -> None:
+    """Signal a process group, if it still has members."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def read_stat(pid: int | str) -> list[bytes] | None:
+    """Fields of /proc/PID/stat from the state on, or None when the process is gone."""
+    data = read_small(f"/proc/{pid}/stat")
+    return data[data.rfind(b")") + 2 :].split() if data else None
+
+
+def read_small(path: str) -> bytes:
+    """The first 4 KiB of a kernel file; empty when it cannot be read.  (`open` would load a text codec first.)"""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4_096)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 when it is gone.  Tells a reused pid from the old one."""
+    fields = read_stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def descendants(root: int) -> list[tuple[int, int]]:
+    """(pid, process group) of all living processes below `root`."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            fields = read_stat(name)
+            if fields and fields[0] != b"Z":
+                children.setdefault(int(fields[1]), []).append((int(name), int(fields[2])))
+            elif fields:
+                children.setdefault(int(fields[1]), [])
+    found: list[tuple[int, int]] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), ())
+        found.extend(below)
+        todo.extend(pid for pid, _ in below)
+    return found
+
+
+def oom_counter() -> tuple[str, int]:
+    """(file, kills so far) of our memory cgroup; ('', 0) where there is none."""
+    for line in read_small("/proc/self/cgroup").decode("utf-8", "replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            file_name = f"/sys/fs/cgroup{path}/memory.events"
+        elif "memory" in controllers.split(","):
+            file_name = f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+        else:
+            continue
+        if os.access(file_name, os.R_OK):
+            return file_name, count_oom_kills(file_name)
+    return "", 0
+
+
+def count_oom_kills(file_name: str) -> int:
+    """The kernel's counter `oom_kill` of a memory cgroup."""
+    for line in read_small(file_name).splitlines():
+        name, _, value = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(value)
+    return 0
+
+
+if __name__ == "__main__":
+    Shim(sys.argv[1]).run()
+    os._exit(0)  # all is on disk; tearing the interpreter down would cost 2 ms for nothing
