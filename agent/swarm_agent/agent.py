@@ -8,13 +8,35 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.driver import Driver
+from swarm_agent.driver import Driver, Machine
 from swarm_agent.eventlog import EventLog
+from swarm_agent.journal import FIELDS
+from swarm_agent.planner import Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
+from swarm_agent.storage import Store
+from swarm_agent.transport.peer import MessageCodec, PeerChannel
+from swarm_agent.transport.rpc import PeerRpc
+from swarm_agent.transport.udp import UdpTransport
 from swarmsched.commands import Command, Refused, Reply
-from swarmsched.events import ClientCommandReceived, Event
+from swarmsched.effects import (
+    Announce,
+    BindRendezvous,
+    ComputePlan,
+    Effect,
+    ForgetTask,
+    ReleaseRendezvous,
+    ReplyToClient,
+    SendDatagram,
+    SendPeer,
+    SignalTask,
+    StageTask,
+    StartTask,
+    StopTask,
+)
+from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
 from swarmsched.ids import Address, NodeId
+from swarmsched.wire.sealing import Sealer
 
 if TYPE_CHECKING:
     from swarm_agent.staging.blobs import BlobStore
@@ -25,6 +47,7 @@ if TYPE_CHECKING:
 
 COMMAND_TIMEOUT_S = 10.0
 COMMANDS_LIMIT = 10_000  # waiting for their reply; beyond it new ones are refused
+ADDRESSES_FRESH_S = 1.0
 
 QueryHandler = Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]
 StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
@@ -33,28 +56,56 @@ log = logging.getLogger("swarm.agent")
 
 
 class Agent:
-    """What the rooms of the agent share.  Everything here belongs to the event loop's thread."""
+    """What the rooms of the agent share.  Everything here belongs to the event loop's thread.
 
-    config: AgentConfig
-    node: "Node"
-    events: EventLog
+    `swarm_agent.startup` builds one, connects the rooms (`tasks`, `logs`, `blobs`, `telemetry`) and starts it.
+    """
+
     tasks: "TaskRunner"
     logs: "LogStore"
     blobs: "BlobStore"
     telemetry: "Telemetry"
-    readiness: Readiness
-    driver: Driver
-    secrets: Secrets
-    started_utc_s: float
 
-    def __init__(self, config: AgentConfig, secrets: Secrets) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        secrets: Secrets,
+        node: "Node",
+        store: Store,
+        *,
+        address: Address,
+        udp_sealer: Sealer,
+        body_sealer: Sealer,
+        codec: MessageCodec,
+    ) -> None:
         self.config = config
         self.secrets = secrets
+        self.node = node
+        self.address = address  # resolved form of `config.advertised`
+        self.started_utc_s = time.time()
         self.events = EventLog()
         self.readiness = Readiness()
-        self.counters: Counter[str] = Counter()
+        self.driver = Driver(_machine(node), store, self._perform, self._on_disk_health)
+        self.udp = UdpTransport(config.listen, udp_sealer, self.post)
+        self.channel = PeerChannel(config.name, body_sealer, codec, self.driver, self.address_of)
+        self.rpc = PeerRpc(config.name, body_sealer, self.channel)
+        self.planner = Planner(self.post)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._last_request_id = 0
+        self._addresses: dict[NodeId, Address] = {}
+        self._addresses_read_s = float("-inf")
+        self._observers: list[Callable[[Announce], None]] = []
+
+    @property
+    def counters(self) -> dict[str, Counter[str]]:
+        """Counters of this process by part: driver, udp, udp_drops, peer, peer_drops."""
+        return {
+            "driver": self.driver.counters,
+            "udp": self.udp.counters,
+            "udp_drops": self.udp.drops.counters,
+            "peer": self.channel.counters,
+            "peer_drops": self.channel.drops.counters,
+        }
 
     def now_s(self) -> float:
         """The monotonic clock that the core runs on; hand it to the node's snapshots."""
@@ -64,8 +115,19 @@ class Agent:
         """Hand an event to the core; only from the loop's thread."""
         self.driver.post(event)
 
+    def on_stepped(self, callback: Callable[[], None]) -> None:
+        """Call back after each turn in which the core took in something; must be cheap and must not raise."""
+        self.driver.on_stepped(callback)
+
+    def on_announce(self, observer: Callable[[Announce], None]) -> None:
+        """Tell an observer (metrics) of each announcement, once it is durable."""
+        self._observers.append(observer)
+
     async def command(self, command: Command, timeout_s: float = COMMAND_TIMEOUT_S) -> Reply:
-        """Ask the core; `Refused` with not_ready before anything happened, with unavailable when the outcome is open."""
+        """Ask the core.
+
+        `Refused` not_ready means that nothing happened, unavailable that the outcome is open.
+        """
         complaint = self.driver.barrier.complaint
         if complaint:
             return Refused(
@@ -88,26 +150,82 @@ class Agent:
 
     def address_of(self, node_id: NodeId) -> Address | None:
         """Where a member listens, or None for a name that is not known."""
-        raise NotImplementedError
+        if node_id == self.config.name:
+            return self.address
+        now_s = self.now_s()
+        if node_id not in self._addresses or now_s - self._addresses_read_s > ADDRESSES_FRESH_S:
+            self._addresses = {member.node_id: member.address for member in self.node.members(now_s)}
+            self._addresses_read_s = now_s
+        return self._addresses.get(node_id)
 
     async def query(
         self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = COMMAND_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Ask a peer's handler of this kind.
+        """Ask a peer's handler of this kind; this node's own handler is called directly.
 
-        Raises `AgentUnreachable` when it cannot be reached in time, `RemoteProtocolError` when it does not understand
-        or its handler failed.
+        Raises `AgentUnreachable` when it cannot be reached in time, `UnknownJob` when its handler says so, and
+        `RemoteProtocolError` when it does not know the question or its handler failed.
         """
-        raise NotImplementedError
+        return await self.rpc.query(node_id, kind, payload, timeout_s)
 
     def on_query(self, kind: str, handler: QueryHandler) -> None:
         """Answer queries of this kind; one handler a kind."""
-        raise NotImplementedError
+        self.rpc.on_query(kind, handler)
 
     def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Ask a peer for a stream of answers; close the iterator to end it.  Raises as `query` does."""
-        raise NotImplementedError
+        return self.rpc.query_stream(node_id, kind, payload)
 
     def on_stream(self, kind: str, handler: StreamHandler) -> None:
         """Answer stream queries of this kind; one handler a kind."""
-        raise NotImplementedError
+        self.rpc.on_stream(kind, handler)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SendDatagram(destination, payload):
+                self.udp.send(destination, payload)
+            case SendPeer(recipient, message) if recipient == self.config.name:
+                self.post(PeerMessageReceived(recipient, message))
+            case SendPeer(recipient, message):
+                self.channel.send(recipient, message)
+            case ReplyToClient(request_id, reply):
+                self._reply(request_id, reply)
+            case ComputePlan():
+                self.planner.submit(effect)
+            case Announce():
+                self._announce(effect)
+            case (
+                BindRendezvous()
+                | ReleaseRendezvous()
+                | StageTask()
+                | StartTask()
+                | SignalTask()
+                | StopTask()
+                | ForgetTask()
+            ):
+                self.tasks.perform(effect)
+
+    def _reply(self, request_id: int, reply: object) -> None:
+        """Nobody waits any more once the command timed out; the core's answer is then no news to anyone."""
+        waiting = self._replies.get(request_id)
+        if waiting is not None and not waiting.done():
+            assert isinstance(reply, Reply)
+            waiting.set_result(reply)
+
+    def _announce(self, announce: Announce) -> None:
+        self.events.append(announce, time.time())
+        named = {"job": announce.job_id, "node": announce.node}
+        fields = {key: value for key, value in named.items() if value} | dict(announce.fields)
+        log.info("%s: %s", announce.kind, announce.text, extra={FIELDS: fields})
+        for observer in self._observers:
+            observer(announce)
+
+    def _on_disk_health(self, complaint: str) -> None:
+        if complaint:
+            log.error("the disk refuses to write, nothing is acknowledged until it does: %s", complaint)
+        else:
+            log.info("the disk writes again, nothing was lost")
+
+
+def _machine(node: "Node") -> Machine:
+    return node
