@@ -1,0 +1,240 @@
+"""How an agent comes up and goes down: storage, generation, sockets, core, telemetry, tasks, HTTP, then gossip.
+
+Nothing is sent before the generation is on disk, and gossip begins last, when everything that peers may ask for
+answers.  Going down ends no job: the shims go on, and the next agent on this data directory finds them.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from aiohttp import web
+
+from swarm_agent.agent import Agent
+from swarm_agent.config import AgentConfig
+from swarm_agent.http import build_app
+from swarm_agent.readiness import Check
+from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.storage import DataDirectoryLock, Store
+from swarm_agent.storage.store import DATABASE_FILE
+from swarm_agent.supervision.logs import LogConfig, LogStore
+from swarm_agent.supervision.runner import TaskRunner
+from swarm_agent.supervision.settings import TaskConfig
+from swarm_agent.telemetry import Telemetry
+from swarm_agent.version import software_version
+from swarmsched.errors import ConfigError
+from swarmsched.events import TasksFound
+from swarmsched.ids import Address
+from swarmsched.node import Node, NodeConfig, Restored
+from swarmsched.node.protocol import PEER_CODEC
+from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
+
+BACKLOG = 1_024
+KEEP_ALIVE_S = 75.0  # above the client side's, see `swarm_agent.transport.peer`
+DRAIN_S = 3.0  # for requests under way when the agent stops
+UNANSWERED_STATES = ("starting", "stale", "failed")
+
+log = logging.getLogger("swarm.agent")
+
+
+@asynccontextmanager
+async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
+    """An agent that serves until the block ends.
+
+    Raises `ConfigError` or `StorageError` before anything was sent; what was opened is closed again.
+    """
+    async with AsyncExitStack() as stack:
+        check_job_user(config)
+        lock = DataDirectoryLock(config.data_dir).acquire()
+        stack.callback(lock.release)
+        secrets = load_secrets(config)
+        store = Store.open(config.data_dir / DATABASE_FILE, label=config.cluster_label, node=config.name)
+        stack.callback(store.close)
+        listener = _bind(await resolve(config.listen, "listen"))
+        stack.callback(listener.close)
+        agent = await _build(config, secrets, store)
+        await _connect(agent, stack)
+        await _serve(agent, listener, stack)
+        agent.driver.start()
+        stack.push_async_callback(_stop_driver, agent)
+        _log_start(agent)
+        yield agent
+        log.info("agent stops; running tasks go on under their shims and are found again at the next start")
+
+
+async def resolve(address: Address, key: str) -> Address:
+    """The first IP address of a host name; `ConfigError` for one that does not resolve."""
+    host, port = address
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise ConfigError(key, f"{host!r} does not resolve: {error}", "use an IP address, or repair DNS") from error
+    return (str(found[0][4][0]), port)
+
+
+async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
+    """The core with what earlier lives left it; its generation is durable before this returns."""
+    address = await resolve(config.advertised, "advertise")
+    instance_id = os.urandom(INSTANCE_ID_BYTES)
+    node_config = NodeConfig(
+        node_id=config.name,
+        address=address,
+        generation=store.next_generation(time.time()),
+        instance_id=instance_id,
+        seeds=tuple(seed for seed in await _resolve_seeds(config) if seed != address),
+        software_version=software_version(),
+        utc_offset_s=time.time() - time.monotonic(),
+    )
+    node = Node(node_config, Restored(store.load()), random.Random(os.urandom(16)))  # noqa: S311  # chance for protocols, not for keys
+    keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])
+    return Agent(
+        config,
+        secrets,
+        node,
+        store,
+        address=address,
+        udp_sealer=Sealer(keyring=keyring, label=config.cluster_label, instance_id=instance_id),
+        body_sealer=Sealer(keyring=keyring, label=config.cluster_label, instance_id=instance_id, purpose="body"),
+        codec=PEER_CODEC,
+    )
+
+
+async def _resolve_seeds(config: AgentConfig) -> list[Address]:
+    """Seeds that resolve now; the others are named in the log and left out until the next start."""
+    found = []
+    for seed in config.seeds:
+        try:
+            found.append(await resolve(seed, "seeds"))
+        except ConfigError as error:
+            log.warning("seed left out: %s; %s", error, error.remedy)
+    return found
+
+
+async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
+    """Sockets, telemetry and tasks; what they post waits for the driver's start."""
+    config = agent.config
+    try:
+        agent.udp.open()
+    except OSError as error:
+        raise _bind_error(config.listen, "UDP", error) from error
+    stack.callback(agent.udp.close)
+    agent.channel.open()
+    stack.push_async_callback(agent.channel.close)
+    stack.push_async_callback(agent.planner.stop)
+    agent.logs = LogStore(
+        LogConfig(
+            directory=config.data_dir / "logs",
+            limit_bytes=config.task_log_bytes_max,
+            retention_s=config.log_retention_s,
+            total_limit_bytes=config.log_cache_bytes_max,
+        )
+    )
+    agent.blobs = BlobStore(config.data_dir / "blobs", config.blob_cache_bytes_max)
+    agent.tasks = TaskRunner(_task_config(config), agent.post, agent)
+    agent.telemetry = Telemetry(config, agent.post, config.name, own_pids=agent.tasks.own_pids)
+    agent.post(TasksFound(await agent.tasks.start()))
+    stack.push_async_callback(agent.tasks.stop)
+    await agent.telemetry.start()
+    stack.push_async_callback(agent.telemetry.stop)
+    _add_readiness(agent)
+
+
+def _task_config(config: AgentConfig) -> TaskConfig:
+    return TaskConfig(
+        node_id=config.name,
+        data_dir=config.data_dir,
+        fabric_address=config.fabric_host,
+        rendezvous_ports=config.rendezvous_range,
+        job_user=config.job_user,
+        env_allow=config.env_allow,
+    )
+
+
+async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
+    app = build_app(agent)
+    agent.channel.add_routes(app)
+    agent.rpc.add_routes(app)
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_S
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+
+
+async def _stop_driver(agent: Agent) -> None:
+    if not await agent.driver.stop():
+        log.error("stopped with unwritten effects: the disk refused to the end; none of them was acknowledged")
+
+
+def _bind(address: Address) -> socket.socket:
+    """The TCP socket of the API; bound before anything is sent, so that a port in use costs nothing."""
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(address, "TCP", error) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _bind_error(address: Address, protocol: str, error: OSError) -> ConfigError:
+    place = f"{address[0]}:{address[1]} ({protocol})"
+    remedy = f"see who has it with: ss -lnp 'sport = :{address[1]}', or set another listen"
+    return ConfigError("listen", f"cannot use {place}: {error.strerror or error}", remedy)
+
+
+def _add_readiness(agent: Agent) -> None:
+    agent.readiness.add("membership", lambda: _membership(agent))
+    agent.readiness.add("state", lambda: Check("state", is_ok=True, detail="loaded"))
+    agent.readiness.add("gpus", lambda: _gpus(agent))
+    agent.readiness.add("disk", lambda: _disk(agent))
+
+
+def _membership(agent: Agent) -> Check:
+    others = [member for member in agent.node.members(agent.now_s()) if member.node_id != agent.config.name]
+    alive = sum(member.status.value == "alive" for member in others)
+    if alive:
+        return Check("membership", is_ok=True, detail=f"{alive} other member(s) alive")
+    if not agent.config.seeds:
+        return Check("membership", is_ok=True, detail="alone; no seeds are configured")
+    remedy = "check that an agent runs at a seed address, that UDP and TCP reach it, and that key and label agree"
+    return Check("membership", is_ok=False, detail="no other member answers", remedy=remedy)
+
+
+def _gpus(agent: Agent) -> Check:
+    snapshot = agent.telemetry.snapshot
+    is_ok = snapshot.state.value not in UNANSWERED_STATES
+    remedy = "" if is_ok else "try nvidia-smi on this machine; reload the driver if it hangs"
+    return Check("gpus", is_ok=is_ok, detail=snapshot.sentence, remedy=remedy)
+
+
+def _disk(agent: Agent) -> Check:
+    complaint = agent.driver.barrier.complaint
+    if not complaint:
+        return Check("disk", is_ok=True, detail="writes")
+    return Check("disk", is_ok=False, detail=complaint, remedy=f"free space below {agent.config.data_dir}")
+
+
+def _log_start(agent: Agent) -> None:
+    config = agent.config
+    gpus = "simulated" if config.simulated_gpus else agent.telemetry.snapshot.sentence
+    log.info(
+        "agent started node=%s address=%s:%d generation=%d swarm=%s gpus=%s",
+        config.name, *agent.address, agent.node.generation, config.cluster_label,
+        f'"{config.simulated_gpus} {gpus}"' if config.simulated_gpus else f'"{gpus}"',
+    )  # fmt: skip
+    if config.token_file is None:
+        log.info("API token made here: token_file=%s", agent.secrets.token_file)
+    if warning := job_user_warning(config):
+        log.warning("%s", warning)
