@@ -1,0 +1,873 @@
+"""Plane A: SWIM with the Lifeguard extensions, generations, a hash check and dialling of the dead.
+
+Das, Gupta and Motivala, "SWIM", 2002; Dadgar, Phillips and Currey, "Lifeguard", 2018.  What this adds to them:
+
+- Claims about a member are ordered by (generation, incarnation, standing) and the largest wins, so every node ends
+  with the same table whatever the order of arrival.  A restart raises the generation and needs no refutation.
+- Every 5 s one member is sent the hash of the table; if it differs the tables are exchanged.  Lost rumours end there.
+- Every 5 s one dead member or absent seed is greeted, so that a split heals by itself.
+- A verdict "failed" that comes in a list is only an accusation to those who see the member alive: after a split both
+  sides bring such verdicts about healthy members.
+- A packet that the kernel refuses to send is a failed direct probe of its destination.
+
+Late, doubled, reordered and lost messages are normal: claims are idempotent by their order, answers are matched by
+sequence number, and timers are deadlines compared on waking.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from swarmsched.effects import Announce, Effect, Persist, SendDatagram, SendPeer
+from swarmsched.errors import ConfigError, RemoteProtocolError
+from swarmsched.events import (
+    DatagramReceived,
+    DatagramSendFailed,
+    LoopLagged,
+    PeerMessageReceived,
+    PeerSendFailed,
+    TimerFired,
+)
+from swarmsched.gossip.health import LAG_THRESHOLD_S, LocalHealth
+from swarmsched.gossip.identity import Identity, Reaction
+from swarmsched.gossip.member import Member, MemberChanged, MemberStatus, MemberView, fingerprint, status_of
+from swarmsched.gossip.membership_config import MembershipConfig
+from swarmsched.gossip.message import (
+    MEMBERS_PER_LIST,
+    MEMBERSHIP_CODEC,
+    Ack,
+    Gossip,
+    Hello,
+    MemberList,
+    Ping,
+    PingRequest,
+    RelayAnswer,
+    Standing,
+    StreamPing,
+    StreamPong,
+    Update,
+    is_membership_payload,
+)
+from swarmsched.gossip.probe import Probe, ProbeOrder, Relay
+from swarmsched.gossip.roster import Roster
+from swarmsched.gossip.rumour import RumourQueue, rumour_sends
+from swarmsched.gossip.suspicion import Suspicion
+from swarmsched.ids import Address, NodeId, is_node_name
+
+MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
+MembershipEffect = Effect | MemberChanged
+
+GENERATION_ROOM, GENERATION_KEY = "meta", "generation"
+"""Where the generation is persisted, as a decimal number in ASCII."""
+
+GENERATION_LEAD_MAX = 86_400
+INCARNATION_LEAD_MAX = 2**20
+"""A claim further ahead of what this node knows is refused: nothing honest gets there."""
+
+RELAYS_MAX = 256
+"""Probes made for others at once; more requests are ignored, their senders have other helpers."""
+
+SUSPICION_SHIFT_LAG_S = 1.0
+"""After standing still for longer, a node gives everybody it suspects that much time again."""
+
+CORRECTIONS_MAX = 8
+LIST_TOKENS_PER_S = 20_000
+"""Members per second that are sent in lists; askers beyond it get nothing and ask again."""
+
+LEAVE_PEERS = 8
+LONELY_DIALS_MAX = 8
+HEAD_ROOM_BYTES = 240
+"""Kept free of rumours in every packet for the largest message around them."""
+
+REFUSED_NAMES_MAX = 100
+_RELAY_SHARE = 0.8  # a helper answers before the asker's own deadline
+
+
+class Membership:
+    """One node's view of who is there.  `next_deadline_s` says when `step(TimerFired(), now_s)` is due."""
+
+    def __init__(self, config: MembershipConfig, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+        self._identity = Identity(_first_claim(config))
+        self._self_since_s = 0.0
+        self._roster = Roster(random.Random(rng.getrandbits(64)))  # noqa: S311  # seeded from the generator handed in
+        self._order = ProbeOrder(random.Random(rng.getrandbits(64)))  # noqa: S311
+        self._health = LocalHealth()
+        self._rumours = RumourQueue()
+        self._suspicions: dict[NodeId, Suspicion] = {}  # exactly the members that stand as SUSPECT
+        self._probes: dict[int, Probe] = {}  # by sequence number
+        self._probed: dict[NodeId, int] = {}  # target -> sequence number; same probes
+        self._relays: dict[int, Relay] = {}  # by our own sequence number
+        self._sequence = 0
+        self._started_s: float | None = None  # None until the first step
+        self._generation_base = config.generation
+        self._absent_seeds = tuple(seed for seed in config.seeds if seed != config.address)
+        self._next_probe_s = self._next_rumour_s = self._next_hash_s = self._next_dial_s = math.inf
+        self._next_deadline_s = 0.0
+        self._dial_count = 0
+        self._list_tokens, self._list_tokens_at_s = float(LIST_TOKENS_PER_S), 0.0
+        self._refused: dict[str, None] = {}  # names announced as refused
+        self._counters: Counter[str] = Counter()
+        self._effects: list[MembershipEffect] = []
+        self._corrections: dict[NodeId, None] = {}  # whose claims the current message's sender should hear
+        self._now_s = 0.0
+
+    # Reading
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When to call `step(TimerFired(), now_s)`; infinity if never."""
+        return self._next_deadline_s
+
+    @property
+    def generation(self) -> int:
+        """This node's generation; grows if a peer knew a newer one."""
+        return self._identity.update.generation
+
+    @property
+    def incarnation(self) -> int:
+        """This node's incarnation within the generation."""
+        return self._identity.update.incarnation
+
+    @property
+    def health_score(self) -> int:
+        """0 (healthy) to 8 (hardly trusts its own accusations)."""
+        return self._health.score
+
+    @property
+    def membership_hash(self) -> int:
+        """64 bits over (id, generation, incarnation, standing, conflict) of all members, this node included."""
+        return self._roster.hash ^ fingerprint(self._identity.update)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Counts since the start, for metrics."""
+        return self._counters
+
+    @property
+    def common_minor(self) -> int:
+        """The highest wire minor that every live member understands."""
+        claims = [self._identity.update, *(member.update for member in self._roster if member.is_live)]
+        return min(claim.highest_minor for claim in claims)
+
+    def members(self, now_s: float) -> tuple[MemberView, ...]:
+        """All members by name, this node and the dead included."""
+        views = [self._self_view(now_s), *(member.view(now_s) for member in self._roster)]
+        return tuple(sorted(views, key=lambda view: view.node_id))
+
+    def member(self, node_id: NodeId, now_s: float | None = None) -> MemberView | None:
+        """One member, or None.  Without `now_s` ages are those of the last step."""
+        at_s = self._now_s if now_s is None else now_s
+        if node_id == self._config.node_id:
+            return self._self_view(at_s)
+        member = self._roster.get(node_id)
+        return None if member is None else member.view(at_s)
+
+    def address_of(self, node_id: NodeId) -> Address | None:
+        """Where a member lives; cheap."""
+        if node_id == self._config.node_id:
+            return self._config.address
+        member = self._roster.get(node_id)
+        return None if member is None else member.update.address
+
+    def alive(self) -> list[NodeId]:
+        """Names that may get new work, sorted: alive, neither suspect nor in conflict; this node included."""
+        names = [member.update.node for member in self._roster if member.status is MemberStatus.ALIVE]
+        if status_of(self._identity.update) is MemberStatus.ALIVE:
+            names.append(self._config.node_id)
+        return sorted(names)
+
+    def random_peers(self, count: int) -> list[NodeId]:
+        """Up to `count` different live others (suspects included), drawn at random: for gossip of any plane."""
+        return self._roster.sample(count)
+
+    def validate(self) -> None:
+        """Re-derive every invariant; AssertionError if one is broken."""
+        self._roster.validate()
+        assert self._roster.get(self._config.node_id) is None
+        suspects = {member.update.node for member in self._roster if member.update.standing is Standing.SUSPECT}
+        assert suspects == set(self._suspicions)
+        assert {probe.target: number for number, probe in self._probes.items()} == self._probed
+        assert len(self._probes) <= self._config.concurrent_probes
+        assert len(self._relays) <= RELAYS_MAX
+        assert not self._effects
+        assert not self._corrections
+
+    # Commands
+
+    def step(self, event: MembershipEvent, now_s: float) -> list[MembershipEffect]:
+        """React to one event; malformed or implausible messages are counted and change nothing."""
+        self._now_s = now_s
+        if self._started_s is None:
+            self._start()
+        elif now_s - self._next_deadline_s > LAG_THRESHOLD_S:
+            self._on_lag(now_s - self._next_deadline_s)
+        match event:
+            case DatagramReceived(source, payload):
+                self._on_datagram(source, payload)
+            case TimerFired():
+                pass
+            case PeerMessageReceived(sender, message):
+                self._on_peer_message(sender, message)
+            case DatagramSendFailed(destination, _):
+                self._on_send_error(destination)
+            case LoopLagged(lag_s):
+                self._health.lagged(lag_s, now_s)
+            case PeerSendFailed():
+                self._counters["peer_send_failed"] += 1  # the probe's own deadline draws the conclusion
+        return self._finish()
+
+    def leave(self, now_s: float) -> list[MembershipEffect]:
+        """Tell others that this node goes on purpose; keep stepping for a second or two to spread it."""
+        self._now_s = now_s
+        if not self._identity.has_left:
+            previous = status_of(self._identity.update)
+            self._identity.leave()
+            self._self_changed(previous)
+            claim = self._identity.update
+            for peer in self._roster.sample(LEAVE_PEERS):
+                self._send_to(peer, Gossip((claim,)))
+        return self._finish()
+
+    def forget(self, node_id: NodeId, now_s: float) -> list[MembershipEffect]:
+        """An operator gives a dead member up: nobody dials it any more.  It may return as it likes.
+
+        ConfigError if it is unknown or still live; nothing changed then.
+        """
+        self._now_s = now_s
+        member = self._roster.get(node_id)
+        if member is None:
+            raise ConfigError("node", f"{node_id} is not a member", "see `swarm nodes` for the names")
+        if member.is_live:
+            raise ConfigError("node", f"{node_id} is {member.status.value}", "stop its agent first")
+        if member.update.standing is not Standing.LEFT:
+            self._adopt(replace(member.update, standing=Standing.LEFT))
+        return self._finish()
+
+    # Time
+
+    def _start(self) -> None:
+        now_s, config = self._now_s, self._config
+        self._started_s = self._self_since_s = self._list_tokens_at_s = now_s
+        self._next_probe_s = now_s + self._rng.random() * config.probe_period_s
+        self._next_hash_s = now_s + self._rng.random() * config.probe_period_s
+        self._next_dial_s = now_s
+
+    def _finish(self) -> list[MembershipEffect]:
+        if self._started_s is None:
+            self._start()
+        self._run_timers()
+        self._next_deadline_s = min(
+            self._next_probe_s if len(self._roster) else math.inf,
+            self._next_rumour_s if self._rumours and len(self._roster) else math.inf,
+            self._next_hash_s if len(self._roster) else math.inf,
+            self._next_dial_s if self._has_someone_to_dial() else math.inf,
+            min((probe.next_deadline_s for probe in self._probes.values()), default=math.inf),
+            min((relay.deadline_s for relay in self._relays.values()), default=math.inf),
+            min((suspicion.deadline_s for suspicion in self._suspicions.values()), default=math.inf),
+        )
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _run_timers(self) -> None:
+        now_s = self._now_s
+        if now_s < self._next_deadline_s and not self._probes and not self._rumours:
+            return
+        self._health.pass_time(now_s)
+        for probe in [probe for probe in self._probes.values() if probe.next_deadline_s <= now_s]:
+            self._advance_probe(probe)
+        for number in [number for number, relay in self._relays.items() if relay.deadline_s <= now_s]:
+            self._give_up_relay(self._relays.pop(number))
+        for node in [node for node, suspicion in self._suspicions.items() if suspicion.deadline_s <= now_s]:
+            self._fail(node)
+        self._run_periods()
+
+    def _run_periods(self) -> None:
+        """Periodic work is never caught up: after a pause the next round is one period away."""
+        now_s, config = self._now_s, self._config
+        if now_s >= self._next_dial_s:
+            interval_s = config.dial_interval_s if len(self._roster) else config.lonely_dial_interval_s
+            self._next_dial_s = now_s + interval_s
+            self._expire_dead()
+            self._dial()
+        if now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + config.probe_period_s * self._health.multiplier
+            self._probe_next()
+        if now_s >= self._next_hash_s:
+            self._next_hash_s = now_s + config.hash_interval_s
+            for peer in self._roster.sample(1):
+                self._send_to(peer, self._hello(wants_answer=False))
+        if self._rumours and now_s >= self._next_rumour_s:
+            self._next_rumour_s = now_s + config.rumour_interval_s
+            self._spread()
+
+    def _on_lag(self, lag_s: float) -> None:
+        """This node stood still (stopped, swapped out, busy): answers may lie unread, so nobody is judged for it."""
+        self._counters["lags"] += 1
+        self._health.lagged(lag_s, self._now_s)
+        if lag_s < SUSPICION_SHIFT_LAG_S:
+            return
+        for suspicion in self._suspicions.values():
+            suspicion.postpone(lag_s)
+        for probe in self._probes.values():
+            probe.postpone(lag_s)
+
+    # Messages in
+
+    def _on_datagram(self, source: Address, payload: bytes) -> None:
+        try:
+            message = MEMBERSHIP_CODEC.decode(payload)
+        except RemoteProtocolError:
+            self._counters["malformed"] += 1
+            return
+        match message:
+            case Ping():
+                self._on_ping(message, source)
+            case Ack():
+                self._on_ack(message, source)
+            case Gossip(updates):
+                self._hear(updates)
+            case PingRequest():
+                self._on_ping_request(message, source)
+            case RelayAnswer():
+                self._on_relay_answer(message)
+            case Hello():
+                self._on_hello(message, source)
+            case MemberList(sender, updates, wants_answer):
+                self._on_member_list(sender, updates, wants_answer=wants_answer)
+        self._send_corrections(source)
+
+    def _on_peer_message(self, sender: NodeId, message: object) -> None:
+        match message:
+            case StreamPing(sequence, target) if target == self._config.node_id:
+                own = self._identity.update
+                self._effects.append(SendPeer(sender, StreamPong(sequence, own.node, own.generation, own.incarnation)))
+            case StreamPong(sequence, node):
+                if (probe := self._take_probe(sequence, node)) is not None:
+                    self._succeed(probe, degraded_udp=True)
+            case MemberList(node, updates, wants_answer):
+                self._on_member_list(node, updates, wants_answer=wants_answer)
+        self._corrections.clear()  # a list is answered by a list
+
+    def _on_ping(self, ping: Ping, source: Address) -> None:
+        self._hear(ping.updates)
+        if ping.target != self._config.node_id or self._identity.has_left:
+            return
+        own = self._identity.update
+        rumours = self._take_rumours()
+        self._send(source, Ack(ping.sequence, own.node, own.generation, own.incarnation, own.instance_id, rumours))
+        sender = self._roster.get(ping.sender)
+        if sender is None:
+            if ping.sender != own.node:
+                self._send(source, self._hello(wants_answer=True))
+        elif sender.update.standing is not Standing.ALIVE:
+            self._corrections[ping.sender] = None  # it does not know what is said of it
+
+    def _on_ack(self, ack: Ack, source: Address) -> None:
+        self._hear(ack.updates)
+        relay = self._relays.get(ack.sequence)
+        if relay is not None and relay.target == ack.sender:
+            del self._relays[ack.sequence]
+            self._answer_relay(relay, is_reached=True)
+        if (probe := self._take_probe(ack.sequence, ack.sender)) is not None:
+            self._succeed(probe)
+        self._compare_identity(ack, source)
+
+    def _compare_identity(self, ack: Ack, source: Address) -> None:
+        """Whoever answers learns what is held against its name, be it stale, accused or taken by another."""
+        member = self._roster.get(ack.sender)
+        if member is None:
+            return
+        known = member.update
+        if ack.generation > known.generation:
+            self._send(source, self._hello(wants_answer=True))
+        elif (
+            ack.generation < known.generation
+            or (ack.instance_id != known.instance_id and not known.is_conflict)
+            or (known.standing is not Standing.ALIVE and ack.incarnation <= known.incarnation)
+        ):
+            self._corrections[ack.sender] = None
+
+    def _on_ping_request(self, request: PingRequest, source: Address) -> None:
+        self._hear(request.updates)
+        if len(self._relays) >= RELAYS_MAX:
+            self._counters["relays_refused"] += 1
+            return
+        number = self._next_sequence()
+        deadline_s = self._now_s + request.timeout_ms / 1000 * _RELAY_SHARE
+        self._relays[number] = Relay(source, request.sequence, request.target, deadline_s)
+        self._send((request.host, request.port), Ping(number, request.target, self._config.node_id))
+
+    def _on_relay_answer(self, answer: RelayAnswer) -> None:
+        self._hear(answer.updates)
+        probe = self._probes.get(answer.sequence)
+        if probe is None or probe.target != answer.target:
+            return
+        if not answer.is_reached:
+            probe.no_count += 1
+            return
+        self._take_probe(answer.sequence, answer.target)
+        self._succeed(probe, indirect_only=True)
+
+    def _on_hello(self, hello: Hello, source: Address) -> None:
+        if hello.sender.instance_id == self._config.instance_id:
+            # A configured seed is this node itself under another address.
+            self._absent_seeds = tuple(seed for seed in self._absent_seeds if seed != source)
+            return
+        self._hear((hello.sender, *hello.updates))
+        if hello.sender.node == self._config.node_id:
+            self._send(source, Gossip((self._identity.update,)))
+        elif hello.membership_hash != self.membership_hash:
+            self._send_list(hello.sender.node, source, wants_answer=True)
+        elif hello.wants_answer:
+            self._send(source, self._hello(wants_answer=False))
+
+    def _on_member_list(self, sender: NodeId, updates: Sequence[Update], *, wants_answer: bool) -> None:
+        self._hear(updates, list_sender=sender)
+        self._counters["lists_received"] += 1
+        if wants_answer and (address := self.address_of(sender)) is not None and sender != self._config.node_id:
+            self._send_list(sender, address, wants_answer=False)
+
+    def _on_send_error(self, destination: Address) -> None:
+        """The kernel's refusal is a failed direct probe; asking others begins at once."""
+        self._counters["send_errors"] += 1
+        self._health.probe_missed()
+        member = self._roster.at(destination)
+        if member is None or not member.is_live:
+            return
+        node = member.update.node
+        number = self._probed.get(node)
+        if number is None:
+            if len(self._probes) >= self._config.concurrent_probes:
+                return
+            probe = self._new_probe(node)
+        else:
+            probe = self._probes[number]
+        if not probe.is_indirect:
+            self._ask_helpers(probe)
+
+    # Claims
+
+    def _hear(self, updates: Sequence[Update], list_sender: NodeId | None = None) -> None:
+        if not updates:
+            return
+        if not len(self._roster):
+            # A node that knows nobody has nothing to judge by; its own clock may be the one that is wrong.
+            self._generation_base = max(self._generation_base, *(update.generation for update in updates))
+        for update in updates:
+            if update.node == self._config.node_id:
+                self._hear_of_self(update)
+            else:
+                self._hear_of(update, list_sender)
+
+    def _hear_of(self, update: Update, list_sender: NodeId | None) -> None:
+        member = self._roster.get(update.node)
+        if member is None:
+            if self._is_plausible(update, None) and not self._is_bygone(update):
+                self._adopt(update)  # an accusation of an unknown member stays as a tombstone
+            return
+        known = member.update
+        if update.key <= known.key:
+            self._hear_old(update, known)
+        elif self._is_plausible(update, known):
+            is_secondhand = list_sender is not None and update.standing is Standing.FAILED
+            if is_secondhand and member.is_live and update.generation == known.generation:
+                self._accuse(replace(known, incarnation=update.incarnation), str(list_sender))
+            else:
+                self._adopt(update)
+
+    def _hear_old(self, update: Update, known: Update) -> None:
+        """Idempotent: an old claim can only add an accuser, join a conflict, or show that its speaker lags."""
+        if update.generation == known.generation and update.is_conflict and not known.is_conflict:
+            self._adopt(replace(known, is_conflict=True))
+        elif update.key == known.key and known.standing is Standing.SUSPECT:
+            self._confirm(update)
+        elif update.standing is Standing.ALIVE and (
+            update.generation < known.generation
+            or known.standing.value >= Standing.FAILED.value
+            or (update.generation == known.generation and update.instance_id != known.instance_id)
+        ):
+            self._corrections[update.node] = None
+
+    def _hear_of_self(self, update: Update) -> None:
+        if update.generation > self._generation_limit():
+            self._refuse(update, "generation")
+            return
+        if update.incarnation > INCARNATION_LEAD_MAX + self.incarnation:
+            self._refuse(update, "incarnation")
+            return
+        previous = status_of(self._identity.update)
+        match self._identity.hear(update):
+            case Reaction.CORRECT:
+                self._corrections[update.node] = None
+            case Reaction.REFUTED:
+                self._counters["refutations"] += 1
+                self._health.probe_missed()
+                self._self_changed(previous)
+            case Reaction.JUMPED:
+                self._counters["generation_jumps"] += 1
+                self._persist_generation()
+                self._self_changed(previous)
+            case Reaction.CONFLICT:
+                self._persist_generation()
+                self._self_changed(previous)
+            case Reaction.NOTHING:
+                pass
+
+    def _self_changed(self, previous: MemberStatus) -> None:
+        own = self._identity.update
+        self._put_rumour(own)
+        self._corrections[own.node] = None  # whoever told us hears it first
+        if status_of(own) is not previous:
+            self._self_since_s = self._now_s
+            self._effects.append(MemberChanged(self._self_view(self._now_s), previous))
+
+    def _persist_generation(self) -> None:
+        self._effects.append(Persist(GENERATION_ROOM, GENERATION_KEY, b"%d" % self.generation))
+
+    def _adopt(self, update: Update) -> None:
+        """`update` is what is known of its member from now on; spread it."""
+        member = self._roster.get(update.node)
+        previous = None if member is None else member.update
+        if previous is not None and previous.generation == update.generation:
+            if update.standing is not Standing.ALIVE:
+                update = _with_identity_of(update, previous)  # an accuser may have an old address
+            elif previous.is_conflict:
+                update = replace(update, is_conflict=True)
+        previous_status = None if member is None else member.status
+        member = self._roster.put(update, self._now_s)
+        self._put_rumour(update)
+        self._track_suspicion(update)
+        if not member.is_live:
+            self._drop_probe(update.node)
+        elif previous is None or previous.standing.value >= Standing.FAILED.value:
+            self._order.add(update.node)
+        if member.status is not previous_status or previous is None or previous.generation != update.generation:
+            self._counters[f"became_{member.status.value}"] += 1
+            self._effects.append(MemberChanged(member.view(self._now_s), previous_status))
+
+    def _track_suspicion(self, update: Update) -> None:
+        """A refutation, a verdict or a newer accusation replaces the suspicion before it."""
+        self._suspicions.pop(update.node, None)
+        if update.standing is Standing.SUSPECT:
+            self._suspicions[update.node] = Suspicion(update.accuser, self._live_count, self._now_s)
+
+    def _confirm(self, update: Update) -> None:
+        suspicion = self._suspicions[update.node]
+        if suspicion.confirm(update.accuser):
+            self._put_rumour(update)  # others count this accuser too
+
+    def _accuse(self, claim: Update, accuser: str) -> None:
+        """Start a suspicion, or add this accuser to one that runs."""
+        accusation = replace(claim, standing=Standing.SUSPECT, accuser=accuser)
+        member = self._roster.get(claim.node)
+        if member is not None and member.update.key == accusation.key:
+            self._confirm(accusation)
+        else:
+            self._adopt(accusation)
+
+    def _fail(self, node: NodeId) -> None:
+        member = self._roster.get(node)
+        assert member is not None
+        self._adopt(replace(member.update, standing=Standing.FAILED, accuser=self._config.node_id))
+
+    def _is_plausible(self, update: Update, known: Update | None) -> bool:
+        base = known.incarnation if known is not None and known.generation == update.generation else 0
+        if update.generation > self._generation_limit():
+            problem = "generation"
+        elif update.incarnation > base + INCARNATION_LEAD_MAX:
+            problem = "incarnation"
+        elif known is None and not is_node_name(update.node):
+            problem = "name"
+        elif known is None and self._roster.is_full:
+            problem = "number of members"
+        else:
+            return True
+        self._refuse(update, problem)
+        return False
+
+    def _generation_limit(self) -> float:
+        """Own generation, which was the time of the start, moved on to now; and a day of clock error."""
+        return self._generation_base + (self._now_s - (self._started_s or 0.0)) + GENERATION_LEAD_MAX
+
+    def _refuse(self, update: Update, problem: str) -> None:
+        self._counters["refused_claims"] += 1
+        if update.node in self._refused or len(self._refused) >= REFUSED_NAMES_MAX:
+            return
+        self._refused[update.node] = None
+        text = (
+            f"a claim about {update.node} is refused for its {problem} "
+            f"(generation {update.generation}, incarnation {update.incarnation}); check the clocks of both nodes"
+        )
+        self._effects.append(Announce("member.refused", text, node=update.node, fields={"problem": problem}))
+
+    def _is_bygone(self, update: Update) -> bool:
+        is_dead = update.standing.value >= Standing.FAILED.value
+        return is_dead and update.age_s >= self._config.keep_dead_s
+
+    # Probing
+
+    def _probe_next(self) -> None:
+        node = self._next_target()
+        if node is None or len(self._probes) >= self._config.concurrent_probes:
+            return
+        probe = self._new_probe(node)
+        member = self._roster.get(node)
+        assert member is not None
+        about_it = () if member.update.standing is Standing.ALIVE else (member.update,)
+        rumours = (*about_it, *self._take_rumours())[:64]
+        self._send(member.update.address, Ping(probe.sequence, node, self._config.node_id, rumours))
+
+    def _next_target(self) -> NodeId | None:
+        """The next live member that no probe is under way to; None if there is none."""
+        live = self._roster.live
+        for _ in range(2):
+            while (node := self._order.pop()) is not None:
+                member = self._roster.get(node)
+                if member is not None and member.is_live and node not in self._probed:
+                    return node
+            self._order.restart(live)
+        return None
+
+    def _new_probe(self, node: NodeId) -> Probe:
+        factor = self._health.multiplier
+        now_s, config = self._now_s, self._config
+        indirect_at_s = now_s + config.probe_timeout_s * factor
+        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + config.probe_period_s * factor)
+        self._probes[probe.sequence] = probe
+        self._probed[node] = probe.sequence
+        self._counters["probes"] += 1
+        return probe
+
+    def _advance_probe(self, probe: Probe) -> None:
+        if not probe.is_indirect:
+            self._ask_helpers(probe)
+            return
+        self._take_probe(probe.sequence, probe.target)
+        self._counters["probes_failed"] += 1
+        if probe.no_count == 0:  # a helper's "no" shows that our own ears work
+            self._health.probe_missed()
+        member = self._roster.get(probe.target)
+        if member is None or not member.is_live:
+            return
+        if self._health.may_accuse:
+            self._accuse(member.update, self._config.node_id)
+        else:
+            self._counters["accusations_withheld"] += 1
+
+    def _ask_helpers(self, probe: Probe) -> None:
+        """Second half of a probe: through others, and over the stream."""
+        probe.is_indirect = True
+        target = self._roster.get(probe.target)
+        assert target is not None
+        host, port = target.update.address
+        timeout_ms = int(1000 * max(0.0, probe.deadline_s - self._now_s))
+        request = PingRequest(probe.sequence, probe.target, host, port, self._config.node_id, timeout_ms)
+        helpers = self._roster.sample(self._config.indirect_helpers, excluding=(*self._suspicions, *self._probed))
+        probe.helper_count = len(helpers)
+        for helper in helpers:
+            self._send_to(helper, request)
+        self._effects.append(SendPeer(probe.target, StreamPing(probe.sequence, probe.target)))
+
+    def _succeed(self, probe: Probe, *, degraded_udp: bool = False, indirect_only: bool = False) -> None:
+        self._health.probe_acknowledged()
+        member = self._roster.get(probe.target)
+        if member is not None:
+            member.degraded_udp, member.indirect_only = degraded_udp, indirect_only
+
+    def _take_probe(self, sequence: int, target: NodeId) -> Probe | None:
+        """The probe that this answers, no longer under way; None for a late, doubled or foreign answer."""
+        probe = self._probes.get(sequence)
+        if probe is None or probe.target != target:
+            return None
+        del self._probes[sequence], self._probed[target]
+        return probe
+
+    def _drop_probe(self, node: NodeId) -> None:
+        if (number := self._probed.get(node)) is not None:
+            self._take_probe(number, node)
+
+    def _give_up_relay(self, relay: Relay) -> None:
+        self._answer_relay(relay, is_reached=False)
+
+    def _answer_relay(self, relay: Relay, *, is_reached: bool) -> None:
+        answer = RelayAnswer(relay.sequence, self._config.node_id, relay.target, is_reached, self._take_rumours())
+        self._send(relay.requester, answer)
+
+    # Spreading
+
+    def _spread(self) -> None:
+        peers = self._roster.sample(self._config.rumour_peers)
+        recently_failed = [name for name in self._roster.dead if self._may_refute(name)]
+        if recently_failed:
+            candidates = peers + recently_failed
+            peers = self._rng.sample(candidates, min(len(candidates), self._config.rumour_peers))
+        for peer in peers:
+            if rumours := self._take_rumours():
+                self._send_to(peer, Gossip(rumours))
+
+    def _may_refute(self, node: NodeId) -> bool:
+        member = self._roster.get(node)
+        return (
+            member is not None
+            and member.update.standing is Standing.FAILED
+            and self._now_s - member.changed_s < self._config.gossip_to_dead_s
+        )
+
+    def _put_rumour(self, update: Update) -> None:
+        if not self._rumours:
+            self._next_rumour_s = min(self._next_rumour_s, self._now_s + self._config.rumour_interval_s)
+            if self._next_rumour_s < self._now_s:
+                self._next_rumour_s = self._now_s
+        self._rumours.put(update)
+
+    def _take_rumours(self) -> tuple[Update, ...]:
+        if not self._rumours:
+            return ()
+        room_bytes = self._config.packet_ceiling_bytes - HEAD_ROOM_BYTES
+        return self._rumours.take(room_bytes, rumour_sends(self._live_count))
+
+    def _send_corrections(self, source: Address) -> None:
+        if not self._corrections:
+            return
+        claims = []
+        for node in list(self._corrections)[:CORRECTIONS_MAX]:
+            if node == self._config.node_id:
+                claims.append(self._identity.update)
+            elif (member := self._roster.get(node)) is not None:
+                claims.append(self._roster.claim(member, self._now_s))
+        self._corrections.clear()
+        self._counters["corrections"] += 1
+        self._send(source, Gossip(tuple(claims)))
+
+    def _send_list(self, node: NodeId, address: Address, *, wants_answer: bool) -> None:
+        """The whole table: in one packet if it fits, else over the peer channel."""
+        if not self._spend_list_tokens(len(self._roster) + 1):
+            self._counters["lists_refused"] += 1
+            return
+        claims = [self._identity.update, *(self._roster.claim(member, self._now_s) for member in self._roster)]
+        if len(claims) <= self._config.packet_ceiling_bytes // 40:
+            payload = MEMBERSHIP_CODEC.encode(MemberList(self._config.node_id, tuple(claims), wants_answer))
+            if len(payload) <= self._config.packet_ceiling_bytes:
+                self._effects.append(SendDatagram(address, payload))
+                return
+        if self._roster.get(node) is None:
+            return  # its claim was refused: nobody to call back
+        for start in range(0, len(claims), MEMBERS_PER_LIST):
+            part = tuple(claims[start : start + MEMBERS_PER_LIST])
+            is_last = start + MEMBERS_PER_LIST >= len(claims)
+            message = MemberList(self._config.node_id, part, wants_answer=wants_answer and is_last)
+            self._effects.append(SendPeer(node, message))
+
+    def _spend_list_tokens(self, count: int) -> bool:
+        elapsed_s = self._now_s - self._list_tokens_at_s
+        self._list_tokens = min(float(LIST_TOKENS_PER_S), self._list_tokens + elapsed_s * LIST_TOKENS_PER_S)
+        self._list_tokens_at_s = self._now_s
+        if self._list_tokens < count:
+            return False
+        self._list_tokens -= count
+        return True
+
+    # Dialling
+
+    def _has_someone_to_dial(self) -> bool:
+        return bool(self._absent_seeds) or bool(self._roster.dead)
+
+    def _dial(self) -> None:
+        """Greet one dead member or absent seed; all seeds (at most 8) while this node knows nobody."""
+        if self._identity.has_left:
+            return
+        self._dial_count += 1
+        seeds = [seed for seed in self._absent_seeds if not self._is_present(seed)]
+        if not len(self._roster):
+            for seed in self._rng.sample(seeds, min(len(seeds), LONELY_DIALS_MAX)):
+                self._send(seed, self._hello(wants_answer=True))
+            return
+        candidates = seeds + [where for name in self._roster.dead if (where := self._dialled_address(name))]
+        if candidates:
+            self._send(self._rng.choice(candidates), self._hello(wants_answer=True))
+
+    def _is_present(self, seed: Address) -> bool:
+        member = self._roster.at(seed)
+        return member is not None and member.is_live
+
+    def _dialled_address(self, node: NodeId) -> Address | None:
+        member = self._roster.get(node)
+        if member is None or member.update.standing is not Standing.FAILED:
+            return None
+        is_old = self._now_s - member.changed_s > self._config.slow_dial_after_s
+        if is_old and self._dial_count % self._config.slow_dial_every:
+            return None
+        return member.update.address
+
+    def _expire_dead(self) -> None:
+        for node in [*self._roster.dead]:
+            member = self._roster.get(node)
+            if member is not None and self._now_s - member.changed_s >= self._config.keep_dead_s:
+                self._roster.remove(node)
+                self._rumours.drop(node)
+
+    # Small things
+
+    @property
+    def _live_count(self) -> int:
+        return len(self._roster.live) + 1
+
+    def _hello(self, *, wants_answer: bool) -> Hello:
+        return Hello(self._identity.update, self.membership_hash, wants_answer, self._take_rumours())
+
+    def _self_view(self, now_s: float) -> MemberView:
+        return Member(self._identity.update, self._self_since_s).view(now_s)
+
+    def _next_sequence(self) -> int:
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        return self._sequence
+
+    def _send_to(self, node: NodeId, message: object) -> None:
+        member = self._roster.get(node)
+        if member is not None:
+            self._send(member.update.address, message)
+
+    def _send(self, destination: Address, message: object) -> None:
+        self._effects.append(SendDatagram(destination, MEMBERSHIP_CODEC.encode(message)))
+
+
+def _first_claim(config: MembershipConfig) -> Update:
+    return Update(
+        node=config.node_id,
+        host=config.address[0],
+        port=config.address[1],
+        generation=config.generation,
+        incarnation=0,
+        standing=Standing.ALIVE,
+        instance_id=config.instance_id,
+        software_version=config.software_version[:32],
+        lowest_minor=config.lowest_minor,
+        highest_minor=config.highest_minor,
+    )
+
+
+def _with_identity_of(update: Update, known: Update) -> Update:
+    return replace(
+        known,
+        incarnation=update.incarnation,
+        standing=update.standing,
+        accuser=update.accuser,
+        age_s=update.age_s,
+        is_conflict=known.is_conflict or update.is_conflict,
+    )
+
+
+__all__ = [
+    "MemberChanged",
+    "MemberStatus",
+    "MemberView",
+    "Membership",
+    "MembershipConfig",
+    "MembershipEffect",
+    "MembershipEvent",
+    "is_membership_payload",
+]
