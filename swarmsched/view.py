@@ -10,7 +10,7 @@ from typing import Protocol
 
 from swarmsched.api import JobState
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import Demand, Free, Share
+from swarmsched.resources import Demand, Free, Gpu, Share
 
 RankKey = tuple[int, ...]
 """At most four integers; smaller runs earlier.  The job id breaks ties after it."""
@@ -24,6 +24,7 @@ class NodeView:
     free: Free
     total_gpus: int
     is_available: bool = True  # alive, not suspect, not draining, not in conflict
+    devices: tuple[Gpu, ...] = ()  # every offered device, booked or not; empty when not known
 
 
 @dataclass(frozen=True, slots=True)

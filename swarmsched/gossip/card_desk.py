@@ -1,0 +1,121 @@
+"""When a shepherd's cards are written: never for short jobs, at once for news, seldom for what only time changed."""
+
+import math
+from dataclasses import dataclass, replace
+
+from swarmsched.api import JobState
+from swarmsched.gossip.card import JobCard, is_only_order_changed, is_same_news, tombstone
+from swarmsched.ids import JobId
+
+QUEUED_DELAY_S = 1.0
+RUNNING_DELAY_S = 10.0
+INTERVAL_S = 1.0
+ORDER_INTERVAL_S = 5.0
+RENEWAL_S = 60.0
+COUNTER_LIMIT = 2**31
+"""Claims beyond this are no honest shepherd's; following them would run out of numbers."""
+
+_WAITING = (JobState.QUEUED, JobState.STARTING)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One job's card: the latest that we were given, and the last that we published, if any."""
+
+    latest: JobCard
+    eligible_s: float
+    given_s: float
+    deadline_s: float = 0.0  # of the next publication; kept up to date by `_schedule`
+    published: JobCard | None = None
+    published_s: float = 0.0
+    counter: int = 0
+
+
+class CardDesk:
+    """Cards of the jobs that this node shepherds.  Invariant: (epoch, counter) of a job only grows."""
+
+    def __init__(self) -> None:
+        self._drafts: dict[JobId, _Draft] = {}
+        self._next_s = math.inf  # a lower bound of all deadlines
+
+    def __len__(self) -> int:
+        return len(self._drafts)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._drafts
+
+    def set_card(self, card: JobCard, now_s: float) -> None:
+        """What the shepherd would say of a job now."""
+        draft = self._drafts.get(card.job_id)
+        if draft is None:
+            self._schedule(self._drafts.setdefault(card.job_id, _Draft(card, now_s + _delay_s(card), now_s)))
+            return
+        if draft.published is None and (card.state in _WAITING) != (draft.latest.state in _WAITING):
+            draft.eligible_s = now_s + _delay_s(card)
+        if card.epoch > draft.latest.epoch:
+            draft.counter = 0
+        draft.latest, draft.given_s = card, now_s
+        self._schedule(draft)
+
+    def withdraw(self, job_id: JobId) -> JobCard | None:
+        """Forget a closed job; returns the last version to spread, None if no other node ever heard of it."""
+        draft = self._drafts.pop(job_id, None)
+        if draft is None or draft.published is None:
+            return None
+        return replace(tombstone(draft.latest), counter=draft.counter + 1)
+
+    def outbid(self, job_id: JobId, epoch: int, counter: int) -> None:
+        """A version of our own card that we do not remember (we restarted): write above it."""
+        draft = self._drafts.get(job_id)
+        if draft is not None and epoch == draft.latest.epoch and draft.counter < counter < COUNTER_LIMIT:
+            draft.counter = counter
+            draft.published_s -= RENEWAL_S
+            self._schedule(draft)
+
+    def due(self, now_s: float) -> list[JobCard]:
+        """Cards to publish now, with their new counters and brought forward to now."""
+        result: list[JobCard] = []
+        if now_s < self._next_s:
+            return result
+        self._next_s = math.inf
+        for draft in self._drafts.values():
+            if now_s >= draft.deadline_s:
+                draft.counter += 1
+                waited_s = now_s - draft.given_s
+                card = replace(_brought_forward(draft.latest, waited_s), counter=draft.counter)
+                draft.published, draft.published_s = draft.latest, now_s
+                result.append(card)
+            self._schedule(draft)
+        return result
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When `due` may have something; infinite without cards."""
+        return self._next_s
+
+    def _schedule(self, draft: _Draft) -> None:
+        draft.deadline_s = _deadline_s(draft)
+        self._next_s = min(self._next_s, draft.deadline_s)
+
+
+def _delay_s(card: JobCard) -> float:
+    return QUEUED_DELAY_S if card.state in _WAITING else RUNNING_DELAY_S
+
+
+def _deadline_s(draft: _Draft) -> float:
+    if draft.published is None:
+        return draft.eligible_s
+    if is_same_news(draft.published, draft.latest):
+        return draft.published_s + RENEWAL_S
+    interval_s = ORDER_INTERVAL_S if is_only_order_changed(draft.published, draft.latest) else INTERVAL_S
+    return draft.published_s + interval_s
+
+
+def _brought_forward(card: JobCard, waited_s: float) -> JobCard:
+    is_running = card.state is JobState.RUNNING
+    return replace(
+        card,
+        attained_gpu_s=card.attained_at(waited_s),
+        queued_s=card.queued_s + (waited_s if card.state is JobState.QUEUED else 0.0),
+        running_s=card.running_s + (waited_s if is_running else 0.0),
+    )

@@ -1,0 +1,99 @@
+"""When a node rewrites its own record: at once for what places jobs, with a deadband for what only informs."""
+
+from dataclasses import dataclass, replace
+
+from swarmsched.gossip.record import NodeRecord
+
+UTILISATION_BAND_PERCENT = 10
+MEMORY_BAND_RATIO = 0.05
+LOAD_INTERVAL_S = 10.0
+INTERVAL_S = 1.0
+INTERVAL_S_MAX = 8.0
+RENEWAL_S = 30.0
+RENEWAL_LARGE_S = 60.0
+LARGE_SWARM = 3_000
+VERSION_JUMP_LIMIT = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A new version to spread; `is_urgent` when free capacity changed and some peers should hear at once."""
+
+    record: NodeRecord
+    is_urgent: bool
+
+
+class RecordPublisher:
+    """Owns the versions of this node's record.  Invariant: they only grow, by one or above a claimed one."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._version = 0
+        self._draft: NodeRecord | None = None
+        self._published: NodeRecord | None = None
+        self._published_s = 0.0
+        self._load_s = 0.0  # when a load figure last made a version
+        self.interval_s = INTERVAL_S  # at least this long between versions; grows when the byte cap is hit
+
+    @property
+    def version(self) -> int:
+        """The last version written."""
+        return self._version
+
+    def set_draft(self, draft: NodeRecord) -> None:
+        """What the node would say now; identity and version are filled in at publication."""
+        self._draft = replace(draft, generation=self._generation, version=0)
+
+    def outbid(self, version: int) -> None:
+        """Somebody holds a version of ours that we did not write (a lost disk, or a forger): write above it."""
+        if self._version < version < self._version + VERSION_JUMP_LIMIT:  # a larger leap no peer would follow
+            self._version = version
+            self._published_s -= RENEWAL_LARGE_S
+
+    def slow_down(self, is_capped: bool) -> None:
+        """Double the interval while the byte cap bites, shrink it again afterwards."""
+        factor = 2.0 if is_capped else 0.8
+        self.interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S, self.interval_s * factor))
+
+    def next_deadline_s(self, members: int) -> float:
+        """When `due` may have something to publish; infinite without a draft."""
+        if self._draft is None:
+            return float("inf")
+        if self._published is None:
+            return 0.0
+        renewal = self._published_s + (RENEWAL_LARGE_S if members > LARGE_SWARM else RENEWAL_S)
+        before, draft = self._published, self._draft
+        if _facts(draft) != _facts(before):
+            return min(renewal, self._published_s + self.interval_s)
+        if _load_moved(before, draft):
+            return min(renewal, max(self._load_s + LOAD_INTERVAL_S, self._published_s + self.interval_s))
+        return renewal
+
+    def due(self, members: int, now_s: float) -> Publication | None:
+        """The next version if it is time for one."""
+        if self._draft is None or now_s < self.next_deadline_s(members):
+            return None
+        before = self._published
+        if before is None or _load_moved(before, self._draft):
+            self._load_s = now_s
+        self._version += 1
+        record = replace(self._draft, version=self._version)
+        self._published, self._published_s = record, now_s
+        return Publication(record, before is None or _capacity(record) != _capacity(before))
+
+
+def _capacity(record: NodeRecord) -> object:
+    return (record.groups, record.cpus_free, record.flags)
+
+
+def _facts(record: NodeRecord) -> NodeRecord:
+    """The record without what has a deadband."""
+    return replace(record, version=0, gpu_utilisation_percent=0, cpu_utilisation_percent=0, gpu_memory_used_bytes=0)
+
+
+def _load_moved(before: NodeRecord, now: NodeRecord) -> bool:
+    gpu = abs(now.gpu_utilisation_percent - before.gpu_utilisation_percent)
+    cpu = abs(now.cpu_utilisation_percent - before.cpu_utilisation_percent)
+    total = sum(group.count * group.memory_bytes for group in now.groups)
+    memory = abs(now.gpu_memory_used_bytes - before.gpu_memory_used_bytes)
+    return max(gpu, cpu) >= UTILISATION_BAND_PERCENT or (total > 0 and memory >= MEMORY_BAND_RATIO * total)

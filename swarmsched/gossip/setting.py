@@ -1,0 +1,81 @@
+"""The swarm-wide setting: one versioned record that every node keeps; the highest (version, node) wins."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from swarmsched.errors import RemoteProtocolError, SwarmError
+from swarmsched.fields import U53, MaxLength, Name, Real
+from swarmsched.ids import NodeId
+from swarmsched.view import PolicySetting
+from swarmsched.wire.codec import decode_value, encode_value
+
+SETTING_ROOM = "setting"
+SETTING_KEY = "swarm"
+VERSION_JUMP_LIMIT = 2**20
+SETTING_BYTES_LIMIT = 2_048
+
+CheckSetting = Callable[[PolicySetting], None]
+"""Raises SwarmError for a policy or parameters that this node cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSetting:
+    """The policy of the swarm.  Version 0 is the built-in default, never gossiped."""
+
+    version: U53 = 0
+    node_id: Annotated[str, MaxLength(63)] = ""  # who set it
+    policy: Name = "fifo"
+    parameters: Annotated[Mapping[Name, Real], MaxLength(16)] = field(default_factory=dict)
+
+    @property
+    def stamp(self) -> tuple[int, str]:
+        """(version, node): larger wins."""
+        return (self.version, self.node_id)
+
+    @property
+    def policy_setting(self) -> PolicySetting:
+        """What policies and planners take."""
+        return PolicySetting(self.policy, dict(self.parameters))
+
+
+class SettingRegister:
+    """Holds the setting in force.  Invariant: its stamp never falls."""
+
+    def __init__(self, node_id: NodeId, check: CheckSetting) -> None:
+        self._node_id = node_id
+        self._check = check
+        self.current = SwarmSetting()
+
+    def propose(self, setting: PolicySetting) -> SwarmSetting:
+        """Adopt a new setting of our own; SwarmError if it is not usable, and then nothing has changed."""
+        self._check(setting)
+        proposed = SwarmSetting(self.current.version + 1, self._node_id, setting.name, dict(setting.parameters))
+        encode_setting(proposed)
+        self.current = proposed
+        return proposed
+
+    def offer(self, setting: SwarmSetting) -> bool:
+        """Adopt another node's setting if it is newer; RemoteProtocolError if it is not usable here."""
+        if setting.stamp <= self.current.stamp:
+            return False
+        if setting.version > self.current.version + VERSION_JUMP_LIMIT:
+            raise RemoteProtocolError(f"version {setting.version} is too far ahead", kind="SwarmSetting")
+        try:
+            self._check(setting.policy_setting)
+        except SwarmError as error:
+            raise RemoteProtocolError(str(error), kind="SwarmSetting") from error
+        self.current = setting
+        return True
+
+
+def encode_setting(setting: SwarmSetting) -> bytes:
+    """Bytes for the wire and for the disk."""
+    return encode_value(SwarmSetting, setting)
+
+
+def decode_setting(body: bytes) -> SwarmSetting:
+    """Inverse of `encode_setting`; RemoteProtocolError for anything else."""
+    if len(body) > SETTING_BYTES_LIMIT:
+        raise RemoteProtocolError(f"{len(body)} bytes, more than {SETTING_BYTES_LIMIT}", kind="SwarmSetting")
+    return decode_value(SwarmSetting, body)

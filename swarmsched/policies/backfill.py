@@ -1,0 +1,162 @@
+"""EASY backfill (Lifka, "The ANL/IBM SP Scheduling System", JSSPP 1995): later jobs may pass a blocked head of the line
+as long as they do not delay it.
+
+The head, the first job that does not fit, gets a reservation at the *shadow time*: when, by the time limits of the
+running jobs, enough is free for it.  A later job starts now only if it ends before the shadow time by its own limit,
+or takes what is left beyond the reservation.  Where a running job that the head waits for has no limit there is no
+shadow time, and only what lies beyond the reservation is given away: a head is never starved for want of estimates.
+A head that could not run even on an empty swarm (its nodes are down) reserves nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarmsched.ids import NodeId
+from swarmsched.policies.base import (
+    ParameterSpec,
+    ahead_sentence,
+    in_rank_order,
+    is_waiting,
+    joined,
+    keep,
+    submit_rank_key,
+)
+from swarmsched.policies.placement import choose, place_in, tie_break
+from swarmsched.policies.reason import shortage, start_reason
+from swarmsched.policies.room import Room, without
+from swarmsched.resources import Gpu, Share, suits
+from swarmsched.view import Action, ClusterView, JobView, NodeView, Plan, PlanEntry, RankKey
+
+PARAMETERS = (
+    ParameterSpec(
+        "assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9
+    ),
+)
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """What the head of the line is promised.  `spare` is the room at `shadow_s` after the head has started."""
+
+    head: JobView
+    shadow_s: float  # from now
+    spare: Room
+
+
+class Backfill:
+    """FIFO order; jobs behind a blocked head start where they cannot delay it."""
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        self._assumed_limit_s = parameters["assumed_limit_s"]
+
+    @property
+    def policy_id(self) -> str:
+        """Name and assumed limit."""
+        return f"backfill:{self._assumed_limit_s:g}"
+
+    def rank_key(self, job: JobView) -> RankKey:
+        """Priority, then submit time in milliseconds."""
+        return submit_rank_key(job)
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        """Start in order until one does not fit, reserve for it, then fill the gaps."""
+        room = Room(view.nodes)
+        started: list[tuple[JobView, tuple[Share, ...]]] = []
+        ahead: list[JobView] = []
+        reservation: _Reservation | None = None
+        entries = []
+        for key, job in in_rank_order(view.jobs, self.rank_key):
+            if not is_waiting(job):
+                entries.append(keep(job, key))
+                continue
+            shares = self._place(job, room, reservation)
+            if shares is not None:
+                entries.append(PlanEntry(job.job_id, Action.START, key, _start(job, shares, reservation), shares))
+                started.append((job, shares))
+                continue
+            if reservation is None:
+                reservation = self._reserve(job, view, room, started)
+            entries.append(PlanEntry(job.job_id, Action.WAIT, key, _wait(job, room, reservation, ahead)))
+            ahead.append(job)
+        return Plan(view.version, self.policy_id, tuple(entries))
+
+    def _limit_s(self, job: JobView) -> float:
+        return job.time_limit_s or self._assumed_limit_s or math.inf
+
+    def _place(self, job: JobView, room: Room, reservation: _Reservation | None) -> tuple[Share, ...] | None:
+        """Shares that fit now and respect the reservation, booked in both rooms; or None."""
+        if reservation is None or self._limit_s(job) <= reservation.shadow_s < math.inf:
+            shares = place_in(room, job)
+            if shares is not None:
+                room.take(shares, job.demand)
+            return shares
+        return _place_beyond(job, room, reservation.spare)
+
+    def _reserve(
+        self, head: JobView, view: ClusterView, room: Room, started: Sequence[tuple[JobView, tuple[Share, ...]]]
+    ) -> _Reservation | None:
+        """Release running jobs in the order of their ends until the head fits; None if it never does."""
+        spare = room.copy()
+        running = [(self._limit_s(job), job, shares) for job, shares in started]
+        running += [(max(0.0, self._limit_s(job) - job.running_s), job, job.shares) for job in view.jobs if job.shares]
+        running.sort(key=lambda item: (item[0], item[1].job_id))
+        busy = _busy_devices(view.nodes, room)
+        for end_s, job, shares in running:
+            for share in shares:
+                _release(job, share, spare, busy)
+            placed = place_in(spare, head)
+            if placed is not None:
+                spare.take(placed, head.demand)
+                return _Reservation(head, end_s, spare)
+        return None
+
+
+def _place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | None:
+    """Shares that fit now and still fit beside the head at the shadow time."""
+    if room.ranks(job.demand) < job.ranks or spare.ranks(job.demand) < job.ranks:
+        return None
+    later = spare.fits(job.demand)
+    fits = {node: min(held, later.get(node, 0)) for node, held in room.fits(job.demand).items()}
+    shares = choose(fits, room, job.demand, job.ranks, tie_break(job.job_id), nodes=job.nodes, exclude=job.exclude)
+    if shares is None:
+        return None
+    picks = room.picks(shares, job.demand)
+    if not spare.has_like(picks):
+        return None
+    room.take_like(shares, job.demand, picks)
+    spare.take_like(shares, job.demand, picks)
+    return shares
+
+
+def _busy_devices(nodes: Sequence[NodeView], room: Room) -> dict[NodeId, tuple[Gpu, ...]]:
+    """Offered devices of the available nodes that are not free now."""
+    return {node.node: without(node.devices, room.free(node.node).gpus) for node in nodes if node.is_available}
+
+
+def _release(job: JobView, share: Share, spare: Room, busy: dict[NodeId, tuple[Gpu, ...]]) -> None:
+    """Give back what a share holds.  Which devices it has is not gossiped: the first busy ones that suit it."""
+    held = busy.get(share.node)
+    if held is None:
+        return
+    wanted = share.ranks * job.demand.gpus
+    gpus = tuple(gpu for gpu in held if suits(gpu, job.demand))[:wanted]
+    busy[share.node] = without(held, gpus)
+    spare.give(share.node, gpus, share.ranks * job.demand.cpus, share.ranks * job.demand.memory_bytes)
+
+
+def _start(job: JobView, shares: tuple[Share, ...], reservation: _Reservation | None) -> str:
+    passing = "passes the head of the line without delaying it" if reservation else ""
+    return joined(start_reason(job, shares), passing)
+
+
+def _wait(job: JobView, room: Room, reservation: _Reservation | None, ahead: Sequence[JobView]) -> str:
+    promise = ""
+    if reservation is None:
+        promise = "cannot run even when all running jobs have ended"
+    elif reservation.head is job:
+        known = math.isfinite(reservation.shadow_s)
+        promise = f"reserved in {reservation.shadow_s:.0f} s at the latest" if known else "reserved, end unknown"
+    elif shortage(job, room).endswith("which are free"):
+        promise = "would delay the head of the line"
+    return joined(shortage(job, room), promise, ahead_sentence(ahead))

@@ -1,0 +1,31 @@
+"""Sentences about one job and the room that is left for it."""
+
+from swarmsched.policies.base import NAMED_JOBS_LIMIT, amount, need
+from swarmsched.policies.placement import permitted
+from swarmsched.policies.room import Room
+from swarmsched.resources import Share
+from swarmsched.view import JobView
+
+
+def shortage(job: JobView, room: Room) -> str:
+    """What the job needs and what there is: `needs 4 GPUs, 2 free`."""
+    asked = f"needs {need(job.demand, job.ranks)}"
+    held = sum(permitted(room.fits(job.demand), job.nodes, job.exclude).values())
+    if held >= job.ranks:
+        return f"{asked}, which are free"
+    if not room.nodes:
+        return f"{asked}, but no node is available"
+    where = " on the nodes that the job allows" if job.nodes or job.exclude else ""
+    if not job.demand.gpus:
+        return f"{asked}, enough for {held} of {amount(job.ranks, 'rank')}{where}"
+    free = room.free_gpus(job.demand)
+    if free < job.ranks * job.demand.gpus:
+        return f"{asked}, {free} free"
+    return f"{asked}, {free} free but room for only {held} of {amount(job.ranks, 'rank')}{where}"
+
+
+def start_reason(job: JobView, shares: tuple[Share, ...]) -> str:
+    """Where the job may start: `fits on n1 (2), n2 (2)`."""
+    named = ", ".join(f"{share.node} ({share.ranks})" for share in shares[:NAMED_JOBS_LIMIT])
+    more = f" and {len(shares) - NAMED_JOBS_LIMIT} more" if len(shares) > NAMED_JOBS_LIMIT else ""
+    return f"fits on {named}{more}"
