@@ -34,7 +34,7 @@ class Refusal(Enum):
 class FreeReport:
     """The owner's fresh state, in every answer: repairs the asker's view.
 
-    `(generation, version)` is that of the node record; an older gossiped record must not overwrite this.
+    `(generation, version)` is that of the ledger; a gossiped node record with an older one must not overwrite this.
     """
 
     generation: U53

@@ -99,12 +99,19 @@ class Flock:
         self._jobs[record.job_id] = shepherd
         return shepherd
 
-    def remove_ended(self) -> list[JobRecord]:
-        """Let go of jobs that have ended; returns their records."""
-        ended = [job.record for job in self._jobs.values() if job.record.is_ended and not job.is_writing]
-        for record in ended:
-            del self._jobs[record.job_id]
-        return ended
+    def let_go(self, job_id: JobId) -> None:
+        """Stop acting for a job: it has ended, or another shepherd has it."""
+        self._jobs.pop(job_id, None)
+
+    @property
+    def placing(self) -> list[JobId]:
+        """Jobs whose placement is under way."""
+        return [job_id for job_id, job in self._jobs.items() if job.is_placing]
+
+    @property
+    def evaluation_due_s(self) -> float:
+        """When the queue wants to be looked at."""
+        return self._evaluate_s
 
     def look_soon(self, now_s: float) -> None:
         """Something about the queue changed: look at the next opportunity."""
@@ -144,16 +151,6 @@ class Flock:
         if version == self._plan_pending:
             self._plan_pending = None
             self._next_plan_s = now_s + PLAN_INTERVAL_S
-
-    def on_timer(self, around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
-        """Jobs' timers, then the queue if it is time."""
-        effects: list[ShepherdEffect] = []
-        for job in self._jobs.values():
-            if clock.now_s >= job.next_deadline_s:
-                effects += job.on_timer(clock)
-        if clock.now_s >= self._evaluate_s:
-            effects += self.evaluate(around, clock)
-        return effects
 
     def evaluate(self, around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
         """Start what may start, and ask for a plan when something has to wait."""

@@ -520,10 +520,12 @@ class JobShepherd:
         is_running = self._record.state is JobState.RUNNING and not self.is_writing
         return self.running_since_s + self._record.spec.time_limit_s if has_limit and is_running else float("inf")
 
-    def note_silent_node(self, node: NodeId, silent_s: float) -> None:
-        """A node with ranks of this job is believed failed: say so; its ranks may well run on."""
-        if any(share.node == node for share in self._record.shares) and not self._record.is_ended:
-            self._reason = f"{node} has not been heard of for {silent_s:.0f} s; its ranks may still run"
+    def note_silent_node(self, node: NodeId) -> bool:
+        """A node is believed failed: if it has ranks of this job, say so; they may well run on."""
+        is_concerned = any(share.node == node for share in self._record.shares) and not self._record.is_ended
+        if is_concerned:
+            self._reason = f"{node} does not answer any more; its ranks may still run"
+        return is_concerned
 
     # The end.
 
@@ -614,8 +616,10 @@ class JobShepherd:
         self._write_in_flight = None
         _, then = self._writes.popleft()
         self._record = record
-        effects = then(clock.now_s)
-        return [*effects, *self._next_write(clock.now_s)]
+        effects = [*then(clock.now_s), *self._next_write(clock.now_s)]
+        if self._attempt is not None and self._attempt.phase is AttemptPhase.HELD:
+            effects += self._after_attempt_moved(clock.now_s)
+        return effects
 
     def rewrite(self, update_id: int, clock: Clock) -> list[ShepherdEffect]:
         """The register could not decide (no majority yet): the same update again, since only we write."""

@@ -1,0 +1,116 @@
+"""What a node tells all others: its own record, the cards of its jobs, and where its jobs are kept.
+
+When each of these travels is the state plane's business; a job that lives for less than a second leaves no card.
+"""
+
+from swarmsched.effects import Effect
+from swarmsched.events import ResourcesRead
+from swarmsched.gossip.card import card_of
+from swarmsched.gossip.location import Location
+from swarmsched.gossip.record import NodeFlag, NodeRecord, groups_of
+from swarmsched.gossip.state import StatePlane
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.negotiation.flock import Flock, job_view
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.record import JobRecord
+from swarmsched.resources import GpuHealth, NodeResources
+
+
+class Publication:
+    """Keeps the state plane's drafts up to date."""
+
+    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, flock: Flock, software_version: str) -> None:
+        self._me = me
+        self._state = state
+        self._ledger = ledger
+        self._flock = flock
+        self._software_version = software_version
+        self._telemetry: ResourcesRead | None = None
+        self._located: dict[JobId, tuple[int, bool]] = {}  # epoch and whether ended, as last told
+
+    def telemetry(self, reading: ResourcesRead) -> None:
+        """Newest figures of this node."""
+        self._telemetry = reading
+
+    @property
+    def resources(self) -> NodeResources:
+        """Newest resources; nothing before the first reading."""
+        return self._telemetry.resources if self._telemetry else NodeResources((), 0, 0)
+
+    def tell_node(self, clock: Clock) -> list[Effect]:
+        """This node's record, as it would be written now."""
+        reading = self._telemetry
+        if reading is None:
+            return []
+        return self._state.publish_node(self._node_record(reading), clock.now_s)
+
+    def _node_record(self, reading: ResourcesRead) -> NodeRecord:
+        resources, free = reading.resources, self._ledger.free(0.0)
+        health = [gpu.health for gpu in resources.gpus]
+        return NodeRecord(
+            node_id=self._me,
+            groups=groups_of(resources, free),
+            cpus_total=resources.cpu_count,
+            cpus_free=min(free.cpus, resources.cpu_count),
+            memory_total_bytes=resources.memory_bytes,
+            memory_free_bytes=min(free.memory_bytes, resources.memory_bytes),
+            gpu_utilisation_percent=round(100 * reading.gpu_utilisation_ratio),
+            cpu_utilisation_percent=round(100 * reading.cpu_utilisation_ratio),
+            gpu_memory_used_bytes=reading.gpu_memory_used_bytes,
+            unhealthy_gpus=health.count(GpuHealth.UNHEALTHY),
+            foreign_gpus=health.count(GpuHealth.FOREIGN),
+            stale_gpus=health.count(GpuHealth.STALE),
+            running_ranks=self._ledger.report().running_ranks,
+            queued_jobs=self._flock.waiting_count,
+            live_jobs=len(self._flock.jobs),
+            flags=int(self._flags(resources)),
+            software_version=self._software_version[:24],
+            ledger_version=self._ledger.version,
+        )
+
+    def _flags(self, resources: NodeResources) -> NodeFlag:
+        flags = NodeFlag.HTTP_READY
+        if self._ledger.is_draining:
+            flags |= NodeFlag.DRAINING
+        if any(gpu.is_simulated for gpu in resources.gpus):
+            flags |= NodeFlag.SIMULATED
+        is_stale = any(gpu.health is GpuHealth.STALE for gpu in resources.gpus)
+        return flags | (NodeFlag.TELEMETRY_STALE if is_stale else NodeFlag.TELEMETRY_OK)
+
+    def tell_job(self, job: JobShepherd, clock: Clock) -> list[Effect]:
+        """A live job's card and, when it is new here, its location."""
+        record = job.record
+        view = job_view(job, clock.now_s, clock.utc_s)
+        policy = self._flock.policy
+        card = card_of(
+            record,
+            now_utc_s=clock.utc_s,
+            queued_s=view.queued_s,
+            running_s=view.running_s,
+            rank_key=policy.rank_key(view),
+            policy_id=policy.policy_id,
+        )
+        return [*self._state.publish_card(card, clock.now_s), *self._locate(record, clock)]
+
+    def tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
+        """The card vanishes; the location stays and says that the job has ended."""
+        effects = [*self._state.withdraw_card(record.job_id, clock.now_s), *self._locate(record, clock)]
+        self._located.pop(record.job_id, None)
+        return effects
+
+    def _locate(self, record: JobRecord, clock: Clock) -> list[Effect]:
+        told = (record.epoch, record.is_ended)
+        if self._located.get(record.job_id) == told:
+            return []
+        self._located[record.job_id] = told
+        location = Location(
+            record.job_id,
+            record.epoch,
+            record.version,
+            record.shepherd,
+            record.holders,
+            record.state,
+            record.ended_utc_s,
+        )
+        return self._state.set_location(location, clock.now_s)

@@ -1,0 +1,184 @@
+"""What clients ask of a node: tickets, submits, cancels, signals and settings, each answered exactly once.
+
+Nothing is created before its record is durable, and a repeated ticket meets the job that it made before.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from swarmsched.api import JobState
+from swarmsched.commands import (
+    CancelJob,
+    CreateTicket,
+    JobAccepted,
+    Refused,
+    Reply,
+    SignalJob,
+    SubmitJob,
+    TicketIssued,
+)
+from swarmsched.effects import ReplyToClient
+from swarmsched.errors import CapacityError, FieldProblem
+from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
+from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
+from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.shepherd import Clock, ShepherdEffect, WriteRecord
+from swarmsched.policies.explain import impossible
+from swarmsched.record import JobRecord
+from swarmsched.resources import NodeResources
+
+SUBMIT_SKEW_S = 300.0
+SIGNAL_LIMIT = 64
+
+
+@dataclass(slots=True)
+class _Creation:
+    """A first record on its way to disk, and the clients who wait for it."""
+
+    record: JobRecord
+    waiting: list[int]
+
+
+class Submission:
+    """The client-facing side of a node's flock."""
+
+    def __init__(self, me: NodeId, generation: int, flock: Flock, rng: random.Random) -> None:
+        self._me = me
+        self._generation = generation
+        self._flock = flock
+        self._rng = rng
+        self._creations: dict[int, _Creation] = {}
+
+    @property
+    def _update_ids(self) -> Iterator[int]:
+        return self._flock.update_ids
+
+    def ticket(self, _command: CreateTicket, clock: Clock) -> Reply:
+        """A fresh id; this node will hold the job."""
+        return TicketIssued(make_job_id(clock.utc_s, self._rng), (self._me,))
+
+    def submit(
+        self,
+        request_id: int,
+        command: SubmitJob,
+        known: JobRecord | None,
+        capacities: Mapping[NodeId, NodeResources],
+        clock: Clock,
+    ) -> list[ShepherdEffect]:
+        """Create the job, or find the one that this ticket made before.
+
+        `capacities` are all nodes that were ever seen, up or down.
+        """
+        refusal = self._refusal(command, known, capacities)
+        if refusal is not None:
+            return [ReplyToClient(request_id, refusal)]
+        if known is not None:
+            return [ReplyToClient(request_id, JobAccepted(known, was_known=True))]
+        for creation in self._creations.values():
+            if creation.record.job_id == command.job_id:
+                creation.waiting.append(request_id)
+                return []
+        record = self._first_record(command, clock)
+        if command.is_dry_run:
+            return [ReplyToClient(request_id, JobAccepted(record))]
+        update_id = next(self._update_ids)
+        self._creations[update_id] = _Creation(record, [request_id])
+        return [WriteRecord(UpdateRequested(update_id, record.job_id, record.holders, None, record))]
+
+    def _refusal(
+        self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, NodeResources]
+    ) -> Refused | None:
+        if not is_job_id(command.job_id):
+            problem = FieldProblem("/ticket/job_id", f"{command.job_id!r} is not a job id", "ask for a new ticket")
+            return Refused("invalid", problem.problem, problem.remedy, (problem,))
+        if command.holders != (self._me,):
+            return Refused(
+                "conflict",
+                f"the ticket names holders {', '.join(command.holders)}",
+                f"submit it at {command.holders[0]}",
+            )
+        if known is not None:
+            same = known.spec == command.spec
+            return None if same else Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
+        error = impossible(command.spec, capacities)
+        return _too_much(error) if error is not None else None
+
+    def _first_record(self, command: SubmitJob, clock: Clock) -> JobRecord:
+        return JobRecord(
+            job_id=command.job_id,
+            spec=command.spec,
+            submitted_utc_s=clock.utc_s,
+            epoch=1,
+            version=1,
+            shepherd=self._me,
+            shepherd_generation=self._generation,
+            holders=command.holders,
+        )
+
+    def concerns(self, update_id: int) -> bool:
+        """True for the outcome of a creation."""
+        return update_id in self._creations
+
+    def created(self, result: UpdateDecided | UpdateConflicted | UpdateUncertain, clock: Clock) -> list[ShepherdEffect]:
+        """The register has spoken about a first record."""
+        creation = self._creations.pop(result.update_id)
+        effects: list[ShepherdEffect] = []
+        match result:
+            case UpdateDecided(record=record):
+                effects += self._flock.add(record).accepted(clock)
+                self._flock.look_soon(clock.now_s)
+                reply: Reply = JobAccepted(record)
+            case UpdateConflicted(current=JobRecord() as current):
+                reply = JobAccepted(current, was_known=True)
+            case UpdateConflicted():
+                reply = Refused("unavailable", "the register changed under the submit", "repeat with the same ticket")
+            case UpdateUncertain(reason=reason):
+                reply = Refused("unavailable", f"outcome unknown: {reason}", "repeat with the same ticket")
+        return [*(ReplyToClient(request_id, reply) for request_id in creation.waiting), *effects]
+
+    def cancel(
+        self, request_id: int, command: CancelJob, known: JobRecord | None, clock: Clock
+    ) -> list[ShepherdEffect]:
+        """Stop a job; one that has ended stays as it is, and that is no error."""
+        shepherd = self._flock.jobs.get(command.job_id)
+        if shepherd is None:
+            return [ReplyToClient(request_id, _known_or_not(command.job_id, known))]
+        effects = shepherd.cancel(command.grace_s, command.reason, clock)
+        return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
+
+    def signal(
+        self, request_id: int, command: SignalJob, known: JobRecord | None, clock: Clock
+    ) -> list[ShepherdEffect]:
+        """Send a signal to running ranks."""
+        shepherd = self._flock.jobs.get(command.job_id)
+        if not 1 <= command.signal <= SIGNAL_LIMIT:
+            problem = FieldProblem("/signal", f"{command.signal} is not a signal", f"1 to {SIGNAL_LIMIT}")
+            return [ReplyToClient(request_id, Refused("invalid", problem.problem, problem.remedy, (problem,)))]
+        if shepherd is None:
+            reply = _known_or_not(command.job_id, known)
+            if isinstance(reply, JobAccepted):
+                reply = Refused("conflict", "the job has ended; no rank is left to signal", "")
+            return [ReplyToClient(request_id, reply)]
+        if shepherd.record.state not in (JobState.RUNNING, JobState.STOPPING):
+            state = shepherd.record.state.value
+            return [
+                ReplyToClient(request_id, Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it"))
+            ]
+        return [*shepherd.signal(command.signal, clock), ReplyToClient(request_id, JobAccepted(shepherd.record))]
+
+
+def _known_or_not(job_id: JobId, known: JobRecord | None) -> Reply:
+    if known is None:
+        return Refused("not_found", f"no job {job_id} here", "check the id with: swarm ps -a")
+    return JobAccepted(known)
+
+
+def _too_much(error: CapacityError) -> Refused:
+    problem = FieldProblem("/ranks", str(error), "ask for less, or add nodes")
+    return Refused("impossible", str(error), problem.remedy, (problem,))
+
+
+def with_reason(reply: JobAccepted, reason: str) -> JobAccepted:
+    """The same acceptance with a sentence on what would happen, for a dry run."""
+    return replace(reply, record=replace(reply.record, reason=reason[:1024]))

@@ -1,0 +1,82 @@
+"""What a node believes of everybody else, made into the views that placement, policies and explanations take.
+
+The own node stands in the view with its ledger's exact figures, all others with their gossiped records (repaired by
+their owners' fresher answers).  A member that is not alive is shown and never chosen.
+"""
+
+from collections.abc import Iterable
+
+from swarmsched.gossip.card import CardStatus
+from swarmsched.gossip.card import job_view as card_view
+from swarmsched.gossip.member import MemberStatus
+from swarmsched.gossip.membership import Membership
+from swarmsched.gossip.record import NodeFlag, NodeRecord, capacity_of, node_view
+from swarmsched.gossip.state import StatePlane
+from swarmsched.ids import NodeId
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.negotiation.flock import Surroundings
+from swarmsched.resources import NodeResources
+from swarmsched.view import JobView, NodeView
+
+_UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS)
+
+
+class Landscape:
+    """Reads membership, state plane and ledger; keeps nothing but a cache of placeholder views."""
+
+    def __init__(self, me: NodeId, membership: Membership, state: StatePlane, ledger: Ledger) -> None:
+        self._me = me
+        self._membership = membership
+        self._state = state
+        self._ledger = ledger
+        self._views: dict[NodeId, tuple[NodeRecord, bool, NodeView]] = {}
+        self.own_resources = NodeResources((), 0, 0)
+
+    def around(self, now_s: float) -> Surroundings:
+        """Everything that deciding about a job needs."""
+        nodes = [self._own_view(), *self._foreign_views(now_s)]
+        queued = sum(
+            status.record.queued_jobs
+            for status in self._state.node_records(now_s)
+            if status.record.node_id != self._me and self._is_alive(status.record.node_id)
+        )
+        return Surroundings(nodes, self._foreign_jobs(now_s), queued)
+
+    def capacities(self, now_s: float) -> dict[NodeId, NodeResources]:
+        """All that every known node has, whether or not it is up now."""
+        others = {
+            NodeId(status.record.node_id): capacity_of(status.record) for status in self._state.node_records(now_s)
+        }
+        return {**others, self._me: self.own_resources}
+
+    def _own_view(self) -> NodeView:
+        is_available = not self._ledger.is_draining and not self._is_in_conflict(self._me)
+        total = len(self.own_resources.gpus)
+        return NodeView(self._me, self._ledger.free(0.0), total, is_available, self.own_resources.gpus)
+
+    def _foreign_views(self, now_s: float) -> Iterable[NodeView]:
+        for status in self._state.node_records(now_s):
+            record = status.record
+            if record.node_id == self._me:
+                continue
+            is_available = self._is_alive(record.node_id) and not any(record.has(flag) for flag in _UNAVAILABLE)
+            known = self._views.get(record.node_id)
+            if known is None or known[0] is not record or known[1] != is_available:
+                known = (record, is_available, node_view(record, is_available=is_available))
+                self._views[record.node_id] = known
+            yield known[2]
+
+    def _foreign_jobs(self, now_s: float) -> list[JobView]:
+        return [card_view(card) for card in self._state.cards(now_s) if self._is_acting(card)]
+
+    def _is_acting(self, status: CardStatus) -> bool:
+        shepherd = status.card.shepherd
+        return shepherd != self._me and self._is_alive(shepherd)
+
+    def _is_alive(self, node: NodeId) -> bool:
+        member = self._membership.member(node)
+        return member is not None and member.status is MemberStatus.ALIVE
+
+    def _is_in_conflict(self, node: NodeId) -> bool:
+        member = self._membership.member(node)
+        return member is not None and member.status is MemberStatus.CONFLICT
