@@ -1,0 +1,72 @@
+"""Observers that hold a simulated swarm to the protocol's safety rules after every step.
+
+They keep their own books from what they see and share no code with the machines that they check.
+"""
+
+from collections.abc import Sequence
+
+from swarmsched.effects import Effect, StartTask
+from swarmsched.events import Event
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.booking import BookingState
+from swarmsched.simulator.host import Host
+
+
+class BookingChecker:
+    """No GPU is booked for two attempts, none runs two tasks, and no node's epoch for a job ever falls."""
+
+    def __init__(self) -> None:
+        self.busiest_count = 0  # most GPUs of one node that were booked at once: a run that books none proves nothing
+        self._epochs: dict[tuple[NodeId, JobId], int] = {}
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Read the ledger's own view and count again."""
+        del event, effects
+        assert host.node is not None
+        seen: dict[str, tuple[JobId, int]] = {}
+        for entry in host.node.ledger_view():
+            for uuid in entry.gpus:
+                other = seen.setdefault(uuid, (entry.job_id, entry.attempt))
+                assert other == (entry.job_id, entry.attempt), f"{uuid} is booked for {other} and {entry}"
+            key = (host.node_id, entry.job_id)
+            assert entry.epoch >= self._epochs.get(key, 0), f"epoch fell at {key}: {entry}"
+            self._epochs[key] = entry.epoch
+        installed = {gpu.uuid for gpu in host.resources.gpus}
+        assert set(seen) <= installed, f"{host.node_id} booked GPUs that it has not: {set(seen) - installed}"
+        self.busiest_count = max(self.busiest_count, len(seen))
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """A task that starts must find its GPUs without processes of others."""
+        if isinstance(effect, StartTask):
+            mine = {gpu.uuid for gpu in effect.gpus}
+            for task in host.tasks.running:
+                assert not mine & set(task.gpus), f"{effect.order.job_id} starts on GPUs of {task.order.job_id}"
+
+
+class GangChecker:
+    """All or nothing: no rank of an attempt starts before every owner of the gang has leased its part."""
+
+    def __init__(self) -> None:
+        self.started_count = 0  # tasks
+        self.widest_gang = 0  # most nodes in one gang
+        self._leased: dict[tuple[JobId, int], dict[NodeId, int]] = {}  # owner -> ranks
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Note who has leased; a lease that ended still counts as committed."""
+        del event, effects
+        assert host.node is not None
+        for entry in host.node.ledger_view():
+            if entry.state is BookingState.LEASED:
+                self._leased.setdefault((entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """A start: compare the gang in the order with the leases seen."""
+        if not isinstance(effect, StartTask):
+            return
+        order = effect.order
+        leased = self._leased.get((order.job_id, order.attempt), {})
+        wanted = {share.node: share.ranks for share in order.shares}
+        assert leased == wanted, f"{order.job_id} starts on {host.node_id} with leases {leased} of {wanted}"
+        assert len(effect.gpus) == order.local_ranks * order.spec.demand.gpus
+        self.started_count += 1
+        self.widest_gang = max(self.widest_gang, len(wanted))

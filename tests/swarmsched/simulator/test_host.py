@@ -1,0 +1,149 @@
+import random
+
+from swarmsched.effects import Announce, Persist, SendDatagram
+from swarmsched.events import LoopLagged, ResourcesRead, TasksFound, TimerFired
+from swarmsched.ids import NodeId
+from swarmsched.resources import NodeResources
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.tasks import read_command
+
+
+class ScriptedNode:
+    """Answers each event that is a list of effects with that list; remembers all others."""
+
+    def __init__(self, config, restored, rng) -> None:
+        self.config, self.restored = config, restored
+        self.seen: list[object] = []
+        self.next_deadline_s = float("inf")
+
+    def step(self, event, now_s):
+        if isinstance(event, list):
+            return event
+        self.seen.append(event)
+        return []
+
+
+class Air:
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send_datagram(self, source, effect) -> None:
+        self.sent.append(effect)
+
+    def send_peer(self, source, effect) -> None:
+        self.sent.append(effect)
+
+
+def make_host(seed: int = 1) -> tuple[Host, EventLoop, Air]:
+    loop, air = EventLoop(), Air()
+    host = Host(
+        node_id=NodeId("a"),
+        address=("10.0.0.1", 7400),
+        resources=NodeResources((), 8, 1),
+        seeds=(),
+        loop=loop,
+        rng=random.Random(seed),
+        surroundings=air,
+        behaviour=read_command,
+        make_node=ScriptedNode,  # type: ignore[arg-type]
+    )
+    host.start()
+    return host, loop, air
+
+
+def write(key: str) -> Persist:
+    return Persist("meta", key, key.encode())
+
+
+def say(text: str) -> Announce:
+    return Announce("test", text)
+
+
+def said(host: Host) -> list[str]:
+    return [announcement.text for _, announcement in host.history]
+
+
+def test_an_agent_starts_with_its_disk_its_tasks_and_a_reading():
+    host, loop, _ = make_host()
+    loop.run_for(0.0)
+    assert [type(event) for event in host.node.seen] == [TasksFound, ResourcesRead]
+    loop.run_for(11.0)
+    kinds = [type(event) for event in host.node.seen]
+    assert kinds.count(ResourcesRead) == 3
+    assert kinds.count(TimerFired) >= 10
+
+
+def test_only_datagrams_pass_a_write_that_is_not_yet_on_disk():
+    host, loop, air = make_host()
+    packet = SendDatagram(("10.0.0.2", 7400), b"x")
+    host.post([say("before"), write("k"), say("after"), packet])
+    loop.run_for(0.0)
+    assert (said(host), air.sent, host.disk) == (["before"], [packet], {})
+    host.post([say("later step")])
+    loop.run_for(0.0)
+    assert said(host) == ["before"]
+    loop.run_for(1.0)
+    assert said(host) == ["before", "after", "later step"]
+    assert host.disk == {"meta": {"k": b"k"}}
+
+
+def test_a_crash_loses_what_was_not_on_disk_and_what_waited_behind_it():
+    outcomes = set()
+    for seed in range(20):
+        host, loop, _ = make_host(seed)
+        host.post([write("k"), say("after")])
+        loop.run_for(0.0)
+        host.crash()
+        loop.run_for(5.0)
+        assert said(host) == []
+        outcomes.add("k" in host.disk.get("meta", {}))
+    assert outcomes == {False, True}  # the fsync may have reached the disk without anybody being told
+
+
+def test_a_restart_has_a_higher_generation_and_the_written_entries():
+    host, loop, _ = make_host()
+    generation = host.generation
+    host.post([write("k"), write("gone"), Persist("meta", "gone", None)])
+    loop.run_for(1.0)
+    host.crash()
+    assert not host.is_up
+    host.start()
+    assert host.generation == generation + 1
+    assert host.node.restored.room("meta") == {"k": b"k"}
+
+
+def test_events_for_an_earlier_life_are_lost():
+    host, loop, _ = make_host()
+    host.post("for the first life")
+    host.crash()
+    host.start()
+    loop.run_for(0.0)
+    assert "for the first life" not in host.node.seen
+
+
+def test_a_paused_node_sees_everything_afterwards_and_how_late_it_was():
+    host, loop, _ = make_host()
+    loop.run_for(1.0)
+    host.pause()
+    host.node.seen.clear()
+    host.post("meanwhile")
+    loop.run_for(3.0)
+    assert host.node.seen == []
+    host.go_on()
+    loop.run_for(0.0)
+    assert host.node.seen == [LoopLagged(3.0), "meanwhile"]
+    loop.run_for(2.0)
+    assert TimerFired() in host.node.seen
+
+
+def test_a_pause_does_not_perform_effects_until_it_ends():
+    host, loop, _ = make_host()
+    host.post([write("k"), say("after")])
+    loop.run_for(0.0)
+    host.pause()
+    loop.run_for(3.0)
+    assert said(host) == []
+    host.go_on()
+    loop.run_for(0.1)
+    assert said(host) == ["after"]

@@ -1,0 +1,139 @@
+import random
+
+from swarmsched.api import JobSpec
+from swarmsched.effects import (
+    BindRendezvous,
+    ForgetTask,
+    ReleaseRendezvous,
+    SignalTask,
+    StageTask,
+    StartTask,
+    StopTask,
+)
+from swarmsched.events import (
+    RankExited,
+    RendezvousBound,
+    TaskExited,
+    TaskPhaseChanged,
+    TaskStaged,
+    TaskStarted,
+)
+from swarmsched.ids import NodeId, make_job_id
+from swarmsched.resources import Gpu, Share
+from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.tasks import RankPlan, TaskModel, read_command
+from swarmsched.task import RankExit, TaskOrder, TaskStage
+
+JOB = make_job_id(0.0, random.Random(1))
+HERE, THERE = NodeId("here"), NodeId("there")
+GPUS = (Gpu("u0", 0, "H100", 1), Gpu("u1", 1, "H100", 1))
+
+
+def make_order(*command: str, **spec) -> TaskOrder:
+    shares = (Share(THERE, 1), Share(HERE, 2))
+    return TaskOrder(JOB, 1, 3, HERE, JobSpec(command=command, ranks=3, **spec), shares, "10.0.0.1", 29_500)
+
+
+class Machine:
+    def __init__(self, behaviour=read_command) -> None:
+        self.loop = EventLoop()
+        self.told = []
+        self.tasks = TaskModel(self.loop, "10.0.0.2", self.told.append, behaviour)
+
+    def after(self, duration_s: float, *effects) -> list:
+        for effect in effects:
+            self.tasks.perform(effect)
+        self.loop.run_for(duration_s)
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+def test_a_task_starts_its_ranks_runs_and_exits():
+    machine = Machine()
+    (started,) = machine.after(1.0, StartTask(make_order("sleep", "5"), GPUS))
+    assert isinstance(started, TaskStarted)
+    assert [task.gpus for task in machine.tasks.running] == [("u0", "u1")]
+    exits = (RankExit(1, 0), RankExit(2, 0))
+    assert machine.after(5.0) == [
+        RankExited(JOB, 3, exits[0]),
+        RankExited(JOB, 3, exits[1]),
+        TaskExited(JOB, 3, exits),
+    ]
+    assert machine.tasks.running == ()
+
+
+def test_commands_say_how_ranks_end():
+    order = make_order("true")
+    assert read_command(order, 0) == RankPlan(0.0)
+    assert read_command(make_order("false"), 0).exit_code == 1
+    assert read_command(make_order("exit", "3"), 0).exit_code == 3
+    assert read_command(make_order("nonsense"), 0).exit_code == 127
+
+
+def test_per_node_starts_one_process():
+    machine = Machine()
+    told = machine.after(1.0, StartTask(make_order("true", per_node=True), GPUS))
+    assert told[-1] == TaskExited(JOB, 3, (RankExit(1, 0),))
+
+
+def test_stop_terminates_ranks_and_repeating_it_does_not_put_the_kill_off():
+    machine = Machine(lambda order, rank: RankPlan(100.0, obeys_sigterm=rank == 1))
+    machine.after(1.0, StartTask(make_order("x"), GPUS))
+    assert machine.after(1.0, StopTask(JOB, 3, 5.0)) == [RankExited(JOB, 3, RankExit(1, 0, 15))]
+    told = machine.after(4.1, StopTask(JOB, 3, 5.0))
+    assert told == [RankExited(JOB, 3, RankExit(2, 0, 9)), TaskExited(JOB, 3, (RankExit(1, 0, 15), RankExit(2, 0, 9)))]
+
+
+def test_a_shorter_grace_shortens_the_wait():
+    machine = Machine(lambda order, rank: RankPlan(100.0, obeys_sigterm=False))
+    machine.after(1.0, StartTask(make_order("x"), GPUS), StopTask(JOB, 3, 50.0))
+    assert isinstance(machine.after(1.1, StopTask(JOB, 3, 1.0))[-1], TaskExited)
+
+
+def test_stopping_what_does_not_run_ends_at_once():
+    machine = Machine()
+    assert machine.after(0.0, StopTask(JOB, 3, 5.0)) == [TaskExited(JOB, 3, ())]
+    machine.after(0.01, StageTask(make_order("true")))
+    assert machine.after(1.0, StopTask(JOB, 3, 5.0)) == [TaskExited(JOB, 3, ())]
+
+
+def test_staging_tells_its_phases():
+    machine = Machine()
+    order = make_order("true", tree="0" * 64, requirements="1" * 64)
+    assert machine.after(1.0, StageTask(order)) == [
+        TaskPhaseChanged(JOB, 3, "sync"),
+        TaskPhaseChanged(JOB, 3, "environment"),
+        TaskStaged(JOB, 3),
+    ]
+
+
+def test_a_port_is_bound_until_it_is_released_or_the_task_starts():
+    machine = Machine()
+    (bound,) = machine.after(0.1, BindRendezvous(JOB, 3))
+    assert isinstance(bound, RendezvousBound)
+    assert machine.after(0.1, BindRendezvous(JOB, 3)) == [bound]
+    machine.after(0.0, ReleaseRendezvous(JOB, 3))
+    assert machine.tasks.bound_ports == 0
+    machine.after(0.1, BindRendezvous(JOB, 3))
+    machine.after(0.0, StartTask(make_order("true"), GPUS))
+    assert machine.tasks.bound_ports == 0
+
+
+def test_tasks_outlive_the_agent_and_are_found_again():
+    machine = Machine()
+    machine.after(1.0, StartTask(make_order("sleep", "5"), GPUS), BindRendezvous(JOB, 4))
+    machine.tasks.agent_died()
+    assert machine.tasks.bound_ports == 0
+    assert [status.stage for status in machine.tasks.found()] == [TaskStage.STARTED]
+    machine.after(5.0)
+    (status,) = machine.tasks.found()
+    assert (status.stage, status.exits) == (TaskStage.EXITED, (RankExit(1, 0), RankExit(2, 0)))
+    machine.after(0.0, ForgetTask(JOB, 3))
+    assert machine.tasks.found() == ()
+
+
+def test_a_signal_other_than_a_deadly_one_changes_nothing():
+    machine = Machine()
+    machine.after(1.0, StartTask(make_order("sleep", "5"), GPUS))
+    assert machine.after(1.0, SignalTask(JOB, 3, 10)) == []
+    assert isinstance(machine.after(1.0, SignalTask(JOB, 3, 9))[-1], TaskExited)
