@@ -49,6 +49,7 @@ class Barrier:
         self._group: list[Effect | Marker] = []  # being committed; performed before anything of the queue
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swarm-disk")
         self._is_committing = False
+        self._is_closed = False
         self._retry: asyncio.TimerHandle | None = None
         self.complaint = ""  # why the disk refuses, empty while it does not
         self.commit_count = 0
@@ -76,6 +77,9 @@ class Barrier:
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Wait until the queue is empty, then end the writer; false when entries had to be left behind."""
+        if self._is_closed:
+            return not self.backlog
+        self._is_closed = True
         marker = Marker()
         self.add(marker)
         self.flush()

@@ -91,7 +91,7 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
         software_version=software_version(),
         utc_offset_s=time.time() - time.monotonic(),
     )
-    node = Node(node_config, Restored(store.load()), random.Random(os.urandom(16)))  # noqa: S311  # chance for protocols, not for keys
+    node = Node(node_config, Restored(store.load()), random.Random(os.urandom(16)))
     keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])
     return Agent(
         config,

@@ -1,0 +1,263 @@
+"""Tools for tests: waiting for conditions, free ports, stores under control, and real agents on loopback."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swarm_agent.security import generate_key
+from swarmsched.effects import Effect, Persist
+from swarmsched.errors import AgentUnreachable
+from swarmsched.events import Event
+from swarmsched.ids import Address
+
+POLL_S = 0.02
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
+
+
+async def wait_until(predicate: Callable[[], object], timeout_s: float = 5.0, what: str = "") -> None:
+    """Return once the predicate is true; `AssertionError` when it is not within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what or predicate}"
+        await asyncio.sleep(POLL_S)
+
+
+def wait_until_sync(predicate: Callable[[], object], timeout_s: float = 5.0, what: str = "") -> None:
+    """As `wait_until`, for tests without a loop."""
+    deadline_s = time.monotonic() + timeout_s
+    while not predicate():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what or predicate}"
+        threading.Event().wait(POLL_S)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now for both TCP and UDP."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(100):
+        with socket.socket(family, socket.SOCK_STREAM) as tcp, socket.socket(family, socket.SOCK_DGRAM) as udp:
+            tcp.bind((host, 0))
+            port = int(tcp.getsockname()[1])
+            try:
+                udp.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port is free for both TCP and UDP")
+
+
+class ControlledStore:
+    """A store whose commits wait for `allow` and fail while `error` is set; `committed` lists what is durable."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[Persist, ...]] = []
+        self.attempts = 0
+        self.error: Exception | None = None
+        self._permits = threading.Semaphore(0)
+        self.is_open = False  # True: commits do not wait
+
+    def allow(self, count: int = 1) -> None:
+        """Let so many commits finish."""
+        self._permits.release(count)
+
+    def commit(self, entries: Sequence[Persist]) -> None:
+        """Wait for a permit, then fail or keep the entries."""
+        self.attempts += 1
+        if not self.is_open:
+            assert self._permits.acquire(timeout=10), "a commit was never allowed"
+        if self.error is not None:
+            raise self.error
+        self.committed.append(tuple(entries))
+
+
+class ScriptedMachine:
+    """A core that answers each event by calling `respond`, and records all events."""
+
+    def __init__(self, respond: Callable[[Event], Sequence[Effect]] = lambda event: ()) -> None:
+        self.respond = respond
+        self.events: list[Event] = []
+        self.deadline_s = float("inf")
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        """Record and respond; a deadline that passed is cleared first."""
+        self.events.append(event)
+        if self.deadline_s <= now_s:
+            self.deadline_s = float("inf")
+        return self.respond(event)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """As set by the test."""
+        return self.deadline_s
+
+
+class MemoryNetwork:
+    """Events between machines of one process, in order and without loss unless `is_cut` says otherwise."""
+
+    def __init__(self) -> None:
+        self._posts: dict[object, Callable[[Event], None]] = {}
+        self.is_cut: Callable[[object, object], bool] = lambda source, destination: False
+
+    def attach(self, place: object, post: Callable[[Event], None]) -> None:
+        """Deliver what is sent to `place` (a node id or an address)."""
+        self._posts[place] = post
+
+    def deliver(self, source: object, destination: object, event: Event) -> bool:
+        """Post an event at the destination; false when nobody is there or the way is cut."""
+        post = self._posts.get(destination)
+        if post is None or self.is_cut(source, destination):
+            return False
+        post(event)
+        return True
+
+
+@dataclass
+class RunningAgent:
+    """A real agent process on loopback."""
+
+    name: str
+    address: Address
+    config_file: Path
+    data_dir: Path
+    log_file: Path
+    token: str
+    process: "subprocess.Popen[bytes]" = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API."""
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def get(self, path: str, timeout_s: float = 5.0) -> Any:
+        """Parsed JSON of a GET with the token; `AgentUnreachable` when nobody answers."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310  # the URL is our own
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310  # as above
+                return json.load(response)
+        except OSError as error:
+            raise AgentUnreachable([self.url], str(error)) from error
+
+    def is_live(self) -> bool:
+        """True when /livez answers 200; fails when the process has ended."""
+        assert self.process.poll() is None, f"{self.name} ended: {self.log_file.read_text()[-2_000:]}"
+        try:
+            with urllib.request.urlopen(f"{self.url}/livez", timeout=2) as response:  # noqa: S310  # as above
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def restart(self) -> None:
+        """Start the same agent again after `stop` or `kill`."""
+        self.process = _spawn(self.config_file, self.log_file)
+        wait_until_sync(self.is_live, START_TIMEOUT_S, f"{self.name} answers /livez")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode
+
+
+@contextmanager
+def start_agents(
+    count: int, gpus: int = 2, settings: dict[str, Any] | None = None, wait_live: bool = True
+) -> Iterator[list[RunningAgent]]:
+    """Real agents named n1, n2... on loopback, joined through the first, with one key and token, in a temporary folder.
+
+    `settings` are further keys of every agent's configuration.  At the end the agents are stopped and what is left of
+    their tasks is killed.
+    """
+    with ExitStack() as stack:
+        base = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="swarm-agents-", ignore_cleanup_errors=True))
+        )
+        stack.callback(_kill_tasks_below, base)
+        for secret in ("cluster.key", "token"):
+            (base / secret).touch(0o600)
+            (base / secret).write_text(generate_key())
+        ports = _distinct_ports(count)
+        agents = []
+        for index, port in enumerate(ports):
+            seeds = [f"127.0.0.1:{ports[0]}"] if index else []
+            agent = _launch(base, f"n{index + 1}", port, seeds, {"simulated_gpus": gpus, **(settings or {})})
+            stack.callback(agent.stop)
+            agents.append(agent)
+        if wait_live:
+            for agent in agents:
+                wait_until_sync(agent.is_live, START_TIMEOUT_S, f"{agent.name} answers /livez")
+        yield agents
+
+
+def _kill_tasks_below(base: Path) -> None:
+    """Shims outlive their agents on purpose; those of this test have its folder in their command line."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and str(base).encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue  # it ended meanwhile
+
+
+def _distinct_ports(count: int) -> list[int]:
+    ports: dict[int, None] = {}
+    while len(ports) < count:
+        ports[free_port()] = None
+    return list(ports)
+
+
+def _launch(base: Path, name: str, port: int, seeds: list[str], settings: dict[str, Any]) -> RunningAgent:
+    home = base / name
+    home.mkdir()
+    values = {
+        "name": name,
+        "listen": f"127.0.0.1:{port}",
+        "seeds": seeds,
+        "data_dir": str(home / "data"),
+        "run_dir": str(home / "run"),
+        "cluster_key_file": str(base / "cluster.key"),
+        "token_file": str(base / "token"),
+        **settings,
+    }
+    config_file = home / "agent.toml"
+    # JSON's text, numbers, booleans and lists of text are TOML as well.
+    config_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    log_file = home / "agent.log"
+    token = (base / "token").read_text()
+    process = _spawn(config_file, log_file)
+    return RunningAgent(name, ("127.0.0.1", port), config_file, home / "data", log_file, token, process)
+
+
+def _spawn(config_file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SWARM_")}
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "swarm_agent", "--config", str(config_file)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
