@@ -110,7 +110,8 @@ class Node:
         self._touched: dict[JobId, None] = {}
         self._seen_ledger_version = -1
         self._seen_free_gpus = 0
-        self._seen_setting = SwarmSetting()
+        self._seen_setting = self._state.setting
+        self._flock.set_policy(self._seen_setting.policy_setting, 0.0)
         self._has_read = self._has_looked = False  # resources, and tasks of an earlier life
         self._is_awake = False  # both, and our jobs taken up again
         self.counters: Counter[str] = Counter()

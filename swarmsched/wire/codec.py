@@ -277,7 +277,11 @@ def _integer(span: Range) -> _Shape:
             return value
         raise _wrong(value, "an integer", int, f"{low}..{high}")
 
-    return _Shape(check, check)
+    def pack_integer(value: Any) -> Any:
+        is_named = type(value) is not int and isinstance(value, int) and not isinstance(value, bool)
+        return check(int(value) if is_named else value)  # an IntEnum or IntFlag travels as its number
+
+    return _Shape(pack_integer, check)
 
 
 def _number(span: Range | None) -> _Shape:
