@@ -1,0 +1,320 @@
+"""The agents of one swarm as the command sees them: any of them answers; when one does not, the next is asked."""
+
+# Importing pathlib costs a tenth of what `swarm ps` may take.
+# ruff: noqa: PTH103, PTH105, PTH118, PTH120, PTH123
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+from swarm_client.failure import CONFLICT, NOT_AUTHORISED, NOT_FOUND, SWARM_FAILED, USAGE, Failure, Refusal, Unreachable
+from swarm_client.http import (
+    ANSWER_LIMIT_S,
+    Address,
+    Connection,
+    ConnectionBroken,
+    Response,
+    SizedBody,
+    Waiter,
+    connect_any,
+    parse_address,
+    spell,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # not imported at run time, for the same reason as pathlib
+
+FIRST_PATIENCE_S = 0.3  # for an answer, while other agents have not been asked
+SUBMIT_PATIENCE_S = 1.0
+MEMBERS_LIMIT = 64
+MEMBERS_STALE_S = 300.0
+BUSY_RETRIES = 3
+DEFAULT_PORT = 7433
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~,:@")
+_EXIT_CODES = {400: USAGE, 401: NOT_AUTHORISED, 403: NOT_AUTHORISED, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLICT}
+
+
+class Agents:
+    """Sends requests to one of the agents; remembers which answered last and which members there are.
+
+    `read_token` is called before the first request only, so that a command that needs none does not fail for it.
+    """
+
+    def __init__(self, hosts: Sequence[Address], read_token: Callable[[], str], waiter: Waiter, memory: str) -> None:
+        self.waiter = waiter
+        self._memory = memory
+        self._read_token = read_token
+        self._token: str | None = None
+        self._known: dict[str, Any] = _read_memory(memory)
+        self.addresses = _in_order(hosts, self._known)
+        self._idle: Connection | None = None
+        self._open: Connection | None = None
+        self.last_status_headers: dict[str, str] = {}
+
+    def call(
+        self,
+        action: str,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: object = None,
+        repeatable: bool = True,
+        patience_s: float = FIRST_PATIENCE_S,
+    ) -> Any:
+        """Send JSON, return JSON.  `action` begins the sentence of a refusal: "cannot list jobs".
+
+        Raises `Refusal` for an error document and `Unreachable` when nobody answers.  A request that is not
+        repeatable is sent to one agent only; when its answer is lost the outcome is unknown and `Failure` says so.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+        for attempt in range(BUSY_RETRIES + 1):
+            response = self.send(method, path, query=query, data=data, repeatable=repeatable, patience_s=patience_s)
+            document = self._finish(response)
+            if response.status < 400:
+                return document
+            refusal = read_problem(action, response.status, document)
+            if refusal.status not in (429, 503) or not refusal.retry_after_s or attempt == BUSY_RETRIES:
+                raise refusal
+            self.waiter.sleep(min(refusal.retry_after_s, 2.0))
+        raise AssertionError("the loop ends by return or raise")
+
+    def upload(
+        self, action: str, method: str, path: str, headers: dict[str, str], body: SizedBody, limit_s: float
+    ) -> Any:
+        """Send a streamed body to the first agent only; a broken connection is a `Failure`."""
+        sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **headers}
+        connection, _ = self._connect(self.addresses[:1], [])
+        if connection is None:
+            raise Unreachable([spell(self.addresses[0])], "no answer")
+        try:
+            response = connection.request(method, path, sent, body, limit_s)
+        except ConnectionBroken as error:
+            raise Failure(f"{action}: {error}", "run the command again", SWARM_FAILED) from error
+        except BaseException:
+            connection.close()  # half a body was sent: the connection is of no use
+            raise
+        self._open = connection
+        document = self._finish(response)
+        if response.status >= 400:
+            raise read_problem(action, response.status, document)
+        return document
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        data: bytes | SizedBody = b"",
+        headers: dict[str, str] | None = None,
+        repeatable: bool = True,
+        patience_s: float = FIRST_PATIENCE_S,
+    ) -> Response:
+        """The head of the answer of the first agent that gives one; agents that are not ready (503) come last."""
+        target = path + _query_text(query or {})
+        sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **(headers or {})}
+        if data:
+            sent.setdefault("Content-Type", "application/json")
+        causes: list[str] = []
+        for is_last_round in (False, True):
+            left = list(self.addresses)
+            while left:
+                connection, is_fresh = self._connect(left, causes)
+                if connection is None:
+                    break
+                if is_fresh:
+                    left.remove(connection.address)
+                limit_s = ANSWER_LIMIT_S if is_last_round or not left or not repeatable else patience_s
+                try:
+                    response = connection.request(method, target, sent, data, limit_s)
+                except ConnectionBroken as error:
+                    causes.append(f"{spell(connection.address)}: {error}")
+                    if not repeatable and is_fresh:
+                        raise _unknown_outcome(causes[-1]) from error
+                    continue
+                if response.status == 503 and left and repeatable:
+                    causes.append(f"{spell(connection.address)}: not ready")
+                    connection.close()
+                    continue
+                self._prefer(connection.address)
+                self._open = connection
+                return response
+        raise Unreachable([spell(address) for address in self.addresses], "; ".join(causes[-4:]))
+
+    @property
+    def token(self) -> str:
+        """The bearer token, read when it is first needed."""
+        if self._token is None:
+            self._token = self._read_token()
+        return self._token
+
+    def _connect(self, left: list[Address], causes: list[str]) -> tuple[Connection | None, bool]:
+        """A kept connection if it leads to one of the agents left, else a fresh one, else None."""
+        idle, self._idle = self._idle, None
+        if idle is not None and idle.is_reusable and idle.address in left:
+            return idle, False
+        try:
+            return connect_any(left, self.waiter), True
+        except Unreachable as error:
+            causes.append(error.problem)
+            if len(left) == len(self.addresses):
+                raise
+            return None, True
+
+    def _finish(self, response: Response) -> Any:
+        self.last_status_headers = response.headers
+        try:
+            document = response.json()
+        except ConnectionBroken as error:
+            raise Failure(
+                f"the answer of {spell(response.address)} cannot be used: {error}", "try again", SWARM_FAILED
+            ) from error
+        self._idle = self._open
+        return document
+
+    def pin(self, address: Address) -> None:
+        """Ask this agent first from now on."""
+        if address in self.addresses:
+            self.addresses.remove(address)
+            self.addresses.insert(0, address)
+
+    def demote(self, address: Address) -> None:
+        """Ask this agent last from now on."""
+        if address in self.addresses:
+            self.addresses.remove(address)
+            self.addresses.append(address)
+
+    def _prefer(self, address: Address) -> None:
+        self.pin(address)
+        if self._known.get("last") != spell(address) and len(self.addresses) > 1:
+            self._known["last"] = spell(address)
+            self._write_memory()
+
+    def learn(self, *, only_if_stale: bool = True) -> None:
+        """Ask for the members and remember their addresses for the next command; silent when that fails."""
+        if not self._memory:
+            return
+        age_s = time.time() - float(self._known.get("learnt_utc_s", 0.0))
+        if only_if_stale and 0 <= age_s < MEMBERS_STALE_S:
+            return
+        try:
+            items = self.call("cannot list members", "GET", "/v1/members").get("items", [])
+        except Failure:
+            return  # a courtesy to the next command must not spoil this one
+        self.remember(items)
+
+    def remember(self, members: Sequence[dict[str, Any]]) -> None:
+        """Keep the addresses of live members."""
+        live = [str(m["address"]) for m in members if m.get("status") in ("alive", "suspect") and m.get("address")]
+        if live:
+            self._known |= {"members": sorted(live)[:MEMBERS_LIMIT], "learnt_utc_s": time.time()}
+            self._write_memory()
+
+    def _write_memory(self) -> None:
+        if not self._memory:
+            return
+        try:
+            os.makedirs(os.path.dirname(self._memory), mode=0o700, exist_ok=True)
+            draft = f"{self._memory}.{os.getpid()}"
+            with open(draft, "w", encoding="utf-8") as file:
+                json.dump(self._known, file)
+            os.replace(draft, self._memory)
+        except OSError:
+            self._memory = ""  # a read-only home: do without
+
+
+def read_problem(action: str, status: int, document: Any) -> Refusal:
+    """Turn an error document (RFC 9457) into the two lines that people read."""
+    problem = document if isinstance(document, dict) else {}
+    code = str(problem.get("code", ""))
+    detail = str(problem.get("detail") or problem.get("title") or f"the agent answered {status}")
+    fields = [error for error in problem.get("errors", []) if isinstance(error, dict)]
+    if fields:
+        detail = "; ".join(f"{_field(error)}: {error.get('detail', '')}" for error in fields)
+    remedies = [str(error["remedy"]) for error in fields if error.get("remedy")] or [str(problem.get("remedy") or "")]
+    matches, near = problem.get("matches"), problem.get("nearest")
+    if matches:
+        remedies = ["it may be " + ", ".join(_match(match) for match in matches[:8])]
+    elif near:
+        names = near if isinstance(near, list) else [near]
+        remedies = ["did you mean " + " or ".join(_match(name) for name in names[:3]) + "?"]
+    if problem.get("silent_nodes"):
+        remedies.append(f"{', '.join(map(str, problem['silent_nodes']))} did not answer, so its jobs are not known")
+    if status in (401, 403) and not any(remedies):
+        remedies = ["give the swarm's token: swarm login HOST --token-file FILE, or SWARM_TOKEN_FILE"]
+    default = USAGE if status in (413, 422) and code != "impossible_request" else SWARM_FAILED
+    return Refusal(
+        f"{action}: {detail}",
+        "; ".join(remedy for remedy in remedies if remedy),
+        _EXIT_CODES.get(status, default),
+        status=status,
+        code=code,
+        retry_after_s=float(problem.get("retry_after_seconds") or 0.0),
+    )
+
+
+def _field(error: dict[str, Any]) -> str:
+    pointer = str(error.get("pointer", ""))
+    return pointer.removeprefix("/spec").lstrip("/").replace("/", ".") or "request"
+
+
+def _match(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(str(value[key]) for key in ("handle", "name") if value.get(key)) or str(value.get("id", ""))
+    return str(value)
+
+
+def _unknown_outcome(cause: str) -> Failure:
+    return Failure(
+        f"the answer was lost, and whether the request was carried out is unknown: {cause}",
+        "look with `swarm ps` before you try again",
+        SWARM_FAILED,
+    )
+
+
+def _query_text(query: dict[str, str]) -> str:
+    if not query:
+        return ""
+    return "?" + "&".join(f"{quote(key)}={quote(value)}" for key, value in query.items())
+
+
+def quote(text: str) -> str:
+    """Percent-encode for a path segment or query value (RFC 3986)."""
+    return "".join(c if c in _PLAIN else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
+
+
+def _in_order(hosts: Sequence[Address], known: dict[str, Any]) -> list[Address]:
+    """The agent that answered last, the configured ones, those learnt; each once."""
+    learnt = []
+    for text in known.get("members", []):
+        try:
+            learnt.append(parse_address(str(text), DEFAULT_PORT))
+        except Failure:
+            continue  # a damaged entry of a cache
+    every = list(dict.fromkeys([*hosts, *learnt]))
+    last = known.get("last")
+    return sorted(every, key=lambda address: spell(address) != last)[:MEMBERS_LIMIT]
+
+
+def _read_memory(memory: str) -> dict[str, Any]:
+    if not memory:
+        return {}
+    try:
+        with open(memory, encoding="utf-8") as file:
+            document = json.load(file)
+    except (OSError, ValueError):
+        return {}  # nothing learnt yet, or a damaged cache
+    return document if isinstance(document, dict) else {}
+
+
+def memory_file(state_home: str, context: str, hosts: Sequence[Address]) -> str:
+    """Where the members of a swarm are remembered; other hosts under the same context name start afresh."""
+    mark = zlib.crc32(",".join(sorted(spell(host) for host in hosts)).encode())
+    return os.path.join(state_home, "swarm", "members", f"{context or 'hosts'}-{mark:08x}.json")

@@ -1,0 +1,175 @@
+"""A command attached to a job: prints its output, forwards signals, says what it waits for, returns its exit code."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
+from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
+from swarm_client.job_id import job_path
+from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+QUIET_START_S = 1.0  # a job that runs within this time needs no words
+
+
+class _Leave(Exception):
+    """Ends the command with a code while the job goes on."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(exit_code)
+
+
+class Attachment:
+    """Follows one job until it ends or the user leaves."""
+
+    def __init__(
+        self,
+        session: Session,
+        reference: str,
+        *,
+        handle: str = "",
+        query: Mapping[str, str] | None = None,
+        label: bool = False,
+        timeout_s: float = 0.0,
+        cancels_on_timeout: bool = True,
+        kill_on_disconnect: bool = False,
+        is_known: bool = False,
+    ) -> None:
+        self._session, self._reference, self._handle = session, reference, handle or reference
+        self._timeout_s, self._cancels_on_timeout = timeout_s, cancels_on_timeout
+        self._kill_on_disconnect = kill_on_disconnect
+        self._writer = OutputWriter(label=label)
+        self._shown_state = self._state = ""
+        self._shows_states = False
+        self._is_running = False
+        self._timed_out = False
+        self._interrupted_s = float("-inf")
+        contact_timeout_s = float(session.config.values["contact_timeout"])
+        self._stream = JobStream(
+            session.agents,
+            reference,
+            {"follow": "1", **(query or {})},
+            is_known=is_known,
+            contact_timeout_s=contact_timeout_s,
+        )
+
+    def follow(self) -> int:
+        """Stream until the end and return the job's exit code (`shell_exit_code`)."""
+        waiter = self._session.waiter
+        waiter.before_wait = self._writer.flush
+        waiter.call_after(QUIET_START_S, self._show_states)
+        if self._timeout_s:
+            waiter.call_after(self._timeout_s, self._on_timeout)
+        try:
+            with SignalWatch(waiter, self._on_signal) as self._signals, Keyboard(waiter, self._detach) as keyboard:
+                self._signals.keyboard = keyboard
+                if keyboard.is_active:
+                    self._session.tell(f"job {self._handle} (detach: Ctrl-\\ or Ctrl-P Ctrl-Q)")
+                end = self._print_records()
+        except _Leave as leave:
+            return leave.exit_code
+        finally:
+            waiter.before_wait = None
+            self._writer.flush()
+        return self._finish(end)
+
+    def _print_records(self) -> Mapping[str, Any]:
+        for record in self._stream.records():
+            kind = record["type"]
+            if kind in ("log", "gap"):
+                self._writer.write(record)
+            elif kind == "state":
+                self._on_state(record)
+            elif kind == "warning":
+                self._session.tell(str(record.get("text", "")))
+            elif kind == "end":
+                return record
+        raise Failure(
+            f"job {self._handle}: its output ended, but not the job", "`swarm status` tells more", SWARM_FAILED
+        )
+
+    def _finish(self, end: Mapping[str, Any]) -> int:
+        code = end.get("shell_exit_code")
+        if end.get("end_reason") != "completed" or code:
+            self._session.tell(describe_end(self._handle, end))
+        if self._timed_out:
+            return TIMED_OUT
+        return SWARM_FAILED if code is None else int(code)
+
+    def _on_state(self, record: Mapping[str, Any]) -> None:
+        job = record.get("job") or {}
+        if job.get("handle"):
+            self._handle = str(job["handle"])
+        self._is_running = record.get("state") in ("running", "stopping")
+        self._state = describe_state(record)
+        if self._shows_states and (self._shown_state or not self._is_running):
+            self._show_state()
+
+    def _show_states(self) -> None:
+        """The start takes long enough to be explained."""
+        self._shows_states = True
+        if not self._is_running and self._state:
+            self._show_state()
+
+    def _show_state(self) -> None:
+        if self._state != self._shown_state:
+            self._shown_state = self._state
+            self._session.tell(f"job {self._handle} {self._state}")
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGINT:
+            self._on_interrupt()
+        elif number == signal.SIGTERM:
+            self._session.tell(f"terminated: cancelling job {self._handle}")
+            self._cancel()
+        elif number == signal.SIGHUP:
+            if self._kill_on_disconnect:
+                self._cancel()
+            raise _Leave(128 + number)
+        elif number == signal.SIGQUIT:
+            self._detach()
+
+    def _on_interrupt(self) -> None:
+        now_s = time.monotonic()
+        is_second = now_s - self._interrupted_s <= CANCEL_WINDOW_S
+        self._interrupted_s = now_s
+        if is_second:
+            self._session.tell(f"cancelling job {self._handle}; Ctrl-C once more leaves at once")
+            self._cancel()
+            return
+        self._session.waiter.call_after(CANCEL_WINDOW_S, self._signals.forget_interrupts)
+        try:
+            path = job_path(self._reference, "/signal")
+            body = {"signal": int(signal.SIGINT)}
+            self._session.agents.call("cannot forward Ctrl-C", "POST", path, body=body, repeatable=False)
+        except Failure as failure:
+            self._session.tell(f"{failure.problem}; Ctrl-C again within 2 s cancels the job")
+            return
+        self._session.tell("Ctrl-C was sent to all ranks; again within 2 s cancels the job")
+
+    def _cancel(self) -> None:
+        try:
+            self._session.agents.call("cannot cancel", "POST", job_path(self._reference, "/cancel"), body={})
+        except Failure as failure:
+            self._session.tell(failure.problem)
+
+    def _on_timeout(self) -> None:
+        if self._cancels_on_timeout:
+            self._timed_out = True
+            self._session.tell(f"the time limit of {self._timeout_s:g} s was reached: cancelling job {self._handle}")
+            self._cancel()
+            return
+        self._session.tell(f"the time limit of {self._timeout_s:g} s was reached; job {self._handle} goes on")
+        raise _Leave(TIMED_OUT)
+
+    def _detach(self) -> None:
+        self._session.tell(f"detached; job {self._handle} goes on (`swarm attach {self._handle}`)")
+        raise _Leave(OK)

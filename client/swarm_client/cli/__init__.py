@@ -1,0 +1,137 @@
+"""The `swarm` command: finds the command's module, runs it, and turns failures into two lines and an exit code.
+
+Each command is a module of this package with a `COMMAND` (its options) and `execute(session, arguments) -> int`.
+Only the module of the command that was typed is imported: start-up is part of every command's latency.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from swarm_client.failure import FAILED, INTERRUPTED, OK, USAGE, Failure, UsageError
+from swarm_client.options import Arguments, Command, Option, help_text, nearest, parse
+
+COMMANDS: dict[str, str] = {
+    "run": "submit a job, stream its output, return its exit code",
+    "submit": "queue a job, print its id and return",
+    "ps": "list jobs",
+    "status": "everything about one job",
+    "why": "why a job is pending, or why it has what it has",
+    "logs": "output of a job",
+    "attach": "stream a job's output again, as `run` does",
+    "cancel": "stop jobs",
+    "wait": "wait until jobs have ended, or run",
+    "nodes": "nodes, their GPUs, and who holds them",
+    "top": "live view of nodes and jobs",
+    "events": "what happened in the swarm",
+    "login": "remember a swarm's address and token",
+    "config": "show or change settings",
+    "doctor": "look for what is wrong and say how to mend it",
+    "local": "a swarm of several agents on this machine, to try things",
+    "version": "version of the client, and of the agents",
+    "completion": "completion script for bash, zsh or fish",
+}
+ALIASES = {"queue": "ps", "describe": "status"}
+LATER = ("exec", "shell", "scale", "migrate", "hold", "release", "requeue", "node", "history")
+BROKEN_PIPE = 141
+
+COMMON: tuple[Option, ...] = (
+    Option("-o --output", "table, wide, json, jsonl, yaml, name or custom-columns=HEADING:FIELD,...", "FORMAT"),
+    Option("--format", "print each item by a template such as '{{.handle}} {{.state}}'", "TEMPLATE"),
+    Option("-q --quiet", "print ids only; `run`: no messages of its own"),
+    Option("--context", "swarm to talk to, of those in the configuration", "NAME"),
+    Option("--no-color", "no colour", key="no_color"),
+    Option("-v --verbose", "say more; twice: tracebacks", repeats=True),
+    Option("-h --help", "this help"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (docs/cli.md lists them)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _dispatch(words)
+        finally:
+            sys.stdout.flush()
+    except Failure as failure:
+        return _report(failure, words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # so that the interpreter's last flush is silent
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  # the last resort of the command: a bug, reported as one
+        bug = Failure(f"internal error: {type(error).__name__}: {error}", "run it again with -vv and report it")
+        return _report(bug, words, error)
+
+
+def _dispatch(words: list[str]) -> int:
+    before = parse(words, COMMON, takes_command=True)
+    if not before.command:
+        return _without_command(before)
+    name = ALIASES.get(before.command[0], before.command[0])
+    if name not in COMMANDS:
+        raise _unknown_command(name)
+    module = _module(name)
+    command: Command = module.COMMAND
+    arguments = parse(before.command[1:], (*command.options, *COMMON), takes_command=command.takes_command)
+    arguments.values = before.values | arguments.values
+    if arguments["help"]:
+        sys.stdout.write(help_text(command, COMMON))
+        return OK
+    if arguments.command and not command.takes_command:
+        raise UsageError(f"{name} takes nothing after `--`", f"`swarm {name} --help` shows its use")
+
+    from swarm_client.cli.session import Session
+
+    code = module.execute(Session(arguments), arguments)
+    assert isinstance(code, int)
+    return code
+
+
+def _module(name: str):  # type: ignore[no-untyped-def]  # a module; naming the type would import typing
+    import importlib
+
+    return importlib.import_module(f"swarm_client.cli.{name}")
+
+
+def _without_command(arguments: Arguments) -> int:
+    text = overview()
+    if arguments["help"]:
+        sys.stdout.write(text)
+        return OK
+    sys.stderr.write(text)
+    return USAGE
+
+
+def _unknown_command(name: str) -> UsageError:
+    if name in LATER:
+        return UsageError(f"command {name!r} is not available in this version", "`swarm --help` lists the commands")
+    near = nearest(name, [*COMMANDS, *ALIASES])
+    return UsageError(f"unknown command {name!r}{near}", "`swarm --help` lists the commands")
+
+
+def overview() -> str:
+    """What `swarm --help` prints."""
+    lines = ["Usage: swarm COMMAND [OPTIONS]", "", "Runs jobs on a swarm of GPU servers.", "", "Commands:"]
+    lines += [f"  {name:12}{summary}" for name, summary in COMMANDS.items()]
+    lines += ["", "`swarm COMMAND --help` explains one.  Aliases: queue (ps), describe (status).", ""]
+    return "\n".join(lines)
+
+
+def _report(failure: Failure, words: Sequence[str], cause: BaseException | None = None) -> int:
+    """Two lines on stderr; the traceback only when asked for."""
+    options = words[: words.index("--")] if "--" in words else words
+    if "-vv" in options or list(options).count("-v") + list(options).count("--verbose") > 1:
+        import traceback
+
+        traceback.print_exception(cause or failure)
+    remedy = f"  {failure.remedy}\n" if failure.remedy else ""
+    try:
+        sys.stderr.write(f"swarm: {failure.problem}\n{remedy}")
+    except OSError:
+        return failure.exit_code  # nobody is there to read it
+    return failure.exit_code or FAILED

@@ -1,0 +1,110 @@
+"""`swarm cancel`: stop jobs, or send them a signal."""
+
+from __future__ import annotations
+
+import sys
+
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, Failure, UsageError
+from swarm_client.job_id import for_user, job_path
+from swarm_client.job_request import caller
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.quantity import duration
+
+COMMAND = Command(
+    "cancel",
+    "cancel",
+    "Stop jobs: SIGTERM, then SIGKILL after the grace time.",
+    (
+        Option("--signal", "only send this signal (USR1, 10) and let the job go on", "SIGNAL"),
+        Option("--grace", "time between SIGTERM and SIGKILL", "TIME", read=duration),
+        Option("--all", "all live jobs"),
+        Option("--mine", "the caller's jobs only"),
+        Option("-n --name", "live jobs of this name", "NAME"),
+        Option("-y --yes", "do not ask"),
+    ),
+    positionals="JOB...",
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Print each job that was told; the first failure's code if any failed."""
+    references = _chosen(session, arguments)
+    code = OK
+    for reference in references:
+        try:
+            _stop(session, arguments, reference)
+        except Failure as failure:
+            if len(references) == 1:
+                raise
+            session.warn(failure.problem)
+            code = code or failure.exit_code
+    return code
+
+
+def _chosen(session: Session, arguments: Arguments) -> list[str]:
+    is_selection = arguments["all"] or arguments["mine"] or arguments["name"]
+    if bool(arguments.positionals) == bool(is_selection):
+        raise UsageError("name jobs, or choose them by --all, --mine or --name", "for example swarm cancel k3j9x0ab")
+    if arguments.positionals:
+        return arguments.positionals
+    query = {"limit": "1000"}
+    if arguments["mine"]:
+        query["user"] = caller(session.config.environment)
+    if arguments["name"]:
+        query["name"] = arguments["name"]
+    jobs = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)["items"]
+    if not jobs:
+        session.tell("no such job is live")
+    elif not arguments["mine"] and not arguments["yes"] and any(job["user"] != query.get("user") for job in jobs):
+        _confirm(session, jobs)
+    return [str(job["id"]) for job in jobs]
+
+
+def _confirm(session: Session, jobs: list[dict[str, object]]) -> None:
+    mine = caller(session.config.environment)
+    others = [job for job in jobs if job["user"] != mine]
+    if not others:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{len(others)} of {len(jobs)} jobs are not yours", "add --mine, or -y to stop them all")
+    sys.stderr.write(f"swarm: {len(others)} of {len(jobs)} jobs are not yours; stop them all? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was stopped", "add --mine for your own jobs only")
+
+
+def _stop(session: Session, arguments: Arguments, reference: str) -> None:
+    query = for_user({}, reference, caller(session.config.environment))
+    if arguments["signal"]:
+        body: dict[str, object] = {"signal": _signal(arguments["signal"])}
+        job = session.agents.call(
+            f"cannot signal {reference}",
+            "POST",
+            job_path(reference, "/signal"),
+            query=query,
+            body=body,
+            repeatable=False,
+        )
+    else:
+        body = {} if arguments["grace"] is None else {"grace_seconds": arguments["grace"]}
+        path = job_path(reference, "/cancel")
+        job = session.agents.call(f"cannot cancel {reference}", "POST", path, query=query, body=body)
+    if session.printer.is_for_people:
+        session.printer.line(str(job["handle"]))
+    else:
+        session.printer.document(job)
+
+
+def _signal(text: str) -> int | str:
+    if text.isdigit():
+        return int(text)
+    import signal
+
+    name = text.upper().removeprefix("SIG")
+    known = [each.name.removeprefix("SIG") for each in signal.Signals]
+    if name not in known:
+        from swarm_client.options import nearest
+
+        raise UsageError(f"--signal {text!r} is no signal{nearest(name, known)}", "for example --signal USR1")
+    return name

@@ -1,0 +1,92 @@
+"""`swarm events`: what happened in the swarm; with -f, what happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from swarm_client.agents import read_problem
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, SWARM_FAILED, Failure, UsageError
+from swarm_client.follow import RETRY_PAUSES_S
+from swarm_client.http import ConnectionBroken
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.output import Column
+from swarm_client.quantity import whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+COMMAND = Command(
+    "events",
+    "events",
+    "What happened in the swarm, oldest first.",
+    (
+        Option("-f --follow", "go on until Ctrl-C"),
+        Option("--limit", "the last N (default 100)", "N", read=whole(1, 1_000)),
+        Option("--kind", "only these, for example job or job.started", "KIND"),
+        Option("--job", "only of this job", "JOB"),
+        Option("--node", "only of this node", "NODE"),
+    ),
+)
+COLUMNS = (
+    Column("TIME", lambda event: str(event["time"])),
+    Column("AGENT", lambda event: str(event["agent"])),
+    Column("KIND", lambda event: str(event["kind"])),
+    Column("TEXT", lambda event: str(event["text"])),
+)
+SILENCE_S = 40.0
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """A table, or a line for each event as it comes."""
+    if arguments.positionals:
+        raise UsageError(f"events takes no {arguments.positionals[0]!r}", "use --job, --node or --kind")
+    query = {key: str(arguments[key]) for key in ("limit", "kind", "job", "node") if arguments[key] is not None}
+    if arguments["follow"]:
+        return _follow(session, {**query, "follow": "1"})
+    document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
+    more = {key: value for key, value in document.items() if key != "items"}
+    session.printer.items(document["items"], COLUMNS, **more)
+    return OK
+
+
+def _follow(session: Session, query: dict[str, str]) -> int:
+    """Reconnects elsewhere when an agent goes; ends with an error when none answers for the contact timeout."""
+    limit_s = float(session.config.values["contact_timeout"])
+    cursor, attempt, heard_s = "", 0, time.monotonic()
+    while True:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {})
+        try:
+            response = session.agents.send("GET", "/v1/events", query=query, headers=headers)
+            if response.status >= 400:
+                raise read_problem("cannot follow events", response.status, response.json())
+            for event in response.events(SILENCE_S):
+                cursor, attempt, heard_s = event.id or cursor, 0, time.monotonic()
+                _print(session, event.json())
+        except ConnectionBroken as error:
+            cause = str(error)
+        else:
+            cause = "the agent ended the stream"
+        if time.monotonic() - heard_s > limit_s + SILENCE_S:
+            raise Failure(f"cannot follow events: {cause}", "`swarm doctor` looks closer", SWARM_FAILED)
+        session.waiter.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
+        attempt += 1
+
+
+def _print(session: Session, event: Mapping[str, Any]) -> None:
+    printer = session.printer
+    if "kind" not in event:
+        return
+    if printer.is_for_people:
+        printer.line("  ".join(column.show(event) for column in COLUMNS))
+    else:
+        printer.items([event], COLUMNS) if printer.output == "name" or printer.template else printer.line(_line(event))
+    printer.stream.flush()
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(event, ensure_ascii=False)

@@ -1,0 +1,68 @@
+"""`swarm logs`: output of a job; with -f until the job ends."""
+
+from __future__ import annotations
+
+from swarm_client.cli.session import Session, one_positional
+from swarm_client.failure import OK, UsageError
+from swarm_client.follow import JobStream, OutputWriter, describe_state
+from swarm_client.job_id import for_user, split_rank
+from swarm_client.job_request import caller
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.quantity import duration, whole
+
+
+def _since(text: str) -> str:
+    if "T" in text.upper() and len(text) >= 20:
+        return text
+    return f"{duration(text):g}"
+
+
+COMMAND = Command(
+    "logs",
+    "logs",
+    "Print the output of a job.",
+    (
+        Option("-f --follow", "go on until the job ends"),
+        Option("--tail", "only the last N lines of each rank", "N", read=whole(0, 10**9)),
+        Option("--since", "only newer output: 10m, or an RFC 3339 time", "TIME", read=_since),
+        Option("--rank", "only these ranks, comma separated", "RANKS"),
+        Option("--stream", "only stdout or stderr", "NAME", choices=("stdout", "stderr")),
+        Option("--timestamps", "begin each line with its time"),
+        Option("--label", "begin each line with its rank"),
+    ),
+    positionals="JOB[.RANK]",
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Ends with the job when following; Ctrl-C ends only the viewer."""
+    reference, rank = split_rank(one_positional(arguments, "job"))
+    query = {key: str(arguments[key]) for key in ("tail", "since", "stream") if arguments[key] is not None}
+    ranks = arguments["rank"] or rank
+    if ranks:
+        if not all(part.isdigit() for part in ranks.split(",")):
+            raise UsageError(f"--rank {ranks!r} is no list of ranks", "write --rank 0 or --rank 0,3")
+        query["rank"] = ranks
+    if arguments["follow"]:
+        query["follow"] = "1"
+    query = for_user(query, reference, caller(session.config.environment))
+    writer = OutputWriter(label=bool(arguments["label"]), timestamps=bool(arguments["timestamps"]))
+    session.waiter.before_wait = writer.flush
+    stream = JobStream(
+        session.agents,
+        reference,
+        query,
+        is_known=False,
+        contact_timeout_s=float(session.config.values["contact_timeout"]),
+    )
+    has_output = False
+    for record in stream.records():
+        if record["type"] in ("log", "gap"):
+            writer.write(record)
+            has_output = True
+        elif record["type"] == "warning":
+            session.tell(str(record.get("text", "")))
+        elif record["type"] == "state" and not has_output and record.get("state") != "running":
+            session.tell(f"job {(record.get('job') or {}).get('handle', reference)} {describe_state(record)}")
+    writer.flush()
+    return OK

@@ -1,0 +1,120 @@
+"""`swarm nodes`: members of the swarm, their GPUs, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarm_client.agents import quote
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, UsageError
+from swarm_client.options import Arguments, Command
+from swarm_client.output import Column, state_style
+from swarm_client.quantity import show_bytes, show_duration, show_ratio
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+COMMAND = Command(
+    "nodes",
+    "nodes",
+    "List nodes; with a name, the GPUs of one node.",
+    positionals="[NODE]",
+)
+HANDLE = slice(10, 18)
+
+
+def _of(free: str, total: str) -> Any:
+    return lambda node: "-" if node.get(total) is None else f"{node.get(free)}/{node[total]}"
+
+
+def _memory(node: Mapping[str, Any]) -> str:
+    if node.get("memory_bytes") is None:
+        return "-"
+    return f"{show_bytes(node.get('free_memory_bytes'))}/{show_bytes(node['memory_bytes'])}"
+
+
+def _jobs(node: Mapping[str, Any]) -> str:
+    jobs = node.get("jobs")
+    if jobs is None:
+        return "-"
+    return ",".join(job[HANDLE] for job in jobs[:3]) + (f"+{len(jobs) - 3}" if len(jobs) > 3 else "") or "-"
+
+
+def _models(node: Mapping[str, Any]) -> str:
+    counts: dict[str, int] = {}
+    for gpu in node.get("gpus") or []:
+        label = f"{gpu['model']}{' (simulated)' if gpu.get('is_simulated') else ''}"
+        counts[label] = counts.get(label, 0) + 1
+    return ", ".join(f"{count}x {label}" for label, count in counts.items()) or "-"
+
+
+def note(node: Mapping[str, Any]) -> str:
+    """What keeps a node or its GPUs from being used, and whose processes they are."""
+    parts = ["draining"] if node.get("is_draining") else []
+    for gpu in node.get("gpus") or []:
+        if gpu.get("health") not in ("ok", None):
+            parts.append(f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else ""))
+    return "; ".join(parts) or "-"
+
+
+COLUMNS = (
+    Column("NAME", lambda node: str(node["name"])),
+    Column("STATUS", lambda node: str(node["status"]), style=state_style),
+    Column("ADDRESS", lambda node: str(node.get("address") or "-"), is_wide=True),
+    Column("GPUS", _of("free_gpus", "total_gpus"), is_right=True),
+    Column("CPUS", _of("free_cpus", "cpu_count"), is_right=True),
+    Column("MEMORY", _memory, is_right=True),
+    Column("CPU", lambda node: show_ratio(node.get("cpu_utilisation_ratio")), is_right=True),
+    Column("GPU", lambda node: show_ratio(node.get("gpu_utilisation_ratio")), is_right=True),
+    Column("AGE", lambda node: show_duration(node.get("staleness_seconds")), is_right=True),
+    Column("VERSION", lambda node: str(node.get("version") or "-"), is_wide=True),
+    Column("SINCE", lambda node: show_duration(node.get("since_seconds")), is_wide=True, is_right=True),
+    Column("JOBS", _jobs),
+    Column("MODEL", _models),
+    Column("NOTE", note),
+)
+
+GPU_COLUMNS = (
+    Column("GPU", lambda gpu: str(gpu["index"]), is_right=True),
+    Column(
+        "STATE", lambda gpu: str(gpu["state"]), style=lambda text: {"free": "green", "leased": "cyan"}.get(text, "red")
+    ),
+    Column("JOB", lambda gpu: (gpu.get("job_id") or "")[HANDLE] or "-"),
+    Column("UTIL", lambda gpu: show_ratio(gpu.get("utilisation_ratio")), is_right=True),
+    Column("USED", lambda gpu: show_bytes(gpu.get("memory_used_bytes")), is_right=True),
+    Column("MEMORY", lambda gpu: show_bytes(gpu.get("memory_bytes")), is_right=True),
+    Column("TEMP", lambda gpu: _unit(gpu.get("temperature_celsius"), "C"), is_right=True),
+    Column("POWER", lambda gpu: _unit(gpu.get("power_watts"), "W"), is_right=True),
+    Column("MODEL", lambda gpu: gpu["model"] + (" (simulated)" if gpu.get("is_simulated") else "")),
+    Column("UUID", lambda gpu: str(gpu["uuid"]), is_wide=True),
+    Column("NOTE", lambda gpu: str(gpu.get("note") or "-")),
+)
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f} {unit}"
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """A line for each node, or for each GPU of the node that was named."""
+    if len(arguments.positionals) > 1:
+        raise UsageError(f"{len(arguments.positionals)} nodes were named", "name one, or none for all")
+    if arguments.positionals:
+        return _one(session, arguments.positionals[0])
+    document = session.agents.call("cannot list nodes", "GET", "/v1/nodes")
+    nodes = document["items"]
+    session.agents.remember(nodes)
+    session.printer.items(nodes, COLUMNS, **{key: value for key, value in document.items() if key != "items"})
+    return OK
+
+
+def _one(session: Session, name: str) -> int:
+    node = session.agents.call(f"cannot show node {name}", "GET", f"/v1/nodes/{quote(name)}")
+    if not session.printer.is_for_people:
+        session.printer.document(node)
+        return OK
+    session.printer.table(
+        node.get("gpus") or [], [c for c in GPU_COLUMNS if not c.is_wide or session.printer.output == "wide"]
+    )
+    return OK

@@ -1,0 +1,144 @@
+"""`swarm ps`: the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, UsageError
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.output import Column, state_style
+from swarm_client.quantity import show_duration, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+STATES = ("queued", "starting", "running", "stopping", "ended")
+
+
+def _states(text: str) -> str:
+    wrong = [word for word in text.split(",") if word not in STATES]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is not one of {', '.join(STATES)}")
+    return text
+
+
+COMMAND = Command(
+    "ps",
+    "ps",
+    "List live jobs, newest first.",
+    (
+        Option("-a --all", "ended jobs as well"),
+        Option("--user", "of this user only", "NAME"),
+        Option("--mine", "of the caller only"),
+        Option("--state", "only these states, comma separated", "STATES", read=_states),
+        Option("-n --name", "of this name only", "NAME"),
+        Option("--limit", "at most this many (default 100)", "N", read=whole(1, 1_000)),
+        Option("-w --watch", "show again every second until Ctrl-C"),
+    ),
+    aliases=("queue",),
+)
+
+
+def shown_gpus(job: Mapping[str, Any]) -> str:
+    """`now/wanted`: GPUs held and GPUs asked for."""
+    wanted = job.get("gpus")
+    if wanted is None:
+        return "-"
+    return f"{wanted if job.get('state') in ('running', 'stopping', 'starting') and job.get('nodes') else 0}/{wanted}"
+
+
+def shown_state(job: Mapping[str, Any]) -> str:
+    """State with phase, or how the job ended."""
+    if job.get("state") == "ended":
+        return str(job.get("end_reason") or "ended")
+    phase = job.get("phase")
+    return f"{job.get('state')} ({phase})" if phase else str(job.get("state"))
+
+
+def shown_nodes(job: Mapping[str, Any]) -> str:
+    """Names of the nodes, shortened behind three."""
+    names = [str(share["node"]) for share in job.get("nodes") or []]
+    return ",".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "") if names else "-"
+
+
+def _elapsed(job: Mapping[str, Any]) -> str:
+    return show_duration(job.get("elapsed_seconds")) if job.get("started_at") else "-"
+
+
+def _reason(job: Mapping[str, Any]) -> str:
+    if job.get("state") != "ended":
+        return str(job.get("reason") or "-")
+    code = job.get("shell_exit_code")
+    text = str(job.get("detail") or "")
+    return text or (f"exit code {code}" if code else "-")
+
+
+def _text(key: str, missing: str = "-") -> Any:
+    return lambda job: str(job[key]) if job.get(key) not in (None, "") else missing
+
+
+COLUMNS = (
+    Column("ID", lambda job: str(job.get("handle", ""))),
+    Column("NAME", _text("name")),
+    Column("USER", _text("user")),
+    Column("STATE", shown_state, style=state_style),
+    Column("GPUS", shown_gpus, is_right=True),
+    Column("NODES", shown_nodes),
+    Column("ELAPSED", _elapsed, is_right=True),
+    Column("ETA", lambda job: show_duration(job.get("eta_seconds")), is_right=True),
+    Column("PROGRESS", lambda job: str(job.get("progress") or "-"), is_right=True),
+    Column("QUEUE", _text("queue"), is_wide=True),
+    Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
+    Column("SHEPHERD", _text("shepherd"), is_wide=True),
+    Column("SUBMITTED", _text("submitted_at"), is_wide=True),
+    Column("REASON", _reason),
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Print the table once, or again and again with -w."""
+    if arguments.positionals:
+        raise UsageError(f"ps takes no {arguments.positionals[0]!r}", "`swarm status JOB` shows one job")
+    query = job_query(session, arguments)
+    if arguments["watch"]:
+        from swarm_client.cli.top import watch
+
+        return watch(session, lambda: _lines(session, query))
+    document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
+    jobs = document["items"]
+    session.printer.items(jobs, COLUMNS, **{key: value for key, value in document.items() if key != "items"})
+    _remarks(session, document)
+    session.agents.learn()
+    return OK
+
+
+def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
+    """Filters of the request from the options."""
+    query: dict[str, str] = {}
+    if arguments["all"]:
+        query["all"] = "1"
+    for key in ("state", "name", "limit", "user"):
+        if arguments[key] is not None:
+            query[key] = str(arguments[key])
+    if arguments["mine"]:
+        from swarm_client.job_request import caller
+
+        query["user"] = caller(session.config.environment)
+    return query
+
+
+def _lines(session: Session, query: dict[str, str]) -> list[str]:
+    document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
+    return session.printer.table_lines(document["items"], COLUMNS)
+
+
+def _remarks(session: Session, document: Mapping[str, Any]) -> None:
+    """What the table cannot show, on standard error."""
+    silent = document.get("silent_nodes") or []
+    if silent:
+        session.tell(f"{', '.join(map(str, silent))} did not answer; their jobs are shown as last heard of")
+    total, shown = document.get("total"), len(document["items"])
+    if document.get("next_cursor") and total:
+        session.tell(f"{total - shown} more jobs are not shown; use --limit")

@@ -1,0 +1,54 @@
+"""`swarm run`: submit, wait, stream the output, return the job's exit code."""
+
+from __future__ import annotations
+
+from swarm_client import job_key
+from swarm_client.attached import Attachment
+from swarm_client.cli.session import Session, as_swarm_failure
+from swarm_client.cli.submit import print_dry_run, print_submitted
+from swarm_client.failure import OK, Failure
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.quantity import duration
+from swarm_client.submission import submit
+
+COMMAND = Command(
+    "run",
+    "run",
+    "Submit a job, stream its output and return its exit code.",
+    (
+        *job_key.OPTIONS,
+        Option("-d --detach", "print the id and return at once"),
+        Option("--label", "begin each line with the rank that wrote it"),
+        Option("--timeout", "cancel the job and return 124 after this time", "TIME", read=duration),
+        Option("--kill-on-disconnect", "cancel the job when the terminal is lost"),
+    ),
+    positionals="[--] COMMAND...",
+    takes_command=True,
+    details=(
+        "Everything after `--` is the command, untouched.  Ctrl-C is sent to the ranks; a second within 2 s\n"
+        "cancels the job, a third leaves at once.  Ctrl-\\ or Ctrl-P Ctrl-Q detaches and leaves the job running."
+    ),
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Exit code: the job's own; 124 at a time limit; 125 when the swarm failed."""
+    try:
+        job = submit(session, arguments)
+        if arguments["dry_run"]:
+            return print_dry_run(session, job)
+        if arguments["detach"]:
+            return print_submitted(session, job)
+        code = Attachment(
+            session,
+            job["id"],
+            handle=job["handle"],
+            label=bool(arguments["label"]),
+            timeout_s=arguments.get("timeout", 0.0),
+            kill_on_disconnect=bool(arguments["kill_on_disconnect"]),
+            is_known=True,
+        ).follow()
+    except Failure as failure:
+        raise as_swarm_failure(failure) from failure.__cause__
+    session.agents.learn()
+    return code or OK

@@ -1,0 +1,66 @@
+"""`swarm submit`: queue a job, print its id, return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarm_client import job_key
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, UsageError
+from swarm_client.options import Arguments, Command
+from swarm_client.submission import submit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+COMMAND = Command(
+    "submit",
+    "submit",
+    "Queue a job, print its id and return at once.",
+    job_key.OPTIONS,
+    positionals="FILE | [--] COMMAND...",
+    takes_command=True,
+    details="FILE is a job file (job.toml or job.yaml); anything else is the command.",
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Print the handle; `-o json` prints the job."""
+    words = arguments.command
+    if arguments.positionals and words[0].endswith((".toml", ".yaml", ".yml")):
+        _take_file(arguments)
+    job = submit(session, arguments)
+    return print_dry_run(session, job) if arguments["dry_run"] else print_submitted(session, job)
+
+
+def _take_file(arguments: Arguments) -> None:
+    if arguments["file"]:
+        raise UsageError(f"two job files, {arguments['file']} and {arguments.command[0]}", "give one of them")
+    if len(arguments.command) > 1 and arguments.command[1] != "--":
+        raise UsageError(
+            f"{arguments.command[1]!r} follows the job file", "put options before it, a command after `--`"
+        )
+    arguments.values["file"] = arguments.command[0]
+    arguments.command = arguments.command[2:]
+
+
+def print_submitted(session: Session, job: Mapping[str, Any]) -> int:
+    """The id on standard output, or the whole job with -o json."""
+    printer = session.printer
+    if printer.is_for_people:
+        printer.line(str(job["handle"]))
+    else:
+        printer.document(job)
+    return OK
+
+
+def print_dry_run(session: Session, job: Mapping[str, Any]) -> int:
+    """What would happen; nothing was stored."""
+    printer = session.printer
+    if not printer.is_for_people:
+        printer.document(job)
+        return OK
+    gpus = f"{job['ranks']} rank(s), {job['gpus']} GPU(s)"
+    printer.line(f"would be accepted: {gpus}; {job.get('reason') or 'it would be queued'}")
+    return OK

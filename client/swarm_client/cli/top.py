@@ -1,0 +1,137 @@
+"""`swarm top`: nodes, GPUs and jobs, again every second; and the loop that `ps -w` uses as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from swarm_client.cli import nodes as nodes_command
+from swarm_client.cli import ps
+from swarm_client.cli.session import Session
+from swarm_client.failure import OK, Failure
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.output import Column
+from swarm_client.quantity import duration, show_bytes, show_ratio
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+COMMAND = Command(
+    "top",
+    "top",
+    "Live view of nodes, GPUs and jobs.  Ctrl-C ends it.",
+    (
+        Option("--once", "print one frame and end"),
+        Option("--interval", "time between frames (default 1s)", "TIME", read=duration),
+    ),
+)
+HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+BAR_WIDTH = 10
+
+NODE_COLUMNS = tuple(
+    c for c in nodes_command.COLUMNS if c.title in ("NAME", "STATUS", "GPUS", "CPUS", "MEMORY", "CPU", "AGE")
+)
+JOB_COLUMNS = tuple(
+    c for c in ps.COLUMNS if c.title in ("ID", "NAME", "USER", "STATE", "GPUS", "NODES", "ELAPSED", "REASON")
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Frames until Ctrl-C (exit code 130), or one with --once."""
+    interval_s = max(0.2, arguments.get("interval", 1.0))
+    if not session.printer.is_for_people or arguments["once"]:
+        return _once(session)
+    return watch(session, lambda: frame(session), interval_s)
+
+
+def _once(session: Session) -> int:
+    if session.printer.is_for_people:
+        for line in frame(session):
+            session.printer.line(line)
+    else:
+        status, gpus, jobs, nodes = _read(session)
+        session.printer.document({**status, "node_items": nodes, "gpu_items": gpus, "job_items": jobs})
+    return OK
+
+
+def watch(session: Session, make_lines: Callable[[], Sequence[str]], interval_s: float = 1.0) -> int:
+    """Draw again and again over the last frame, each with one write, so that nothing flickers.
+
+    Without a terminal there is nothing to draw over: one frame, then the end.
+    """
+    if not session.printer.is_terminal:
+        for line in make_lines():
+            session.printer.line(line)
+        return OK
+    out = sys.stdout
+    try:
+        out.write(ENTER)
+        while True:
+            try:
+                lines = list(make_lines())
+            except Failure as failure:
+                lines = [f"swarm: {failure.problem}", f"  {failure.remedy}"]
+            height = os.get_terminal_size(out.fileno()).lines
+            text = "".join(f"{line}{CLEAR_LINE}\r\n" for line in lines[: height - 1])
+            out.write(HOME + text + CLEAR_BELOW)
+            out.flush()
+            session.waiter.sleep(interval_s)
+    finally:
+        out.write(LEAVE)
+        out.flush()
+
+
+def _read(session: Session) -> tuple[Any, Any, Any, Any]:
+    call = session.agents.call
+    status = call("cannot read the state of the swarm", "GET", "/v1/status")
+    gpus = call("cannot list GPUs", "GET", "/v1/gpus")["items"]
+    jobs = call("cannot list jobs", "GET", "/v1/jobs")["items"]
+    nodes = call("cannot list nodes", "GET", "/v1/nodes")["items"]
+    return status, gpus, jobs, nodes
+
+
+def frame(session: Session) -> list[str]:
+    """The lines of one picture of the swarm."""
+    status, gpus, jobs, nodes = _read(session)
+    printer = session.printer
+    node_columns = (*NODE_COLUMNS, Column("GPU LOAD", _loads(gpus)))
+    lines = [printer.paint(headline(status), "bold"), ""]
+    lines += printer.table_lines(nodes, node_columns)
+    lines += ["", *printer.table_lines(jobs, JOB_COLUMNS)]
+    return lines
+
+
+def headline(status: Mapping[str, Any]) -> str:
+    """One line about the whole swarm."""
+    members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
+    away = sum(members.get(key) or 0 for key in ("suspect", "failed", "conflict"))
+    parts = [
+        f"{members.get('alive', 0)} nodes" + (f" ({away} away)" if away else ""),
+        f"{gpus.get('leased', 0)} of {gpus.get('total', 0)} GPUs busy, {gpus.get('free', 0)} free",
+        f"{jobs.get('running', 0)} running, {jobs.get('queued', 0)} queued",
+        f"policy {(status.get('policy') or {}).get('name') or '-'}",
+    ]
+    return "swarm: " + " | ".join(parts)
+
+
+def _loads(gpus: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+    """For each node, each GPU's load: a bar and memory where measured, else its state."""
+    by_node: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_node.setdefault(str(gpu["node"]), []).append(gpu_load(gpu))
+    return lambda node: "  ".join(by_node.get(str(node["name"]), ["-"]))
+
+
+def gpu_load(gpu: Mapping[str, Any]) -> str:
+    """`0 [#####     ] 48% 12.0 GiB` or `1 free`."""
+    ratio = gpu.get("utilisation_ratio")
+    job = (gpu.get("job_id") or "")[nodes_command.HANDLE]
+    state = job or str(gpu.get("state"))
+    if ratio is None or gpu.get("is_simulated"):
+        return f"{gpu['index']} {state}"
+    filled = round(min(1.0, max(0.0, ratio)) * BAR_WIDTH)
+    bar = "#" * filled + " " * (BAR_WIDTH - filled)
+    return f"{gpu['index']} [{bar}] {show_ratio(ratio)} {show_bytes(gpu.get('memory_used_bytes'))} {state}"

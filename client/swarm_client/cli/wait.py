@@ -1,0 +1,60 @@
+"""`swarm wait`: block until jobs have ended, or run; for scripts."""
+
+from __future__ import annotations
+
+import time
+
+from swarm_client.cli.session import Session, as_swarm_failure
+from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
+from swarm_client.job_id import for_user, job_path
+from swarm_client.job_request import caller
+from swarm_client.options import Arguments, Command, Option
+from swarm_client.quantity import duration
+
+COMMAND = Command(
+    "wait",
+    "wait",
+    "Wait until jobs have ended (or run), and return the first failing job's exit code.",
+    (
+        Option("--for", "done or running", "STATE", choices=("done", "running")),
+        Option("--timeout", "return 124 after this time", "TIME", read=duration),
+    ),
+    positionals="JOB...",
+)
+ROUND_S = 20.0  # of one request; agents that die meanwhile cost no more than their connection
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """0 when all succeeded; else the code of the first that did not; 124 at --timeout."""
+    if not arguments.positionals:
+        raise UsageError("no job was named", "for example swarm wait k3j9x0ab")
+    limit_s = arguments["timeout"]
+    end_s = time.monotonic() + limit_s if limit_s is not None else float("inf")
+    code = OK
+    try:
+        for reference in arguments.positionals:
+            found = _wait(session, reference, arguments.get("for", "done"), end_s)
+            if found == TIMED_OUT and time.monotonic() >= end_s:
+                session.tell(f"{reference} did not get there within {limit_s:g} s")
+                return TIMED_OUT
+            code = code or found
+    except Failure as failure:
+        raise as_swarm_failure(failure) from failure.__cause__
+    return code
+
+
+def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
+    path = job_path(reference, "/wait")
+    query = for_user({"for": goal}, reference, caller(session.config.environment))
+    while True:
+        left_s = max(0.0, min(ROUND_S, end_s - time.monotonic()))
+        query["timeout"] = f"{left_s:.3f}"
+        answer = session.agents.call(f"cannot wait for {reference}", "GET", path, query=query, patience_s=left_s + 5.0)
+        job = answer["job"]
+        path = job_path(str(job["id"]), "/wait")
+        if job["state"] == "ended":
+            return SWARM_FAILED if job["shell_exit_code"] is None else int(job["shell_exit_code"])
+        if answer["met"]:
+            return OK
+        if time.monotonic() >= end_s:
+            return TIMED_OUT

@@ -1,0 +1,86 @@
+"""`swarm why`: what a job needs, what is free, what fails on which nodes, who is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from swarm_client.cli.session import Session, one_positional
+from swarm_client.cli.status import needs
+from swarm_client.failure import OK
+from swarm_client.job_id import for_user, job_path
+from swarm_client.job_request import caller
+from swarm_client.options import Arguments, Command
+from swarm_client.output import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+COMMAND = Command("why", "why", "Why a job is pending, or why it has what it has.", positionals="JOB")
+SHOWN = 10
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Print sentences; the document with -o json."""
+    reference = one_positional(arguments, "job")
+    query = for_user({}, reference, caller(session.config.environment))
+    report = session.agents.call(f"cannot explain {reference}", "GET", job_path(reference, "/why"), query=query)
+    if not session.printer.is_for_people:
+        session.printer.document(report)
+        return OK
+    for sentence in sentences(report):
+        session.printer.line(plain(sentence))
+    return OK
+
+
+def sentences(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report in words and numbers; lines of lists begin with two blanks."""
+    yield f"Job {report['handle']} is {report['state']}: {report['summary']}"
+    if report["state"] == "ended":
+        return
+    yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
+    free = report.get("free") or {}
+    yield f"Free now: {free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs on {_count(free.get('nodes', 0), 'node')}."
+    obstacles = [node for node in report.get("nodes") or [] if node.get("obstacle")]
+    if obstacles:
+        yield "What stands against it on each node:"
+        yield from (f"  {node['node']}: {_fitting(node)}{node['obstacle']}" for node in obstacles[:SHOWN])
+        yield from _more(obstacles)
+    ahead = report.get("ahead") or []
+    if ahead:
+        yield f"{_count(len(ahead), 'job')} ahead of it (policy {report.get('policy') or 'unknown'}):"
+        yield from (f"  {_job(job)}: {job.get('reason') or 'earlier in the order'}" for job in ahead[:SHOWN])
+        yield from _more(ahead)
+    elif report["state"] == "queued":
+        yield f"No job is ahead of it (policy {report.get('policy') or 'unknown'})."
+    age_s = report.get("staleness_seconds")
+    if age_s is not None and age_s > 5:
+        yield f"This rests on news up to {age_s:.0f} s old."
+
+
+def _total(wanted: Mapping[str, Any]) -> str:
+    gpus = wanted.get("gpus") or 0
+    return f", {gpus} GPUs in all" if gpus > 1 and wanted.get("ranks", 1) > 1 else ""
+
+
+def _fitting(node: Mapping[str, Any]) -> str:
+    fits = node.get("fits_ranks")
+    return f"{_count(fits, 'rank')} would fit; " if fits else ""
+
+
+def _job(job: Mapping[str, Any]) -> str:
+    words = [str(job.get("handle", ""))]
+    if job.get("name"):
+        words.append(str(job["name"]))
+    if job.get("user"):
+        words.append(f"of {job['user']}")
+    return " ".join(words)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _more(items: list[Any]) -> Iterator[str]:
+    if len(items) > SHOWN:
+        yield f"  and {len(items) - SHOWN} more"

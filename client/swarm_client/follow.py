@@ -1,0 +1,187 @@
+"""Follows a job: its records from any agent, from where they stopped, until its end; and prints its output."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+from swarm_client.agents import Agents
+from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
+from swarm_client.http import ConnectionBroken, Response, spell
+from swarm_client.job_id import job_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO  # importing typing costs a tenth of what `swarm ps` may take
+
+RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+STREAM_PATIENCE_S = 1.0
+STREAM_SILENCE_S = 40.0
+
+
+class LostContact(Failure):
+    """No agent could continue the stream; what became of the job is unknown."""
+
+    def __init__(self, job: str, cause: str, seconds: float) -> None:
+        super().__init__(
+            f"lost contact with job {job}: {cause} (tried for {seconds:.0f} s); its outcome is unknown",
+            f"`swarm attach {job}` goes on when an agent answers; `swarm status {job}` tells its state",
+            SWARM_FAILED,
+        )
+
+
+class JobStream:
+    """The records of one job's log stream (docs/http-api.md, "Logs"), across agents.
+
+    With `is_known` the job was accepted before: then even "no such job" is a passing state of an agent that has not
+    heard of it, and is retried like a broken connection.
+    """
+
+    def __init__(
+        self, agents: Agents, reference: str, query: dict[str, str], *, is_known: bool, contact_timeout_s: float
+    ) -> None:
+        self._agents, self._reference, self._query = agents, reference, query
+        self._is_known, self._contact_timeout_s = is_known, contact_timeout_s
+        self._cursor = ""
+        self._lost_since_s: float | None = None
+        self._cause = ""
+        self._follows = query.get("follow") == "1"
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield records until `end` (when following) or the end of what there is."""
+        attempt = 0
+        while True:
+            try:
+                for record in self._connected():
+                    attempt, self._lost_since_s = 0, None
+                    yield record
+                    if record["type"] == "end":
+                        return
+                if not self._follows:
+                    return
+                self._cause = "the agent ended the stream"
+            except (ConnectionBroken, Unreachable) as error:
+                self._cause = str(error)
+            except Refusal as refusal:
+                if not self._may_pass(refusal):
+                    raise
+                self._cause = refusal.problem
+            self._pause(attempt)
+            attempt += 1
+
+    def _may_pass(self, refusal: Refusal) -> bool:
+        return refusal.status in (429, 502, 503, 504) or (self._is_known and refusal.status == 404)
+
+    def _pause(self, attempt: int) -> None:
+        now_s = time.monotonic()
+        if self._lost_since_s is None:
+            self._lost_since_s = now_s
+        lost_s = now_s - self._lost_since_s
+        if lost_s >= self._contact_timeout_s:
+            raise LostContact(self._reference, self._cause, lost_s)
+        self._agents.waiter.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
+
+    def _connected(self) -> Iterator[dict[str, Any]]:
+        headers = {"Accept": "text/event-stream"}
+        if self._cursor:
+            headers["Last-Event-ID"] = self._cursor
+        path = job_path(self._reference, "/logs")
+        response = self._agents.send("GET", path, query=self._query, headers=headers, patience_s=STREAM_PATIENCE_S)
+        if response.status >= 400:
+            self._refuse(response)
+        try:
+            for event in response.events(STREAM_SILENCE_S):
+                if event.id:
+                    self._cursor = event.id
+                record = event.json()
+                if isinstance(record, dict) and isinstance(record.get("type"), str):
+                    self._remember(record)
+                    yield record
+        except ConnectionBroken:
+            self._agents.demote(response.address)
+            self._is_known = True
+            raise
+        finally:
+            response.close()
+
+    def _refuse(self, response: Response) -> None:
+        from swarm_client.agents import read_problem
+
+        document = response.json()
+        raise read_problem(f"cannot read the output of {self._reference}", response.status, document)
+
+    def _remember(self, record: Mapping[str, Any]) -> None:
+        """A name or `@last` may mean another job later: hold on to the id."""
+        self._is_known = True
+        job = record.get("job")
+        if isinstance(job, dict) and job.get("id"):
+            self._reference = str(job["id"])
+
+    def __repr__(self) -> str:
+        return f"JobStream({self._reference}, {spell(self._agents.addresses[0])})"
+
+
+class OutputWriter:
+    """Writes records of output where they belong: the job's stdout to ours, its stderr to ours."""
+
+    def __init__(self, *, label: bool = False, timestamps: bool = False, merge: bool = False) -> None:
+        self._label, self._timestamps = label, timestamps
+        self._out: BinaryIO = sys.stdout.buffer
+        self._err: BinaryIO = sys.stdout.buffer if merge else sys.stderr.buffer
+        self._is_inside: set[tuple[Any, Any]] = set()  # ranks and streams whose last record ended without a newline
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Print one `log` or `gap` record; others are not output."""
+        stream = self._err if record.get("stream") == "stderr" else self._out
+        if record["type"] == "gap":
+            text = (
+                f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {record.get('rank')} were not kept\n"
+            )
+            self._err.write(text.encode())
+            return
+        data = base64.b64decode(record["data"]) if "data" in record else record.get("text", "").encode()
+        if not (self._label or self._timestamps):
+            stream.write(data)
+            return
+        key = (record.get("rank"), record.get("stream"))
+        prefix = b"" if key in self._is_inside else self._prefix(record)
+        stream.write(prefix + data)
+        self._is_inside.discard(key) if data.endswith(b"\n") else self._is_inside.add(key)
+
+    def _prefix(self, record: Mapping[str, Any]) -> bytes:
+        parts = [str(record.get("time", ""))] if self._timestamps else []
+        if self._label:
+            parts.append(f"{record.get('rank')}:")
+        return (" ".join(parts) + " ").encode()
+
+    def flush(self) -> None:
+        """Show what was written so far."""
+        self._out.flush()
+        self._err.flush()
+
+
+def describe_state(record: Mapping[str, Any]) -> str:
+    """`queued: needs 4 GPUs, 2 free`, `starting (sync)`, `running on gpu1, gpu2`."""
+    state, phase, reason = record.get("state", ""), record.get("phase") or "", record.get("reason") or ""
+    text = f"{state} ({phase})" if phase else str(state)
+    job = record.get("job") or {}
+    nodes = [str(share.get("node")) for share in job.get("nodes") or []]
+    if state == "running":
+        return f"running on {', '.join(nodes)}" if nodes else "running"
+    return f"{text}: {reason}" if reason else text
+
+
+def describe_end(handle: str, end: Mapping[str, Any]) -> str:
+    """One line about how the job ended."""
+    job = end.get("job") or {}
+    reason = str(end.get("end_reason") or "ended")
+    words = {"timeout": "reached its time limit", "node_lost": "lost a node", "oom": "ran out of memory"}
+    text = f"job {handle} {words.get(reason, reason)}"
+    if end.get("signal"):
+        text += f" (signal {end['signal']})"
+    elif end.get("exit_code"):
+        text += f" (exit code {end['exit_code']})"
+    detail = str(job.get("detail") or "")
+    return f"{text}: {detail}" if detail else text

@@ -1,0 +1,176 @@
+"""What can be said about a job: the keys of job files and of `[job]` tables, each with its option and its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from swarm_client.options import Option
+from swarm_client.quantity import duration, size, whole
+
+_SLURM_UNITS = ("gpu:", "gres/gpu:")
+
+
+def _gres(text: str) -> int:
+    """Slurm's `gpu:4` or `gpu:h200:4`; only the count is taken."""
+    kind, _, count = text.partition(":")
+    number = count.rpartition(":")[2]
+    if kind != "gpu" or not number.isdigit():
+        raise ValueError("must be gpu:N")
+    return int(number)
+
+
+def _gpus(text: str) -> int:
+    if ":" in text:
+        raise ValueError("a range MIN:MAX (an elastic job) is not available in this version; give one number")
+    return whole(0, 4_096)(text)
+
+
+class JobKey:
+    """One key.  `read` takes the option's text; `kinds` are the types that a file may use instead of text."""
+
+    __slots__ = ("choices", "kinds", "metavar", "name", "names", "read", "repeats", "summary")
+
+    def __init__(
+        self,
+        name: str,
+        names: str,
+        metavar: str,
+        summary: str,
+        read: Callable[[str], object] | None = None,
+        *,
+        kinds: tuple[type, ...] = (str,),
+        repeats: bool = False,
+        choices: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.names, self.metavar, self.summary = name, names, metavar, summary
+        self.read, self.kinds, self.repeats, self.choices = read, kinds, repeats, choices
+
+    def option(self) -> Option:
+        """The option that sets this key."""
+        return Option(
+            self.names,
+            self.summary,
+            self.metavar,
+            key=self.name,
+            read=self.read,
+            repeats=self.repeats,
+            choices=self.choices,
+        )
+
+
+_NUMBER = (int,)
+_FLAG = (bool,)
+
+KEYS: tuple[JobKey, ...] = (
+    JobKey("gpus", "-g --gpus", "N", "GPUs in all: N ranks with one GPU each", _gpus, kinds=_NUMBER),
+    JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
+    JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
+    JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by"),
+    JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
+    JobKey("mem", "--mem", "SIZE", "memory for each rank, for example 16G", size, kinds=(str, int)),
+    JobKey("gpu_type", "--gpu-type", "TEXT", "part of the model's name, for example H200"),
+    JobKey("gpu_mem", "--gpu-mem", "SIZE", "least memory of each GPU", size, kinds=(str, int)),
+    JobKey("time", "-t --time", "TIME", "time limit: 30s, 10m, 2h or HH:MM:SS", duration, kinds=(str, int, float)),
+    JobKey("priority", "-p --priority", "N", "larger goes first (-1000 to 1000)", whole(-1_000, 1_000), kinds=_NUMBER),
+    JobKey("queue", "--queue", "NAME", "queue to wait in"),
+    JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
+    JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
+    JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
+    JobKey("venv", "--venv", "PATH", "Python environment on the nodes to run in"),
+    JobKey("requirements", "--requirements", "FILE", "build a Python environment from this file on each node"),
+    JobKey(
+        "node",
+        "--node",
+        "NAMES",
+        "run on these nodes only, comma separated (repeatable)",
+        repeats=True,
+        kinds=(list, str),
+    ),
+    JobKey("exclude", "--exclude", "NAMES", "never run on these nodes (repeatable)", repeats=True, kinds=(list, str)),
+    JobKey(
+        "grace", "--grace", "TIME", "time between SIGTERM and SIGKILL (default 30s)", duration, kinds=(str, int, float)
+    ),
+    JobKey(
+        "on_isolation",
+        "--on-isolation",
+        "POLICY",
+        "when a node is cut off: pause or continue",
+        choices=("pause", "continue"),
+    ),
+)
+
+BY_NAME = {key.name: key for key in KEYS}
+FILE_ONLY = ("command", "sync", "per_node")
+NAMES = (*BY_NAME, *FILE_ONLY)
+
+LATER = ("image", "array", "after", "after_ok", "after_any", "restart", "dependency")
+
+OPTIONS: tuple[Option, ...] = (
+    *(key.option() for key in KEYS),
+    Option("--sync", "ship the working directory", key="sync"),
+    Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
+    Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
+    Option("-f --file", "job file, TOML or YAML", "FILE"),
+    Option("--dry-run", "check the request and say what would happen"),
+    Option("-y --yes", "do not ask", hidden=True),
+    Option("--gres", "as in Slurm: gpu:N", "gpu:N", key="gpus", read=_gres, hidden=True),
+    *(Option(f"--{name.replace('_', '-')}", metavar="X", later=True) for name in LATER),
+)
+
+
+def check_value(name: str, value: object) -> object:
+    """The value of a key as found in a file; raise `ValueError` with what would be accepted."""
+    if name in ("sync", "per_node"):
+        return _flag(value)
+    if name == "command":
+        return _command(value)
+    key = BY_NAME[name]
+    if name == "env":
+        return _environment(value)
+    if key.repeats:
+        return _names(value)
+    if isinstance(value, bool) or not isinstance(value, key.kinds):
+        raise ValueError(f"must be {_spoken(key.kinds)}, not {value!r}")
+    if isinstance(value, float) and value < 0:
+        raise ValueError("must not be negative")
+    text = str(value)
+    if key.choices and text not in key.choices:
+        raise ValueError(f"must be one of {', '.join(key.choices)}")
+    if key.read is None:
+        return text
+    return value if isinstance(value, float) else key.read(text)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {value!r}")
+    return value
+
+
+def _command(value: object) -> list[str]:
+    if isinstance(value, str) and value.strip():
+        import shlex  # only job files need it
+
+        return shlex.split(value)
+    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+        return list(value)
+    raise ValueError('must be a list of words such as ["python", "train.py"], or one line of text')
+
+
+def _environment(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(v, str | int | float) for v in value.values()):
+        raise ValueError("must be a table of names and values")
+    return {str(name): str(text).lower() if isinstance(text, bool) else str(text) for name, text in value.items()}
+
+
+def _names(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return list(value)
+    raise ValueError("must be a list of names")
+
+
+def _spoken(kinds: tuple[type, ...]) -> str:
+    words = {str: "text", int: "a whole number", float: "a number", dict: "a table", list: "a list"}
+    return " or ".join(words[kind] for kind in kinds)

@@ -1,0 +1,220 @@
+"""Makes the specification of a job from options, variables, job file and configuration.
+
+The keys are those of `swarmsched.api.JobSpec`, which the agent checks; importing that class here would cost more than
+the rest of `swarm run` together, so only what has to be understood on this side is checked here.
+"""
+
+# Importing pathlib costs a tenth of what `swarm ps` may take.
+# ruff: noqa: PTH110, PTH111, PTH118, PTH113, PTH123
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from swarm_client import job_key
+from swarm_client.config import Config, job_table, read_toml
+from swarm_client.failure import UsageError
+from swarm_client.options import Arguments
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # not imported at run time, for the same reason as pathlib
+
+PRECEDENCE = ("option", "variable", "job file", "configuration")
+
+
+class JobRequest:
+    """What to submit: the specification, and what is to be done with the working directory first."""
+
+    def __init__(self, spec: dict[str, Any], folder: str, sync: bool | None, requirements: str) -> None:
+        self.spec = spec
+        self.folder = folder  # absolute path of the folder to run in
+        self.sync = sync  # None: as the folder suggests
+        self.requirements = requirements  # file to be shipped, or empty
+
+
+def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, Any]:
+    """Every key by precedence: option, SWARM_RUN_* variable, job file, then project, user and system files."""
+    from_variables = {k: v for k, v in config.job.items() if config.job_origins.get(k, "").startswith("SWARM_RUN_")}
+    from_files = {k: v for k, v in config.job.items() if k not in from_variables}
+    from_job_file = read_job_file(os.path.join(cwd, arguments["file"])) if arguments["file"] else {}
+    from_options = {name: arguments[name] for name in job_key.NAMES if arguments[name] is not None}
+    if "env" in from_options:
+        from_options["env"] = dict(_variable(text) for text in from_options["env"])
+    layers = [from_files, from_job_file, from_variables, from_options]
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values |= _without_other_shape(values, layer)
+    values["env"] = {name: text for layer in layers for name, text in layer.get("env", {}).items()}
+    return values
+
+
+def _without_other_shape(values: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A stronger source that says how many GPUs or ranks replaces the weaker one's whole shape."""
+    shape = ("gpus", "ranks", "gpus_per_rank")
+    if any(key in layer for key in shape):
+        for key in shape:
+            values.pop(key, None)
+    return dict(layer)
+
+
+def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
+    """Check and combine; raises `UsageError` before anything is sent."""
+    values = merged_values(arguments, config, cwd)
+    command = arguments.command or values.get("command")
+    if not command:
+        raise UsageError("no command was given", "write it after `--`: swarm run -g 2 -- python train.py")
+    ranks, gpus_per_rank = _shape(values)
+    folder = os.path.normpath(os.path.join(cwd, os.path.expanduser(values.get("workdir", "."))))
+    spec: dict[str, Any] = {
+        "command": list(command),
+        "name": values.get("name", ""),
+        "user": caller(config.environment),
+        "ranks": ranks,
+        "gpus_per_rank": gpus_per_rank,
+        "env": _environment(values, config.environment, cwd),
+        "umask": _umask(),
+    }
+    for key, name in _PLAIN.items():
+        if key in values:
+            spec[name] = values[key]
+    for key, name in (("node", "nodes"), ("exclude", "exclude")):
+        if key in values:
+            spec[name] = [part.strip() for text in values[key] for part in text.split(",") if part.strip()]
+    if values.get("venv"):
+        spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
+    requirements = values.get("requirements", "")
+    if requirements:
+        requirements = os.path.join(cwd, requirements)
+        if not os.path.isfile(requirements):
+            raise UsageError(f"requirements file {requirements} does not exist", "give the path of an existing file")
+    return JobRequest(spec, folder, values.get("sync"), requirements)
+
+
+_PLAIN = {
+    "queue": "queue",
+    "priority": "priority",
+    "cpus": "cpus_per_rank",
+    "mem": "memory_bytes_per_rank",
+    "gpu_type": "gpu_type",
+    "gpu_mem": "gpu_memory_bytes",
+    "per_node": "per_node",
+    "time": "time_limit_seconds",
+    "grace": "grace_seconds",
+    "on_isolation": "on_isolation",
+}
+
+
+def _shape(values: Mapping[str, Any]) -> tuple[int, int]:
+    """(ranks, GPUs of each) of `--gpus`, `--ranks` and `--gpus-per-rank`, any two of which may be given."""
+    gpus, ranks, per_rank = values.get("gpus"), values.get("ranks"), values.get("gpus_per_rank")
+    if gpus is None:
+        return ranks or 1, per_rank or 0
+    if gpus == 0:
+        if per_rank:
+            raise UsageError(f"--gpus 0 and --gpus-per-rank {per_rank} contradict each other", "leave one of them out")
+        return ranks or 1, 0
+    if ranks is not None:
+        if gpus % ranks or (per_rank is not None and ranks * per_rank != gpus):
+            raise UsageError(
+                f"{gpus} GPUs cannot be shared by {ranks} ranks" + (f" of {per_rank}" if per_rank is not None else ""),
+                "--gpus is the number in all; use --ranks with --gpus-per-rank instead",
+            )
+        return ranks, gpus // ranks
+    if per_rank is not None and (per_rank == 0 or gpus % per_rank):
+        raise UsageError(f"{gpus} GPUs cannot be split into ranks of {per_rank}", "use a divisor of --gpus")
+    return gpus // (per_rank or 1), per_rank or 1
+
+
+def caller(environment: Mapping[str, str]) -> str:
+    """Name of the user who runs the command."""
+    name = environment.get("LOGNAME") or environment.get("USER")
+    if name:
+        return name[:63]
+    import pwd  # only where the login left no name
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name[:63]
+    except KeyError:
+        return str(os.getuid())
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _environment(values: Mapping[str, Any], mine: Mapping[str, str], cwd: str) -> dict[str, str]:
+    result: dict[str, str | None] = {}
+    if values.get("env_file"):
+        result |= read_env_file(os.path.join(cwd, values["env_file"]))
+    result |= values["env"]
+    missing = [name for name, text in result.items() if text is None and name not in mine]
+    if missing:
+        raise UsageError(f"-e {missing[0]}: there is no such variable to copy", f"write -e {missing[0]}=VALUE")
+    return {name: mine[name] if text is None else text for name, text in result.items()}
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    """`K=V`, or `K` alone with None: the caller's own value."""
+    name, equals, value = text.partition("=")
+    if not name or any(character.isspace() for character in name):
+        raise UsageError(f"-e {text!r} is not K=V", "for example -e SEED=1")
+    return name, value if equals else None
+
+
+def read_env_file(file: str) -> dict[str, str]:
+    """Lines of K=V; blank lines, comments and a leading `export` are skipped, quotes around a value removed."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            lines = stream.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--env-file {file} cannot be read: {error}", "give the path of a text file") from error
+    result = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or " " in name.strip():
+            raise UsageError(f"{file}:{number}: {text[:40]!r} is not K=V", "write one K=V a line")
+        value = value.strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        result[name.strip()] = value
+    return result
+
+
+def read_job_file(file: str) -> dict[str, Any]:
+    """The keys of a job file; unknown ones are an error with their line."""
+    if not os.path.exists(file):
+        raise UsageError(f"job file {file} does not exist", "give the path of a TOML or YAML file")
+    if file.endswith((".yaml", ".yml")):
+        document, text = _read_yaml(file)
+    elif file.endswith(".toml"):
+        document, text = read_toml(file)
+    else:
+        raise UsageError(f"job file {file} is neither TOML nor YAML", "name it job.toml or job.yaml")
+    return job_table(file, text, document, section="")
+
+
+def _read_yaml(file: str) -> tuple[object, str]:
+    import yaml  # only for YAML files: the import costs more than a whole `swarm ps`
+
+    try:
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read()
+        return yaml.safe_load(text) or {}, text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}", "check its permissions and encoding (UTF-8)") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}", "correct it") from error
+
+
+def word_list(words: Sequence[str]) -> str:
+    """A command as one would type it, for messages."""
+    import shlex  # only for messages
+
+    return shlex.join(words)

@@ -1,0 +1,209 @@
+"""A command's options as a table, and the parser that reads a command line by it.
+
+One table serves parsing, `--help`, and the completion scripts.  It is smaller than argparse, starts faster, names
+the nearest option for a misspelt one, and leaves everything after `--` untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from swarm_client.failure import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+
+class Option:
+    """One option.  `names` holds all spellings, the long one first; without `metavar` it is a flag.
+
+    `read` turns the text into a value and raises `ValueError` with "must be ..." for a bad one.  `repeats` gathers a
+    list.  `later` refuses the option: it belongs to a later version.
+    """
+
+    __slots__ = ("choices", "hidden", "key", "later", "metavar", "names", "read", "repeats", "summary", "value")
+
+    def __init__(
+        self,
+        names: str,
+        summary: str = "",
+        metavar: str = "",
+        *,
+        key: str = "",
+        read: Callable[[str], object] | None = None,
+        choices: Sequence[str] = (),
+        repeats: bool = False,
+        value: object = True,
+        later: bool = False,
+        hidden: bool = False,
+    ) -> None:
+        self.names = tuple(names.split())
+        self.key = key or self.names[0].lstrip("-").replace("-", "_")
+        self.summary, self.metavar, self.read = summary, metavar, read
+        self.choices, self.repeats, self.value, self.later, self.hidden = tuple(choices), repeats, value, later, hidden
+
+    def convert(self, spelling: str, text: str) -> object:
+        """The value of `text`, or a usage error that names option, value and remedy."""
+        if self.choices and text not in self.choices:
+            raise UsageError(f"{spelling} {text!r} is not known{nearest(text, self.choices)}", _one_of(self.choices))
+        try:
+            return self.read(text) if self.read else text
+        except ValueError as error:
+            raise UsageError(f"{spelling} {text!r}: {error}", f"see swarm help: {self.summary}") from None
+
+
+class Command:
+    """One command: its words, its options, what follows them, and the module that carries it out."""
+
+    __slots__ = ("aliases", "details", "module", "name", "options", "positionals", "summary", "takes_command")
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        summary: str,
+        options: Sequence[Option] = (),
+        *,
+        positionals: str = "",
+        takes_command: bool = False,
+        aliases: Sequence[str] = (),
+        details: str = "",
+    ) -> None:
+        self.name, self.module, self.summary, self.options = name, module, summary, tuple(options)
+        self.positionals, self.takes_command = positionals, takes_command
+        self.aliases, self.details = tuple(aliases), details
+
+
+class Arguments:
+    """What was given: `arguments["key"]` is None unless the option occurred."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.spellings: dict[str, str] = {}  # key -> option as typed, for messages
+        self.positionals: list[str] = []
+        self.command: list[str] = []  # what followed `--`
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def get(self, key: str, default: Any) -> Any:
+        """The option's value, or `default` when it was not given."""
+        return self.values.get(key, default)
+
+
+def parse(words: Sequence[str], options: Sequence[Option], *, takes_command: bool = False) -> Arguments:
+    """Read a command line.  With `takes_command` the first word that is no option begins the job's command."""
+    table = {name: option for option in options for name in option.names}
+    arguments = Arguments()
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word == "--":
+            arguments.command = queue
+            break
+        if word == "-" or not word.startswith("-"):
+            arguments.positionals.append(word)
+            if takes_command:
+                arguments.command = queue
+                break
+        elif word.startswith("--"):
+            _take_long(word, queue, table, arguments)
+        else:
+            _take_short(word, queue, table, arguments)
+    return arguments
+
+
+def _take_long(word: str, queue: list[str], table: dict[str, Option], arguments: Arguments) -> None:
+    name, equals, text = word.partition("=")
+    option = table.get(name)
+    if option is None:
+        known = [each for each in table if each.startswith("--") and not table[each].hidden]
+        raise UsageError(f"unknown option {name}{nearest(name, known)}", "`--help` lists the options")
+    if option.metavar or option.later:
+        if not equals and option.metavar:
+            text = _next_value(name, queue, option)
+        _store(option, name, text, arguments)
+    elif equals:
+        raise UsageError(f"{name} takes no value, but {text!r} was given", f"write only {name}")
+    else:
+        _put(option, name, option.value, arguments)
+
+
+def _take_short(word: str, queue: list[str], table: dict[str, Option], arguments: Arguments) -> None:
+    """Flags may be joined (`-dq`), a value may follow directly (`-g4`)."""
+    rest = word[1:]
+    while rest:
+        name, rest = f"-{rest[0]}", rest[1:]
+        option = table.get(name)
+        if option is None:
+            raise UsageError(f"unknown option {name}" + (f" in {word}" if word != name else ""), "`--help` lists them")
+        if not option.metavar:
+            _put(option, name, option.value, arguments)
+            continue
+        _store(option, name, rest.removeprefix("=") or _next_value(name, queue, option), arguments)
+        return
+
+
+def _next_value(name: str, queue: list[str], option: Option) -> str:
+    if not queue or queue[0] == "--":
+        raise UsageError(f"{name} needs a value", f"write {name} {option.metavar}")
+    return queue.pop(0)
+
+
+def _store(option: Option, spelling: str, text: str, arguments: Arguments) -> None:
+    if option.later:
+        raise UsageError(f"{spelling} is not available in this version", f"leave {spelling} out")
+    _put(option, spelling, option.convert(spelling, text), arguments)
+
+
+def _put(option: Option, spelling: str, value: object, arguments: Arguments) -> None:
+    arguments.spellings[option.key] = spelling
+    if option.repeats:
+        arguments.values.setdefault(option.key, []).append(value)
+    else:
+        arguments.values[option.key] = value
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """`; did you mean X?` for a close match, else an empty string."""
+    import difflib  # only needed to word an error
+
+    close = difflib.get_close_matches(word, choices, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    return f"one of {', '.join(choices)}"
+
+
+def help_text(command: Command, common: Sequence[Option]) -> str:
+    """What `swarm COMMAND --help` prints."""
+    usage = " ".join(filter(None, ["swarm", command.name, "[OPTIONS]", command.positionals]))
+    lines = [f"Usage: {usage}", "", command.summary]
+    if command.aliases:
+        lines += ["", f"Alias: {', '.join(command.aliases)}"]
+    if command.details:
+        lines += ["", command.details]
+    for title, options in (("Options", command.options), ("Common options", common)):
+        rows = [(_spellings(option), option.summary) for option in options if not option.hidden and not option.later]
+        if rows:
+            lines += ["", f"{title}:", *_columns(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _spellings(option: Option) -> str:
+    short = [name for name in option.names if not name.startswith("--")]
+    long = [name for name in option.names if name.startswith("--")]
+    return ", ".join(short + long) + (f" {option.metavar}" if option.metavar else "")
+
+
+def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
+    width = min(34, max(len(left) for left, _ in rows))
+    lines = []
+    for left, right in rows:
+        if len(left) > width:
+            lines += [f"  {left}", f"  {'':{width}}  {right}"]
+        else:
+            lines.append(f"  {left:{width}}  {right}")
+    return lines

@@ -1,0 +1,238 @@
+"""Prints what commands found: tables for people, documents for programs.
+
+A table on a terminal is aligned, coloured and cut to the width; in a pipe it is aligned, plain and whole.  JSON has the
+shape of the HTTP API: `{"api_version": "v1", "items": [...]}`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from swarm_client.failure import UsageError
+from swarm_client.options import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TextIO  # importing typing costs a tenth of what `swarm ps` may take
+
+STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "grey": "90", "bold": "1"}
+STATE_STYLES = {
+    "running": "green",
+    "starting": "cyan",
+    "stopping": "yellow",
+    "queued": "yellow",
+    "alive": "green",
+    "suspect": "yellow",
+    "failed": "red",
+    "conflict": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "completed": "green",
+}
+
+
+class Column:
+    """One column: heading, how to get the text from an item, where it is shown, how it is coloured."""
+
+    __slots__ = ("is_right", "is_wide", "show", "style", "title")
+
+    def __init__(
+        self,
+        title: str,
+        show: Callable[[Mapping[str, Any]], str],
+        *,
+        is_right: bool = False,
+        is_wide: bool = False,
+        style: Callable[[str], str] | None = None,
+    ) -> None:
+        self.title, self.show, self.is_right, self.is_wide, self.style = title, show, is_right, is_wide, style
+
+
+class Printer:
+    """Where and how to print; made once from the options of the command."""
+
+    def __init__(
+        self, output: str = "table", color: str = "auto", template: str = "", stream: TextIO | None = None
+    ) -> None:
+        self.stream = stream or sys.stdout
+        self.output, self.template = output, template
+        self.is_terminal = self.stream.isatty()
+        self.has_color = color == "always" or (color == "auto" and self.is_terminal and not os.environ.get("NO_COLOR"))
+
+    @property
+    def is_for_people(self) -> bool:
+        """True for tables, False for documents and templates."""
+        return self.output in ("table", "wide") and not self.template
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in a colour where colours are wanted."""
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.has_color and style else text
+
+    def line(self, text: str = "") -> None:
+        """Print one line."""
+        self.stream.write(text + "\n")
+
+    def items(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], **more: Any) -> None:
+        """Print a list; `more` are further keys of the JSON document."""
+        if self.template:
+            for item in items:
+                self.line(render(self.template, item))
+        elif self.output in ("json", "yaml"):
+            self.document({"api_version": "v1", **more, "items": list(items)})
+        elif self.output == "jsonl":
+            for item in items:
+                self.line(_json(item, indent=None))
+        elif self.output == "name":
+            for item in items:
+                self.line(identity(item))
+        elif self.output.startswith("custom-columns="):
+            self.table(items, custom_columns(self.output.partition("=")[2]))
+        else:
+            self.table(items, [column for column in columns if not column.is_wide or self.output == "wide"])
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """Print one object as JSON, YAML, a template or its name."""
+        if self.template:
+            self.line(render(self.template, document))
+        elif self.output == "yaml":
+            import yaml  # only when asked for: the import costs more than a whole `swarm ps`
+
+            self.stream.write(yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True))
+        elif self.output == "name":
+            self.line(identity(document))
+        elif self.output.startswith("custom-columns="):
+            self.table([document], custom_columns(self.output.partition("=")[2]))
+        else:
+            self.line(_json(document, indent=None if self.output == "jsonl" else 2))
+
+    def table(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+        """Print aligned columns below their headings; no items leave the headings."""
+        for line in self.table_lines(items, columns):
+            self.line(line)
+
+    def table_lines(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
+        """The lines of a table."""
+        rows = [[plain(column.show(item)) for column in columns] for item in items]
+        widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+        if self.is_terminal:
+            widths = _fitted(widths, terminal_width(self.stream))
+        lines = [self.paint(_line([column.title for column in columns], widths, columns), "bold")]
+        for row in rows:
+            cells = [_cut(text, width) for text, width in zip(row, widths, strict=True)]
+            painters = [(column.style(text) if column.style else "") for column, text in zip(columns, row, strict=True)]
+            lines.append(self._painted_line(cells, widths, columns, painters))
+        return lines
+
+    def _painted_line(
+        self, cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column], styles: Sequence[str]
+    ) -> str:
+        padded = [
+            (" " * (width - len(cell)) + self.paint(cell, style))
+            if column.is_right
+            else (self.paint(cell, style) + " " * (width - len(cell)))
+            for cell, width, column, style in zip(cells, widths, columns, styles, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+
+def state_style(state: str) -> str:
+    """Colour of a job's or member's state."""
+    return STATE_STYLES.get(state.split(" ", maxsplit=1)[0].split("(", maxsplit=1)[0], "")
+
+
+def identity(item: Mapping[str, Any]) -> str:
+    """What `-q` and `-o name` print: the handle of a job, the name of anything else."""
+    return str(item.get("handle") or item.get("name") or item.get("node") or item.get("cursor") or "")
+
+
+def plain(text: str) -> str:
+    """Text without control characters: a job's name must not steer somebody's terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "?" for c in text.replace("\n", " ").replace("\t", " "))
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal; COLUMNS wins."""
+    text = os.environ.get("COLUMNS", "")
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _fitted(widths: list[int], total: int) -> list[int]:
+    """Shrink the last column until the line fits, but not below 8."""
+    excess = sum(widths) + 2 * (len(widths) - 1) - total
+    if excess <= 0:
+        return widths
+    return [*widths[:-1], max(8, widths[-1] - excess)]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(1, width - 1)] + "…"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
+    padded = [
+        _cut(cell, width).rjust(width) if column.is_right else _cut(cell, width).ljust(width)
+        for cell, width, column in zip(cells, widths, columns, strict=True)
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _json(document: object, indent: int | None) -> str:
+    import json
+
+    return json.dumps(document, indent=indent, ensure_ascii=False)
+
+
+def custom_columns(text: str) -> list[Column]:
+    """Read `ID:id,GPUS:gpus`; a bare path is its own heading."""
+    columns = []
+    for part in text.split(","):
+        title, colon, path = part.partition(":")
+        if not part or (colon and not path):
+            raise UsageError(f"custom-columns {part!r} cannot be read", "write -o custom-columns=ID:handle,STATE:state")
+        columns.append(Column(title, _getter(path or title)))
+    return columns
+
+
+def _getter(path: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda item: lookup(item, path)
+
+
+def lookup(item: Mapping[str, Any], path: str) -> str:
+    """The text at a dotted path (`nodes.0.node`); `<none>` for null.  A name that is not there is a usage error."""
+    value: Any = item
+    for step in path.strip().lstrip(".").split("."):
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdigit():
+            value = value[int(step)] if int(step) < len(value) else None
+        elif value is None:
+            break
+        else:
+            known = [str(key) for key in value] if isinstance(value, Mapping) else []
+            raise UsageError(f"there is no field {step!r}{nearest(step, known)}", "`-o json` shows all fields")
+    if value is None:
+        return "<none>"
+    return value if isinstance(value, str) else _json(value, indent=None)
+
+
+def render(template: str, item: Mapping[str, Any]) -> str:
+    """Fill `{{path}}` or `{{.path}}` places; `\\t` and `\\n` stand for tab and newline."""
+    parts = template.replace("\\t", "\t").replace("\\n", "\n").split("{{")
+    text = parts[0]
+    for part in parts[1:]:
+        path, closed, rest = part.partition("}}")
+        if not closed:
+            raise UsageError(
+                f"the format {template!r} has '{{{{' without '}}}}'", "write --format '{{.handle}} {{.state}}'"
+            )
+        text += lookup(item, path) + rest
+    return text

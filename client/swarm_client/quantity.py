@@ -1,0 +1,108 @@
+"""Quantities as people write them: durations, sizes, counts; and as tables show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def duration(text: str) -> float:
+    """Seconds of `90`, `30s`, `10m`, `1h30m`, `2d`, `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`."""
+    problem = "must be a duration such as 30s, 10m, 2h, 1h30m or HH:MM:SS"
+    text = text.strip().lower()
+    if ":" in text:
+        return _clock(text, problem)
+    total_s, number = 0.0, ""
+    for character in text:
+        if character.isdigit() or character == ".":
+            number += character
+        elif character in _SECONDS and _is_number(number):
+            total_s += float(number) * _SECONDS[character]
+            number = ""
+        else:
+            raise ValueError(problem)
+    if number:
+        if not _is_number(number):
+            raise ValueError(problem)
+        total_s += float(number)
+    elif not text:
+        raise ValueError(problem)
+    return total_s
+
+
+def _clock(text: str, problem: str) -> float:
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not 2 <= len(parts) <= 3 or not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        raise ValueError(problem)
+    total = 0
+    for part in parts:
+        total = total * 60 + int(part)
+    return float(total + 86_400 * int(days or 0))
+
+
+def _is_number(text: str) -> bool:
+    return text.count(".") <= 1 and text.replace(".", "").isdigit()
+
+
+def size(text: str) -> int:
+    """Bytes of `512M`, `16G`, `16GiB`, `1.5T` or a plain number; units are powers of 1024."""
+    upper = text.strip().upper().removesuffix("IB").removesuffix("B")
+    number = upper.rstrip("KMGT")
+    unit = upper[len(number) :]
+    if not _is_number(number) or unit not in _BYTES:
+        raise ValueError("must be a size such as 512M, 16G or 1T")
+    return int(float(number) * _BYTES[unit])
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """A reader for whole numbers in a range."""
+
+    def read(text: str) -> int:
+        digits = text.removeprefix("-")
+        if not digits.isdigit() or not low <= int(text) <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def show_duration(seconds: float | None) -> str:
+    """`45s`, `3:07`, `2:15:00` or `3d 04:00`; `-` for none."""
+    if seconds is None:
+        return "-"
+    total = int(seconds)
+    if total < 60:
+        return f"{total}s"
+    hours, rest = divmod(total, 3_600)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02}:{rest // 60:02}"
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
+def show_bytes(amount: float | None) -> str:
+    """`1.5 GiB`; `-` for none."""
+    if amount is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1_024:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} TiB"
+
+
+def show_ratio(ratio: float | None) -> str:
+    """`37%`; `-` for none."""
+    return "-" if ratio is None else f"{ratio * 100:.0f}%"
+
+
+def utc_seconds(text: str) -> float:
+    """Seconds since 1970 of an RFC 3339 time in UTC.  Written out because importing datetime is slow."""
+    year, month, day = int(text[0:4]), int(text[5:7]), int(text[8:10])
+    year -= month <= 2
+    era_year, day_of_year = year % 400, (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    days = (year // 400) * 146_097 + era_year * 365 + era_year // 4 - era_year // 100 + day_of_year - 719_468
+    clock = int(text[11:13]) * 3_600 + int(text[14:16]) * 60
+    return days * 86_400 + clock + float(text[17:].rstrip("Z") or 0)

@@ -1,0 +1,92 @@
+"""Submits a job once, whatever agents do meanwhile: working directory, ticket, and the same ticket again if need be."""
+
+# Importing pathlib costs a tenth of what `swarm run` may take.
+# ruff: noqa: PTH109, PTH123
+
+from __future__ import annotations
+
+import os
+
+from swarm_client.agents import SUBMIT_PATIENCE_S
+from swarm_client.cli.session import Session
+from swarm_client.config import cache_home
+from swarm_client.failure import UsageError
+from swarm_client.job_request import JobRequest, build
+from swarm_client.options import Arguments
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # not imported at run time, for the same reason as pathlib
+
+REQUIREMENTS_BYTES_LIMIT = 2**20
+
+
+def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
+    """The accepted job's document.  A lost answer is repeated with the same ticket at the next agent: one job."""
+    request = build(arguments, session.config, os.getcwd())
+    is_dry_run = bool(arguments["dry_run"])
+    _stage(session, request, is_dry_run=is_dry_run)
+    agents = session.agents
+    ticket = agents.call("cannot submit the job", "POST", "/v1/tickets", body={})
+    body = {
+        "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+        "spec": request.spec,
+        "dry_run": is_dry_run,
+    }
+    document = agents.call("cannot submit the job", "POST", "/v1/jobs", body=body, patience_s=SUBMIT_PATIENCE_S)
+    assert isinstance(document, dict)
+    return document
+
+
+def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
+    """Ship the working directory and the requirements file, and say so in the specification."""
+    blobs: dict[str, bytes | str] = {}
+    sizes: dict[str, int] = {}
+    if request.sync is False:
+        request.spec["workdir"] = request.folder
+    else:
+        _add_tree(session, request, blobs, sizes)
+    if request.requirements:
+        request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
+    if blobs and not is_dry_run:
+        from swarm_client.tree import ship
+
+        request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell)]
+
+
+def _add_tree(session: Session, request: JobRequest, blobs: dict[str, bytes | str], sizes: dict[str, int]) -> None:
+    from swarm_client import tree
+
+    config = session.config
+    root, kind = tree.find_root(request.folder, tree.home_folders())
+    cache = tree.cache_file(cache_home(config.environment), root)
+    scan = tree.scan(root, kind, config.values["sync_exclude"], cache)
+    for path in scan.left_out[:5]:
+        session.tell(f"not shipped: {path}")
+    if len(scan.left_out) > 5:
+        session.tell(f"not shipped: {len(scan.left_out) - 5} more")
+    blobs |= scan.sources
+    sizes |= scan.tree.blobs
+    request.spec["tree"] = _add(blobs, sizes, scan.tree.to_bytes())
+    request.spec["tree_bytes"] = scan.tree.size_bytes
+    inside = os.path.relpath(os.path.realpath(request.folder), os.path.realpath(root))
+    request.spec["workdir"] = "" if inside == "." else inside
+
+
+def _add(blobs: dict[str, bytes | str], sizes: dict[str, int], content: bytes) -> str:
+    import hashlib
+
+    digest = hashlib.sha256(content).hexdigest()
+    blobs[digest], sizes[digest] = content, len(content)
+    return digest
+
+
+def _read_requirements(file: str) -> bytes:
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read(REQUIREMENTS_BYTES_LIMIT + 1)
+    except OSError as error:
+        raise UsageError(f"requirements file {file} cannot be read: {error.strerror}", "make it readable") from error
+    if len(content) > REQUIREMENTS_BYTES_LIMIT:
+        raise UsageError(f"requirements file {file} is larger than 1 MiB", "is it the right file?")
+    return content

@@ -1,0 +1,411 @@
+"""Finds the files of a working directory, and ships those that the swarm does not have yet.
+
+What is a project, and so may be shipped without asking: a git work tree (what git would track or offer to track) and
+a folder with a `swarm.toml`.  Any other folder only while it is small.  The root of the file system and home
+directories are never shipped; neither are .git, .ssh, .aws, .env files and private keys, wherever they lie.
+"""
+
+# Importing pathlib costs a tenth of what `swarm run` may take.
+# ruff: noqa: PTH103, PTH105, PTH110, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+from swarm_client.agents import Agents
+from swarm_client.failure import SWARM_FAILED, Failure, UsageError
+from swarm_client.http import SizedBody
+from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
+
+SMALL_FILES = 1_000
+SMALL_BYTES = 20 * 2**20
+DIGESTS_PER_REQUEST = 10_000
+PACKED_BLOB_BYTES = 4 * 2**20  # larger files are sent alone, streamed
+PACK_BYTES = 32 * 2**20
+READ_BYTES = 2**20
+RACY_S = 2.0  # a file changed this recently may change again without a new time stamp
+UPLOAD_ANSWER_S = 120.0
+PACKED_TYPE = "application/vnd.swarmsched.blobs"
+
+SECRET_FOLDERS = (".git", ".hg", ".svn", ".ssh", ".aws", ".gnupg")
+CACHE_FOLDERS = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules")
+SECRET_FILES = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".git-credentials", ".pypirc")
+KEY_HEADER_BYTES = 8_192
+
+REFUSAL_REMEDY = "use --no-sync (the same path on the nodes), or put a swarm.toml into the folder that is to be shipped"
+
+
+class Scan:
+    """What was found: the manifest, where its files are, what was left out and why."""
+
+    def __init__(self, root: str, tree: Tree, sources: dict[str, str], left_out: list[str]) -> None:
+        self.root, self.tree, self.sources, self.left_out = root, tree, sources, left_out
+
+
+def find_root(folder: str, home_folders: Sequence[str]) -> tuple[str, str]:
+    """(root, kind) with kind "git", "project" or "plain": the nearest work tree or `swarm.toml` upward, else `folder`.
+
+    Raises `UsageError` for the file system's root, a home directory, or a folder that holds one.
+    """
+    if not os.path.isdir(folder):
+        raise UsageError(f"working directory {folder} does not exist here", "--no-sync uses a path of the nodes")
+    current, root, kind = folder, folder, "plain"
+    while True:
+        if os.path.exists(os.path.join(current, "swarm.toml")):
+            root, kind = current, "git" if _is_inside_work_tree(current) else "project"
+            break
+        if os.path.exists(os.path.join(current, ".git")):
+            root, kind = current, "git"
+            break
+        parent = os.path.dirname(current)
+        if parent == current:
+            break
+        current = parent
+    real = os.path.realpath(root)
+    for home in home_folders:
+        real_home = os.path.realpath(home)
+        if real_home == real or real_home.startswith(real.rstrip("/") + "/"):
+            what = "the root of the file system" if real == "/" else "a home directory"
+            raise UsageError(f"{root} is {what}, or holds one, and is never shipped", REFUSAL_REMEDY)
+    return root, kind
+
+
+def home_folders() -> list[str]:
+    """The caller's home by HOME and by the password file, and root's."""
+    import pwd  # needed for this only
+
+    homes = ["/root", os.path.expanduser("~")]
+    try:
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return homes  # an account without an entry
+    return homes
+
+
+def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
+    """Read the folder.  Raises `UsageError` when it is too large or holds what cannot be shipped."""
+    left_out: list[str] = []
+    paths = _git_paths(root) if kind == "git" else None
+    is_small_only = kind == "plain" or (kind == "git" and paths is None)
+    found = sorted(set(paths if paths is not None else _walk(root, SMALL_FILES if is_small_only else ENTRIES_LIMIT)))
+    kept = [path for path in found if not _is_secret(path, left_out) and not _is_excluded(path, exclude)]
+    hashes = _HashCache(cache_file)
+    entries: list[TreeEntry] = []
+    total_bytes = 0
+    for path in kept:
+        entry = _entry(root, path, hashes, left_out)
+        if entry is None:
+            continue
+        entries.append(entry)
+        total_bytes += entry.size_bytes
+        if is_small_only and (len(entries) > SMALL_FILES or total_bytes > SMALL_BYTES):
+            raise _too_large(root)
+    hashes.save()
+    try:
+        tree = Tree.of(entries)
+    except BadTree as error:
+        raise UsageError(f"{root} cannot be shipped: {error}", REFUSAL_REMEDY) from error
+    sources = {entry.sha256: os.path.join(root, entry.path) for entry in tree.files}
+    return Scan(root, tree, sources, left_out)
+
+
+def _too_large(root: str) -> UsageError:
+    limit = f"{SMALL_FILES:,} files or {SMALL_BYTES // 2**20} MB"
+    return UsageError(f"{root} is neither a git work tree nor a project, and has more than {limit}", REFUSAL_REMEDY)
+
+
+def _is_inside_work_tree(folder: str) -> bool:
+    while True:
+        if os.path.exists(os.path.join(folder, ".git")):
+            return True
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return False
+        folder = parent
+
+
+def _git_paths(root: str) -> list[str] | None:
+    """Tracked and untracked, not ignored; None where there is no git program."""
+    listed = _run_git(root, ["ls-files", "-co", "--exclude-standard", "-z"])
+    if listed is None:
+        return None
+    paths: list[str] = []
+    for raw in listed.split(b"\0"):
+        path = os.fsdecode(raw).rstrip("/")
+        if not path:
+            continue
+        full = os.path.join(root, path)
+        if os.path.isdir(full) and not os.path.islink(full):  # a submodule or a repository inside
+            inner = _git_paths(full) if os.path.exists(os.path.join(full, ".git")) else []
+            paths += [f"{path}/{each}" for each in inner or []]
+        else:
+            paths.append(path)
+    return paths
+
+
+def _run_git(folder: str, words: Sequence[str]) -> bytes | None:
+    """Standard output of git; by spawn and a pipe, since importing subprocess takes longer than git itself."""
+    reading, writing = os.pipe()
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    actions = [(os.POSIX_SPAWN_DUP2, writing, 1), (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0)]
+    try:
+        command = ["git", "-C", folder, "-c", "core.fsmonitor=false", *words]
+        child = os.posix_spawnp("git", command, environment, file_actions=actions)
+    except FileNotFoundError:
+        os.close(reading)
+        os.close(writing)
+        return None
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        data = stream.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise UsageError(
+            f"git cannot list the files of {folder} (exit status {os.waitstatus_to_exitcode(status)})",
+            f"see what `git -C {folder} status` says; {REFUSAL_REMEDY}",
+        )
+    return data
+
+
+def _walk(root: str, limit: int) -> list[str]:
+    """All files, links and empty folders below `root`, caches and secrets aside; stops behind the limit."""
+    found: list[str] = []
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(os.path.join(root, folder)) as listing:
+            names = sorted(listing, key=lambda each: each.name)
+        if not names and folder:
+            found.append(folder)
+        for each in names:
+            path = f"{folder}/{each.name}" if folder else each.name
+            if each.is_dir(follow_symlinks=False):
+                if each.name in CACHE_FOLDERS or os.path.exists(os.path.join(root, path, "pyvenv.cfg")):
+                    continue
+                if each.name not in SECRET_FOLDERS:
+                    pending.append(path)
+            else:
+                found.append(path)
+        if len(found) > limit:
+            raise (
+                _too_large(root)
+                if limit == SMALL_FILES
+                else UsageError(
+                    f"{root} has more than {limit:,} files",
+                    "exclude some by sync_exclude in swarm.toml, or use --no-sync",
+                )
+            )
+    return found
+
+
+def _is_secret(path: str, left_out: list[str]) -> bool:
+    segments = path.split("/")
+    if any(segment in SECRET_FOLDERS for segment in segments):
+        return True
+    if any(segment.startswith(".env") for segment in segments) or segments[-1] in SECRET_FILES:
+        left_out.append(f"{path} (may hold secrets)")
+        return True
+    return False
+
+
+def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
+    for pattern in patterns:
+        wanted = pattern.rstrip("/")
+        if fnmatch.fnmatch(path, wanted) or path.startswith(wanted.removeprefix("/") + "/"):
+            return True
+        if "/" not in wanted and any(fnmatch.fnmatch(segment, wanted) for segment in path.split("/")):
+            return True
+    return False
+
+
+def _entry(root: str, path: str, hashes: _HashCache, left_out: list[str]) -> TreeEntry | None:
+    full = os.path.join(root, path)
+    try:
+        info = os.lstat(full)
+    except FileNotFoundError:
+        return None  # tracked by git and deleted in the work tree
+    if stat.S_ISLNK(info.st_mode):
+        return _link(path, os.readlink(full), left_out)
+    if stat.S_ISDIR(info.st_mode):
+        return TreeEntry(path, EntryKind.DIR)
+    if not stat.S_ISREG(info.st_mode):
+        left_out.append(f"{path} (not a file)")
+        return None
+    if info.st_size > FILE_BYTES_LIMIT:
+        raise UsageError(f"{full} has {info.st_size} bytes, more than {FILE_BYTES_LIMIT}", "exclude it by sync_exclude")
+    try:
+        digest = hashes.digest(full, path, info)
+    except OSError as error:
+        raise UsageError(f"{full} cannot be read: {error.strerror}", "make it readable, or exclude it") from error
+    if not digest:
+        left_out.append(f"{path} (a private key)")
+        return None
+    return TreeEntry(path, EntryKind.FILE, 0o755 if info.st_mode & 0o100 else 0o644, info.st_size, digest)
+
+
+def _link(path: str, target: str, left_out: list[str]) -> TreeEntry | None:
+    problem = target_problem(path, target)
+    if problem:
+        left_out.append(f"{path} ({problem})")
+        return None
+    return TreeEntry(path, EntryKind.LINK, target=target)
+
+
+class _HashCache:
+    """Digests of files whose size, times and inode have not changed, so that an unchanged tree is only listed."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._now_ns = time.time_ns()
+        self._old = self._read()
+        self._new: dict[str, list[object]] = {}
+
+    def _read(self) -> dict[str, list[object]]:
+        try:
+            with open(self._file, encoding="utf-8") as stream:
+                document = json.load(stream)
+        except (OSError, ValueError):
+            return {}  # the first time, or a damaged cache
+        return document if isinstance(document, dict) else {}
+
+    def digest(self, full: str, path: str, info: os.stat_result) -> str:
+        """SHA-256 of the content; empty for a private key."""
+        mark: list[object] = [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+        old = self._old.get(path)
+        if isinstance(old, list) and len(old) == 5 and old[:4] == mark:
+            self._new[path] = old
+            return str(old[4])
+        digest = _hash_file(full)
+        if self._now_ns - max(info.st_mtime_ns, info.st_ctime_ns) > RACY_S * 1e9:
+            self._new[path] = [*mark, digest]
+        return digest
+
+    def save(self) -> None:
+        """Write the cache if it changed; a cache that cannot be written only costs time."""
+        if self._new == self._old:
+            return
+        try:
+            os.makedirs(os.path.dirname(self._file), mode=0o700, exist_ok=True)
+            draft = f"{self._file}.{os.getpid()}"
+            with open(draft, "w", encoding="utf-8") as stream:
+                json.dump(self._new, stream)
+            os.replace(draft, self._file)
+        except OSError:
+            return
+
+
+def _hash_file(full: str) -> str:
+    with open(full, "rb") as stream:
+        first = stream.read(READ_BYTES)
+        head = first[:KEY_HEADER_BYTES]
+        if b"-----BEGIN " in head and b"PRIVATE KEY-----" in head:
+            return ""
+        digest = hashlib.sha256(first)
+        while part := stream.read(READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def cache_file(cache_home: str, root: str) -> str:
+    """Where the digests of one folder are kept."""
+    return os.path.join(cache_home, "swarm", "digests", f"{zlib.crc32(os.fsencode(root)):08x}.json")
+
+
+def ship(agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None]) -> str:
+    """Bring missing blobs to one agent and return its name.  `blobs`: digest -> content, or path of the file.
+
+    Repeatable: a blob that arrived stays.  An agent that fails on the way is replaced by the next one.
+    """
+    for _ in range(len(agents.addresses)):
+        address = agents.addresses[0]
+        try:
+            return _ship_to_first(agents, blobs, sizes, tell)
+        except Failure as failure:
+            if failure.exit_code != SWARM_FAILED or len(agents.addresses) == 1:
+                raise
+            agents.demote(address)
+            last = failure
+    raise last
+
+
+def _ship_to_first(
+    agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None]
+) -> str:
+    missing, node = _missing(agents, list(blobs))
+    if not missing:
+        return node
+    total = sum(sizes[digest] for digest in missing)
+    if total > PACK_BYTES:
+        tell(f"shipping {total / 2**20:.0f} MiB in {len(missing)} files to {node}")
+    small = [digest for digest in missing if sizes[digest] <= PACKED_BLOB_BYTES]
+    for pack in _packs(small, sizes):
+        body = SizedBody(sum(40 + sizes[digest] for digest in pack), _packed(pack, blobs, sizes))
+        node = _upload(agents, "POST", "/v1/blobs", PACKED_TYPE, body)
+    for digest in missing:
+        if sizes[digest] > PACKED_BLOB_BYTES:
+            body = SizedBody(sizes[digest], _content(digest, blobs[digest], sizes[digest]))
+            node = _upload(agents, "PUT", f"/v1/blobs/{digest}", "application/octet-stream", body)
+    return node
+
+
+def _missing(agents: Agents, digests: Sequence[str]) -> tuple[list[str], str]:
+    missing: list[str] = []
+    node = ""
+    for start in range(0, len(digests), DIGESTS_PER_REQUEST):
+        body = {"digests": list(digests[start : start + DIGESTS_PER_REQUEST])}
+        answer = agents.call("cannot ship the working directory", "POST", "/v1/blobs/missing", body=body)
+        if node and answer["node"] != node:
+            raise Failure("another agent answered half-way", "try again", SWARM_FAILED)
+        node = str(answer["node"])
+        missing += [str(digest) for digest in answer["missing"]]
+    return missing, node
+
+
+def _packs(digests: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+    pack: list[str] = []
+    size = 0
+    for digest in digests:
+        if pack and size + sizes[digest] > PACK_BYTES:
+            yield pack
+            pack, size = [], 0
+        pack.append(digest)
+        size += sizes[digest] + 40
+    if pack:
+        yield pack
+
+
+def _packed(pack: Sequence[str], blobs: dict[str, bytes | str], sizes: dict[str, int]) -> Iterator[bytes]:
+    for digest in pack:
+        frame = bytes.fromhex(digest) + sizes[digest].to_bytes(8, "big")
+        yield frame + b"".join(_content(digest, blobs[digest], sizes[digest]))
+
+
+def _content(digest: str, source: bytes | str, size: int) -> Iterator[bytes]:
+    """The content in parts, of exactly `size` bytes; a file that changed meanwhile is an error."""
+    if isinstance(source, bytes):
+        yield source
+        return
+    seen = hashlib.sha256()
+    left = size
+    with open(source, "rb") as stream:
+        while left and (part := stream.read(min(READ_BYTES, left))):
+            left -= len(part)
+            seen.update(part)
+            if left == 0 and seen.hexdigest() != digest:
+                break
+            yield part
+    if left or seen.hexdigest() != digest:
+        raise Failure(f"{source} changed while it was shipped", "run the command again", SWARM_FAILED)
+
+
+def _upload(agents: Agents, method: str, path: str, kind: str, body: SizedBody) -> str:
+    headers = {"Content-Type": kind}
+    document = agents.upload("cannot ship the working directory", method, path, headers, body, UPLOAD_ANSWER_S)
+    return str(document["node"])
