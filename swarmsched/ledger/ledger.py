@@ -70,6 +70,7 @@ class Ledger:
         self._idle: dict[JobId, None] = {}  # jobs with a fence and no booking, longest idle first
         self._is_draining = False
         self._is_schema_stored = False
+        self._is_waking = False  # from `restore` to the first `offer`: nothing expires
         self._free = Free((), 0, 0)  # derived from resources and bookings by `_refresh`
         self._running_ranks = 0  # ranks of leased and draining bookings, likewise
         self._version = 1  # grows whenever the two above change
@@ -79,10 +80,12 @@ class Ledger:
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
         """Read back the room's durable entries; restored holds get their full time again.
 
-        Raises `StorageError` (see `read_entries`); the ledger is unchanged then.
+        That time runs from the first `offer` after this: a node that is starting answers nobody, so until then no
+        hold may run out.  Raises `StorageError` (see `read_entries`); the ledger is unchanged then.
         """
         stored = read_entries(entries)
         self._is_schema_stored = SCHEMA_KEY in entries
+        self._is_waking = True
         self._is_draining = stored.is_draining
         for job_id, fence in stored.fences.items():
             self._fences[job_id] = Fence(fence.epoch, fence.released_attempt, idle_since_s=now_s)
@@ -95,6 +98,9 @@ class Ledger:
     def offer(self, resources: NodeResources, now_s: float) -> None:
         """Take over fresh telemetry.  A booked GPU stays booked whatever its health; others are offered only if OK."""
         self._resources = resources
+        if self._is_waking:
+            self._is_waking = False
+            self._restart_clocks(now_s)
         self._refresh()
 
     def set_draining(self, is_draining: bool) -> list[Persist]:
@@ -150,7 +156,7 @@ class Ledger:
         booking = self._bookings.get((request.job_id, request.attempt))
         if booking is None or booking.state is BookingState.DRAINING:
             return self._refuse(request, *self._judge_missing(request, Refusal.EXPIRED))
-        if self._deadlines.get(booking.key, math.inf) <= now_s:
+        if self._deadlines.get(booking.key, math.inf) <= now_s and not self._is_waking:
             return self._refuse(request, Refusal.EXPIRED, "the hold's time is over")
         writes = self._raise_fence(request.job_id, request.epoch)
         leased = replace(booking, epoch=request.epoch, shepherd=request.shepherd, state=BookingState.LEASED)
@@ -215,6 +221,8 @@ class Ledger:
 
     def expire(self, now_s: float) -> tuple[list[ExpiredHold], list[Persist]]:
         """Free the holds whose deadline has come, and drop fences that have been idle for an hour."""
+        if self._is_waking:
+            return [], []
         due = sorted(key for key, deadline_s in self._deadlines.items() if deadline_s <= now_s)
         expired = [self._bookings[key] for key in due]
         writes = [write for booking in expired for write in self._remove(booking, now_s)]
@@ -227,7 +235,7 @@ class Ledger:
     @property
     def next_deadline_s(self) -> float:
         """When `expire` has a hold to free; infinite without holds."""
-        return min(self._deadlines.values(), default=math.inf)
+        return math.inf if self._is_waking else min(self._deadlines.values(), default=math.inf)
 
     @property
     def version(self) -> int:
@@ -479,6 +487,11 @@ class Ledger:
         if (free, running_ranks) != (self._free, self._running_ranks):
             self._free, self._running_ranks = free, running_ranks
             self._version += 1
+
+    def _restart_clocks(self, now_s: float) -> None:
+        self._deadlines = {key: now_s + self._bookings[key].ttl_s for key in self._deadlines}
+        for job_id in self._idle:
+            self._fences[job_id].idle_since_s = now_s
 
     def _compute_free(self) -> Free:
         if self._is_draining:

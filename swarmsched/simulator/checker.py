@@ -5,7 +5,7 @@ They keep their own books from what they see and share no code with the machines
 
 from collections.abc import Sequence
 
-from swarmsched.effects import Effect, StartTask
+from swarmsched.effects import Effect, Persist, StartTask
 from swarmsched.events import Event
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import BookingState
@@ -20,11 +20,13 @@ class BookingChecker:
         self._epochs: dict[tuple[NodeId, JobId], int] = {}
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
-        """Read the ledger's own view and count again."""
-        del event, effects
+        """Read the ledger's bookings, if they may have changed, and count again."""
+        del event
         assert host.node is not None
+        if not _touches_ledger(effects):
+            return
         seen: dict[str, tuple[JobId, int]] = {}
-        for entry in host.node.ledger_view():
+        for entry in host.node.ledger.entries:
             for uuid in entry.gpus:
                 other = seen.setdefault(uuid, (entry.job_id, entry.attempt))
                 assert other == (entry.job_id, entry.attempt), f"{uuid} is booked for {other} and {entry}"
@@ -53,9 +55,11 @@ class GangChecker:
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Note who has leased; a lease that ended still counts as committed."""
-        del event, effects
+        del event
         assert host.node is not None
-        for entry in host.node.ledger_view():
+        if not _touches_ledger(effects):
+            return
+        for entry in host.node.ledger.entries:
             if entry.state is BookingState.LEASED:
                 self._leased.setdefault((entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
 
@@ -70,3 +74,26 @@ class GangChecker:
         assert len(effect.gpus) == order.local_ranks * order.spec.demand.gpus
         self.started_count += 1
         self.widest_gang = max(self.widest_gang, len(wanted))
+
+
+class InvariantChecker:
+    """Every machine's own `validate`, after each `interval`-th step of the swarm (it costs more than the step)."""
+
+    def __init__(self, interval: int = 100) -> None:
+        self._interval = interval
+        self._count = 0
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Validate now and then, and always after a step that wrote something durable."""
+        del event
+        assert host.node is not None
+        self._count += 1
+        if self._count % self._interval == 0 or any(isinstance(effect, Persist) for effect in effects):
+            host.node.validate()
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """Nothing to see here."""
+
+
+def _touches_ledger(effects: Sequence[Effect]) -> bool:
+    return any(isinstance(effect, Persist) and effect.room == "ledger" for effect in effects)

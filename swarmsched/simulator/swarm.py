@@ -74,9 +74,10 @@ class SimulatedSwarm:
     # --- driving
 
     def start(self, spread_s: float = 0.5) -> None:
-        """Start all agents, each at its own moment within `spread_s`."""
+        """Start all agents, each at its own moment within `spread_s`; they are up when this returns."""
         for host in self.hosts.values():
             self.loop.call_later(self.rng.uniform(0.0, spread_s), host.start)
+        self.run_for(spread_s)
 
     def run_until(self, predicate: Callable[[], bool], limit_s: float) -> bool:
         """Run until the predicate holds, at most `limit_s` virtual seconds; true when it held."""

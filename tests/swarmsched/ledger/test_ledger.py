@@ -457,6 +457,21 @@ def test_leases_survive_a_restart_and_holds_get_their_full_time_again(owner):
     assert owner.commit(OTHER).refusal is Refusal.NONE
 
 
+def test_no_hold_runs_out_and_no_fence_goes_before_the_restarted_node_has_read_its_resources(owner):
+    owner.hold()
+    owner.release(OTHER, attempt=3)
+    ledger = Ledger(NODE, 2)
+    ledger.restore(owner.disk, 0.0)
+    owner.now_s += 2 * FENCE_KEPT_S
+    assert ledger.next_deadline_s == math.inf
+    assert ledger.expire(owner.now_s) == ([], [])
+    ledger.offer(owner.offered, owner.now_s)
+    assert ledger.next_deadline_s == owner.now_s + 5.0
+    assert ledger.expire(owner.now_s) == ([], [])
+    assert ledger.epoch_of(OTHER) == 1
+    ledger.validate()
+
+
 def test_commands_are_harmless_when_repeated_after_a_restart(owner):
     owner.hold(command_id=1)
     owner.restart()
