@@ -101,6 +101,9 @@ class AgentConfig:
     telemetry_deadline_s: Annotated[
         float, Key(setting.seconds(0.5, 120), "a reading older than this counts as stale")
     ] = 5.0
+    dcgm_metrics: Annotated[
+        bool, Key(setting.flag, "also publish GPU readings under the names of DCGM exporter (DCGM_FI_DEV_...)")
+    ] = False
     task_log_bytes_max: Annotated[
         int, Key(setting.size(2**12, 2**40), "output kept of each task; the middle is cut")
     ] = 64 * 2**20

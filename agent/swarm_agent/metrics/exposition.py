@@ -1,0 +1,152 @@
+"""The page: snapshots of the agent turned into families, and everything into bytes."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from swarm_agent.config import AgentConfig
+from swarm_agent.metrics.gpu import dcgm_families, gpu_families
+from swarm_agent.metrics.observed import OBSERVED
+from swarm_agent.readiness import Readiness
+from swarm_agent.telemetry import TelemetrySnapshot
+from swarmsched.api import JobState
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import NodeStatus
+from swarmsched.ids import JobId
+from swarmsched.ledger.booking import LedgerEntry
+from swarmsched.record import JobRecord
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+class NodeSource(Protocol):
+    """The core's snapshots that the page needs (`swarmsched.node.Node`)."""
+
+    def members(self, now_s: float) -> Iterable[MemberView]:
+        """Everyone this agent knows."""
+
+    def node_records(self, now_s: float) -> Iterable[NodeStatus]:
+        """What they say of themselves."""
+
+    def records(self) -> Mapping[JobId, JobRecord]:
+        """Jobs shepherded or held here."""
+
+    def is_shepherd(self, job_id: JobId) -> bool:
+        """True for a job that this node acts for."""
+
+    def ledger_view(self) -> Iterable[LedgerEntry]:
+        """Bookings of this node."""
+
+
+class TelemetrySource(Protocol):
+    """`swarm_agent.telemetry.Telemetry`."""
+
+    @property
+    def snapshot(self) -> TelemetrySnapshot:
+        """Readings now."""
+
+
+class MetricsSource(Protocol):
+    """What `render` needs of the agent."""
+
+    @property
+    def config(self) -> AgentConfig:
+        """The agent's settings."""
+
+    @property
+    def node(self) -> NodeSource:
+        """The core."""
+
+    @property
+    def telemetry(self) -> TelemetrySource:
+        """The GPUs and the host."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """The checks behind /readyz."""
+
+    def now_s(self) -> float:
+        """The monotonic clock that the core runs on."""
+
+
+def render(agent: MetricsSource, accept: str = "") -> tuple[bytes, str]:
+    """The page in the format that the Accept header asks for, and its content type."""
+    is_openmetrics = OPENMETRICS in accept
+    encode, content_type = choose_encoder(accept)
+    return encode(_Page(agent, is_openmetrics=is_openmetrics)), content_type
+
+
+class _Page:
+    """A collector, as the encoders expect it."""
+
+    def __init__(self, agent: MetricsSource, *, is_openmetrics: bool) -> None:
+        self._agent = agent
+        self._is_openmetrics = is_openmetrics
+
+    def collect(self) -> Iterator[Metric]:
+        agent = self._agent
+        yield from _node_families(agent)
+        snapshot = agent.telemetry.snapshot
+        yield from _host_families(snapshot)
+        bookings = {uuid: entry.state.value for entry in agent.node.ledger_view() for uuid in entry.gpus}
+        yield from gpu_families(snapshot, bookings)
+        if agent.config.dcgm_metrics:
+            yield from dcgm_families(snapshot, agent.config.name, is_openmetrics=self._is_openmetrics)
+        yield from OBSERVED.families(is_openmetrics=self._is_openmetrics)
+        yield from OBSERVED.registry.collect()
+
+
+def _node_families(agent: MetricsSource) -> Iterator[Metric]:
+    now_s = agent.now_s()
+    build = GaugeMetricFamily("swarm_build_info", "Version of the agent.", labels=("version",))
+    build.add_metric((software_version(),), 1)
+    yield build
+    yield GaugeMetricFamily(
+        "swarm_node_up", "1 when the agent is ready to take work (/readyz).", value=float(agent.readiness.is_ready())
+    )
+    members = tuple(agent.node.members(now_s))
+    statuses = Counter(member.status.value for member in members)
+    yield _by_state(
+        "swarm_members", "Members as this agent sees them.", [each.value for each in MemberStatus], statuses
+    )
+    live = [job.state for job_id, job in agent.node.records().items() if agent.node.is_shepherd(job_id)]
+    states = [each.value for each in JobState if each is not JobState.ENDED]
+    text = "Live jobs that this agent shepherds; the sum over all agents counts each job once."
+    yield _by_state("swarm_jobs", text, states, Counter(state.value for state in live))
+    available = {member.node_id for member in members if member.is_available}
+    ages = [each.age_s for each in agent.node.node_records(now_s) if each.record.node_id in available]
+    text = "Age of the oldest record of a living node that this agent plans with."
+    yield GaugeMetricFamily("swarm_gossip_staleness_seconds", text, value=max(ages, default=0.0))
+
+
+def _host_families(snapshot: TelemetrySnapshot) -> Iterator[Metric]:
+    host = snapshot.host
+    yield GaugeMetricFamily("swarm_host_cpus", "Cores that jobs and agent may use.", value=host.cpu_count)
+    yield GaugeMetricFamily(
+        "swarm_host_cpu_utilization_ratio", "Busy part of all cores.", value=host.cpu_utilisation_ratio
+    )
+    yield GaugeMetricFamily(
+        "swarm_host_memory_size_bytes", "Memory that jobs and agent may use.", value=host.memory_total_bytes
+    )
+    yield GaugeMetricFamily(
+        "swarm_host_memory_available_bytes", "Memory that could be given out.", value=host.memory_available_bytes
+    )
+
+
+def _by_state(name: str, text: str, states: Iterable[str], counts: Mapping[str, int]) -> Metric:
+    """Every state has a series, since a sum over a missing one is a surprise."""
+    family = GaugeMetricFamily(name, text, labels=("state",))
+    for state in states:
+        family.add_metric((state,), counts.get(state, 0))
+    return family
+
+
+@cache
+def software_version() -> str:
+    """Version of the installed distribution."""
+    return version("swarmsched")

@@ -1,0 +1,142 @@
+"""What is counted as it happens: requests, ends of jobs, waiting times, negotiation rounds, traffic.
+
+The counts belong to the process, as Prometheus means them: they start at zero with it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFamily
+
+from swarmsched.api import EndReason
+from swarmsched.effects import Announce
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+ROUTES_LIMIT = 200  # distinct (method, route, code); further ones are counted under route "other"
+WAIT_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
+START_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
+DIRECTIONS = ("received", "sent")
+Labels = TypeVar("Labels", bound=tuple[str, ...])
+
+
+class Observed:
+    """Counts since the start of the process."""
+
+    def __init__(self) -> None:
+        # Series that say when another series began double the page and serve nobody here.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it untyped
+        self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
+        self._queue_wait = Histogram(
+            "swarm_queue_wait_seconds",
+            "Time from the submission of a job to its first start.",
+            buckets=WAIT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._job_start = Histogram(
+            "swarm_job_start_seconds",
+            "Time from the moment a job was queued, first or again, until all its ranks ran.",
+            buckets=START_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._http_duration = Histogram(
+            "swarm_http_request_duration_seconds",
+            "Time from an HTTP request to the end of its answer, streams excluded.",
+            ["method", "route"],
+            buckets=HTTP_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._http: Counter[tuple[str, str, str]] = Counter()
+        self._ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
+        self._rounds: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+        self._traffic: dict[str, Mapping[str, int]] = {}
+
+    def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
+        """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
+        method = method if method in METHODS else "other"
+        if (method, route, str(code)) not in self._http and len(self._http) >= ROUTES_LIMIT:
+            route = "other"
+        self._http[method, route, str(code)] += 1
+        self._http_duration.labels(method, route).observe(seconds)
+
+    def observe_announce(self, announce: Announce) -> None:
+        """An event of the core, counted by its kind; `job.started`, `job.ended` and `negotiation.round` say more."""
+        fields = announce.fields
+        self._events[announce.kind] += 1
+        match announce.kind:
+            case "job.started":
+                self._queue_wait.observe(float(fields.get("queue_wait_s", 0.0)))
+                self._job_start.observe(float(fields.get("start_s", 0.0)))
+            case "job.ended":
+                reason = str(fields.get("end_reason", ""))
+                self._ends[reason if reason in END_REASONS else "unknown"] += 1
+            case "job.placed":
+                self._rounds["placed"] += 1
+            case "negotiation.round":
+                self._rounds[str(fields.get("result", "unknown"))[:32]] += 1
+
+    def watch_traffic(self, *, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
+        """Live counters of the transports with the keys `sent_bytes` and `received_bytes`; read at each scrape."""
+        self._traffic = {"swarm_gossip_message_bytes": gossip, "swarm_peer_message_bytes": peer}
+
+    def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
+        """The counters that are kept here rather than in the registry."""
+        yield self._ended_jobs(is_openmetrics=is_openmetrics)
+        yield _counter(
+            "swarm_negotiation_rounds",
+            "Rounds of holds by this agent's shepherds.",
+            ("result",),
+            {(k,): v for k, v in self._rounds.items()},
+        )
+        yield _counter(
+            "swarm_events",
+            "Events that this agent wrote to the cluster log.",
+            ("kind",),
+            {(k,): v for k, v in self._events.items()},
+        )
+        yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
+        for name, counters in self._traffic.items():
+            plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
+            values = {(direction,): counters.get(f"{direction}_bytes", 0) for direction in DIRECTIONS}
+            yield _counter(name, f"Payload bytes of messages through {plane}.", ("direction",), values)
+
+    def _ended_jobs(self, *, is_openmetrics: bool) -> Metric:
+        """`swarm_jobs_total`.  In OpenMetrics its family would be `swarm_jobs`, the name of a gauge of ours."""
+        text = "Jobs that ended under a shepherd on this agent."
+        if is_openmetrics:
+            family = UnknownMetricFamily("swarm_jobs_total", text, labels=("end_reason",))
+            for reason, count in self._ends.items():
+                family.add_metric((reason,), count)
+            return family
+        return _counter("swarm_jobs", text, ("end_reason",), {(k,): v for k, v in self._ends.items()})
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+OBSERVED = Observed()
+
+
+def observe_http(method: str, route: str, code: int, seconds: float) -> None:
+    """Count one finished HTTP request; `route` is the pattern, never the path that was asked for."""
+    OBSERVED.observe_http(method, route, code, seconds)
+
+
+def observe_announce(announce: Announce) -> None:
+    """Count an event of the core."""
+    OBSERVED.observe_announce(announce)
+
+
+def watch_traffic(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
+    """Tell once where the transports count `sent_bytes` and `received_bytes`."""
+    OBSERVED.watch_traffic(gossip=gossip, peer=peer)

@@ -1,0 +1,260 @@
+"""The metrics page: names, formats, and what it leaves out."""
+
+import random
+import re
+import shutil
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from swarm_agent import metrics
+from swarm_agent.config import AgentConfig
+from swarm_agent.metrics import exposition
+from swarm_agent.metrics.observed import ROUTES_LIMIT, Observed
+from swarm_agent.readiness import Check, Readiness
+from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
+from swarmsched.api import JobSpec, JobState
+from swarmsched.effects import Announce
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import NodeRecord, NodeStatus
+from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ledger.booking import BookingState, LedgerEntry
+from swarmsched.record import JobRecord
+from swarmsched.resources import GpuHealth
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+JOB = make_job_id(1_700_000_000.0, random.Random(1))
+OTHER_JOB = make_job_id(1_700_000_001.0, random.Random(2))
+
+
+@pytest.fixture(autouse=True)
+def observed(monkeypatch):
+    """Counts of this test alone."""
+    fresh = Observed()
+    for module in ("swarm_agent.metrics.observed", "swarm_agent.metrics.exposition"):
+        monkeypatch.setattr(f"{module}.OBSERVED", fresh)
+    return fresh
+
+
+def gpu(index, **changes):
+    reading = GpuReading(
+        index=index,
+        uuid=f"GPU-{index}",
+        model="NVIDIA H100 80GB HBM3",
+        memory_total_bytes=80 * 2**30,
+        health=GpuHealth.OK,
+        age_s=0.5,
+        memory_used_bytes=2**30,
+        utilisation_ratio=0.25,
+        temperature_celsius=40,
+        energy_joules=12.5,
+        sm_clock_hz=1_980_000_000,
+        ecc_uncorrected_count=0,
+    )
+    return replace(reading, **changes)
+
+
+def member(name, status):
+    return MemberView(NodeId(name), ("127.0.0.1", 1), 1, 0, status, 1.0, b"", "0.1.0", 1, 1)
+
+
+def job(job_id, state):
+    return JobRecord(job_id, JobSpec(command=("true",)), 0.0, 1, 1, NodeId("n1"), 1, (NodeId("n1"),), state=state)
+
+
+def booking(gpus, state=BookingState.LEASED):
+    return LedgerEntry(JOB, 1, 1, "n1", state, 1, gpus, 0, 0, 0.0)
+
+
+def agent(gpus=(), bookings=(), records=None, *, is_ready=True, **config):
+    """An agent whose core and telemetry say just this."""
+    readiness = Readiness()
+    readiness.add("membership", lambda: Check("membership", is_ready))
+    snapshot = TelemetrySnapshot(TelemetryState.OK, "", tuple(gpus), HostReading(16, 2**36, 2**35, 0.1), 0.5)
+    members = (member("n1", MemberStatus.ALIVE), member("n2", MemberStatus.FAILED))
+    return SimpleNamespace(
+        config=AgentConfig(name=NodeId("n1"), **config),
+        telemetry=SimpleNamespace(snapshot=snapshot),
+        readiness=readiness,
+        now_s=lambda: 100.0,
+        node=SimpleNamespace(
+            members=lambda _now_s: members,
+            node_records=lambda _now_s: (
+                NodeStatus(NodeRecord(NodeId("n1")), 3.0),
+                NodeStatus(NodeRecord(NodeId("n2")), 900.0),
+            ),
+            records=lambda: records or {},
+            is_shepherd=lambda job_id: job_id == JOB,
+            ledger_view=lambda: tuple(bookings),
+        ),
+    )
+
+
+def page(source, accept=""):
+    body, _ = metrics.render(source, accept)
+    return body.decode()
+
+
+def samples(text, name):
+    """Values by their labels' values, the labels in alphabetical order."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_content_type_follows_the_accept_header():
+    assert metrics.render(agent(), "")[1].startswith("text/plain; version=0.0.4")
+    assert metrics.render(agent(), OPENMETRICS)[1].startswith("application/openmetrics-text; version=1.0.0")
+
+
+def test_both_formats_parse_and_tell_the_same_numbers(observed):
+    observed.observe_announce(Announce("job.ended", "", JOB, NodeId("n1"), {"end_reason": "completed"}))
+    observed.observe_http("GET", "/v1/jobs", 200, 0.01)
+    source = agent([gpu(0, xid_counts={31: 2}, xid_last=31)], dcgm_metrics=True)
+    plain = {s.name: s.value for f in parse_text(page(source)) for s in f.samples if s.name.startswith("swarm_")}
+    strict = {s.name: s.value for f in parse_openmetrics(page(source, OPENMETRICS)) for s in f.samples}
+    assert plain.keys() <= strict.keys()
+    assert {name: strict[name] for name in plain} == plain
+
+
+def test_members_and_jobs_have_a_series_for_every_state():
+    records = {JOB: job(JOB, JobState.RUNNING), OTHER_JOB: job(OTHER_JOB, JobState.RUNNING)}
+    text = page(agent(records=records))
+    assert samples(text, "swarm_members") == {
+        ("alive",): 1, ("suspect",): 0, ("failed",): 1, ("left",): 0, ("conflict",): 0
+    }  # fmt: skip
+    assert samples(text, "swarm_jobs") == {("queued",): 0, ("starting",): 0, ("running",): 1, ("stopping",): 0}
+
+
+def test_jobs_of_other_shepherds_are_not_counted_so_that_sums_over_agents_are_right():
+    assert samples(page(agent(records={OTHER_JOB: job(OTHER_JOB, JobState.QUEUED)})), "swarm_jobs")[("queued",)] == 0
+
+
+def test_staleness_is_that_of_living_nodes():
+    assert samples(page(agent()), "swarm_gossip_staleness_seconds") == {(): 3.0}
+
+
+def test_node_is_up_only_when_it_is_ready():
+    assert samples(page(agent(is_ready=True)), "swarm_node_up") == {(): 1.0}
+    assert samples(page(agent(is_ready=False)), "swarm_node_up") == {(): 0.0}
+
+
+def test_each_gpu_is_counted_once_and_a_booking_comes_before_health():
+    gpus = [gpu(0), gpu(1), gpu(2, health=GpuHealth.STALE), gpu(3, health=GpuHealth.UNHEALTHY), gpu(4)]
+    text = page(agent(gpus, [booking(("GPU-1", "GPU-3")), booking(("GPU-4",), BookingState.HELD)]))
+    expected = {"free": 1, "held": 1, "leased": 2, "draining": 0, "foreign": 0, "unhealthy": 0, "stale": 1}
+    assert samples(text, "swarm_gpus") == {(state,): count for state, count in expected.items()}
+
+
+def test_unsupported_values_are_left_out_and_never_zero():
+    text = page(agent([gpu(0, temperature_celsius=None, power_watts=None), gpu(1)]))
+    assert samples(text, "swarm_gpu_temperature_celsius") == {("1", "GPU-1"): 40.0}
+    assert "swarm_gpu_power_watts" not in text
+    assert "nan" not in text.lower().replace("nanosecond", "")
+
+
+def test_a_gpu_that_was_never_read_has_no_infinite_age():
+    text = page(agent([gpu(0, health=GpuHealth.STALE, age_s=float("inf"))]))
+    assert "swarm_gpu_reading_age_seconds" not in text
+    assert samples(text, "swarm_gpu_health")[("0", "stale", "GPU-0")] == 1.0
+
+
+def test_simulated_gpus_are_labelled_so():
+    assert 'simulated="true"' in page(agent([gpu(0, is_simulated=True)]))
+
+
+def test_foreign_processes_are_counted_but_not_named():
+    alice = GpuProcess(4242, 2**30, "alice", "secret-project", is_own=False)
+    text = page(agent([gpu(0, health=GpuHealth.FOREIGN, note=str(alice), processes=(alice,))]))
+    assert samples(text, "swarm_gpu_foreign_processes") == {("0", "GPU-0"): 1.0}
+    assert "alice" not in text
+    assert "secret-project" not in text
+
+
+def test_dcgm_names_come_only_when_asked_for_and_in_their_own_units():
+    assert "DCGM" not in page(agent([gpu(0)]))
+    text = page(agent([gpu(0, xid_last=79)], dcgm_metrics=True))
+    values = {name: value for f in parse_text(text) for name, _, value, *_ in f.samples if name.startswith("DCGM")}
+    assert values["DCGM_FI_DEV_GPU_UTIL"] == 25.0
+    assert values["DCGM_FI_DEV_FB_USED"] == 1024.0
+    assert values["DCGM_FI_DEV_FB_FREE"] == 79 * 1024.0
+    assert values["DCGM_FI_DEV_SM_CLOCK"] == 1980.0
+    assert values["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] == 12_500.0
+    assert values["DCGM_FI_DEV_XID_ERRORS"] == 79.0
+    assert re.search(r'DCGM_FI_DEV_GPU_UTIL\{.*Hostname="n1".*UUID="GPU-0".*\}', text)
+
+
+def test_events_of_the_core_become_histograms_and_counts(observed):
+    for kind, fields in [
+        ("job.started", {"queue_wait_s": 2.0, "start_s": 0.3}),
+        ("job.placed", {}),
+        ("negotiation.round", {"result": "aborted"}),
+        ("job.ended", {"end_reason": "node_lost"}),
+    ]:
+        observed.observe_announce(Announce(kind, "", JobId(JOB), NodeId("n1"), fields))
+    text = page(agent())
+    assert samples(text, "swarm_queue_wait_seconds_sum") == {(): 2.0}
+    assert samples(text, "swarm_job_start_seconds_bucket")[("0.5",)] == 1.0
+    assert samples(text, "swarm_job_start_seconds_bucket")[("0.2",)] == 0.0
+    assert samples(text, "swarm_jobs_total")[("node_lost",)] == 1.0
+    assert samples(text, "swarm_jobs_total")[("completed",)] == 0.0
+    assert samples(text, "swarm_negotiation_rounds_total") == {("placed",): 1.0, ("aborted",): 1.0}
+
+
+def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):
+    for number in range(ROUTES_LIMIT * 2):
+        observed.observe_http(f"M{number}", f"/v1/{number}", 200, 0.0)
+    series = samples(page(agent()), "swarm_http_requests_total")
+    assert len(series) <= ROUTES_LIMIT + 1
+    assert sum(series.values()) == ROUTES_LIMIT * 2
+    assert {method for _, method, _ in series} == {"other"}
+
+
+def test_traffic_is_read_from_the_live_counters(observed):
+    gossip: Counter[str] = Counter()
+    observed.watch_traffic(gossip=gossip, peer=Counter())
+    gossip["sent_bytes"] += 1_200
+    assert samples(page(agent()), "swarm_gossip_message_bytes_total") == {("received",): 0.0, ("sent",): 1200.0}
+
+
+def test_process_metrics_are_there():
+    assert samples(page(agent()), "process_resident_memory_bytes")[()] > 2**20
+
+
+def test_module_functions_count_in_the_same_place():
+    metrics.observe_http("GET", "/v1/jobs", 200, 0.01)
+    metrics.observe_announce(Announce("job.ended", "", None, None, {"end_reason": "failed"}))
+    text = page(agent())
+    assert samples(text, "swarm_http_requests_total") == {("200", "GET", "/v1/jobs"): 1.0}
+    assert samples(text, "swarm_jobs_total")[("failed",)] == 1.0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+def test_promtool_finds_nothing_to_complain_about(observed):
+    observed.observe_http("GET", "/v1/jobs", 200, 0.01)
+    observed.watch_traffic(gossip=Counter(sent_bytes=1), peer=Counter())
+    full = gpu(
+        0,
+        xid_counts={79: 1},
+        power_watts=70.0,
+        power_limit_watts=700.0,
+        memory_utilisation_ratio=0.1,
+        memory_clock_hz=1,
+        pcie_replay_count=0,
+        ecc_corrected_count=1,
+    )
+    text = page(agent([full], [booking(("GPU-0",))]))
+    result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_version_label_is_the_installed_distribution():
+    assert samples(page(agent()), "swarm_build_info") == {(exposition.software_version(),): 1.0}
