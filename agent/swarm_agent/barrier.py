@@ -50,6 +50,7 @@ class Barrier:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swarm-disk")
         self._is_committing = False
         self._is_closed = False
+        self._writer_ended = False
         self._retry: asyncio.TimerHandle | None = None
         self.complaint = ""  # why the disk refuses, empty while it does not
         self.commit_count = 0
@@ -86,6 +87,7 @@ class Barrier:
         await asyncio.wait([marker.reached], timeout=timeout_s)
         if self._retry is not None:
             self._retry.cancel()
+        self._writer_ended = True
         self._writer.shutdown(wait=marker.reached.done(), cancel_futures=True)
         return marker.reached.done()
 
@@ -101,7 +103,7 @@ class Barrier:
         return time.monotonic() - started_s
 
     def _on_committed(self, done: asyncio.Future[float]) -> None:
-        if done.cancelled():
+        if done.cancelled() or self._writer_ended:
             return
         error = done.exception()
         if error is not None:
