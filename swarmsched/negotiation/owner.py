@@ -58,6 +58,7 @@ REPORT_INTERVAL_S = 2.0
 REPORT_INTERVAL_S_MAX = 30.0
 RELEASE_GRACE_S = 5.0
 TASK_ROOM = "task"
+OWN_COMMAND_ID = 2**32 - 1  # of a command that we give ourselves; shepherds count from 1
 
 TaskEvent = (
     RendezvousBound
@@ -197,9 +198,10 @@ class Owner:
         if waiting is None:
             return []
         shepherd, answer = waiting
-        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, answer.command_id, shepherd)
+        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd)
         _, durable = self._ledger.release(release, now_s)
         refused = replace(answer, refusal=Refusal.NO_PORT, detail=event.error[:1024], free=self._ledger.report())
+        self._ledger.amend(refused)
         return [*durable, SendPeer(shepherd, refused)]
 
     def _commit(self, request: CommitRequest, now_s: float) -> list[Effect]:

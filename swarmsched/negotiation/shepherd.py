@@ -7,7 +7,7 @@ update is durable is its continuation.  State changes go through the life cycle'
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -82,6 +82,7 @@ class JobShepherd:
         self._stop_grace_s = record.spec.grace_s
         self._stop_resend_s = float("inf")
         self._is_gang_stopping = False
+        self._first_failed: tuple[NodeId, RankExit] | None = None  # as it was told, not as it is listed
         self._failed_attempts = 0  # since the last success, for the backoff
         self.queued_since_s = 0.0  # when it last became queued
         self.running_since_s = float("inf")
@@ -195,7 +196,7 @@ class JobShepherd:
             self._reason = reason[:1024]
 
     def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
-        self._tasks = {}
+        self._tasks, self._first_failed = {}, None
         return Attempt(self._record, number, shares, ranking, self._command_ids)
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
@@ -347,6 +348,9 @@ class JobShepherd:
 
     def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._tasks[status.node] = status
+        culprit = _first_failing(status.exits)
+        if culprit is not None and self._first_failed is None:
+            self._first_failed = (status.node, culprit)
         effects: list[ShepherdEffect] = []
         if self._attempt is not None and status.stage is not TaskStage.EXITED:
             if status.stage is not TaskStage.ORDERED:
@@ -469,7 +473,7 @@ class JobShepherd:
             if record.is_ended or record.stop_reason is not EndReason.NONE:
                 return None
             if record.state is JobState.QUEUED:
-                return self._final(record, JobEvent.STOP_REQUESTED, now_s) | wish | {"end_reason": why}
+                return self._final(record, JobEvent.STOP_REQUESTED, why, now_s) | wish
             return _moved(record, JobEvent.STOP_REQUESTED) | wish
 
         return self._write(stop, self._stop_decided, now_s)
@@ -531,16 +535,16 @@ class JobShepherd:
 
     def _finish(self, now_s: float) -> list[ShepherdEffect]:
         def end(record: JobRecord) -> dict[str, object] | None:
-            return None if record.is_ended else self._final(record, JobEvent.EXITED, now_s)
+            return None if record.is_ended else self._final(record, JobEvent.EXITED, record.stop_reason, now_s)
 
         self._attempt = None
         return self._write(end, self._ended, now_s)
 
-    def _final(self, record: JobRecord, event: JobEvent, now_s: float) -> dict[str, object]:
+    def _final(self, record: JobRecord, event: JobEvent, stop_reason: EndReason, now_s: float) -> dict[str, object]:
         utc_s = self._utc_s(now_s)
         return (
             _moved(record, event)
-            | self._outcome(record.stop_reason)
+            | self._outcome(stop_reason)
             | {
                 "phase": StartPhase.NONE,
                 "ended_utc_s": utc_s,
@@ -551,11 +555,11 @@ class JobShepherd:
     def _outcome(self, stop_reason: EndReason) -> dict[str, object]:
         """End reason, exit code and what failed: the first failing rank's code, otherwise the highest."""
         exits = [each for status in self._tasks.values() for each in status.exits]
-        failed = next((each for each in exits if _is_failure(each)), None)
+        failed = self._first_failed
         task_failure = self._first_failure()
         outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
         if failed is not None:
-            outcome |= self._failed_rank(failed)
+            outcome |= _failed_rank(*failed)
         if task_failure is not None and failed is None:
             outcome |= _failed_task(task_failure)
         if stop_reason is not EndReason.NONE:
@@ -563,18 +567,6 @@ class JobShepherd:
             if not exits:
                 outcome |= {"signal": SIGTERM, "exit_code": 0}
         return outcome
-
-    def _failed_rank(self, failed: RankExit) -> dict[str, object]:
-        node = next(n for n, status in self._tasks.items() if failed in status.exits)
-        how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
-        return {
-            "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
-            "exit_code": failed.exit_code,
-            "signal": failed.signal,
-            "failed_node": node,
-            "failed_rank": failed.rank,
-            "detail": f"rank {failed.rank} on {node} {how}",
-        }
 
     def _ended(self, now_s: float) -> list[ShepherdEffect]:
         record = self._record
@@ -655,6 +647,25 @@ def _has_started(status: TaskStatus) -> bool:
 
 def _is_failure(rank_exit: RankExit) -> bool:
     return rank_exit.exit_code != 0 or rank_exit.signal != 0
+
+
+def _first_failing(exits: Sequence[RankExit]) -> RankExit | None:
+    """The culprit among ranks that are told of together: rather one that was not merely terminated with the rest."""
+    failed = [each for each in exits if _is_failure(each)]
+    own = [each for each in failed if each.signal != SIGTERM]
+    return (own or failed or [None])[0]
+
+
+def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:
+    how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
+    return {
+        "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
+        "exit_code": failed.exit_code,
+        "signal": failed.signal,
+        "failed_node": node,
+        "failed_rank": failed.rank,
+        "detail": f"rank {failed.rank} on {node} {how}",
+    }
 
 
 def _failed_task(status: TaskStatus) -> dict[str, object]:

@@ -1,0 +1,290 @@
+"""The owner obeys as far as its ledger allows, runs each task once, and repeats itself until it is heard."""
+
+import pytest
+
+from swarmsched.api import JobSpec
+from swarmsched.effects import (
+    BindRendezvous,
+    ForgetTask,
+    Persist,
+    ReleaseRendezvous,
+    SendPeer,
+    SignalTask,
+    StageTask,
+    StartTask,
+    StopTask,
+)
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import (
+    RankExited,
+    RendezvousBound,
+    RendezvousFailed,
+    TaskExited,
+    TasksFound,
+    TaskStaged,
+    TaskStarted,
+    TimerFired,
+)
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.ledger.message import (
+    CommitRequest,
+    HoldRequest,
+    LaunchRequest,
+    OwnerAnswer,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+    TaskReport,
+    TaskReportReceived,
+)
+from swarmsched.negotiation.owner import REPORT_INTERVAL_S, Owner
+from swarmsched.resources import Demand, Gpu, NodeResources, Share
+from swarmsched.task import RankExit, TaskOrder, TaskStage
+
+JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+ME, BOSS = NodeId("gpu1"), NodeId("gpu2")
+SPEC = JobSpec(("python", "train.py"), ranks=2, demand=Demand(gpus=1))
+
+
+def make_ledger():
+    ledger = Ledger(ME, 1)
+    gpus = tuple(Gpu(f"GPU-{i}", i, "H100", 2**36) for i in range(2))
+    ledger.offer(NodeResources(gpus, 8, 2**36), 0.0)
+    return ledger
+
+
+@pytest.fixture
+def owner():
+    return Owner(ME, make_ledger())
+
+
+def hold(attempt=1, command_id=1, wants_rendezvous=True, epoch=1):
+    return HoldRequest(JOB, epoch, attempt, command_id, BOSS, 2, SPEC.demand, "fifo", (1,), wants_rendezvous)
+
+
+def commit(attempt=1, command_id=2, shares=(Share(ME, 2),), epoch=1):
+    order = TaskOrder(JOB, epoch, attempt, ME, SPEC, shares, "10.0.0.1", 29500)
+    return CommitRequest(JOB, epoch, attempt, command_id, BOSS, order)
+
+
+def launch(command_id=3):
+    return LaunchRequest(JOB, 1, 1, command_id, BOSS)
+
+
+def of(kind, effects):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def answers(effects):
+    return [effect.message for effect in of(SendPeer, effects) if isinstance(effect.message, OwnerAnswer)]
+
+
+def reports(effects):
+    return [effect.message.status for effect in of(SendPeer, effects) if isinstance(effect.message, TaskReport)]
+
+
+def held(owner):
+    owner.obey(BOSS, hold(), 0.0)
+    return owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 0.1)
+
+
+def launched(owner):
+    held(owner)
+    owner.obey(BOSS, commit(), 0.2)
+    return owner.obey(BOSS, launch(), 0.3)
+
+
+def test_hold_for_rank_zero_answers_only_when_its_port_is_bound(owner):
+    first = owner.obey(BOSS, hold(), 0.0)
+    assert answers(first) == []
+    assert of(BindRendezvous, first) == [BindRendezvous(JOB, 1)]
+    (answer,) = answers(owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29501), 0.1))
+    assert answer.refusal is Refusal.NONE
+    assert (answer.rendezvous_host, answer.rendezvous_port) == ("10.0.0.1", 29501)
+
+
+def test_hold_is_durable_before_it_is_answered(owner):
+    effects = owner.obey(BOSS, hold(wants_rendezvous=False), 0.0)
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Persist) < kinds.index(SendPeer)
+
+
+def test_repeated_hold_while_the_port_is_being_bound_asks_for_no_second_port(owner):
+    owner.obey(BOSS, hold(), 0.0)
+    assert owner.obey(BOSS, hold(), 0.05) == []
+
+
+def test_failed_bind_gives_the_gpus_back_and_says_why(owner):
+    owner.obey(BOSS, hold(), 0.0)
+    (answer,) = answers(owner.step(RendezvousFailed(JOB, 1, "all ports are in use"), 0.1))
+    assert answer.refusal is Refusal.NO_PORT
+    assert answer.free.gpus == 2
+    assert "in use" in answer.detail
+
+
+def test_port_bound_for_an_expired_hold_is_closed_again(owner):
+    owner.obey(BOSS, hold(), 0.0)
+    owner.step(TimerFired(), 10.0)
+    assert owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 10.1) == [ReleaseRendezvous(JOB, 1)]
+
+
+def test_commit_of_a_task_that_needs_nothing_is_staged_at_once(owner):
+    held(owner)
+    (answer,) = answers(owner.obey(BOSS, commit(), 0.2))
+    assert answer.refusal is Refusal.NONE
+    assert answer.is_staged
+
+
+def test_commit_on_a_node_without_rank_zero_stages_first_and_reports(owner):
+    owner.obey(BOSS, hold(wants_rendezvous=False), 0.0)
+    shares = (Share(BOSS, 2), Share(ME, 2))
+    effects = owner.obey(BOSS, commit(shares=shares), 0.2)
+    assert len(of(StageTask, effects)) == 1
+    assert not answers(effects)[0].is_staged
+    (status,) = reports(owner.step(TaskStaged(JOB, 1), 0.3))
+    assert status.stage is TaskStage.STAGED
+
+
+def test_commit_without_a_hold_is_refused(owner):
+    (answer,) = answers(owner.obey(BOSS, commit(), 0.0))
+    assert answer.refusal is Refusal.EXPIRED
+
+
+def test_nothing_runs_before_launch(owner):
+    held(owner)
+    assert of(StartTask, owner.obey(BOSS, commit(), 0.2)) == []
+
+
+def test_launch_starts_once_however_often_it_arrives(owner):
+    assert len(of(StartTask, launched(owner))) == 1
+    assert of(StartTask, owner.obey(BOSS, launch(), 0.4)) == []
+    assert of(StartTask, owner.obey(BOSS, launch(command_id=9), 0.5)) == []
+
+
+def test_launch_after_a_stop_starts_nothing(owner):
+    held(owner)
+    owner.obey(BOSS, commit(), 0.2)
+    stopped = owner.obey(BOSS, StopRequest(JOB, 1, 1, 7, BOSS, 1.0), 0.25)
+    assert of(StopTask, stopped) == [StopTask(JOB, 1, 1.0)]
+    assert of(StartTask, owner.obey(BOSS, launch(), 0.3)) == []
+
+
+def test_gpus_are_free_only_after_the_last_process(owner):
+    launched(owner)
+    owner.step(TaskStarted(JOB, 1, 0.0), 0.4)
+    running = reports(owner.step(RankExited(JOB, 1, RankExit(0, 0)), 1.0))
+    assert running[0].stage is TaskStage.STARTED
+    (effect,) = of(SendPeer, owner.step(TaskExited(JOB, 1, (RankExit(0, 0), RankExit(1, 0))), 1.1))
+    assert effect.message.status.stage is TaskStage.EXITED
+    assert effect.message.free.gpus == 2
+
+
+def test_report_is_repeated_until_acknowledged_and_then_the_task_is_forgotten(owner):
+    launched(owner)
+    (status,) = reports(owner.step(TaskExited(JOB, 1, (RankExit(0, 3),)), 1.0))
+    again = reports(owner.step(TimerFired(), 1.0 + REPORT_INTERVAL_S))
+    assert again == [status]
+    done = owner.acknowledge(TaskReportReceived(JOB, 1, status.revision))
+    assert ForgetTask(JOB, 1) in done
+    assert owner.tasks == ()
+    assert reports(owner.step(TimerFired(), 100.0)) == []
+
+
+def test_acknowledgement_of_an_older_revision_forgets_nothing(owner):
+    launched(owner)
+    (status,) = reports(owner.step(TaskExited(JOB, 1, ()), 1.0))
+    assert owner.acknowledge(TaskReportReceived(JOB, 1, status.revision - 1)) == []
+    assert len(owner.tasks) == 1
+
+
+def test_release_of_a_running_task_stops_it_and_reports_nothing(owner):
+    launched(owner)
+    effects = owner.obey(BOSS, ReleaseRequest(JOB, 1, 1, 8, BOSS), 1.0)
+    assert len(of(StopTask, effects)) == 1
+    ended = owner.step(TaskExited(JOB, 1, ()), 2.0)
+    assert reports(ended) == []
+    assert ForgetTask(JOB, 1) in ended
+
+
+def test_hold_of_a_released_attempt_is_refused(owner):
+    """The release overtook its hold."""
+    owner.obey(BOSS, ReleaseRequest(JOB, 1, 1, 8, BOSS), 0.0)
+    (answer,) = answers(owner.obey(BOSS, hold(), 0.1))
+    assert answer.refusal is Refusal.RELEASED_ATTEMPT
+
+
+def test_stop_of_an_ended_task_reports_its_result_again(owner):
+    launched(owner)
+    owner.step(TaskExited(JOB, 1, (RankExit(0, 5),)), 1.0)
+    effects = owner.obey(BOSS, StopRequest(JOB, 1, 1, 7, BOSS, 1.0), 1.5)
+    assert answers(effects)[0].refusal is Refusal.NONE
+    assert reports(effects)[0].exits == (RankExit(0, 5),)
+
+
+def test_stop_of_an_unknown_task_is_answered_unknown(owner):
+    (answer,) = answers(owner.obey(BOSS, StopRequest(JOB, 1, 1, 7, BOSS, 1.0), 0.0))
+    assert answer.refusal is Refusal.UNKNOWN
+
+
+def test_repeated_signal_is_sent_to_the_ranks_once(owner):
+    launched(owner)
+    request = SignalRequest(JOB, 1, 1, 7, BOSS, 2)
+    assert of(SignalTask, owner.obey(BOSS, request, 1.0)) == [SignalTask(JOB, 1, 2)]
+    assert of(SignalTask, owner.obey(BOSS, request, 1.1)) == []
+
+
+def test_command_in_anothers_name_is_a_protocol_error(owner):
+    with pytest.raises(RemoteProtocolError, match="names shepherd gpu2"):
+        owner.obey(NodeId("gpu3"), hold(), 0.0)
+
+
+def test_lower_epoch_is_refused_and_changes_nothing(owner):
+    owner.obey(BOSS, hold(epoch=5, wants_rendezvous=False), 0.0)
+    (answer,) = answers(owner.obey(BOSS, commit(epoch=4), 0.1))
+    assert answer.refusal is Refusal.STALE_EPOCH
+    assert answer.epoch == 5
+
+
+def test_new_shepherd_hears_everything_again(owner):
+    launched(owner)
+    new = NodeId("gpu3")
+    effects = owner.obey(new, StatusRequest(JOB, 2, 1, 1, new), 1.0)
+    assert of(SendPeer, effects)[-1].recipient == new
+    assert reports(effects)[0].epoch == 2
+
+
+def durable_entries(effects, room):
+    return {effect.key: effect.value for effect in of(Persist, effects) if effect.room == room}
+
+
+def test_restarted_owner_takes_up_its_tasks_and_does_not_start_them_twice():
+    """The agent was killed while the task ran; its shim is found."""
+    ledger = make_ledger()
+    before = Owner(ME, ledger)
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    after = Owner(ME, ledger)
+    after.restore(durable_entries(durable, "task"), 0.0)
+    status = before.tasks[0]
+    found = TasksFound((type(status)(JOB, 1, 1, ME, TaskStage.STARTED),))
+    assert reports(after.step(found, 0.0))[0].stage is TaskStage.STARTED
+    assert of(StartTask, after.obey(BOSS, launch(), 0.1)) == []
+
+
+def test_restarted_owner_starts_a_task_that_was_ordered_but_never_launched():
+    ledger = make_ledger()
+    before = Owner(ME, ledger)
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    after = Owner(ME, ledger)
+    after.restore(durable_entries(durable, "task"), 0.0)
+    after.step(TasksFound(()), 0.0)
+    assert len(of(StartTask, after.obey(BOSS, launch(), 0.1))) == 1
+
+
+def test_task_that_nobody_ordered_is_stopped():
+    owner = Owner(ME, make_ledger())
+    launched(other := Owner(ME, make_ledger()))
+    effects = owner.step(TasksFound(other.tasks), 0.0)
+    assert of(StopTask, effects) != []

@@ -1,0 +1,359 @@
+"""A shepherd carries one job from acceptance to its exit code, whatever owners answer, lose or repeat."""
+
+import random
+from itertools import count
+
+import pytest
+
+from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.effects import Announce, SendPeer
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.register import UpdateRequested
+from swarmsched.ledger.message import (
+    CommitRequest,
+    FreeReport,
+    HoldRequest,
+    LaunchRequest,
+    OwnerAnswer,
+    Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+    TaskReport,
+    TaskReportReceived,
+)
+from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.shepherd import Clock, JobShepherd, WriteRecord
+from swarmsched.record import JobRecord, shell_exit_code
+from swarmsched.resources import Demand, Share
+from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
+
+JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
+SHARES = (Share(A, 2), Share(B, 1))
+FREE = FreeReport(1, 1, 0, 0, 0)
+UTC = 1_700_000_000.0
+
+
+class Scene:
+    """One shepherd and a register that decides at once; owners are played by the test."""
+
+    def __init__(self, **spec):
+        self.now_s = 10.0
+        self.updates = []
+        self.sent = []
+        self.announced = []
+        demand = Demand(gpus=1)
+        record = JobRecord(JOB, JobSpec(("python", "t.py"), ranks=3, demand=demand, **spec), UTC, 1, 1, ME, 7, (ME,))
+        self.shepherd = JobShepherd(record, ME, random.Random(1), count(1))
+        self.do(self.shepherd.accepted(self.clock))
+
+    @property
+    def clock(self):
+        return Clock(self.now_s, UTC + self.now_s)
+
+    @property
+    def record(self):
+        return self.shepherd.record
+
+    def do(self, effects):
+        for effect in effects:
+            match effect:
+                case WriteRecord(update=UpdateRequested() as update):
+                    self.updates.append(update.value)
+                    self.do(self.shepherd.written(update.update_id, update.value, self.clock))
+                case SendPeer():
+                    self.sent.append((effect.recipient, effect.message))
+                case Announce():
+                    self.announced.append(effect)
+
+    def take(self, kind):
+        """Messages of one kind that were sent since the last call, and forget all others."""
+        found = [(node, message) for node, message in self.sent if isinstance(message, kind)]
+        self.sent = []
+        return found
+
+    def answer(self, requests, refusal=Refusal.NONE, **changes):
+        for node, request in requests:
+            answer = OwnerAnswer(JOB, 1, request.attempt, request.command_id, node, refusal, FREE, **changes)
+            self.do(self.shepherd.owner_answered(answer, self.clock))
+
+    def report(self, node, stage, revision, exits=(), failure=TaskFailure.NONE, detail="", phase="", attempt=None):
+        attempt = self.shepherd.record.attempt if attempt is None else attempt
+        status = TaskStatus(JOB, 1, attempt, node, stage, tuple(exits), failure, detail, phase, revision)
+        self.do(self.shepherd.task_reported(TaskReport(status, FREE), self.clock))
+
+    def place(self):
+        self.do(self.shepherd.place(SHARES, Ranking("fifo", (1,)), self.clock))
+        return self.take(HoldRequest)
+
+    def launch(self):
+        self.answer(self.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500)
+        self.answer(self.take(CommitRequest), is_staged=True)
+        self.answer(self.take(LaunchRequest))
+
+    def run(self):
+        self.launch()
+        self.report(A, TaskStage.STARTED, 5)
+        self.report(B, TaskStage.STARTED, 5)
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_gang_is_prepared_in_the_register_before_any_commit(scene):
+    holds = scene.place()
+    assert [node for node, _ in holds] == [A, B]
+    assert [request.wants_rendezvous for _, request in holds] == [True, False]
+    scene.answer(holds[:1], rendezvous_host="10.0.0.1", rendezvous_port=29500)
+    assert scene.updates == []
+    scene.answer(holds[1:])
+    assert scene.updates[0].plan_state.value == "prepared"
+    orders = [request.order for _, request in scene.take(CommitRequest)]
+    assert [(order.node, order.first_rank, order.rendezvous_port) for order in orders] == [
+        (A, 0, 29500),
+        (B, 2, 29500),
+    ]
+
+
+def test_one_refusal_releases_everything_and_the_job_waits_again(scene):
+    holds = scene.place()
+    scene.answer(holds[:1])
+    scene.answer(holds[1:], Refusal.DOES_NOT_FIT, detail="asked for 1 GPU of 0 free")
+    assert [node for node, _ in scene.take(ReleaseRequest)] == [A, B]
+    assert scene.record.state is JobState.QUEUED
+    assert "b refused" in scene.record.reason
+    assert scene.shepherd.is_waiting
+    assert scene.shepherd.may_try_after_s >= scene.now_s
+
+
+def test_attempts_never_share_a_number(scene):
+    numbers = []
+    for _ in range(3):
+        holds = scene.place()
+        numbers.append(holds[0][1].attempt)
+        scene.answer(holds[:1], Refusal.DOES_NOT_FIT)
+    assert len(set(numbers)) == 3
+
+
+def test_slow_holds_are_given_up_before_they_can_expire(scene):
+    holds = scene.place()
+    scene.answer(holds[:1])
+    scene.now_s += 4.5
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert len(scene.take(ReleaseRequest)) == 2
+    assert "no answer from b" in scene.record.reason
+
+
+def test_launch_waits_for_every_commit_and_all_staging(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    commits = scene.take(CommitRequest)
+    scene.answer(commits[:1], is_staged=True)
+    assert scene.take(LaunchRequest) == []
+    scene.answer(commits[1:], is_staged=False)
+    assert scene.take(LaunchRequest) == []
+    scene.report(B, TaskStage.ORDERED, 1, phase="sync")
+    assert scene.record.phase is StartPhase.SYNC
+    scene.report(B, TaskStage.STAGED, 2)
+    assert [node for node, _ in scene.take(LaunchRequest)] == [A, B]
+
+
+def test_unanswered_commands_are_repeated_with_the_same_id(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    first = scene.take(CommitRequest)
+    scene.now_s += 1.1
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.take(CommitRequest) == first
+
+
+def test_running_only_when_all_ranks_run(scene):
+    scene.launch()
+    scene.report(A, TaskStage.STARTED, 5)
+    assert scene.record.state is JobState.STARTING
+    scene.report(B, TaskStage.STARTED, 5)
+    assert scene.record.state is JobState.RUNNING
+    assert [a.kind for a in scene.announced][-1] == "job.started"
+
+
+def test_completed_job_has_code_zero_and_its_gpu_seconds(scene):
+    scene.run()
+    scene.now_s += 100.0
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0), RankExit(1, 0)])
+    assert scene.record.state is JobState.RUNNING
+    scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0)])
+    assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.COMPLETED)
+    assert scene.record.attained_gpu_s == pytest.approx(300.0)
+    assert shell_exit_code(scene.record) == 0
+    assert {node for node, _ in scene.take(TaskReportReceived)} == {A, B}
+
+
+def test_result_is_acknowledged_only_after_it_is_in_the_register(scene):
+    """The owner forgets the exit codes on the acknowledgement."""
+    scene.run()
+    scene.take(TaskReportReceived)
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0), RankExit(1, 0)])
+    assert scene.take(TaskReportReceived) == []
+
+
+def test_first_failing_rank_stops_the_gang_and_gives_the_code(scene):
+    scene.run()
+    scene.report(B, TaskStage.STARTED, 6, [RankExit(2, 3)])
+    assert {node for node, _ in scene.take(StopRequest)} == {A, B}
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
+    scene.report(B, TaskStage.EXITED, 7, [RankExit(2, 3)])
+    assert scene.record.end_reason is EndReason.FAILED
+    assert (scene.record.failed_node, scene.record.failed_rank, shell_exit_code(scene.record)) == (B, 2, 3)
+
+
+def test_rank_killed_by_a_signal_gives_128_plus_its_number(scene):
+    scene.run()
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 9), RankExit(1, 0, 15)])
+    scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
+    assert shell_exit_code(scene.record) == 137
+
+
+def test_short_job_that_ends_before_all_reported_started_completes(scene):
+    scene.launch()
+    scene.report(A, TaskStage.EXITED, 5, [RankExit(0, 0), RankExit(1, 0)])
+    scene.report(B, TaskStage.EXITED, 5, [RankExit(2, 0)])
+    assert scene.record.end_reason is EndReason.COMPLETED
+
+
+def test_cancelling_a_queued_job_ends_it_at_once(scene):
+    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.CANCELLED)
+    assert shell_exit_code(scene.record) == 143
+
+
+def test_cancelling_while_holding_releases_the_holds(scene):
+    scene.place()
+    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    assert len(scene.take(ReleaseRequest)) == 2
+    assert scene.record.end_reason is EndReason.CANCELLED
+
+
+def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
+    scene.run()
+    scene.sent = []
+    scene.do(scene.shepherd.cancel(3.0, "", scene.clock))
+    assert scene.record.state is JobState.STOPPING
+    assert [request.grace_s for _, request in scene.take(StopRequest)] == [3.0, 3.0]
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
+    scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)
+
+
+def test_stop_is_repeated_until_the_owner_has_stopped(scene):
+    scene.run()
+    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
+    scene.sent = []
+    scene.now_s += 2.1
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert [node for node, _ in scene.take(StopRequest)] == [B]
+
+
+def test_cancelling_between_prepared_and_launch_starts_nothing(scene):
+    """An owner that never saw the commit answers the stop with `unknown`; its hold is released."""
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    stops = scene.take(StopRequest)
+    scene.answer(stops, Refusal.UNKNOWN)
+    assert {node for node, _ in scene.take(ReleaseRequest)} == {A, B}
+    assert scene.record.end_reason is EndReason.CANCELLED
+
+
+def test_time_limit_ends_the_job_with_124():
+    scene = Scene(time_limit_s=60.0)
+    scene.run()
+    scene.now_s += 59.0
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.record.state is JobState.RUNNING
+    scene.now_s += 1.1
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.record.state is JobState.STOPPING
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
+    scene.report(B, TaskStage.EXITED, 6, [])
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.TIMEOUT, 124)
+
+
+def test_lost_rendezvous_port_is_tried_again_and_not_counted_as_a_failure(scene):
+    scene.launch()
+    scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
+    scene.report(B, TaskStage.EXITED, 5)
+    assert scene.record.state is JobState.QUEUED
+    assert scene.record.relaunches == 1
+    assert scene.shepherd.is_waiting
+
+
+def test_job_that_never_finds_a_port_fails_in_the_end(scene):
+    for _ in range(4):
+        scene.launch()
+        scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
+        scene.report(B, TaskStage.EXITED, 5)
+    assert scene.record.end_reason is EndReason.FAILED
+    assert "port 29500" in scene.record.detail
+
+
+def test_failed_environment_ends_the_job_with_its_output(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.answer(scene.take(CommitRequest), is_staged=False)
+    scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.ENVIRONMENT, detail="pip: no such package")
+    assert [node for node, _ in scene.take(StopRequest)] == [A]
+    scene.report(A, TaskStage.EXITED, 3)
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.FAILED, 125)
+    assert "no such package" in scene.record.detail
+
+
+def test_lost_task_ends_the_job_as_node_lost(scene):
+    scene.run()
+    scene.report(A, TaskStage.EXITED, 6, failure=TaskFailure.LOST, detail="the shim is gone")
+    scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
+    assert scene.record.end_reason in (EndReason.NODE_LOST, EndReason.FAILED)
+
+
+def test_older_revision_of_a_report_changes_nothing(scene):
+    scene.run()
+    scene.report(A, TaskStage.LAUNCHED, 4)
+    assert scene.record.state is JobState.RUNNING
+
+
+def test_report_of_an_earlier_attempt_is_acknowledged_and_ignored(scene):
+    scene.run()
+    scene.sent = []
+    scene.report(A, TaskStage.EXITED, 9, [RankExit(0, 1)], attempt=0)
+    assert scene.record.state is JobState.RUNNING
+    assert len(scene.take(TaskReportReceived)) == 1
+
+
+def test_returned_shepherd_takes_a_new_epoch_and_asks_the_owners(scene):
+    scene.run()
+    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
+    scene.shepherd, scene.sent = again, []
+    scene.do(again.resume(8, scene.clock))
+    assert (again.record.epoch, again.record.shepherd_generation) == (2, 8)
+    assert [node for node, _ in scene.take(StatusRequest)] == [A, B]
+    scene.report(A, TaskStage.EXITED, 9, [RankExit(0, 0), RankExit(1, 0)])
+    scene.report(B, TaskStage.EXITED, 9, [RankExit(2, 0)])
+    assert again.record.end_reason is EndReason.COMPLETED
+
+
+def test_shepherd_that_died_after_prepared_repeats_the_commits(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
+    scene.shepherd, scene.sent = again, []
+    scene.do(again.resume(8, scene.clock))
+    commits = scene.take(CommitRequest)
+    assert [(request.epoch, request.attempt) for _, request in commits] == [(2, 1), (2, 1)]
+    scene.answer(commits, Refusal.EXPIRED)
+    assert again.record.state is JobState.QUEUED
+
+
+def test_signal_reaches_every_owner(scene):
+    scene.run()
+    scene.sent = []
+    scene.do(scene.shepherd.signal(2, scene.clock))
+    assert [(node, request.signal) for node, request in scene.take(SignalRequest)] == [(A, 2), (B, 2)]
