@@ -653,7 +653,7 @@ def _first_failing(exits: Sequence[RankExit]) -> RankExit | None:
     """The culprit among ranks that are told of together: rather one that was not merely terminated with the rest."""
     failed = [each for each in exits if _is_failure(each)]
     own = [each for each in failed if each.signal != SIGTERM]
-    return (own or failed or [None])[0]
+    return next(iter(own or failed), None)
 
 
 def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:

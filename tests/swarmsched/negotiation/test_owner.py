@@ -65,7 +65,10 @@ def hold(attempt=1, command_id=1, wants_rendezvous=True, epoch=1):
     return HoldRequest(JOB, epoch, attempt, command_id, BOSS, 2, SPEC.demand, "fifo", (1,), wants_rendezvous)
 
 
-def commit(attempt=1, command_id=2, shares=(Share(ME, 2),), epoch=1):
+ALONE = (Share(ME, 2),)
+
+
+def commit(attempt=1, command_id=2, shares=ALONE, epoch=1):
     order = TaskOrder(JOB, epoch, attempt, ME, SPEC, shares, "10.0.0.1", 29500)
     return CommitRequest(JOB, epoch, attempt, command_id, BOSS, order)
 
