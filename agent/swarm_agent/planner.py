@@ -90,7 +90,7 @@ class Planner:
         self._post(PlanFailed(request.view.version, error))
 
     async def _plan(self, request: ComputePlan) -> Event:
-        if self._child is None:
+        if self._child is None or self._child.returncode is not None:
             self._child = await _start_child()
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None

@@ -1,0 +1,135 @@
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from swarm_agent import planner as planner_module
+from swarm_agent.planner import Planner
+from swarm_agent.testing import wait_until
+from swarmsched.api import JobState
+from swarmsched.effects import ComputePlan
+from swarmsched.events import Event, PlanComputed, PlanFailed
+from swarmsched.ids import JobId, NodeId
+from swarmsched.resources import Demand, Free, Gpu
+from swarmsched.view import Action, ClusterView, JobView, NodeView, PolicySetting
+
+JOB = JobId("01" + "a" * 24)
+
+
+def request(version: int, policy: str = "fifo") -> ComputePlan:
+    gpu = Gpu("GPU-0", 0, "Simulated", 2**30, is_simulated=True)
+    node = NodeView(NodeId("n"), Free((gpu,), 4, 2**30), 1)
+    job = JobView(JOB, JobState.QUEUED, 1, Demand(gpus=1), 1.0)
+    return ComputePlan(PolicySetting(policy), ClusterView(version, (node,), (job,)))
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., tuple[Planner, list[Event]]]]:
+    planners: list[Planner] = []
+
+    def start(**limits: float) -> tuple[Planner, list[Event]]:
+        events: list[Event] = []
+        planners.append(Planner(events.append, **limits))
+        return planners[-1], events
+
+    yield start
+    for planner in planners:
+        await planner.stop()
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
+    planner, events = make()
+    planner.submit(request(7))
+    await wait_until(lambda: events, 10)
+    first = planner.child_pid
+    planner.submit(request(8))
+    await wait_until(lambda: len(events) == 2, 10)
+
+    assert planner.child_pid == first
+    for version, event in zip((7, 8), events, strict=True):
+        assert isinstance(event, PlanComputed)
+        assert event.plan.version == version
+        assert [(entry.job_id, entry.action) for entry in event.plan.entries] == [(JOB, Action.START)]
+        assert 0 < event.plan.elapsed_s < 10
+
+
+async def test_a_policy_that_raises_is_a_failed_plan_and_the_child_goes_on(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner.submit(request(1, policy="no-such-policy"))
+    await wait_until(lambda: events, 10)
+    planner.submit(request(2))
+    await wait_until(lambda: len(events) == 2, 10)
+
+    assert isinstance(events[0], PlanFailed)
+    assert "no-such-policy" in events[0].error
+    assert isinstance(events[1], PlanComputed)
+
+
+async def test_a_request_that_waits_is_superseded_by_a_newer_one(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner.submit(request(1))
+    planner.submit(request(2))
+    planner.submit(request(3))
+    await wait_until(lambda: any(isinstance(event, PlanComputed) for event in events), 10)
+
+    versions = {event.version for event in events if isinstance(event, PlanFailed)}
+    assert versions == {1, 2}
+    assert [event.plan.version for event in events if isinstance(event, PlanComputed)] == [3]
+
+
+async def test_a_plan_that_takes_too_long_costs_the_child_its_life(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner.submit(request(1))
+    await wait_until(lambda: events, 10)
+    stuck = planner.child_pid
+    assert stuck is not None
+    os.kill(stuck, signal.SIGSTOP)
+    planner._deadline_s = 0.2
+    planner.submit(request(2))
+    await wait_until(lambda: len(events) == 2, 10)
+
+    assert isinstance(events[1], PlanFailed)
+    assert "longer than" in events[1].error
+    await wait_until(lambda: not is_running(stuck))
+    planner._deadline_s = 10
+    planner.submit(request(3))
+    await wait_until(lambda: len(events) == 3, 10)
+    assert isinstance(events[2], PlanComputed)
+
+
+async def test_a_child_that_died_is_replaced(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
+    planner, events = make()
+    planner.submit(request(1))
+    await wait_until(lambda: events, 10)
+    assert planner.child_pid is not None
+    os.kill(planner.child_pid, signal.SIGKILL)
+    await wait_until(lambda: planner._child is not None and planner._child.returncode is not None)
+    planner.submit(request(2))
+    await wait_until(lambda: len(events) == 2, 10)
+
+    assert isinstance(events[1], PlanComputed)
+
+
+async def test_an_idle_child_is_ended(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
+    planner, events = make(idle_s=0.1)
+    planner.submit(request(1))
+    await wait_until(lambda: events, 10)
+    pid = planner.child_pid
+
+    await wait_until(lambda: planner.child_pid is None and (pid is None or not is_running(pid)))
+
+
+async def test_the_agents_process_does_not_import_policies() -> None:
+    assert "swarmsched.policies" not in Path(planner_module.__file__).read_text().split("def serve")[0]
