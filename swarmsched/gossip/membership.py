@@ -93,8 +93,8 @@ class Membership:
         self._rng = rng
         self._identity = Identity(_first_claim(config))
         self._self_since_s = 0.0
-        self._roster = Roster(random.Random(rng.getrandbits(64)))  # noqa: S311  # seeded from the generator handed in
-        self._order = ProbeOrder(random.Random(rng.getrandbits(64)))  # noqa: S311
+        self._roster = Roster(random.Random(rng.getrandbits(64)))
+        self._order = ProbeOrder(random.Random(rng.getrandbits(64)))
         self._health = LocalHealth()
         self._rumours = RumourQueue()
         self._suspicions: dict[NodeId, Suspicion] = {}  # exactly the members that stand as SUSPECT
@@ -230,6 +230,7 @@ class Membership:
             claim = self._identity.update
             for peer in self._roster.sample(LEAVE_PEERS):
                 self._send_to(peer, Gossip((claim,)))
+            self._corrections.clear()
         return self._finish()
 
     def forget(self, node_id: NodeId, now_s: float) -> list[MembershipEffect]:
@@ -260,21 +261,31 @@ class Membership:
         if self._started_s is None:
             self._start()
         self._run_timers()
-        self._next_deadline_s = min(
-            self._next_probe_s if len(self._roster) else math.inf,
-            self._next_rumour_s if self._rumours and len(self._roster) else math.inf,
-            self._next_hash_s if len(self._roster) else math.inf,
-            self._next_dial_s if self._has_someone_to_dial() else math.inf,
-            min((probe.next_deadline_s for probe in self._probes.values()), default=math.inf),
-            min((relay.deadline_s for relay in self._relays.values()), default=math.inf),
-            min((suspicion.deadline_s for suspicion in self._suspicions.values()), default=math.inf),
-        )
+        # Never in the past: what was waiting for a member to appear is due now, and is not a lag.
+        self._next_deadline_s = max(self._now_s, self._earliest_deadline_s())
         effects, self._effects = self._effects, []
         return effects
 
+    def _earliest_deadline_s(self) -> float:
+        deadline_s = math.inf
+        if len(self._roster):
+            deadline_s = min(self._next_probe_s, self._next_hash_s)
+            if self._rumours:
+                deadline_s = min(deadline_s, self._next_rumour_s)
+        if self._has_someone_to_dial():
+            deadline_s = min(deadline_s, self._next_dial_s)
+        for probe in self._probes.values():
+            deadline_s = min(deadline_s, probe.next_deadline_s)
+        for relay in self._relays.values():
+            deadline_s = min(deadline_s, relay.deadline_s)
+        for suspicion in self._suspicions.values():
+            deadline_s = min(deadline_s, suspicion.deadline_s)
+        return deadline_s
+
     def _run_timers(self) -> None:
         now_s = self._now_s
-        if now_s < self._next_deadline_s and not self._probes and not self._rumours:
+        has_fresh_news = bool(self._rumours) and now_s >= self._next_rumour_s
+        if now_s < self._next_deadline_s and not has_fresh_news:
             return
         self._health.pass_time(now_s)
         for probe in [probe for probe in self._probes.values() if probe.next_deadline_s <= now_s]:
@@ -475,7 +486,7 @@ class Membership:
         elif self._is_plausible(update, known):
             is_secondhand = list_sender is not None and update.standing is Standing.FAILED
             if is_secondhand and member.is_live and update.generation == known.generation:
-                self._accuse(replace(known, incarnation=update.incarnation), str(list_sender))
+                self._accuse_secondhand(update, known, str(list_sender))
             else:
                 self._adopt(update)
 
@@ -568,6 +579,13 @@ class Membership:
             self._confirm(accusation)
         else:
             self._adopt(accusation)
+
+    def _accuse_secondhand(self, update: Update, known: Update, accuser: str) -> None:
+        """A list brings a verdict about a member that is live here: it hears of it at once and can refute."""
+        self._accuse(replace(known, incarnation=update.incarnation), accuser)
+        member = self._roster.get(update.node)
+        if member is not None and known.standing is Standing.ALIVE:
+            self._send_to(update.node, Gossip((member.update,)))
 
     def _fail(self, node: NodeId) -> None:
         member = self._roster.get(node)

@@ -1,0 +1,278 @@
+"""The codec: round trips, bounds in both directions, and nothing but protocol errors for bad bytes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmsched.errors import LocalProtocolError, RemoteProtocolError
+from swarmsched.fields import I32, U8, U32, U64, MaxLength, Name, NodeName, Range, Ratio, Seconds
+from swarmsched.ids import NodeId
+from swarmsched.wire.codec import Codec, decode_value, encode_value, pack, unpack
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(Enum):
+    LOW = 0
+    HIGH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    count: U8
+    label: Name = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    node: NodeName
+    number: I32
+    big: U64
+    ratio: Ratio
+    free: float
+    flag: bool
+    raw: Annotated[bytes, MaxLength(8)]
+    colour: Colour
+    level: Level
+    inner: Inner
+    maybe: Inner | None
+    many: Annotated[tuple[Inner, ...], MaxLength(3)]
+    pair: tuple[Name, U32]
+    table: Annotated[Mapping[Name, U32], MaxLength(3)]
+    wait_s: Seconds = 1.5
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    low: U8
+    high: U8
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+@dataclass(frozen=True)
+class Unslotted:
+    count: U8
+    names: tuple[str, ...] = field(default_factory=tuple)
+
+
+CODEC = Codec({1: Everything, 2: Inner, 9: Checked})
+EXAMPLE = Everything(
+    NodeId("n1"), -5, 2**64 - 1, 0.5, -1e300, True, b"\x00\xff", Colour.BLUE, Level.HIGH, Inner(1), None,
+    (Inner(2, "two"), Inner(3)), ("a", 7), {"x": 1},
+)  # fmt: skip
+
+inner = st.builds(Inner, st.integers(0, 255), st.text(max_size=63))
+everything = st.builds(
+    Everything,
+    node=st.text(max_size=63),
+    number=st.integers(-(2**31), 2**31 - 1),
+    big=st.integers(0, 2**64 - 1),
+    ratio=st.floats(0, 1),
+    free=st.floats(allow_nan=False, allow_infinity=False),
+    flag=st.booleans(),
+    raw=st.binary(max_size=8),
+    colour=st.sampled_from(Colour),
+    level=st.sampled_from(Level),
+    inner=inner,
+    maybe=st.none() | inner,
+    many=st.lists(inner, max_size=3).map(tuple),
+    pair=st.tuples(st.text(max_size=63), st.integers(0, 2**32 - 1)),
+    table=st.dictionaries(st.text(max_size=63), st.integers(0, 2**32 - 1), max_size=3),
+    wait_s=st.floats(0, 1e10),
+    tags=st.lists(st.text(max_size=10), max_size=4).map(tuple),
+)
+
+
+@given(everything)
+@settings(max_examples=150, deadline=None)
+def test_every_message_comes_back_equal(message: Everything) -> None:
+    assert CODEC.decode(CODEC.encode(message)) == message
+    assert decode_value(Everything, encode_value(Everything, message)) == message
+    assert unpack(Everything, pack(message)) == message
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_raise_only_protocol_errors(data: bytes) -> None:
+    for candidate in (data, b"\x01" + data, b"\x02" + data):
+        try:
+            CODEC.decode(candidate)
+        except RemoteProtocolError:
+            continue
+
+
+@given(everything, st.data())
+@settings(max_examples=200, deadline=None)
+def test_mutated_messages_decode_to_valid_ones_or_raise_protocol_errors(message: Everything, data: Any) -> None:
+    encoded = bytearray(CODEC.encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(encoded)))
+    for candidate in (bytes(encoded), bytes(encoded[:cut])):
+        try:
+            decoded = CODEC.decode(candidate)
+        except RemoteProtocolError:
+            continue
+        assert CODEC.decode(CODEC.encode(decoded)) == decoded  # what is accepted is within bounds
+
+
+def altered(index: int, value: object) -> bytes:
+    fields = pack(EXAMPLE)
+    fields[index] = value
+    return b"\x01" + msgpack.packb(fields)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "problem"),
+    [
+        (0, "x" * 64, "node: length 64 exceeds 63"),
+        (0, 5, "node: expected str, got 5"),
+        (0, b"n1", "node: expected str, got bytes of length 2"),
+        (1, 2**31, "number: 2147483648 is not within"),
+        (1, True, "number: expected an integer, got True"),
+        (1, 1.0, "number: expected an integer, got 1.0"),
+        (3, 1.01, "ratio: 1.01 is not within 0.0..1.0"),
+        (3, math.nan, "ratio: nan is not within"),
+        (4, math.inf, "free: inf is not within"),
+        (4, math.nan, "free: nan is not within"),
+        (4, 1, "free: expected a finite number, got 1"),
+        (5, 1, "flag: expected true or false, got 1"),
+        (6, b"123456789", "raw: length 9 exceeds 8"),
+        (7, "green", "colour: expected a Colour, got 'green'"),
+        (7, [], "colour: expected a Colour, got list of length 0"),
+        (8, True, "level: expected a Level, got True"),
+        (8, 1.0, "level: expected a Level, got 1.0"),
+        (9, [256], "inner.count: 256 is not within 0..255"),
+        (9, [], "inner: field count is missing"),
+        (9, None, "inner: expected the fields of Inner, got None"),
+        (11, [[1], [2], [3], [4]], "many: 4 items exceed 3"),
+        (11, [[1], [999]], "many[1].count: 999 is not within"),
+        (12, ["a"], "pair: expected 2 items, got list of length 1"),
+        (12, ["a", -1], "pair[1]: -1 is not within"),
+        (13, {"a": 1, "b": 2, "c": 3, "d": 4}, "table: 4 entries exceed 3"),
+        (13, {"k": "v"}, "table['k']: expected an integer, got 'v'"),
+        (13, [], "table: expected a mapping, got list of length 0"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_kind_and_problem(index: int, value: object, problem: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        CODEC.decode(altered(index, value))
+    assert str(caught.value).startswith(f"Everything: {problem}")
+    assert caught.value.kind == "Everything"
+
+
+def test_framing_faults_are_told_apart() -> None:
+    encoded = CODEC.encode(EXAMPLE)
+    for data, problem in (
+        (b"", "the message is empty"),
+        (b"\x63\x90", "unknown message kind 99"),
+        (encoded[:-1], "not well-formed msgpack, or cut short"),
+        (encoded + b"\x00", "bytes follow the end of the message"),
+        (b"\x01\x05", "expected the fields of Everything, got 5"),
+        (b"\x01\x90", "field node is missing"),
+        (b"\x01" + b"\x91" * 5_000 + b"\x00", "nested too deeply"),
+        (b"\x01\xc7\x05\x01hello", "not well-formed"),
+        (b"\x02\x92\x01\xa1\xff", "not well-formed"),
+        (b"\x02\xdd\xff\xff\xff\xff", "not well-formed"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=problem):
+            CODEC.decode(data)
+
+
+def test_fields_of_a_newer_peer_are_skipped_and_those_an_older_one_lacks_take_defaults() -> None:
+    fields = pack(EXAMPLE)
+    newer = msgpack.packb([*fields, {"what": ["ever"]}, None])
+    older = msgpack.packb(fields[:-2])
+    assert CODEC.decode(b"\x01" + newer) == EXAMPLE
+    assert CODEC.decode(b"\x01" + older) == EXAMPLE
+    assert unpack(Inner, [7]) == Inner(7, "none")
+    assert unpack(Unslotted, [7]) == Unslotted(7, ())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Inner(256),
+        Inner(-1),
+        Inner(True),
+        Inner(1, "x" * 64),
+        Inner(1, "\ud800"),
+        Inner("1"),  # type: ignore[arg-type]
+        Unslotted(1),
+    ],
+)
+def test_what_we_would_refuse_we_do_not_send(message: object) -> None:
+    with pytest.raises(LocalProtocolError):
+        CODEC.encode(message)
+
+
+def test_an_integer_may_stand_for_a_float_of_ours_but_not_a_huge_one() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Wait:
+        wait_s: float
+
+    codec = Codec({1: Wait})
+    assert codec.decode(codec.encode(Wait(3))) == Wait(3.0)
+    with pytest.raises(LocalProtocolError, match="wait_s: is too large"):
+        codec.encode(Wait(10**400))
+
+
+def test_the_rules_of_a_dataclass_itself_hold_for_a_peer() -> None:
+    assert CODEC.decode(CODEC.encode(Checked(1, 2))) == Checked(1, 2)
+    with pytest.raises(RemoteProtocolError, match="Checked: not a valid Checked: low is above high"):
+        CODEC.decode(b"\x09" + msgpack.packb([2, 1]))
+
+
+def test_the_outermost_bound_wins() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Narrow:
+        count: Annotated[U32, Range(0, 3)]
+
+    with pytest.raises(RemoteProtocolError, match=r"not within 0\.\.3"):
+        unpack(Narrow, [4])
+
+
+def test_a_declaration_the_codec_does_not_understand_is_refused_at_once() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Odd:
+        things: set[int]
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Keyword:
+        count: int
+
+    with pytest.raises(TypeError, match=r"Odd\.things"):
+        Codec({1: Odd})
+    with pytest.raises(TypeError, match=r"Keyword\.count"):
+        Codec({1: Keyword})
+    with pytest.raises(LocalProtocolError, match="outside 1"):
+        Codec({0: Inner})
+    with pytest.raises(LocalProtocolError, match="two kind numbers"):
+        Codec({1: Inner, 2: Inner})
+
+
+def test_every_peer_message_of_the_swarm_compiles() -> None:
+    from swarmsched.node.protocol import PEER_CODEC
+
+    assert len(PEER_CODEC.kinds) > 10
+
+
+def test_values_of_another_class_are_not_encoded_under_a_name() -> None:
+    with pytest.raises(LocalProtocolError, match="expected Inner, got Checked"):
+        encode_value(Inner, Checked(1, 2))  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="no kind number"):
+        Codec({1: Checked}).encode(Inner(1))
