@@ -11,22 +11,67 @@ From a shell: fake_nvml.py FILE create N | set GPU FIELD VALUE | xid GPU NUMBER 
 """
 
 import mmap
-import os
 import struct
 import sys
 import zlib
+from pathlib import Path
 
 MAXGPU, MAXPROC, MAXLINK, MAXEV = 16, 16, 18, 64
 STRINGS = [("uuid", 96), ("name", 96), ("bus", 32), ("serial", 32)]
-NUMBERS = (
-    "mem_total mem_used mem_reserved util_gpu util_mem temp power_mw limit_mw "
-    "sm_clock mem_clock throttle ecc_on ecc_corr ecc_uncorr mig_on numa link_gen "
-    "link_width nproc retired_pending remap_failure fan err err_mask err_code "
-    "slow_mask slow_us hang_mask"
-).split()
-CALLS = (
-    "HANDLE NAME UUID MEM UTIL TEMP POWER LIMIT PROCS ECC TOPO P2P NVLINK MIG EVENT CLOCK PCI THROTTLE FAN PCIE"
-).split()
+NUMBERS = [
+    "mem_total",
+    "mem_used",
+    "mem_reserved",
+    "util_gpu",
+    "util_mem",
+    "temp",
+    "power_mw",
+    "limit_mw",
+    "sm_clock",
+    "mem_clock",
+    "throttle",
+    "ecc_on",
+    "ecc_corr",
+    "ecc_uncorr",
+    "mig_on",
+    "numa",
+    "link_gen",
+    "link_width",
+    "nproc",
+    "retired_pending",
+    "remap_failure",
+    "fan",
+    "err",
+    "err_mask",
+    "err_code",
+    "slow_mask",
+    "slow_us",
+    "hang_mask",
+    "energy_mj",
+]
+CALLS = [
+    "HANDLE",
+    "NAME",
+    "UUID",
+    "MEM",
+    "UTIL",
+    "TEMP",
+    "POWER",
+    "LIMIT",
+    "PROCS",
+    "ECC",
+    "TOPO",
+    "P2P",
+    "NVLINK",
+    "MIG",
+    "EVENT",
+    "CLOCK",
+    "PCI",
+    "THROTTLE",
+    "FAN",
+    "PCIE",
+    "ENERGY",
+]
 GPU_LOST, GPU_IS_LOST_XID = 15, 79
 XID_EVENT, DBE_EVENT = 0x8, 0x2
 
@@ -49,15 +94,15 @@ SIZE = H_GPU + GPU_SIZE * MAXGPU
 
 class State:
     def __init__(self, path):
-        with open(path, "r+b") as f:
+        with Path(path).open("r+b") as f:
             self.m = mmap.mmap(f.fileno(), SIZE)
 
     @classmethod
     def create(cls, path, gpus=4, name="NVIDIA H100 80GB HBM3", mem=80 << 30):
-        tmp = f"{path}.tmp"
-        with open(tmp, "wb") as f:
+        tmp = Path(f"{path}.tmp")
+        with tmp.open("wb") as f:
             f.truncate(SIZE)
-        os.replace(tmp, path)
+        tmp.replace(path)
         s = cls(path)
         s.m[0:8] = b"FAKENVML"
         s._q(H_NGPU, gpus)
@@ -65,22 +110,22 @@ class State:
         s._s(H_NVML, 80, "12.550.54.15")
         s._q(H_CUDA, 12040)
         for i in range(gpus):
-            for k, v in dict(
-                uuid=f"GPU-{i:08x}-0000-4000-8000-{zlib.crc32(str(path).encode()):012x}",
-                name=name,
-                bus=f"00000000:{0x10 + i:02X}:00.0",
-                serial=f"{1000 + i}",
-                mem_total=mem,
-                mem_reserved=600 << 20,
-                temp=35,
-                power_mw=70000,
-                limit_mw=700000,
-                sm_clock=1980,
-                mem_clock=2619,
-                ecc_on=1,
-                link_gen=5,
-                link_width=16,
-            ).items():
+            for k, v in {
+                "uuid": f"GPU-{i:08x}-0000-4000-8000-{zlib.crc32(str(path).encode()):012x}",
+                "name": name,
+                "bus": f"00000000:{0x10 + i:02X}:00.0",
+                "serial": f"{1000 + i}",
+                "mem_total": mem,
+                "mem_reserved": 600 << 20,
+                "temp": 35,
+                "power_mw": 70000,
+                "limit_mw": 700000,
+                "sm_clock": 1980,
+                "mem_clock": 2619,
+                "ecc_on": 1,
+                "link_gen": 5,
+                "link_width": 16,
+            }.items():
                 s.set(i, k, v)
             for j in range(gpus):
                 s.topo(i, j, 0 if i == j else 30 if i // 4 == j // 4 else 50)

@@ -71,7 +71,8 @@ class Session:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._devices: list[tuple[int, str, Any]] = []  # (index, uuid, handle); handle None when lost
+        self._devices: list[tuple[int, str, Any]] = []  # (index, uuid, handle); handle None when refused
+        self._refusals: dict[int, pynvml.NVMLError] = {}  # why a handle was refused, by index
         self._slow: dict[str, Message] = {}
         self._next_full_s = float("-inf")
         self._events: Any = None
@@ -132,12 +133,14 @@ class Session:
         """Find the handles anew; a device that is lost keeps the uuid that it had before."""
         before = [uuid for _, uuid, _ in self._devices if uuid]
         devices: list[tuple[int, str, Any]] = []
+        self._refusals.clear()
         for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 devices.append((index, pynvml.nvmlDeviceGetUUID(handle), handle))
-            except pynvml.NVMLError:
+            except pynvml.NVMLError as error:
                 devices.append((index, "", None))
+                self._refusals[index] = error
         found = {uuid for _, uuid, _ in devices}
         missing = iter([uuid for uuid in before if uuid not in found])
         self._devices = [(index, uuid or next(missing, ""), handle) for index, uuid, handle in devices]
@@ -167,7 +170,7 @@ class Session:
         message: Message = {"kind": "gpu", "index": index, "uuid": uuid}
         if handle is None:
             self._wants_reinit = True
-            return message | {"error": "lost", "detail": "GPU is lost"}
+            return message | self._refusal(index)
         try:
             if is_full or uuid not in self._slow:
                 self._slow[uuid] = self._read_slow(handle)
@@ -182,6 +185,11 @@ class Session:
         if not values:
             return message | {"error": "unreadable", "detail": "every NVML call on it fails"}
         return message | {"values": self._slow.get(uuid, {}) | values}
+
+    def _refusal(self, index: int) -> Message:
+        error = self._refusals.get(index)
+        is_lost = error is None or error.value in LOST_CODES
+        return {"error": "lost" if is_lost else "unreadable", "detail": str(error or "the driver lists it no more")}
 
     def _read_fast(self, handle: Any) -> Message:
         value = self._value

@@ -2,8 +2,8 @@
 
 It posts `ResourcesRead` to the core whenever the resources change and about once a period otherwise, and keeps a
 snapshot for HTTP and metrics.  Nothing here can hang: the driver is asked by a child process, under a deadline.
-Until the first answer (or the first missed deadline) nothing is posted, so that the core never takes "not asked yet"
-for "has no GPUs".
+Until the driver has answered, or has failed to within the time that the sampler has for its start, nothing is posted,
+so that the core never takes "not asked yet" for "has no GPUs".
 """
 
 import asyncio
@@ -106,7 +106,6 @@ class Telemetry:
         self._tasks: list[asyncio.Task[None]] = []
         self._averages = {name: Average() for name in ("gpu", "gpu_memory", "cpu")}
         self._posted: NodeResources | None = None
-        self._started_s = 0.0
 
     @property
     def snapshot(self) -> TelemetrySnapshot:
@@ -132,7 +131,6 @@ class Telemetry:
 
     async def start(self) -> None:
         """Begin to sample; returns at once."""
-        self._started_s = self._clock()
         self._read_host()
         if not self._is_simulated:
             self._tasks.append(asyncio.create_task(self._sample(), name="telemetry-sampler"))
@@ -177,7 +175,7 @@ class Telemetry:
         """Post if the resources changed, or if it is time to."""
         now_s = self._clock()
         self._own(now_s)
-        if not self._may_post(now_s):
+        if self._state is TelemetryState.STARTING and not self._is_simulated:
             return
         gpus = self._simulated() if self._is_simulated else self._readings(now_s)
         resources = NodeResources(
@@ -195,11 +193,6 @@ class Telemetry:
                 cpu_utilisation_ratio=self._averages["cpu"].add(self._host.cpu_utilisation_ratio, now_s),
             )
         )
-
-    def _may_post(self, now_s: float) -> bool:
-        if self._is_simulated or self._state is not TelemetryState.STARTING:
-            return True
-        return now_s - self._started_s > self._config.telemetry_deadline_s
 
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""
@@ -303,7 +296,7 @@ class Telemetry:
         self._publish(is_periodic=False)
 
     def _note_silence(self, outcome: Outcome) -> None:
-        if outcome is not Outcome.STOPPED and not self._gpus:
+        if outcome is not Outcome.STOPPED and self._state is TelemetryState.STARTING:
             self._state = TelemetryState.FAILED
             self._sentence = f"the sampler {outcome.value} before the NVIDIA driver had answered"
 
