@@ -229,7 +229,7 @@ class LogStore:
         for job_id in _job_names(self.config.directory):
             for attempt in self.attempts(job_id):
                 path = self.config.directory / job_id / str(attempt)
-                stats = [file.stat() for file in path.rglob("*")]
+                stats = [stat for file in path.rglob("*") if (stat := _stat(file))]
                 newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
                 yield path, (job_id, attempt), newest, sum(stat.st_size for stat in stats)
 
@@ -319,6 +319,13 @@ def _last_lines(data: bytes, newlines: int) -> bytes:
     for _ in range(newlines):
         end = data.rfind(b"\n", 0, end)
     return data[end + 1 :]
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:  # a writer dropped the segment
+        return None
 
 
 def _numbers(directory: Path) -> tuple[int, ...]:

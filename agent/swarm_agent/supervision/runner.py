@@ -1,8 +1,43 @@
-"""The task runner: skeleton of signatures, filled in shortly."""
+"""The task runner: performs the effects that concern processes and posts what becomes of them.
 
+A task goes: staged (if it needs to be) -> launched (its shim was started) -> started -> exited -> forgotten.  All
+that matters is in the task's directory, so a runner of a later life picks up where this one stopped; in memory is
+only what speeds that up.  Nothing is polled: a shim's news arrive through the FIFO `notify`, its end through a pidfd.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from swarm_agent.staging.fetch import BlobFetcher
+from swarm_agent.staging.requirements import EnvironmentStore, default_python
+from swarm_agent.staging.stager import Prepared, Stager, StagingFailed
+from swarm_agent.supervision import shim
+from swarm_agent.supervision.environment import (
+    common_environment,
+    find_account,
+    inherited,
+    process_ranks,
+    rank_environment,
+)
+from swarm_agent.supervision.orders import (
+    FactKind,
+    Launch,
+    directory_name,
+    order_from_json,
+    order_to_json,
+    parse_directory_name,
+)
+from swarm_agent.supervision.rendezvous import BoundPort, Rendezvous, TaskKey, listen
 from swarm_agent.supervision.settings import Peers, TaskConfig
+from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
+from swarmsched.api import StartPhase
 from swarmsched.effects import (
     BindRendezvous,
     ForgetTask,
@@ -12,30 +47,537 @@ from swarmsched.effects import (
     StartTask,
     StopTask,
 )
-from swarmsched.events import Event
-from swarmsched.task import TaskStatus
+from swarmsched.errors import StorageError
+from swarmsched.events import (
+    Event,
+    RankExited,
+    RendezvousBound,
+    RendezvousFailed,
+    TaskExited,
+    TaskPhaseChanged,
+    TaskStaged,
+    TaskStageFailed,
+    TaskStarted,
+)
+from swarmsched.ids import JobId
+from swarmsched.resources import Gpu
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
+
+log = logging.getLogger(__name__)
 
 TaskEffect = BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ForgetTask
 
+NOTICE_BYTES = 2**16
+LEFTOVER_INTERVAL_S = 0.05
+PRUNE_INTERVAL_S = 3_600.0
+INSTALLER_ENV = ("PIP_*", "UV_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """One task of this node, from its first effect to `ForgetTask`."""
+
+    key: TaskKey
+    order: TaskOrder
+    link: ShimLink
+    stage: TaskStage = TaskStage.ORDERED
+    work: asyncio.Task[None] | None = None  # staging, launching after staging, or cleaning up after a lost shim
+    prepared: Prepared | None = None
+    failure: TaskFailure = TaskFailure.NONE
+    detail: str = ""
+    revision: int = 0
+    phase: StartPhase = StartPhase.NONE
+    gpus: tuple[Gpu, ...] = field(default=())
+
+    @property
+    def is_running(self) -> bool:
+        """True from the launch until nothing of it is left."""
+        return self.stage in (TaskStage.LAUNCHED, TaskStage.STARTED)
+
+    def status(self) -> TaskStatus:
+        """The task as the core knows it."""
+        return TaskStatus(
+            job_id=self.order.job_id,
+            epoch=self.order.epoch,
+            attempt=self.order.attempt,
+            node=self.order.node,
+            stage=self.stage,
+            exits=self.link.facts.exit_list,
+            failure=self.failure,
+            detail=self.detail[:1_000],
+            phase=self.phase.value,
+            revision=self.revision,
+        )
+
+    def exited_event(self) -> TaskExited:
+        """The last word about it."""
+        return TaskExited(*self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
+
 
 class TaskRunner:
-    """Performs the effects that concern processes and posts what becomes of them."""
+    """Performs `TaskEffect`s; call `start` first, `stop` last, everything in the loop's thread."""
 
     def __init__(self, config: TaskConfig, post: Callable[[Event], None], agent: Peers) -> None:
         self._config, self._post, self._agent = config, post, agent
+        self._python = config.python or default_python()
+        self._tasks_dir = config.data_dir / "tasks"
+        self._jobs_dir = config.data_dir / "jobs"
+        self._account = find_account(config.job_user)
+        self._inherit = inherited(os.environ, config.env_allow)
+        self._fetcher = BlobFetcher(agent.blobs, agent, config.node_id)
+        environments = EnvironmentStore(
+            config.data_dir / "envs",
+            self._python,
+            self._inherit | inherited(os.environ, INSTALLER_ENV),
+            config.environment_limit_bytes,
+            config.environment_timeout_s,
+        )
+        self._stager = Stager(
+            self._jobs_dir,
+            agent.blobs,
+            self._fetcher,
+            environments,
+            self._account,
+            config.probe_timeout_s,
+            config.probe_attempts,
+        )
+        self._rendezvous = Rendezvous(config.fabric_address, config.rendezvous_ports)
+        self._tasks: dict[TaskKey, _Task] = {}
+        self._notify = -1
+        self._shim = Path(shim.__file__)
+        self._pruning: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[TaskStatus, ...]:
         """Find the tasks of earlier lives and attach to those that run; call once, before `perform`."""
-        raise NotImplementedError
-
-    def perform(self, effect: TaskEffect) -> None:
-        """Do it, or begin to; the outcome is posted as an event."""
-        raise NotImplementedError
-
-    def own_pids(self) -> set[int]:
-        """Every process of every task here: shims, ranks and their descendants."""
-        raise NotImplementedError
+        self._make_folders()
+        self._open_notify()
+        if self._python == default_python():  # byte code fits this interpreter only
+            self._shim = compile_shim(self._tasks_dir)
+        for directory in sorted(self._tasks_dir.iterdir()):
+            key = parse_directory_name(directory.name)
+            if key:
+                await self._find(key, directory)
+        self._fetcher.serve()
+        self._pruning = asyncio.create_task(self._prune())
+        return tuple(task.status() for task in self._tasks.values())
 
     async def stop(self) -> None:
-        """Leave the shims running, drop everything of this process."""
-        raise NotImplementedError
+        """Leave the shims running, drop everything of this process; staging ends."""
+        loop = asyncio.get_running_loop()
+        working = [task.work for task in self._tasks.values() if task.work] + [self._pruning]
+        for work in working:
+            if work:
+                work.cancel()
+        await asyncio.gather(*(work for work in working if work), return_exceptions=True)
+        for task in self._tasks.values():
+            self._let_go(task)
+        self._tasks.clear()
+        self._rendezvous.close()
+        if self._notify >= 0:
+            loop.remove_reader(self._notify)
+            os.close(self._notify)
+            self._notify = -1
+
+    def perform(self, effect: TaskEffect) -> None:
+        """Do it, or begin to; the outcome is posted as an event.  Never raises for what a job can cause."""
+        match effect:
+            case BindRendezvous():
+                self._bind((effect.job_id, effect.attempt))
+            case ReleaseRendezvous():
+                self._rendezvous.release((effect.job_id, effect.attempt))
+            case StageTask():
+                self._stage(effect.order)
+            case StartTask():
+                self._start_task(effect.order, effect.gpus)
+            case SignalTask():
+                self._tell((effect.job_id, effect.attempt), f"signal {effect.signal}")
+            case StopTask():
+                self._stop_task((effect.job_id, effect.attempt), effect.grace_s)
+            case ForgetTask():
+                self._forget((effect.job_id, effect.attempt))
+
+    def own_pids(self) -> set[int]:
+        """Every process of every task here: shims, ranks and their descendants.  One pass over /proc."""
+        roots = [task.link.facts.shim_pid for task in self._tasks.values() if task.is_running]
+        if not roots:
+            return set()
+        children = shim.processes_by_parent()
+        found: set[int] = set()
+        todo = [pid for pid in roots if pid]
+        while todo:
+            pid = todo.pop()
+            if pid not in found:
+                found.add(pid)
+                todo.extend(child for child, _ in children.get(pid, ()))
+        return found
+
+    def workdir(self, job_id: JobId, attempt: int) -> Path | None:
+        """Where the task runs, while it is known here."""
+        task = self._tasks.get((job_id, attempt))
+        return task.prepared.workdir if task and task.prepared else None
+
+    # Rendezvous.
+
+    def _bind(self, key: TaskKey) -> None:
+        try:
+            bound = self._rendezvous.bind(key)
+        except OSError as error:
+            self._post(RendezvousFailed(*key, str(error)))
+        else:
+            self._post(RendezvousBound(*key, bound.host, bound.port))
+
+    # Staging.
+
+    def _stage(self, order: TaskOrder) -> None:
+        key = (order.job_id, order.attempt)
+        known = self._tasks.get(key)
+        if known:
+            if known.stage is TaskStage.STAGED:
+                self._post(TaskStaged(*key))
+            return
+        task = self._tasks[key] = self._new_task(order)
+        self._agent.logs.opened(key)
+        task.work = asyncio.create_task(self._stage_and_tell(task))
+
+    async def _stage_and_tell(self, task: _Task) -> None:
+        try:
+            task.prepared = await self._prepare(task)
+        except StagingFailed as error:
+            self._explain(task, error)
+            del self._tasks[task.key]
+            self._agent.logs.closed(task.key)
+            self._post(TaskStageFailed(*task.key, error.failure, error.detail[:1_000]))
+        else:
+            task.stage, task.work, task.phase = TaskStage.STAGED, None, StartPhase.NONE
+            self._post(TaskStaged(*task.key))
+
+    async def _prepare(self, task: _Task) -> Prepared:
+        def tell(phase: StartPhase) -> None:
+            task.phase = phase
+            self._post(TaskPhaseChanged(*task.key, phase.value))
+
+        try:
+            return await self._stager.prepare(task.order, tell)
+        except Exception as error:  # the last line of defence: the shepherd must hear of it
+            if isinstance(error, StagingFailed):
+                raise
+            log.exception("staging failed job_id=%s attempt=%d", *task.key)
+            raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
+
+    def _explain(self, task: _Task, error: StagingFailed) -> None:
+        text = f"{error.output}\nswarm: {error.detail}" if error.output else f"swarm: {error.detail}"
+        self._agent.logs.say(*task.key, process_ranks(task.order)[0], text)
+
+    def _new_task(self, order: TaskOrder) -> _Task:
+        key = (order.job_id, order.attempt)
+        return _Task(key, order, ShimLink(self._tasks_dir / directory_name(key)))
+
+    # Starting.
+
+    def _start_task(self, order: TaskOrder, gpus: tuple[Gpu, ...]) -> None:
+        key = (order.job_id, order.attempt)
+        task = self._tasks.get(key)
+        if task and task.stage is not TaskStage.STAGED:
+            return  # repeated: it is on its way already
+        task = self._tasks[key] = task or self._new_task(order)
+        task.order, task.gpus = order, gpus
+        self._agent.logs.opened(key)
+        try:
+            if task.prepared is None and not self._stager.is_quick(order):
+                task.work = asyncio.create_task(self._locate_and_launch(task))
+                return
+            task.prepared = task.prepared or self._stager.locate_quickly(order)
+        except StagingFailed as error:
+            self._give_up(task, error)
+        else:
+            self._launch(task)
+
+    async def _locate_and_launch(self, task: _Task) -> None:
+        """For a task that was staged in an earlier life of the agent."""
+        try:
+            task.prepared = await self._prepare(task)
+        except StagingFailed as error:
+            self._give_up(task, error)
+        else:
+            task.work = None
+            self._launch(task)
+
+    def _launch(self, task: _Task) -> None:
+        try:
+            bound = self._take_port(task)
+            try:
+                self._spawn(task, bound)
+            finally:
+                if bound:
+                    bound.socket.close()  # the shim has its own copy now
+        except StagingFailed as error:
+            self._give_up(task, error)
+        except OSError as error:
+            self._let_go(task)
+            task.link.remove()
+            problem = f"{task.order.node} could not start the task: {error.strerror or error}"
+            self._give_up(task, StagingFailed(TaskFailure.INTERNAL, problem))
+        else:
+            task.stage = TaskStage.LAUNCHED
+            asyncio.get_running_loop().add_reader(task.link.pidfd, self._shim_ended, task)
+
+    def _take_port(self, task: _Task) -> BoundPort | None:
+        order = task.order
+        if order.node_rank or not order.rendezvous_port:
+            self._rendezvous.release(task.key)
+            return None
+        bound = self._rendezvous.take(task.key)
+        if bound:
+            return bound
+        listening = listen(order.rendezvous_host, order.rendezvous_port)  # bound in an earlier life of the agent
+        if listening is None:
+            problem = f"port {order.rendezvous_port} of {order.rendezvous_host} was taken before the task started"
+            raise StagingFailed(TaskFailure.PORT_TAKEN, problem)
+        return BoundPort(order.rendezvous_host, order.rendezvous_port, listening)
+
+    def _spawn(self, task: _Task, bound: BoundPort | None) -> None:
+        directory = task.link.directory
+        directory.mkdir(mode=0o700)
+        draft = directory / "order.new"
+        draft.write_bytes(order_to_json(task.order, task.gpus))
+        draft.rename(directory / "order.json")
+        task.link.start(
+            self._python, self._shim, self._launch_file(task, bound), bound.socket.fileno() if bound else -1
+        )
+
+    def _launch_file(self, task: _Task, bound: BoundPort | None) -> Launch:
+        assert task.prepared is not None
+        order, logs = task.order, self._agent.logs.config
+        return Launch(
+            key=task.key,
+            log_dir=logs.directory / order.job_id / str(order.attempt),
+            log_limit_bytes=logs.limit_bytes,
+            log_head_bytes=logs.head_bytes,
+            workdir=task.prepared.workdir,
+            umask=order.spec.umask,
+            account=self._account,
+            grace_s=order.spec.grace_s,
+            listen_fd=CHILD_LISTEN_FD if bound else -1,
+            port=order.rendezvous_port,
+            argv=order.spec.command,
+            common_env=common_environment(
+                order,
+                task.gpus,
+                inherit=self._inherit,
+                account=self._account,
+                environment_dirs=task.prepared.environment_dirs,
+                cpu_count=len(os.sched_getaffinity(0)),
+            ),
+            rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
+        )
+
+    def _give_up(self, task: _Task, error: StagingFailed) -> None:
+        """It never ran: say so to the user and to the core."""
+        self._explain(task, error)
+        task.failure, task.detail = error.failure, error.detail
+        self._ended(task)
+
+    # News of shims.
+
+    def _open_notify(self) -> None:
+        path = self._tasks_dir / "notify"
+        if not path.is_fifo():
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+        self._notify = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        asyncio.get_running_loop().add_reader(self._notify, self._read_notices)
+
+    def _read_notices(self) -> None:
+        try:
+            data = os.read(self._notify, NOTICE_BYTES)
+        except BlockingIOError:
+            return
+        for line in set(data.decode("ascii", "replace").split("\n")):  # lines are written whole, at most 4 KiB each
+            match line.split():
+                case [job_id, attempt, "facts"]:
+                    task = self._tasks.get((JobId(job_id), int(attempt)))
+                    if task and task.is_running:
+                        self._take_facts(task)
+                case [job_id, attempt, "log", _]:
+                    self._agent.logs.wake((JobId(job_id), int(attempt)))
+                case _:
+                    continue
+
+    def _take_facts(self, task: _Task) -> None:
+        facts = task.link.facts
+        for fact in facts.read(task.link.facts_path):
+            task.revision += 1
+            if isinstance(fact, RankExit):
+                self._post(RankExited(*task.key, fact))
+            elif fact is FactKind.STARTED:
+                task.stage = TaskStage.STARTED
+                self._post(TaskStarted(*task.key, facts.started_utc_s))
+            elif fact is FactKind.EXITED:
+                task.failure, task.detail = facts.failure, facts.detail
+                self._ended(task)
+
+    def _shim_ended(self, task: _Task) -> None:
+        asyncio.get_running_loop().remove_reader(task.link.pidfd)
+        task.link.reap()
+        self._take_facts(task)
+        if task.link.facts.is_exited:
+            task.link.close()
+        else:
+            task.link.close()
+            task.work = asyncio.create_task(self._bury(task))
+
+    async def _bury(self, task: _Task) -> None:
+        """The shim is gone without a last word: end what it left, then report the task lost."""
+        await self._end_leftovers(task)
+        cause = task.link.last_error()
+        task.failure = TaskFailure.LOST
+        task.detail = f"the supervising process on {task.order.node} was killed" + (f": {cause}" if cause else "")
+        self._agent.logs.say(*task.key, process_ranks(task.order)[0], f"swarm: {task.detail}; the ranks were ended")
+        task.work = None
+        self._ended(task)
+
+    async def _end_leftovers(self, task: _Task) -> None:
+        while await asyncio.to_thread(end_leftovers, task.order, task.link.facts):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(LEFTOVER_INTERVAL_S)  # SIGKILL takes a moment; processes in the kernel take longer
+
+    def _ended(self, task: _Task) -> None:
+        task.stage = TaskStage.EXITED
+        task.revision += 1
+        self._agent.logs.closed(task.key)
+        self._post(task.exited_event())
+
+    # Orders about running tasks.
+
+    def _tell(self, key: TaskKey, command: str) -> None:
+        task = self._tasks.get(key)
+        if task and task.is_running and not task.link.tell(command):
+            log.warning("shim does not listen job_id=%s attempt=%d command=%s", *key, command)
+
+    def _stop_task(self, key: TaskKey, grace_s: float) -> None:
+        task = self._tasks.get(key)
+        if task is None:
+            self._rendezvous.release(key)
+            self._post(TaskExited(*key, ()))
+        elif task.stage is TaskStage.EXITED:
+            self._post(task.exited_event())
+        elif task.is_running:
+            self._tell(key, f"stop {grace_s:.3f}")
+        else:
+            self._abandon(task)
+
+    def _abandon(self, task: _Task) -> None:
+        """Stopped before it was launched."""
+        if task.work:
+            task.work.cancel()
+            task.work = None
+        self._rendezvous.release(task.key)
+        task.detail = "stopped before it was started"
+        self._ended(task)
+
+    def _forget(self, key: TaskKey) -> None:
+        task = self._tasks.get(key)
+        if task is None:
+            return
+        if task.stage is not TaskStage.EXITED:
+            log.warning("not forgotten, since it has not exited job_id=%s attempt=%d", *key)
+            return
+        self._let_go(task)
+        task.link.remove()
+        del self._tasks[key]
+
+    def _let_go(self, task: _Task) -> None:
+        if task.link.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(task.link.pidfd)
+            if task.stage is TaskStage.EXITED:
+                self._reap_later(task)
+        task.link.close()
+
+    def _reap_later(self, task: _Task) -> None:
+        """The shim has said its last word and ends this instant."""
+        pidfd, link = os.dup(task.link.pidfd), task.link
+        loop = asyncio.get_running_loop()
+
+        def reap() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            link.reap()
+
+        loop.add_reader(pidfd, reap)
+
+    # Earlier lives.
+
+    async def _find(self, key: TaskKey, directory: Path) -> None:
+        path = directory / "order.json"
+        link = ShimLink(directory)
+        try:
+            order, gpus = order_from_json(path.read_bytes(), path)
+        except (OSError, StorageError) as error:
+            log.error("task directory cannot be read, its task is stopped path=%s error=%s", directory, error)
+            if link.attach():
+                link.tell("stop 0")
+                link.close()
+            else:
+                link.remove()
+            return
+        task = self._tasks[key] = _Task(key, order, link, TaskStage.LAUNCHED, gpus=gpus)
+        if await asyncio.to_thread(link.attach):
+            self._adopt(task)
+        else:
+            await self._close_account(task)
+
+    def _adopt(self, task: _Task) -> None:
+        """The shim lives: go on as if nothing had happened."""
+        self._agent.logs.opened(task.key)
+        facts = task.link.facts
+        task.revision += len(facts.exits) + bool(facts.started_utc_s)
+        task.revision += len(facts.read(task.link.facts_path))
+        if facts.started_utc_s:
+            task.stage = TaskStage.STARTED
+        if facts.is_exited:
+            task.stage, task.failure, task.detail = TaskStage.EXITED, facts.failure, facts.detail
+            self._agent.logs.closed(task.key)
+            task.link.close()
+            return
+        asyncio.get_running_loop().add_reader(task.link.pidfd, self._shim_ended, task)
+        log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key, facts.shim_pid)
+
+    async def _close_account(self, task: _Task) -> None:
+        """The shim is gone: its record tells the end, or nobody does."""
+        facts = task.link.facts
+        task.stage = TaskStage.EXITED
+        task.revision = len(facts.exits) + 2
+        task.failure, task.detail = facts.failure, facts.detail
+        if not facts.is_exited:
+            await self._end_leftovers(task)
+            task.failure = TaskFailure.LOST
+            task.detail = f"the supervising process on {task.order.node} ended without a record (power cut or kill -9)"
+
+    # Housekeeping.
+
+    def _make_folders(self) -> None:
+        self._config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self._tasks_dir, self._agent.logs.config.directory, self._agent.blobs.directory):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._jobs_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
+            mode = self._config.data_dir.stat().st_mode & 0o777
+            self._config.data_dir.chmod(mode | 0o011)
+
+    async def _prune(self) -> None:
+        """Old logs and work folders go, once an hour."""
+        while True:
+            now_utc_s = time.time()
+            live = {task.key for task in self._tasks.values() if task.stage is not TaskStage.EXITED}
+            with suppress(OSError):  # an administrator may delete at the same time; the next hour sees the rest
+                await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
+                await asyncio.to_thread(self._prune_work, now_utc_s, live)
+            await asyncio.sleep(PRUNE_INTERVAL_S)
+
+    def _prune_work(self, now_utc_s: float, live: set[TaskKey]) -> None:
+        for folder in self._jobs_dir.glob("*/*"):
+            key = parse_directory_name(f"{folder.parent.name}.{folder.name}")
+            is_old = now_utc_s - folder.stat().st_mtime > self._config.work_retention_s
+            if key and key not in live and is_old:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # other attempts are still there
+                    folder.parent.rmdir()

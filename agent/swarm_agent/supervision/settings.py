@@ -1,11 +1,11 @@
 """What supervision and staging are told about this node."""
 
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.fetch import PeerStreams
 from swarm_agent.supervision.logs import LogStore
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
@@ -50,7 +50,7 @@ class TaskConfig:
     env_allow: tuple[str, ...] = DEFAULT_ENV_ALLOW
     probe_timeout_s: float = 2.0
     probe_attempts: int = 3
-    environment_limit: int = 10
+    environment_limit_bytes: int = 50 * 2**30
     environment_timeout_s: float = 1_800.0
     work_retention_s: float = 7 * 86_400.0
 
@@ -64,19 +64,8 @@ class TaskConfig:
             raise ConfigError("data_dir", f"{str(self.data_dir)!r} is relative", "give an absolute path")
 
 
-StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
-
-
-class Peers(Protocol):
+class Peers(PeerStreams, Protocol):
     """The part of the agent that supervision uses: its stores, and sealed streams from and to other agents."""
 
     logs: LogStore
     blobs: BlobStore
-
-    def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Ask a peer; iterate over its answers."""
-        ...
-
-    def on_stream(self, kind: str, handler: StreamHandler) -> None:
-        """Answer such questions of peers."""
-        ...

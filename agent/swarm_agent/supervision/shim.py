@@ -37,6 +37,7 @@ FACTS_BYTES_PER_RANK = 256
 DRAIN_READS = 16  # a pipe holds at most 1 MiB; a daemon that writes on must not keep us
 LAST_WORDS_ATTEMPTS = 600
 LAUNCH_FORMAT = "1"
+INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
 PR_SET_CHILD_SUBREAPER = 36
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
 SIGTERM, SIGKILL, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 17, 13, 25
@@ -311,6 +312,7 @@ class Shim:
     def run(self) -> None:
         """Start the ranks and stay until nothing of them is left."""
         os.chdir("/")
+        keep_from_children()
         become_subreaper()
         self._commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
         self._wakeup = self._catch_signals()
@@ -619,6 +621,13 @@ def speaks_of_port(tail: bytes, port: int) -> bool:
     return b"ddress already in use" in tail and str(port).encode() in tail
 
 
+def keep_from_children() -> None:
+    """What the agent handed to us must not reach the ranks: the lock would outlive us in them."""
+    for fd in INHERITED_FDS:
+        if os.access(f"/proc/self/fd/{fd}", os.F_OK):
+            os.set_inheritable(fd, False)
+
+
 def become_subreaper() -> None:
     """Make orphans of our descendants our children (prctl(2), Linux 3.4)."""
     # ctypes itself costs 4 ms for its type machinery; its C part does this call alone.
@@ -672,15 +681,8 @@ def start_ticks(pid: int) -> int:
 
 
 def descendants(root: int) -> list[tuple[int, int]]:
-    """(pid, process group) of all living processes below `root`."""
-    children: dict[int, list[tuple[int, int]]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            fields = read_stat(name)
-            if fields and fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append((int(name), int(fields[2])))
-            elif fields:
-                children.setdefault(int(fields[1]), [])
+    """(pid, process group) of all processes below `root`."""
+    children = processes_by_parent()
     found: list[tuple[int, int]] = []
     todo = [root]
     while todo:
@@ -688,6 +690,17 @@ def descendants(root: int) -> list[tuple[int, int]]:
         found.extend(below)
         todo.extend(pid for pid, _ in below)
     return found
+
+
+def processes_by_parent() -> dict[int, list[tuple[int, int]]]:
+    """(pid, process group) of all processes, under their parent's pid."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            fields = read_stat(name)
+            if fields:
+                children.setdefault(int(fields[1]), []).append((int(name), int(fields[2])))
+    return children
 
 
 def oom_counter() -> tuple[str, int]:

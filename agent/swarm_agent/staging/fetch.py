@@ -1,0 +1,107 @@
+"""Bringing blobs from other agents: one sealed stream per batch, the sources in turn, each blob once at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
+from swarmsched.errors import SwarmError
+from swarmsched.ids import NodeId
+
+BATCH = 128  # digests asked in one stream
+QUERY = "blob"
+
+StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
+
+
+class PeerStreams(Protocol):
+    """Sealed streams from and to other agents."""
+
+    def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Ask a peer; iterate over its answers.  Ends in a `SwarmError` or OSError when the peer cannot be reached."""
+        ...
+
+    def on_stream(self, kind: str, handler: StreamHandler) -> None:
+        """Answer such questions of peers."""
+        ...
+
+
+class BlobFetcher:
+    """Makes sure that blobs are here, and serves ours to others."""
+
+    def __init__(self, blobs: BlobStore, peers: PeerStreams, node_id: NodeId) -> None:
+        self._blobs, self._peers, self._node_id = blobs, peers, node_id
+        self._lock = asyncio.Lock()  # two tasks with the same tree: the second finds what the first has brought
+
+    def serve(self) -> None:
+        """Answer peers that ask for blobs."""
+        self._peers.on_stream(QUERY, self._answer)
+
+    async def ensure(self, digests: Iterable[str], sources: Sequence[NodeId]) -> int:
+        """Bring what is missing; returns how many were brought.  Raises `BlobError` naming the nodes asked."""
+        wanted = tuple(digests)
+        async with self._lock:
+            missing = at_first = self._blobs.missing(wanted)
+            problems: list[str] = []
+            for source in (node for node in sources if node != self._node_id):
+                if not missing:
+                    break
+                problem = await self._fetch_from(source, missing)
+                missing = self._blobs.missing(missing)
+                if missing:
+                    problems.append(f"{source}: {problem or 'does not have it'}")
+        if missing:
+            told = "; ".join(problems) or "no node is known to hold it"
+            raise BlobError(
+                missing[0], f"could not be fetched ({len(missing)} missing; {told})", "submit the job again"
+            )
+        return len(at_first)
+
+    async def _fetch_from(self, source: NodeId, digests: Sequence[str]) -> str:
+        """Take what the source has; what went wrong, if anything."""
+        try:
+            for first in range(0, len(digests), BATCH):
+                await self._fetch_batch(source, list(digests[first : first + BATCH]))
+        except (SwarmError, OSError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    async def _fetch_batch(self, source: NodeId, digests: list[str]) -> None:
+        answers = self._peers.query_stream(source, QUERY, {"digests": digests})
+        async for answer in answers:
+            digest = answer.get("digest")
+            if digest not in digests:
+                raise BlobError(str(digest)[:64], f"{source} sent what was not asked for")
+            if not answer.get("is_missing"):
+                await self._blobs.put(digest, _content(answer, answers, digest))
+
+    async def _answer(self, _: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        asked = payload.get("digests") or [payload.get("digest")]
+        if not isinstance(asked, list | tuple) or len(asked) > BATCH:
+            return
+        for digest in asked:
+            if not isinstance(digest, str) or not is_digest(digest) or self._blobs.missing([digest]):
+                yield {"digest": digest, "is_missing": True}
+                continue
+            left_bytes = self._blobs.size_bytes(digest) or 0
+            if not left_bytes:
+                yield {"digest": digest, "data": b"", "is_last": True}
+            async for data in self._blobs.read(digest):
+                left_bytes -= len(data)
+                yield {"digest": digest, "data": data, "is_last": left_bytes <= 0}
+
+
+async def _content(first: dict[str, Any], answers: AsyncIterator[dict[str, Any]], digest: str) -> AsyncIterator[bytes]:
+    """The pieces of one blob, of which `first` has been read already."""
+    answer = first
+    while True:
+        data = answer.get("data")
+        if answer.get("digest") != digest or not isinstance(data, bytes):
+            raise BlobError(digest, "the stream broke off")
+        yield data
+        if answer.get("is_last"):
+            return
+        try:
+            answer = await anext(answers)
+        except StopAsyncIteration:
+            raise BlobError(digest, "the stream broke off") from None

@@ -1,0 +1,174 @@
+"""Everything that must be in place before a task's shim starts: reach of rank 0, files, environment."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.fetch import BlobFetcher
+from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
+from swarm_agent.staging.tree import Unpacker
+from swarm_agent.supervision.environment import Account
+from swarm_agent.supervision.rendezvous import probe
+from swarmsched.api import StartPhase
+from swarmsched.errors import SwarmError
+from swarmsched.task import TaskFailure, TaskOrder
+from swarmsched.tree import BadTree, Tree
+
+
+class StagingFailed(SwarmError):
+    """A task cannot start here.  `failure` is what the shepherd acts on; `output` is for the job's log."""
+
+    def __init__(self, failure: TaskFailure, detail: str, output: str = "") -> None:
+        self.failure, self.detail, self.output = failure, detail, output
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Where a task will run, and the virtual environments on its PATH, the first one foremost."""
+
+    workdir: Path
+    environment_dirs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stager:
+    """Prepares tasks.  Repeating a preparation finds what the first one left."""
+
+    jobs_dir: Path
+    blobs: BlobStore
+    fetcher: BlobFetcher
+    environments: EnvironmentStore
+    account: Account
+    probe_timeout_s: float = 2.0
+    probe_attempts: int = 3
+    environments_in_use: set[Path] = field(default_factory=set)
+
+    async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
+        """Do all that the order needs, telling each phase; raises `StagingFailed`."""
+        spec = order.spec
+        if order.node_rank > 0 and order.rendezvous_port:
+            await self._reach_rank_zero(order)
+        if spec.tree:
+            tell_phase(StartPhase.SYNC)
+            await self._bring_tree(order)
+        if spec.requirements:
+            tell_phase(StartPhase.ENVIRONMENT)
+            await self._build_environment(order)
+        return await self.locate(order)
+
+    async def locate(self, order: TaskOrder) -> Prepared:
+        """Where everything of a prepared task is; makes an empty folder when the job brings none.
+
+        Raises `StagingFailed` for what is not there.
+        """
+        return Prepared(self._workdir(order), await self._environment_dirs(order))
+
+    def is_quick(self, order: TaskOrder) -> bool:
+        """True when `locate_quickly` can answer: nothing is shipped and nothing is built."""
+        return not (order.spec.tree or order.spec.requirements)
+
+    def locate_quickly(self, order: TaskOrder) -> Prepared:
+        """As `locate`, without waiting, for orders that are quick."""
+        return Prepared(self._workdir(order), self._venv_dirs(order))
+
+    async def _reach_rank_zero(self, order: TaskOrder) -> None:
+        host, port = order.rendezvous_host, order.rendezvous_port
+        problem = await probe(host, port, timeout_s=self.probe_timeout_s, attempts=self.probe_attempts)
+        if problem:
+            where = f"{order.node} cannot reach {host}:{port} of {order.shares[0].node}: {problem}"
+            remedy = "open the rendezvous ports between these nodes, or correct fabric_address"
+            raise StagingFailed(TaskFailure.UNREACHABLE, f"{where}; {remedy}")
+
+    async def _bring_tree(self, order: TaskOrder) -> None:
+        work = self._folder(order) / "work"
+        if work.exists():
+            return
+        spec = order.spec
+        try:
+            with self.blobs.pinned([spec.tree]):
+                await self.fetcher.ensure([spec.tree], spec.blob_sources)
+                tree = Tree.from_bytes(await self._content(spec.tree))
+                with self.blobs.pinned(tree.blobs):
+                    await self.fetcher.ensure(tree.blobs, spec.blob_sources)
+                    await asyncio.to_thread(self._unpack, tree, work)
+        except (BlobError, BadTree) as error:
+            raise StagingFailed(TaskFailure.SYNC, f"files could not be brought to {order.node}: {error}") from error
+        except OSError as error:
+            problem = f"files could not be unpacked on {order.node}: {error.strerror or error} ({work})"
+            raise StagingFailed(TaskFailure.SYNC, problem) from error
+
+    def _unpack(self, tree: Tree, work: Path) -> None:
+        """Under another name until it is complete, so that a half-unpacked tree is never taken for a whole one."""
+        draft = work.with_name(f"work.{os.getpid()}")
+        Unpacker(self.blobs, self.account.uid, self.account.gid).unpack(tree, draft)
+        draft.rename(work)
+
+    async def _build_environment(self, order: TaskOrder) -> None:
+        try:
+            await self.fetcher.ensure([order.spec.requirements], order.spec.blob_sources)
+            text = await self._content(order.spec.requirements)
+            path = await self.environments.ensure(text, self.account, frozenset(self.environments_in_use))
+            self.environments_in_use.add(path)
+        except BlobError as error:
+            raise StagingFailed(TaskFailure.SYNC, f"requirements could not be brought: {error}") from error
+        except EnvironmentFailed as error:
+            raise StagingFailed(TaskFailure.ENVIRONMENT, f"{order.node}: {error}", error.output) from error
+
+    async def _content(self, digest: str) -> bytes:
+        return b"".join([chunk async for chunk in self.blobs.read(digest)])
+
+    def _folder(self, order: TaskOrder) -> Path:
+        """DATA/jobs/<id>/<attempt>; others than the agent may pass through, so the job's account reaches its files."""
+        folder = self.jobs_dir / order.job_id / str(order.attempt)
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        return folder
+
+    def _workdir(self, order: TaskOrder) -> Path:
+        spec = order.spec
+        if spec.tree:
+            workdir = self._folder(order) / "work" / spec.workdir.lstrip("/")
+        elif spec.workdir:
+            workdir = Path(spec.workdir)
+            if not workdir.is_absolute():
+                problem = f"working directory {spec.workdir!r} is relative, but no files were shipped"
+                raise StagingFailed(TaskFailure.SYNC, f"{problem}; give an absolute path on the nodes, or --sync")
+        else:
+            return self._scratch(order)
+        if not workdir.is_dir():
+            problem = f"working directory {workdir} does not exist on {order.node}"
+            remedy = "it is not in the shipped files" if spec.tree else "create it there, or ship files with --sync"
+            raise StagingFailed(TaskFailure.SYNC, f"{problem}; {remedy}")
+        return workdir
+
+    def _scratch(self, order: TaskOrder) -> Path:
+        scratch = self._folder(order) / "work"
+        if not scratch.exists():
+            scratch.mkdir(mode=0o755)
+            if self.account.uid >= 0:
+                os.chown(scratch, self.account.uid, self.account.gid)
+        return scratch
+
+    async def _environment_dirs(self, order: TaskOrder) -> tuple[Path, ...]:
+        if not order.spec.requirements:
+            return self._venv_dirs(order)
+        try:
+            text = await self._content(order.spec.requirements)
+            built = self.environments.path(await self.environments.name_of(text))
+        except (BlobError, EnvironmentFailed) as error:
+            raise StagingFailed(TaskFailure.ENVIRONMENT, str(error)) from error
+        if built is None:
+            raise StagingFailed(TaskFailure.ENVIRONMENT, f"the environment built on {order.node} is gone; submit again")
+        return (built, *self._venv_dirs(order))
+
+    def _venv_dirs(self, order: TaskOrder) -> tuple[Path, ...]:
+        if not order.spec.venv:
+            return ()
+        venv = Path(order.spec.venv)
+        if not venv.is_absolute() or not (venv / "bin").is_dir():
+            problem = f"there is no virtual environment {order.spec.venv} on {order.node} (it has no bin directory)"
+            raise StagingFailed(TaskFailure.ENVIRONMENT, f"{problem}; create it, or use --requirements FILE")
+        return (venv,)

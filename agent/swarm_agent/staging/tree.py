@@ -1,0 +1,107 @@
+"""Unpacking a tree from blobs into a fresh folder.
+
+`swarmsched.tree.Tree` has checked the manifest: no path leaves the folder or goes through a link.  Here the same is
+enforced a second time by the kernel: every folder is opened without following links, relative to its parent, and
+every file is created anew.  Contents are compared with their digests while they are copied, so a blob that rotted on
+disk is found out; a job gets copies and may change them.
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarmsched.tree import BadTree, EntryKind, Tree, TreeEntry
+
+COPY_BYTES = 2**20
+SPARE_BYTES = 64 * 2**20  # left free on the file system
+
+
+class Unpacker:
+    """Writes one tree below one folder; use it once, in a worker thread."""
+
+    def __init__(self, blobs: BlobStore, uid: int = -1, gid: int = -1) -> None:
+        self._blobs, self._owner = blobs, (uid, gid)
+
+    def unpack(self, tree: Tree, target: Path) -> None:
+        """Create `target` with the tree's content; it must not exist.
+
+        Raises `BadTree` or `BlobError`, or OSError of the file system; then `target` does not exist.
+        """
+        self._check_room(tree, target)
+        target.mkdir(mode=0o755)
+        try:
+            root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                os.fchown(root, *self._owner)
+                for entry in tree.entries:
+                    self._place(root, entry)
+            finally:
+                os.close(root)
+        except BaseException:
+            shutil.rmtree(target)
+            raise
+
+    def _check_room(self, tree: Tree, target: Path) -> None:
+        room = os.statvfs(target.parent)
+        free_bytes = room.f_bavail * room.f_frsize
+        if tree.size_bytes + SPARE_BYTES > free_bytes:
+            raise BadTree(f"{tree.size_bytes} bytes do not fit into the {free_bytes} free bytes at {target.parent}")
+
+    def _place(self, root: int, entry: TreeEntry) -> None:
+        *folders, name = entry.path.split("/")
+        parent = self._descend(root, folders)
+        try:
+            if entry.kind is EntryKind.FILE:
+                self._file(parent, name, entry)
+            elif entry.kind is EntryKind.LINK:
+                os.symlink(entry.target, name, dir_fd=parent)
+                os.chown(name, *self._owner, dir_fd=parent, follow_symlinks=False)
+            else:
+                os.close(self._folder(parent, name))
+        finally:
+            os.close(parent)
+
+    def _descend(self, root: int, folders: list[str]) -> int:
+        """Open the folder of an entry, making what is missing; the caller closes it."""
+        here = os.dup(root)
+        for name in folders:
+            try:
+                below = self._folder(here, name)
+            finally:
+                os.close(here)
+            here = below
+        return here
+
+    def _folder(self, parent: int, name: str) -> int:
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+            is_new = True
+        except FileExistsError:
+            is_new = False
+        opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        if is_new:
+            os.fchown(opened, *self._owner)
+        return opened
+
+    def _file(self, parent: int, name: str, entry: TreeEntry) -> None:
+        source = self._blobs.path(entry.sha256)
+        if source is None:
+            raise BlobError(entry.sha256, f"the content of {entry.path!r} is not on this node")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as copy:  # noqa: PTH123
+            hasher, size_bytes = hashlib.sha256(), 0
+            with source.open("rb", buffering=0) as blob:
+                while data := blob.read(COPY_BYTES):
+                    hasher.update(data)
+                    size_bytes += len(data)
+                    view = memoryview(data)
+                    while view:
+                        view = view[copy.write(view) :]
+            if hasher.hexdigest() != entry.sha256 or size_bytes != entry.size_bytes:
+                self._blobs.discard(entry.sha256)  # fetched anew next time
+                raise BlobError(entry.sha256, f"the stored content of {entry.path!r} is damaged", "submit again")
+            os.fchown(copy.fileno(), *self._owner)
+            os.fchmod(copy.fileno(), entry.mode & (stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO))

@@ -1,0 +1,190 @@
+"""One shim as the agent holds on to it: starting it, finding it again, telling it what to do, cleaning up after it."""
+
+import fcntl
+import hashlib
+import os
+import py_compile
+import select
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from swarm_agent.supervision import shim
+from swarm_agent.supervision.orders import Facts, Launch
+from swarmsched.task import TaskOrder
+
+CHILD_LISTEN_FD, CHILD_LOCK_FD = shim.INHERITED_FDS
+FIRST_FACT_S = 5.0
+SHIM_ENV = ("LD_LIBRARY_PATH",)  # where a Python built as a shared library finds itself
+
+
+class ShimLink:
+    """A task's directory and, while its shim lives, the two handles on it: a pidfd and the commands FIFO."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.facts = Facts()
+        self.pidfd = -1
+        self._commands = -1
+        self._is_child = False
+
+    @property
+    def facts_path(self) -> Path:
+        """The shim's record."""
+        return self.directory / "facts"
+
+    def start(self, python: str, program: Path, launch: Launch, listen_fd: int) -> None:
+        """Write the launch file and start the shim in a session of its own.  Raises OSError; then nothing runs."""
+        (self.directory / "launch").write_bytes(launch.to_bytes())
+        os.mkfifo(self.directory / "commands", 0o600)
+        self._open_commands()
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            actions = [
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, str(self.directory / "shim.err"), os.O_WRONLY | os.O_CREAT, 0o600),
+                (os.POSIX_SPAWN_DUP2, lock, CHILD_LOCK_FD),
+            ]
+            if listen_fd >= 0:
+                actions.append((os.POSIX_SPAWN_DUP2, listen_fd, CHILD_LISTEN_FD))
+            env = {name: os.environ[name] for name in SHIM_ENV if name in os.environ}
+            argv = [python, "-I", "-S", str(program), str(self.directory)]
+            pid = os.posix_spawn(python, argv, env, file_actions=actions, setsid=True, setsigdef=_catchable())
+        finally:
+            os.close(lock)
+        self._is_child = True
+        self.facts.shim_pid = pid
+        self.pidfd = os.pidfd_open(pid)
+
+    def attach(self) -> bool:
+        """Find the shim of an earlier life; False when it is gone, whatever its record says."""
+        if not self._is_locked():
+            self.facts.read(self.facts_path)
+            return False
+        deadline_s = time.monotonic() + FIRST_FACT_S
+        while not self.facts.shim_pid and time.monotonic() < deadline_s:
+            self.facts.read(self.facts_path)  # it was started an instant before the last agent died
+            if not self.facts.shim_pid:
+                time.sleep(0.01)
+        try:
+            self.pidfd = os.pidfd_open(self.facts.shim_pid)
+        except (ProcessLookupError, ValueError, OSError):
+            return False
+        if shim.start_ticks(self.facts.shim_pid) != self.facts.shim_start_ticks:
+            self.close()
+            return False
+        self._open_commands()
+        return True
+
+    def tell(self, command: str) -> bool:
+        """Send a command; False when the shim is gone or does not read."""
+        if self._commands < 0:
+            return False
+        try:
+            os.write(self._commands, command.encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def is_gone(self) -> bool:
+        """True when the shim has ended."""
+        if self.pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def reap(self) -> None:
+        """Take the ended shim's exit status, if it was our child."""
+        if self._is_child:
+            with suppress(ChildProcessError):
+                os.waitpid(self.facts.shim_pid, os.WNOHANG)
+            self._is_child = False
+
+    def close(self) -> None:
+        """Let go of the handles; the shim runs on."""
+        for fd in (self.pidfd, self._commands):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self._commands = -1
+
+    def remove(self) -> None:
+        """Delete the control files."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def last_error(self) -> str:
+        """What a shim that crashed wrote last."""
+        with suppress(OSError):
+            lines = (self.directory / "shim.err").read_text(errors="replace").strip().splitlines()
+            return lines[-1][:300] if lines else ""
+        return ""
+
+    def _open_commands(self) -> None:
+        # Open for both, so that commands wait in the FIFO for a shim that is still starting.
+        self._commands = os.open(self.directory / "commands", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _is_locked(self) -> bool:
+        try:
+            lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+
+def compile_shim(folder: Path) -> Path:
+    """The shim as byte code, which spares every start the compiler's 10 ms and 2 MB."""
+    source = Path(shim.__file__)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    target = folder / f"shim-{sys.implementation.cache_tag}-{digest}.pyc"
+    if not target.exists():
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(source), cfile=str(target), doraise=True, invalidation_mode=mode)
+    return target
+
+
+def end_leftovers(order: TaskOrder, facts: Facts) -> bool:
+    """SIGKILL what a killed shim left behind; False once nothing is left.
+
+    They are known by the sessions of the recorded ranks, as long as their leaders are the processes that were
+    recorded, and by the job's variables in their environment, which children inherit.
+    """
+    sessions = {pid for pid, ticks in facts.rank_starts.items() if shim.start_ticks(pid) == ticks}
+    variables = (f"SWARM_JOB_ID={order.job_id}", f"SWARM_ATTEMPT={order.attempt}", f"SWARM_NODE={order.node}")
+    marks = [variable.encode() for variable in variables]
+    found = [pid for pid in _pids() if pid != os.getpid() and _belongs(pid, sessions, marks)]
+    for pid in found:
+        shim.send(pid, shim.SIGKILL)
+    return bool(found)
+
+
+def _belongs(pid: int, sessions: set[int], marks: Iterable[bytes]) -> bool:
+    fields = shim.read_stat(pid)
+    if not fields or fields[0] == b"Z":
+        return False
+    if int(fields[3]) in sessions:
+        return True
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # another user's, or gone
+        return False
+    return all(mark in variables for mark in marks)
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _catchable() -> list[int]:
+    """Signals that an agent may ignore or handle and a shim must not inherit as ignored."""
+    return [shim.SIGTERM, shim.SIGCHLD, shim.SIGPIPE, 1, 2]
