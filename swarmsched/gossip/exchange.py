@@ -7,7 +7,6 @@ them, and what it wants in return.  All messages travel as datagrams if they are
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated
 
 from swarmsched.errors import RemoteProtocolError
@@ -24,7 +23,7 @@ PARCELS_LIMIT = 8_192
 _Listing = Annotated[bytes, MaxLength(STREAM_BYTES_LIMIT)]
 
 
-class ParcelKind(IntEnum):
+class ParcelKind:
     """What a parcel holds; a kind that this version does not know is skipped."""
 
     NODE = 1

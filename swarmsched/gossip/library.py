@@ -356,7 +356,7 @@ def _asked(replica: Replica[T], listing: bytes) -> list[Entry[T]]:
 
 
 def _page_of(
-    kind: ParcelKind, replica: Replica[T], after: bytes, budget_bytes: int, now_s: float
+    kind: int, replica: Replica[T], after: bytes, budget_bytes: int, now_s: float
 ) -> tuple[list[Parcel], bytes]:
     """Entries after a key, in key order, and the key to go on from; empty when these were the last."""
     parcels: list[Parcel] = []
@@ -373,11 +373,11 @@ def _page_of(
     return parcels, b""
 
 
-def _parcels(kind: ParcelKind, entries: Sequence[Entry[T]], now_s: float) -> list[Parcel]:
+def _parcels(kind: int, entries: Sequence[Entry[T]], now_s: float) -> list[Parcel]:
     return [_parcel(kind, entry, now_s) for entry in entries]
 
 
-def _parcel(kind: ParcelKind, entry: Entry[T], now_s: float) -> Parcel:
+def _parcel(kind: int, entry: Entry[T], now_s: float) -> Parcel:
     return Parcel(kind, _tenths(now_s - entry.born_s), entry.body)
 
 

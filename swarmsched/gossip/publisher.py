@@ -42,7 +42,7 @@ class RecordPublisher:
 
     def set_draft(self, draft: NodeRecord) -> None:
         """What the node would say now; identity and version are filled in at publication."""
-        self._draft = replace(draft, generation=self._generation, version=0)
+        self._draft = replace(draft, generation=self._generation, version=0, flags=int(draft.flags))
 
     def outbid(self, version: int) -> None:
         """Somebody holds a version of ours that we did not write (a lost disk, or a forger): write above it."""

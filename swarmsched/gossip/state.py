@@ -181,7 +181,7 @@ class StatePlane:
         self._library.setting.offer(decode_setting(stored))
 
     def repair(self, node_id: NodeId, report: OwnerReport, now_s: float) -> None:
-        """An owner's fresh figures: they stand until a gossiped record is newer than they are."""
+        """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
         known = self._repairs.get(node_id)
         if known and (known[0].generation, known[0].version) > (report.generation, report.version):
             return

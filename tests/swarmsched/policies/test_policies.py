@@ -1,0 +1,399 @@
+"""The policies: order, what may start, what never may, and how long a plan takes."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmsched.api import JobState
+from swarmsched.errors import ConfigError
+from swarmsched.ids import JobId, NodeId, handle, make_job_id
+from swarmsched.policies.placement import place, rendezvous_score
+from swarmsched.policies.registry import POLICIES, check_setting, make_policy
+from swarmsched.resources import Demand, Free, Gpu, Share, fits, ranks_that_fit, world_size
+from swarmsched.view import Action, ClusterView, JobView, NodeView, Plan, Policy, PolicySetting
+
+FIFO = make_policy(PolicySetting("fifo"))
+BACKFILL = make_policy(PolicySetting("backfill"))
+LAS = make_policy(PolicySetting("las"))
+ONE = Demand(gpus=1)
+
+
+def job_id(number: int) -> JobId:
+    return make_job_id(1_700_000_000.0 + number, random.Random(number))
+
+
+def gpus(node: str, count: int, model: str = "A100", first: int = 0, memory: int = 2**34) -> tuple[Gpu, ...]:
+    return tuple(Gpu(f"{node}-{index}", index, model, memory) for index in range(first, first + count))
+
+
+def node(name: str, free: int, total: int = 4, model: str = "A100", **changes: bool) -> NodeView:
+    devices = gpus(name, total, model)
+    return NodeView(NodeId(name), Free(devices[total - free :], 32, 2**38), total, devices=devices, **changes)
+
+
+def waiting(number: int, ranks: int, demand: Demand = ONE, **changes: object) -> JobView:
+    return JobView(job_id(number), JobState.QUEUED, ranks, demand, 1_700_000_000.0 + number, **changes)  # type: ignore[arg-type]
+
+
+def running(number: int, shares: Sequence[tuple[str, int]], **changes: object) -> JobView:
+    held = tuple(Share(NodeId(name), ranks) for name, ranks in shares)
+    return JobView(
+        job_id(number),
+        JobState.RUNNING,
+        world_size(held),
+        ONE,
+        1_700_000_000.0 + number,
+        shares=held,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def plan_of(policy: Policy, nodes: Sequence[NodeView], jobs: Sequence[JobView]) -> Plan:
+    return policy.plan(ClusterView(7, tuple(nodes), tuple(jobs)), now_s=5.0)
+
+
+def actions(plan: Plan) -> dict[str, str]:
+    return {entry.job_id: entry.action.value for entry in plan.entries}
+
+
+def started(plan: Plan) -> list[JobId]:
+    return [entry.job_id for entry in plan.entries if entry.action is Action.START]
+
+
+def test_fifo_starts_in_order_of_priority_then_submit_time() -> None:
+    jobs = [waiting(3, 1), waiting(1, 1), waiting(2, 1, priority=5)]
+    plan = plan_of(FIFO, [node("n1", 4)], jobs)
+    assert [entry.job_id for entry in plan.entries] == [job_id(2), job_id(1), job_id(3)]
+    assert len(started(plan)) == 3
+    assert plan.version == 7
+
+
+def test_fifo_lets_no_smaller_job_pass_a_blocked_head() -> None:
+    plan = plan_of(FIFO, [node("n1", 2)], [waiting(1, 4), waiting(2, 1)])
+    assert set(actions(plan).values()) == {"wait"}
+    assert plan.entries[0].reason == "needs 4 GPUs, 2 free"
+    assert plan.entries[1].reason == f"needs 1 GPU, which are free; 1 job ahead ({handle(job_id(1))})"
+
+
+def test_running_jobs_are_kept_and_ended_ones_left_out() -> None:
+    ended = JobView(job_id(9), JobState.ENDED, 1, ONE, 1.0)
+    plan = plan_of(FIFO, [node("n1", 0)], [running(1, [("n1", 4)]), ended])
+    assert actions(plan) == {job_id(1): "keep"}
+
+
+def test_a_gang_goes_to_the_fewest_nodes_and_fits_best() -> None:
+    nodes = [node("a", 4), node("b", 2), node("c", 3), node("d", 1)]
+    assert place(nodes, ONE, 2, job_id(1)) == (Share(NodeId("b"), 2),)
+    assert place(nodes, ONE, 7, job_id(1)) == (Share(NodeId("a"), 4), Share(NodeId("c"), 3))
+    assert place(nodes, ONE, 6, job_id(1)) == (Share(NodeId("a"), 4), Share(NodeId("b"), 2))
+    assert place(nodes, ONE, 11, job_id(1)) is None
+
+
+def test_a_gang_respects_its_own_choice_of_nodes_and_their_availability() -> None:
+    nodes = [node("a", 4), node("b", 4), node("c", 4, is_available=False)]
+    assert place(nodes, ONE, 2, job_id(1), nodes=[NodeId("b")]) == (Share(NodeId("b"), 2),)
+    assert place(nodes, ONE, 2, job_id(1), exclude=[NodeId("a")]) == (Share(NodeId("b"), 2),)
+    assert place(nodes, ONE, 2, job_id(1), nodes=[NodeId("c")]) is None
+
+
+def test_ranks_with_several_gpus_are_never_split_between_nodes() -> None:
+    assert place([node("a", 3), node("b", 3)], Demand(gpus=2), 2, job_id(1)) == (
+        Share(max((NodeId("a"), NodeId("b")), key=lambda n: -rendezvous_score(job_id(1), n)), 1),
+        Share(min((NodeId("a"), NodeId("b")), key=lambda n: -rendezvous_score(job_id(1), n)), 1),
+    )
+    assert place([node("a", 3), node("b", 3)], Demand(gpus=2), 3, job_id(1)) is None
+
+
+def test_a_job_without_gpus_prefers_nodes_without_free_ones() -> None:
+    nodes = [node("a", 4), node("cpu", 0, total=0), node("b", 4)]
+    assert place(nodes, Demand(cpus=2), 3, job_id(1)) == (Share(NodeId("cpu"), 3),)
+
+
+def test_equal_nodes_are_chosen_alike_everywhere_but_differently_by_job() -> None:
+    nodes = [node(f"n{index}", 4) for index in range(8)]
+    chosen = [place(nodes, ONE, 4, job_id(number)) for number in range(100)]
+    assert chosen == [place(nodes[::-1], ONE, 4, job_id(number)) for number in range(100)]
+    assert len(set(chosen)) == 8
+    assert rendezvous_score(JobId("j"), NodeId("n")) == 11_950_299_362_283_215_420
+
+
+def test_a_generator_spreads_repeated_tries_of_one_job() -> None:
+    nodes = [node(f"n{index}", 4) for index in range(8)]
+    rng = random.Random(1)
+    assert len({place(nodes, ONE, 4, job_id(1), rng=rng) for _ in range(100)}) == 8
+
+
+def test_backfill_starts_a_short_job_that_ends_before_the_shadow_time() -> None:
+    nodes = [node("n1", 2)]
+    jobs = [
+        running(1, [("n1", 2)], time_limit_s=100.0, running_s=40.0),
+        waiting(2, 4),
+        waiting(3, 2, time_limit_s=61.0),
+        waiting(4, 2, time_limit_s=60.0),
+    ]
+    plan = plan_of(BACKFILL, nodes, jobs)
+    assert started(plan) == [job_id(4)]
+    assert "reserved in 60 s at the latest" in plan.entries[1].reason
+    assert "would delay the head of the line" in plan.entries[2].reason
+
+
+def test_backfill_starts_a_long_job_beyond_the_reservation() -> None:
+    nodes = [node("n1", 2), node("n2", 1)]
+    jobs = [running(1, [("n1", 2)], time_limit_s=100.0), waiting(2, 4), waiting(3, 1), waiting(4, 1)]
+    plan = plan_of(BACKFILL, nodes, jobs)
+    assert started(plan) == [job_id(3)]
+    assert plan.entries[2].shares == (Share(NodeId("n2"), 1),)
+
+
+def test_backfill_gives_nothing_of_the_reservation_away_while_the_shadow_time_is_unknown() -> None:
+    jobs = [running(1, [("n1", 2)]), waiting(2, 4), waiting(3, 1, time_limit_s=1.0)]
+    plan = plan_of(BACKFILL, [node("n1", 2)], jobs)
+    assert started(plan) == []
+    assert "end unknown" in plan.entries[1].reason
+
+
+def test_backfill_assumes_a_limit_where_it_is_told_to() -> None:
+    policy = make_policy(PolicySetting("backfill", {"assumed_limit_s": 600.0}))
+    jobs = [running(1, [("n1", 2)]), waiting(2, 4), waiting(3, 1), waiting(4, 1, time_limit_s=700.0)]
+    assert started(plan_of(policy, [node("n1", 2)], jobs)) == [job_id(3)]
+
+
+def test_backfill_reserves_nothing_for_a_job_that_cannot_run_at_all() -> None:
+    plan = plan_of(BACKFILL, [node("n1", 2)], [waiting(1, 40), waiting(2, 2)])
+    assert started(plan) == [job_id(2)]
+    assert "cannot run even when all running jobs have ended" in plan.entries[0].reason
+
+
+def test_las_orders_by_attained_class_and_within_it_by_first_start() -> None:
+    jobs = [
+        waiting(1, 1, attained_gpu_s=4_000.0, first_started_utc_s=50.0),
+        waiting(2, 1),
+        waiting(3, 1, attained_gpu_s=100.0, first_started_utc_s=90.0),
+        waiting(4, 1, attained_gpu_s=200.0, first_started_utc_s=80.0),
+        waiting(5, 1, attained_gpu_s=9_000.0, first_started_utc_s=10.0, priority=1),
+    ]
+    plan = plan_of(LAS, [node("n1", 0)], jobs)
+    assert [entry.job_id for entry in plan.entries] == [job_id(n) for n in (5, 4, 3, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("attained", "service_class"), [(0.0, 0), (3_249.9, 0), (3_250.0, 1), (7_199.0, 1), (7_200.0, 2), (1e9, 2)]
+)
+def test_las_demotes_a_job_that_reaches_a_threshold(attained: float, service_class: int) -> None:
+    policy = make_policy(PolicySetting("las", {"threshold2_gpu_s": 7_200.0, "promote_knob": 0.0}))
+    assert policy.rank_key(waiting(1, 1, attained_gpu_s=attained))[1] == service_class
+
+
+def test_las_promotes_a_job_that_waited_eight_times_as_long_as_it_ran() -> None:
+    ran = {"attained_gpu_s": 8_000.0, "first_started_utc_s": 1.0}
+    assert LAS.rank_key(waiting(1, 2, queued_s=31_999.0, **ran))[1] == 1
+    assert LAS.rank_key(waiting(1, 2, queued_s=32_000.0, **ran))[1] == 0
+    never = make_policy(PolicySetting("las", {"promote_knob": 0.0}))
+    assert never.rank_key(waiting(1, 2, queued_s=1e9, **ran))[1] == 1
+
+
+def test_las_lets_smaller_jobs_pass_what_does_not_fit_and_stops_nothing() -> None:
+    jobs = [running(9, [("n1", 2)], attained_gpu_s=1e6), waiting(1, 4), waiting(2, 2)]
+    plan = plan_of(LAS, [node("n1", 2)], jobs)
+    assert started(plan) == [job_id(2)]
+    assert actions(plan)[job_id(9)] == "keep"
+
+
+def test_las_runs_the_published_example_in_its_order_as_far_as_nothing_is_stopped() -> None:
+    """Two GPUs, jobs of (2 GPUs, 2 s), (1, 8), (2, 6) at time 0: without preemption each runs to its end, and the
+    finish times are those of 2D-LAS cut to whole runs: 2, 10 and 16."""
+    lengths = {1: 2, 2: 8, 3: 6}
+    sizes = {1: 2, 2: 1, 3: 2}
+    left = dict(lengths)
+    finished: dict[int, int] = {}
+    going: list[int] = []
+    for now in range(30):
+        finished |= {number: now for number in going if left[number] == 0}
+        going = [number for number in going if left[number]]
+        free = 2 - sum(sizes[number] for number in going)
+        jobs = [waiting(number, sizes[number]) for number in left if left[number] and number not in going]
+        jobs += [running(number, [("n1", sizes[number])], attained_gpu_s=1.0) for number in going]
+        plan = plan_of(LAS, [node("n1", free, total=2)], jobs)
+        going += [number for number in lengths if job_id(number) in started(plan)]
+        for number in going:
+            left[number] -= 1
+    assert finished == {1: 2, 2: 10, 3: 16}
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_rank_keys_have_at_most_four_small_non_negative_integers(name: str) -> None:
+    policy = make_policy(PolicySetting(name))
+    for job in (waiting(1, 1, priority=-1_000), waiting(2, 64, priority=1_000, attained_gpu_s=1e15), running(3, [])):
+        key = policy.rank_key(job)
+        assert len(key) <= 4
+        assert all(isinstance(part, int) and 0 <= part <= 2**53 for part in key)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (PolicySetting("backfil"), "policy: there is no policy 'backfil'; did you mean 'backfill'?"),
+        (
+            PolicySetting("las", {"promote_nob": 1.0}),
+            "parameters.promote_nob: las has no parameter 'promote_nob'; did you mean 'promote_knob'?",
+        ),
+        (PolicySetting("fifo", {"x": 1.0}), "parameters.x: fifo has no parameter 'x'"),
+        (PolicySetting("las", {"promote_knob": -1.0}), "parameters.promote_knob: -1.0 is out of range"),
+        (PolicySetting("las", {"threshold1_gpu_s": math.nan}), "parameters.threshold1_gpu_s: nan is out of range"),
+    ],
+)
+def test_a_bad_setting_names_field_value_and_the_nearest_match(setting: PolicySetting, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_setting(setting)
+    assert str(caught.value).startswith(message)
+    assert caught.value.remedy
+
+
+def test_policy_ids_differ_with_parameters() -> None:
+    other = make_policy(PolicySetting("las", {"threshold1_gpu_s": 100.0}))
+    assert LAS.policy_id == "las:3250:8"
+    assert other.policy_id == "las:100:8"
+
+
+node_views = st.lists(
+    st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["A100", "T4"]), st.integers(0, 8)),
+    min_size=1,
+    max_size=5,
+)
+job_views = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.sampled_from(
+            [Demand(gpus=1), Demand(gpus=2), Demand(gpus=1, gpu_type="t4"), Demand(cpus=3), Demand(gpus=1, cpus=2)]
+        ),
+        st.sampled_from([0.0, 50.0, 500.0]),
+        st.integers(-1, 1),
+    ),
+    max_size=8,
+)
+held_jobs = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.sampled_from([0.0, 60.0, 300.0])), max_size=4)
+
+
+def build(
+    nodes: list[tuple[int, bool, str, int]],
+    jobs: list[tuple[int, Demand, float, int]],
+    held: list[tuple[int, int, float]],
+) -> ClusterView:
+    """A consistent view: what running jobs hold is not free."""
+    free = [4] * len(nodes)
+    live = []
+    for number, (index, ranks, limit_s) in enumerate(held):
+        index %= len(nodes)
+        ranks = min(ranks, free[index])
+        if ranks:
+            free[index] -= ranks
+            live.append(running(1_000 + number, [(f"n{index}", ranks)], time_limit_s=limit_s))
+    live += [
+        waiting(number, ranks, demand, time_limit_s=limit_s, priority=priority)
+        for number, (ranks, demand, limit_s, priority) in enumerate(jobs)
+    ]
+    views = []
+    for index, (_, is_available, model, cpus) in enumerate(nodes):
+        devices = gpus(f"n{index}", 4, model)
+        views.append(NodeView(NodeId(f"n{index}"), Free(devices[: free[index]], cpus, 2**38), 4, is_available, devices))
+    return ClusterView(1, tuple(views), tuple(live))
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes=node_views, jobs=job_views, held=held_jobs, name=st.sampled_from(list(POLICIES)))
+def test_no_plan_starts_more_than_fits(
+    nodes: list[tuple[int, bool, str, int]],
+    jobs: list[tuple[int, Demand, float, int]],
+    held: list[tuple[int, int, float]],
+    name: str,
+) -> None:
+    view = build(nodes, jobs, held)
+    plan = make_policy(PolicySetting(name)).plan(view, 0.0)
+    by_id = {job.job_id: job for job in view.jobs}
+    free = {each.node: each.free for each in view.nodes if each.is_available}
+    for entry in plan.entries:
+        job = by_id[entry.job_id]
+        if entry.action is not Action.START:
+            continue
+        assert world_size(entry.shares) == job.ranks
+        for share in entry.shares:
+            left = free[share.node]
+            assert fits(left, job.demand, share.ranks)
+            count = share.ranks * job.demand.gpus
+            suiting = [g for g in left.gpus if job.demand.gpu_type in g.model.lower()]
+            free[share.node] = Free(
+                tuple(g for g in left.gpus if g not in suiting[:count]),
+                left.cpus - share.ranks * job.demand.cpus,
+                left.memory_bytes,
+            )
+    assert sorted(by_id) == sorted(entry.job_id for entry in plan.entries)
+    assert all(entry.reason for entry in plan.entries)
+
+
+@settings(max_examples=100, deadline=None)
+@given(nodes=node_views, jobs=job_views, held=held_jobs)
+def test_fifo_never_passes_the_head(
+    nodes: list[tuple[int, bool, str, int]],
+    jobs: list[tuple[int, Demand, float, int]],
+    held: list[tuple[int, int, float]],
+) -> None:
+    plan = FIFO.plan(build(nodes, jobs, held), 0.0)
+    queue = [entry.action for entry in plan.entries if entry.action is not Action.KEEP]
+    assert queue == sorted(queue, key=lambda action: action is Action.WAIT)
+
+
+@settings(max_examples=200, deadline=None)
+@given(nodes=node_views, jobs=job_views, held=held_jobs)
+def test_backfill_never_delays_the_heads_reservation(
+    nodes: list[tuple[int, bool, str, int]],
+    jobs: list[tuple[int, Demand, float, int]],
+    held: list[tuple[int, int, float]],
+) -> None:
+    """The first job that waits can start no later with the backfilled jobs running than without them."""
+    view = build(nodes, jobs, held)
+    plan = BACKFILL.plan(view, 0.0)
+    waits = [index for index, entry in enumerate(plan.entries) if entry.action is Action.WAIT]
+    if not waits:
+        return
+    by_id = {job.job_id: job for job in view.jobs}
+    head = by_id[plan.entries[waits[0]].job_id]
+    before = [entry for entry in plan.entries[: waits[0]] if entry.action is Action.START]
+    after = [entry for entry in plan.entries if entry.action is Action.START]
+    assert earliest_start(view, head, [(by_id[e.job_id], e.shares) for e in after]) <= earliest_start(
+        view, head, [(by_id[e.job_id], e.shares) for e in before]
+    )
+
+
+def earliest_start(view: ClusterView, head: JobView, begun: list[tuple[JobView, tuple[Share, ...]]]) -> float:
+    """Brute force, in GPUs and cores per node (each node has one model)."""
+    free = {each.node: [len(each.free.gpus), each.free.cpus] for each in view.nodes if each.is_available}
+    models = {each.node: each.devices[0].model for each in view.nodes}
+    ends = [
+        (math.inf if not job.time_limit_s else job.time_limit_s, job, job.shares) for job in view.jobs if job.shares
+    ]
+    for job, shares in begun:
+        ends.append((job.time_limit_s or math.inf, job, shares))
+        for share in shares:
+            free[share.node][0] -= share.ranks * job.demand.gpus
+            free[share.node][1] -= share.ranks * job.demand.cpus
+
+    def can_start() -> bool:
+        return head.ranks <= sum(
+            ranks_that_fit(Free(gpus(name, left[0], models[name]), left[1], 2**38), head.demand)
+            for name, left in free.items()
+        )
+
+    if can_start():
+        return 0.0
+    for end_s, job, shares in sorted(ends, key=lambda item: item[0]):
+        for share in shares:
+            if share.node in free:
+                free[share.node][0] += share.ranks * job.demand.gpus
+                free[share.node][1] += share.ranks * job.demand.cpus
+        if can_start() and end_s < math.inf:
+            return end_s
+    return math.inf
