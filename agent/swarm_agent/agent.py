@@ -141,7 +141,8 @@ class Agent:
         self.post(ClientCommandReceived(request_id, command, time.time()))
         try:
             async with asyncio.timeout(timeout_s):
-                return await reply
+                answer: Reply = await reply
+                return answer
         except TimeoutError:
             problem = f"no answer within {timeout_s:g} s; the outcome is unknown"
             return Refused("unavailable", problem, "repeat with the same ticket: it creates the job once")

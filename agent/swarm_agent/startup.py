@@ -10,11 +10,12 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
+from swarm_agent import metrics
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig
 from swarm_agent.http import build_app
@@ -31,6 +32,7 @@ from swarm_agent.version import software_version
 from swarmsched.errors import ConfigError
 from swarmsched.events import TasksFound
 from swarmsched.ids import Address
+from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.node.protocol import PEER_CODEC
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
@@ -136,8 +138,14 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
         )
     )
     agent.blobs = BlobStore(config.data_dir / "blobs", config.blob_cache_bytes_max)
-    agent.tasks = TaskRunner(_task_config(config), agent.post, agent)
-    agent.telemetry = Telemetry(config, agent.post, config.name, own_pids=agent.tasks.own_pids)
+    agent.tasks = TaskRunner(await _task_config(config), agent.post, agent)
+    agent.telemetry = Telemetry(
+        config,
+        agent.post,
+        config.name,
+        own_pids=agent.tasks.own_pids,
+        booked_gpus=lambda: _leased_gpus(agent.node.ledger.entries),
+    )
     agent.post(TasksFound(await agent.tasks.start()))
     stack.push_async_callback(agent.tasks.stop)
     await agent.telemetry.start()
@@ -145,18 +153,26 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     _add_readiness(agent)
 
 
-def _task_config(config: AgentConfig) -> TaskConfig:
+def _leased_gpus(entries: Iterable[LedgerEntry]) -> set[str]:
+    return {uuid for entry in entries if entry.state is BookingState.LEASED for uuid in entry.gpus}
+
+
+async def _task_config(config: AgentConfig) -> TaskConfig:
+    fabric_host, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
     return TaskConfig(
         node_id=config.name,
         data_dir=config.data_dir,
-        fabric_address=config.fabric_host,
+        fabric_address=fabric_host,
         rendezvous_ports=config.rendezvous_range,
         job_user=config.job_user,
         env_allow=config.env_allow,
+        environment_limit_bytes=config.environment_cache_bytes_max,
     )
 
 
 async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
+    agent.on_announce(metrics.observe_announce)
+    metrics.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
@@ -196,7 +212,7 @@ def _bind_error(address: Address, protocol: str, error: OSError) -> ConfigError:
 
 def _add_readiness(agent: Agent) -> None:
     agent.readiness.add("membership", lambda: _membership(agent))
-    agent.readiness.add("state", lambda: Check("state", is_ok=True, detail="loaded"))
+    agent.readiness.add("state", lambda: _state(agent))
     agent.readiness.add("gpus", lambda: _gpus(agent))
     agent.readiness.add("disk", lambda: _disk(agent))
 
@@ -210,6 +226,12 @@ def _membership(agent: Agent) -> Check:
         return Check("membership", is_ok=True, detail="alone; no seeds are configured")
     remedy = "check that an agent runs at a seed address, that UDP and TCP reach it, and that key and label agree"
     return Check("membership", is_ok=False, detail="no other member answers", remedy=remedy)
+
+
+def _state(agent: Agent) -> Check:
+    if agent.node.is_awake:
+        return Check("state", is_ok=True, detail="loaded; resources and tasks of earlier lives are known")
+    return Check("state", is_ok=False, detail="resources are not read yet", remedy="wait a second")
 
 
 def _gpus(agent: Agent) -> Check:
