@@ -102,6 +102,20 @@ class AgentConfig:
     telemetry_deadline_s: Annotated[
         float, Key(setting.seconds(0.5, 120), "a reading older than this counts as stale")
     ] = 5.0
+    dcgm_metrics: Annotated[
+        bool, Key(setting.flag, "also publish GPU readings under the names of DCGM exporter (DCGM_FI_DEV_...)")
+    ] = False
+    task_log_bytes_max: Annotated[
+        int, Key(setting.size(2**12, 2**40), "output kept of each task; the middle is cut")
+    ] = 64 * 2**20
+    log_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "output kept of all tasks")] = 8 * 2**30
+    log_retention_s: Annotated[float, Key(setting.seconds(60, 10 * 365 * 86_400), "how long output is kept")] = (
+        7 * 86_400.0
+    )
+    blob_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "shipped working directories kept")] = (
+        20 * 2**30
+    )
+    environment_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "built environments kept")] = 50 * 2**30
     packet_bytes_max: Annotated[int, Key(setting.whole(512, 1_400), "payload of a gossip packet")] = 1_200
     log_format: Annotated[str, Key(setting.choice("text", "json"), "text (key=value) or json, one event a line")] = (
         "text"
