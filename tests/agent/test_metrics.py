@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from swarm_agent import metrics
 from swarm_agent.config import AgentConfig
-from swarm_agent.metrics import exposition
 from swarm_agent.metrics.observed import ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
+from swarm_agent.version import software_version
 from swarmsched.api import JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.gossip.member import MemberStatus, MemberView
@@ -90,7 +90,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, **config):
             ),
             records=lambda: records or {},
             is_shepherd=lambda job_id: job_id == JOB,
-            ledger_view=lambda: tuple(bookings),
+            ledger=SimpleNamespace(entries=tuple(bookings)),
         ),
     )
 
@@ -257,4 +257,4 @@ def test_promtool_finds_nothing_to_complain_about(observed):
 
 
 def test_version_label_is_the_installed_distribution():
-    assert samples(page(agent()), "swarm_build_info") == {(exposition.software_version(),): 1.0}
+    assert samples(page(agent()), "swarm_build_info") == {(software_version(),): 1.0}

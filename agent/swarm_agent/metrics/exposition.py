@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from importlib.metadata import version
 from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -14,6 +12,7 @@ from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
 from swarm_agent.readiness import Readiness
 from swarm_agent.telemetry import TelemetrySnapshot
+from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
@@ -22,6 +21,14 @@ from swarmsched.ledger.booking import LedgerEntry
 from swarmsched.record import JobRecord
 
 OPENMETRICS = "application/openmetrics-text"
+
+
+class LedgerSource(Protocol):
+    """`swarmsched.ledger.ledger.Ledger`, read only."""
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """All bookings."""
 
 
 class NodeSource(Protocol):
@@ -39,8 +46,9 @@ class NodeSource(Protocol):
     def is_shepherd(self, job_id: JobId) -> bool:
         """True for a job that this node acts for."""
 
-    def ledger_view(self) -> Iterable[LedgerEntry]:
-        """Bookings of this node."""
+    @property
+    def ledger(self) -> LedgerSource:
+        """Who holds which GPU here."""
 
 
 class TelemetrySource(Protocol):
@@ -93,7 +101,7 @@ class _Page:
         yield from _node_families(agent)
         snapshot = agent.telemetry.snapshot
         yield from _host_families(snapshot)
-        bookings = {uuid: entry.state.value for entry in agent.node.ledger_view() for uuid in entry.gpus}
+        bookings = {uuid: entry.state.value for entry in agent.node.ledger.entries for uuid in entry.gpus}
         yield from gpu_families(snapshot, bookings)
         if agent.config.dcgm_metrics:
             yield from dcgm_families(snapshot, agent.config.name, is_openmetrics=self._is_openmetrics)
@@ -144,9 +152,3 @@ def _by_state(name: str, text: str, states: Iterable[str], counts: Mapping[str, 
     for state in states:
         family.add_metric((state,), counts.get(state, 0))
     return family
-
-
-@cache
-def software_version() -> str:
-    """Version of the installed distribution."""
-    return version("swarmsched")
