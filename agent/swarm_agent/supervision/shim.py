@@ -39,6 +39,7 @@ LAST_WORDS_ATTEMPTS = 600
 LAUNCH_FORMAT = "1"
 INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
 PR_SET_CHILD_SUBREAPER = 36
+FDS_LIMIT = 65_536
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
 SIGTERM, SIGKILL, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 17, 13, 25
 
@@ -312,7 +313,6 @@ class Shim:
     def run(self) -> None:
         """Start the ranks and stay until nothing of them is left."""
         os.chdir("/")
-        keep_from_children()
         become_subreaper()
         self._commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
         self._wakeup = self._catch_signals()
@@ -622,7 +622,10 @@ def speaks_of_port(tail: bytes, port: int) -> bool:
 
 
 def keep_from_children() -> None:
-    """What the agent handed to us must not reach the ranks: the lock would outlive us in them."""
+    """Only the standard three may reach the ranks: the lock would outlive us in them, strays of the agent as well."""
+    low, high = INHERITED_FDS
+    os.closerange(3, low)
+    os.closerange(high + 1, FDS_LIMIT)
     for fd in INHERITED_FDS:
         if os.access(f"/proc/self/fd/{fd}", os.F_OK):
             os.set_inheritable(fd, False)
@@ -728,5 +731,6 @@ def count_oom_kills(file_name: str) -> int:
 
 
 if __name__ == "__main__":
+    keep_from_children()
     Shim(sys.argv[1]).run()
     os._exit(0)  # all is on disk; tearing the interpreter down would cost 2 ms for nothing

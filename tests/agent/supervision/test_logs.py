@@ -1,0 +1,246 @@
+"""Logs on disk, without processes: what is kept, what is said about the rest, and cursors that stay good."""
+
+import asyncio
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
+from swarm_agent.supervision.shim import STDERR, STDOUT, LogWriter, segments
+from swarmsched.ids import JobId, make_job_id
+
+JOB = make_job_id(0.0, random.Random(1))
+LIMIT, HEAD = 64 * 1024, 16 * 1024
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    return LogStore(LogConfig(directory=tmp_path, limit_bytes=LIMIT, head_bytes=HEAD))
+
+
+def writer(store: LogStore, attempt: int = 1, rank: int = 0) -> LogWriter:
+    return LogWriter(str(store.config.directory / JOB / str(attempt) / str(rank)), LIMIT, HEAD)
+
+
+def read_all(store: LogStore, cursor: str = "") -> list[LogRecord]:
+    found: list[LogRecord] = []
+    while True:
+        records, cursor = store.read(JOB, 1, 0, cursor)
+        if not records:
+            return found
+        found.extend(records)
+
+
+def test_records_come_back_with_stream_time_and_bytes(store: LogStore) -> None:
+    log = writer(store)
+    log.write(STDOUT, b"one\n", 100.25)
+    log.write(STDERR, b"two", 101.5)
+    assert [(r.stream, r.utc_s, r.data) for r in read_all(store)] == [
+        (Stream.STDOUT, 100.25, b"one\n"),
+        (Stream.STDERR, 101.5, b"two"),
+    ]
+
+
+def test_a_cursor_continues_after_its_record(store: LogStore) -> None:
+    log = writer(store)
+    log.write(STDOUT, b"one\n", 1.0)
+    first, cursor = store.read(JOB, 1, 0)
+    assert store.read(JOB, 1, 0, cursor) == ((), cursor)
+    log.write(STDOUT, b"two\n", 2.0)
+    assert [r.data for r in store.read(JOB, 1, 0, cursor)[0]] == [b"two\n"]
+    assert [r.data for r in store.read(JOB, 1, 0, first[0].cursor)[0]] == [b"two\n"]
+
+
+def test_what_is_dropped_is_counted_to_the_byte_whatever_the_cursor(store: LogStore) -> None:
+    log = writer(store)
+    rng = random.Random(7)
+    written, cursors = 0, [("", 0)]
+    for index in range(2_000):
+        data = bytes([index % 256]) * rng.randrange(1, 400)
+        log.write(STDOUT, data, float(index))
+        written += len(data)
+        if index in (0, 10, 100, 500, 1_500):
+            records = read_all(store, cursors[-1][0])
+            cursors.append((records[-1].cursor, written))
+    assert sum(path.stat().st_size for path in store.config.directory.rglob("*.log")) <= LIMIT
+    for cursor, before in cursors:
+        records = read_all(store, cursor)
+        assert before + sum(len(r.data) + r.dropped_bytes for r in records) == written
+        assert sum(r.dropped_bytes > 0 for r in records) <= 1
+        assert records[-1].utc_s == 1_999.0
+
+
+def test_the_beginning_is_kept(store: LogStore) -> None:
+    log = writer(store)
+    for index in range(5_000):
+        log.write(STDOUT, b"%08d" % index * 10, 1.0)
+    kept = b"".join(r.data for r in read_all(store))
+    assert kept.startswith(b"00000000")
+    assert len(read_all(store)[0].data) == 80
+    assert sum(len(r.data) for r in read_all(store)) > LIMIT // 2
+
+
+def test_a_record_larger_than_a_segment_is_split(store: LogStore) -> None:
+    log = writer(store)
+    log.write(STDOUT, b"x" * (LIMIT // 2), 1.0)
+    assert sum(len(r.data) + r.dropped_bytes for r in read_all(store)) == LIMIT // 2
+
+
+def test_another_writer_goes_on_where_the_first_stopped(store: LogStore) -> None:
+    first = writer(store)
+    for index in range(1_000):
+        first.write(STDOUT, b"%03d" % index * 50, 1.0)
+    first.close()
+    store.say(JOB, 1, 0, "swarm: one\nswarm: two")
+    second = writer(store)
+    second.write(STDOUT, b"end", 2.0)
+    assert [r.data for r in read_all(store)[-3:]] == [b"swarm: one\n", b"swarm: two\n", b"end"]
+    assert sum(len(r.data) + r.dropped_bytes for r in read_all(store)) == 1_000 * 150 + 22 + 3
+
+
+def test_a_torn_record_is_cut_off_by_the_next_writer(store: LogStore) -> None:
+    log = writer(store)
+    log.write(STDOUT, b"whole\n", 1.0)
+    log.close()
+    directory = str(store.config.directory / JOB / "1" / "0")
+    (path,) = Path(directory).iterdir()
+    with path.open("ab") as file:
+        file.write(b"o" + bytes(8) + (100).to_bytes(4, "big") + b"only a part")
+    assert [r.data for r in read_all(store)] == [b"whole\n"]
+    log.write(STDOUT, b"next\n", 2.0)
+    assert [r.data for r in read_all(store)] == [b"whole\n", b"next\n"]
+    assert len(segments(directory)) == 1
+
+
+@pytest.mark.parametrize("cursor", ["x", "1", "-1.0", "5.9", "1.0.0", "fffffffffffffffffffff.0", "../.."])
+def test_a_made_up_cursor_is_refused(store: LogStore, cursor: str) -> None:
+    writer(store).write(STDOUT, b"hello\n", 1.0)
+    with pytest.raises(BadCursor):
+        store.read(JOB, 1, 0, cursor)
+
+
+def test_a_cursor_between_records_is_refused(store: LogStore) -> None:
+    writer(store).write(STDOUT, b"hello hello hello\n", 1.0)
+    with pytest.raises(BadCursor):
+        store.read(JOB, 1, 0, "3.0")
+
+
+@pytest.mark.parametrize("job_id", ["../../etc", "", "a" * 26 + "/.."])
+def test_a_job_id_never_becomes_another_path(store: LogStore, job_id: str) -> None:
+    with pytest.raises(BadCursor):
+        store.read(JobId(job_id), 1, 0)
+    assert store.attempts(JobId(job_id)) == ()
+    assert store.ranks(JobId(job_id), 1) == ()
+
+
+def test_a_task_without_output_reads_as_empty(store: LogStore) -> None:
+    assert store.read(JOB, 1, 0) == ((), "0.0")
+    assert store.tail(JOB, 1, 0, 5) == ((), "")
+
+
+def test_attempts_and_ranks_are_listed(store: LogStore) -> None:
+    for attempt, rank in ((2, 0), (1, 11), (1, 2)):
+        writer(store, attempt, rank).write(STDOUT, b"x", 1.0)
+    assert store.attempts(JOB) == (1, 2)
+    assert store.ranks(JOB, 1) == (2, 11)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines", "expected"),
+    [
+        ([b"a\nb\nc\n"], 2, b"b\nc\n"),
+        ([b"a\nb\n", b"c\n"], 2, b"b\nc\n"),
+        ([b"a\nb", b"b\nc\n"], 2, b"bb\nc\n"),
+        ([b"a\nb\nunfinished"], 2, b"b\nunfinished"),
+        ([b"a\n", b"b"], 1, b"b"),
+        ([b"a\nb\n"], 10, b"a\nb\n"),
+        ([b"a\nb\n"], 0, b""),
+    ],
+)
+def test_tail_cuts_at_lines_not_at_records(store: LogStore, pieces: list[bytes], lines: int, expected: bytes) -> None:
+    log = writer(store)
+    for piece in pieces:
+        log.write(STDOUT, piece, 1.0)
+    records, cursor = store.tail(JOB, 1, 0, lines)
+    assert b"".join(r.data for r in records) == expected
+    log.write(STDOUT, b"later", 2.0)
+    assert [r.data for r in store.read(JOB, 1, 0, cursor)[0]] == [b"later"]
+
+
+def test_since_finds_the_first_record_of_that_time(store: LogStore) -> None:
+    log = writer(store)
+    for index in range(5_000):
+        log.write(STDOUT, b"%04d" % index, float(index))
+    assert store.read(JOB, 1, 0, store.since(JOB, 1, 0, 4_990.0))[0][0].data == b"4990"
+    assert store.read(JOB, 1, 0, store.since(JOB, 1, 0, 9_999.0))[0] == ()
+
+
+async def test_follow_wakes_at_news_and_ends_with_the_task(store: LogStore) -> None:
+    key = (JOB, 1)
+    store.opened(key)
+    log = writer(store)
+    log.write(STDOUT, b"one", 1.0)
+    following = store.follow(JOB, 1, 0)
+    assert (await anext(following)).data == b"one"
+    waiting = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    log.write(STDOUT, b"two", 2.0)
+    store.wake(key)
+    assert (await asyncio.wait_for(waiting, 5.0)).data == b"two"
+    log.write(STDOUT, b"last", 3.0)
+    store.closed(key)
+    assert [r.data async for r in following] == [b"last"]
+
+
+async def test_follow_of_a_finished_task_ends(store: LogStore) -> None:
+    writer(store).write(STDOUT, b"one", 1.0)
+    assert [r.data async for r in store.follow(JOB, 1, 0)] == [b"one"]
+
+
+def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None:
+    store = LogStore(LogConfig(directory=tmp_path, retention_s=100.0, total_limit_bytes=12_000))
+    for attempt, mtime in ((1, 100.0), (2, 950.0), (3, 960.0), (4, 10.0)):
+        writer(store, attempt).write(STDOUT, bytes(500), 1.0)
+        for path in (tmp_path / JOB / str(attempt)).rglob("*"):
+            os.utime(path, (mtime, mtime))
+    store.opened((JOB, 4))
+    store.prune(now_utc_s=1_000.0)
+    assert store.attempts(JOB) == (2, 3, 4)  # 1 was too old, 4 still runs
+    small = LogStore(LogConfig(directory=tmp_path, total_limit_bytes=10_000))
+    small.opened((JOB, 4))
+    small.prune(now_utc_s=1_000.0)
+    assert small.attempts(JOB) == (3, 4)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_full_disk_costs_output_and_says_so_when_there_is_room_again(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        store = LogStore(LogConfig(directory=mount))
+        log = LogWriter(str(mount / JOB / "1" / "0"), 2**20, 2**19)
+        ballast = mount / "ballast"
+        log.write(STDOUT, b"before\n", 1.0)
+        ballast.write_bytes(bytes(200 * 1024))
+        for _ in range(100):
+            log.write(STDOUT, b"x" * 1_000, 2.0)
+        assert log.lost_bytes > 0
+        lost = log.lost_bytes
+        ballast.unlink()
+        log.write(STDOUT, b"after\n", 3.0)
+        records = read_all(store)
+        assert records[0].data == b"before\n"
+        assert records[-2].data == b"[%d bytes of output were lost: the disk was full]\n" % lost
+        assert records[-1].data == b"after\n"
+        assert sum(len(r.data) for r in records[1:-2]) + lost == 100 * 1_000
+        log.close()
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

@@ -1,0 +1,185 @@
+"""The agent is killed and started again: its tasks, their output and their exit codes are still there."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.supervision import shim
+from swarm_agent.supervision.orders import order_from_json, order_to_json
+from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_gpu, make_order
+from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
+from swarmsched.errors import StorageError
+from swarmsched.events import TaskStarted
+from swarmsched.resources import Share
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
+
+FIRST_LIFE = """
+import asyncio, sys
+from pathlib import Path
+from swarm_agent.supervision.orders import order_from_json
+from swarm_agent.supervision.testing import Bench
+from swarmsched.effects import StartTask
+from swarmsched.events import TaskStarted
+
+async def main():
+    bench = Bench(Path(sys.argv[1]))
+    await bench.runner.start()
+    for path in map(Path, sys.argv[2:]):
+        order, gpus = order_from_json(path.read_bytes(), path)
+        bench.runner.perform(StartTask(order, gpus))
+        await bench.wait_for(TaskStarted, (order.job_id, order.attempt))
+    print("started", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def first_life(tmp_path: Path, *orders: TaskOrder) -> subprocess.Popen[bytes]:
+    """An agent's runner in a process of its own, with these tasks running."""
+    paths = []
+    for index, order in enumerate(orders):
+        path = tmp_path / f"order-{index}"
+        path.write_bytes(order_to_json(order, (make_gpu(0),)))
+        paths.append(str(path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", FIRST_LIFE, str(tmp_path / "data"), *paths], stdout=subprocess.PIPE
+    )
+    line = await asyncio.to_thread(process.stdout.readline)
+    assert line == b"started\n"
+    return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def gate(path: Path) -> str:
+    return f"while [ ! -e {path} ]; do sleep 0.01; done"
+
+
+async def test_a_running_task_is_found_with_its_output_and_its_exit_code(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    order = make_order("sh", "-c", f"echo $$; {gate(go)}; echo after; exit 9")
+    kill(await first_life(tmp_path, order))
+    async with Bench(tmp_path / "data") as bench:
+        (status,) = bench.found
+        assert (status.job_id, status.attempt, status.epoch) == (order.job_id, 1, 1)
+        assert status.stage is TaskStage.STARTED
+        rank_pid = int(await bench.wait_for_output(order, b"\n"))
+        assert rank_pid in bench.runner.own_pids()
+        go.touch()
+        assert (await bench.finish(order)).exits == (RankExit(0, 9),)
+        assert bench.output(order) == f"{rank_pid}\nafter\n".encode()
+
+
+async def test_a_found_task_obeys_signals_and_stops(tmp_path: Path) -> None:
+    order = make_order("sh", "-c", "trap 'echo got' USR1; echo ready; while :; do sleep 0.02; done")
+    kill(await first_life(tmp_path, order))
+    async with Bench(tmp_path / "data") as bench:
+        bench.runner.perform(SignalTask(order.job_id, 1, signal.SIGUSR1))
+        await bench.wait_for_output(order, b"got")
+        bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+        assert (await bench.finish(order)).exits == (RankExit(0, 0, signal=signal.SIGTERM),)
+
+
+async def test_a_task_that_ended_meanwhile_is_found_with_its_result(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    order = make_order("sh", "-c", f"{gate(go)}; exit $RANK", shares=(Share("n1", 2),), ranks=2)
+    process = await first_life(tmp_path, order)
+    shim_pid = int((tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes().split()[1])
+    pidfd = os.pidfd_open(shim_pid)
+    kill(process)
+    go.touch()
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pidfd, ended.set)
+    async with asyncio.timeout(DEADLINE_S):
+        await ended.wait()
+    asyncio.get_running_loop().remove_reader(pidfd)
+    os.close(pidfd)
+    async with Bench(tmp_path / "data") as bench:
+        (status,) = bench.found
+        assert status.stage is TaskStage.EXITED
+        assert status.exits == (RankExit(0, 0), RankExit(1, 1))
+        assert status.failure is TaskFailure.NONE
+        bench.runner.perform(ForgetTask(order.job_id, 1))
+    async with Bench(tmp_path / "data") as bench:
+        assert bench.found == ()
+
+
+async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path: Path) -> None:
+    order = make_order("sh", "-c", "setsid sleep 300 & echo $!; exec sleep 300")
+    kept = make_order("sleep", "300")
+    process = await first_life(tmp_path, order, kept)
+    facts = (tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes()
+    os.kill(int(facts.split()[1]), signal.SIGKILL)
+    kill(process)
+    async with Bench(tmp_path / "data") as bench:
+        by_id = {status.job_id: status for status in bench.found}
+        assert by_id[order.job_id].stage is TaskStage.EXITED
+        assert by_id[order.job_id].failure is TaskFailure.LOST
+        assert by_id[kept.job_id].stage is TaskStage.STARTED
+        daemon = int(bench.output(order))
+        fields = shim.read_stat(daemon)
+        assert fields is None or fields[0] == b"Z"
+        bench.runner.perform(StopTask(kept.job_id, 1, 0.0))
+        await bench.finish(kept)
+
+
+async def test_a_reused_pid_is_not_taken_for_the_shim(tmp_path: Path) -> None:
+    """The record names a living process that started at another time, and the lock is free."""
+    order = make_order("true")
+    directory = tmp_path / "data/tasks" / f"{order.job_id}.1"
+    directory.mkdir(parents=True)
+    (directory / "order.json").write_bytes(order_to_json(order, ()))
+    (directory / "facts").write_text(f"shim {os.getpid()} 1\n")
+    (directory / "lock").touch()
+    async with Bench(tmp_path / "data") as bench:
+        assert bench.found[0].failure is TaskFailure.LOST
+
+
+async def test_an_unreadable_order_is_dropped_and_the_others_are_found(tmp_path: Path) -> None:
+    order = make_order("sleep", "300")
+    process = await first_life(tmp_path, order)
+    broken = make_order("true")
+    directory = tmp_path / "data/tasks" / f"{broken.job_id}.1"
+    directory.mkdir()
+    (directory / "order.json").write_bytes(b'{"format": 1')
+    kill(process)
+    async with Bench(tmp_path / "data") as bench:
+        assert [status.job_id for status in bench.found] == [order.job_id]
+        assert not directory.exists()
+        bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+        await bench.finish(order)
+
+
+async def test_stop_of_the_runner_leaves_tasks_running(tmp_path: Path) -> None:
+    order = make_order("sleep", "300")
+    bench = Bench(tmp_path / "data")
+    await bench.runner.start()
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for(TaskStarted)
+    await bench.runner.stop()
+    async with Bench(tmp_path / "data") as second:
+        assert second.found[0].stage is TaskStage.STARTED
+        second.runner.perform(StopTask(order.job_id, 1, 0.0))
+        await second.finish(order)
+
+
+def test_an_order_survives_its_file(tmp_path: Path) -> None:
+    order = make_order("a", "b c", ranks=3, shares=(Share("n1", 2), Share("n2", 1)), env={"X": "1"}, grace_s=3.5)
+    gpus = (make_gpu(0), make_gpu(1, is_simulated=True))
+    assert order_from_json(order_to_json(order, gpus), tmp_path) == (order, gpus)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"rendezvous": 3}', b"\xff"])
+def test_a_damaged_order_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(StorageError, match="order.json"):
+        order_from_json(data, tmp_path / "order.json")

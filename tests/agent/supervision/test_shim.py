@@ -1,0 +1,302 @@
+"""Real shims and real processes: what runs, what is said, and that nothing survives."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.supervision import shim
+from swarm_agent.supervision.logs import LogConfig
+from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_order
+from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
+from swarmsched.events import RankExited, TaskExited, TaskStarted
+from swarmsched.resources import Share
+from swarmsched.task import RankExit, TaskFailure, TaskOrder
+
+PYTHON = getattr(sys, "_base_executable", sys.executable)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path):
+    async with Bench(tmp_path / "data") as bench:
+        yield bench
+
+
+async def run(bench: Bench, *command: str, **spec) -> tuple[TaskOrder, TaskExited]:
+    order = make_order(*command, **spec)
+    bench.runner.perform(StartTask(order, ()))
+    return order, await bench.finish(order)
+
+
+def is_alive(pid: int) -> bool:
+    fields = shim.read_stat(pid)
+    return bool(fields) and fields[0] != b"Z"
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while is_alive(pid):
+            await asyncio.sleep(0.005)
+
+
+async def test_output_and_exit_code_are_reported(bench: Bench) -> None:
+    order, exited = await run(bench, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert exited.exits == (RankExit(0, 3),)
+    assert exited.failure is TaskFailure.NONE
+    records, _ = bench.agent.logs.read(order.job_id, 1, 0)
+    assert sorted((record.stream.value, record.data) for record in records) == [
+        ("stderr", b"err\n"),
+        ("stdout", b"out\n"),
+    ]
+    kinds = [type(event).__name__ for event in bench.events]
+    assert kinds == ["TaskStarted", "RankExited", "TaskExited"]
+
+
+async def test_death_by_signal_is_told_apart_from_an_exit_code(bench: Bench) -> None:
+    _, exited = await run(bench, "sh", "-c", "kill -SEGV $$")
+    assert exited.exits == (RankExit(0, 0, signal=signal.SIGSEGV),)
+
+
+async def test_unknown_command_ends_with_127_and_a_line_in_the_log(bench: Bench) -> None:
+    order, exited = await run(bench, "no-such-command-here")
+    assert (exited.failure, exited.exits) == (TaskFailure.NOT_FOUND, (RankExit(0, 127),))
+    assert bench.output(order) == b"swarm: no-such-command-here: command not found\n"
+    assert not any(isinstance(event, TaskStarted) for event in bench.events)
+
+
+async def test_a_file_in_the_working_directory_is_suggested(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    order, _ = await run(bench, "train.sh", workdir=str(tmp_path))
+    assert b"write ./train.sh" in bench.output(order)
+
+
+@pytest.mark.parametrize("content", [b"echo hi\n", b"#!/bin/sh\n"], ids=["no first line", "no permission"])
+async def test_command_that_may_not_be_executed_ends_with_126(bench: Bench, tmp_path: Path, content: bytes) -> None:
+    script = tmp_path / "script"
+    script.write_bytes(content)
+    script.chmod(0o755 if content.startswith(b"echo") else 0o644)
+    order, exited = await run(bench, str(script))
+    assert (exited.failure, exited.exits) == (TaskFailure.NOT_EXECUTABLE, (RankExit(0, 126),))
+    assert f"{script}: cannot be executed".encode() in bench.output(order)
+
+
+async def test_missing_interpreter_is_named_as_the_cause(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    order, exited = await run(bench, str(script))
+    assert exited.failure is TaskFailure.NOT_FOUND
+    assert b"interpreter named in its first line" in bench.output(order)
+
+
+async def test_missing_working_directory_is_named_with_the_node(bench: Bench) -> None:
+    order, exited = await run(bench, "true", workdir="/no/such/folder")
+    assert exited.failure is TaskFailure.SYNC
+    assert "/no/such/folder does not exist on n1" in exited.detail
+    assert b"/no/such/folder does not exist on n1" in bench.output(order)
+
+
+async def test_output_without_newline_is_readable_at_once(bench: Bench) -> None:
+    order = make_order("sh", "-c", "printf 'epoch 1...'; sleep 60")
+    bench.runner.perform(StartTask(order, ()))
+    assert await bench.wait_for_output(order, b"epoch 1...") == b"epoch 1..."
+
+
+async def test_stop_lets_a_task_end_in_its_grace(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap 'echo saving; exit 7' TERM; echo ready; while :; do sleep 0.02; done")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"ready")
+    bench.runner.perform(StopTask(order.job_id, 1, 10.0))
+    exited = await bench.finish(order)
+    assert exited.exits == (RankExit(0, 7),)
+    assert b"saving" in bench.output(order)
+
+
+async def test_task_that_ignores_sigterm_is_killed_after_its_grace(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"ready")
+    began_s = time.monotonic()
+    bench.runner.perform(StopTask(order.job_id, 1, 0.3))
+    exited = await bench.finish(order)
+    assert 0.3 <= time.monotonic() - began_s < 5.0
+    assert exited.exits == (RankExit(0, 0, signal=signal.SIGKILL),)
+
+
+async def test_a_shorter_grace_shortens_the_wait(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"ready")
+    bench.runner.perform(StopTask(order.job_id, 1, 600.0))
+    bench.runner.perform(StopTask(order.job_id, 1, 0.1))
+    assert (await bench.finish(order)).exits == (RankExit(0, 0, signal=signal.SIGKILL),)
+
+
+DAEMON = """
+import os, sys, time
+if os.fork():
+    os.wait()
+    sys.exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], 'w').write(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+async def test_a_daemon_does_not_survive_its_job(bench: Bench, tmp_path: Path) -> None:
+    """Double fork, own session, SIGTERM ignored, output closed or not: the shim is its parent at the end."""
+    pid_file = tmp_path / "pid"
+    wait = f"while [ ! -s {pid_file} ]; do sleep 0.01; done"
+    _, exited = await run(bench, "sh", "-c", f'"$0" -c "$1" {pid_file}; {wait}', PYTHON, DAEMON)
+    assert exited.exits == (RankExit(0, 0),)
+    assert not is_alive(int(pid_file.read_text()))
+
+
+async def test_a_stopped_daemon_and_a_stopped_rank_are_ended(bench: Bench) -> None:
+    order = make_order("sh", "-c", "setsid sleep 300 & echo $!; kill -STOP $!; kill -STOP $$")
+    bench.runner.perform(StartTask(order, ()))
+    daemon = int((await bench.wait_for_output(order, b"\n")).split()[0])
+    bench.runner.perform(StopTask(order.job_id, 1, 0.1))
+    await bench.finish(order)
+    assert not is_alive(daemon)
+
+
+async def test_signals_reach_the_ranks(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap 'echo got; exit 0' USR1; echo ready; while :; do sleep 0.02; done")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"ready")
+    bench.runner.perform(SignalTask(order.job_id, 1, signal.SIGUSR1))
+    assert (await bench.finish(order)).exits == (RankExit(0, 0),)
+    assert b"got" in bench.output(order)
+
+
+async def test_first_rank_to_fail_is_reported_while_others_run(bench: Bench) -> None:
+    script = 'if [ "$RANK" = 1 ]; then exit 5; fi; sleep 60'
+    order = make_order("sh", "-c", script, shares=(Share("n1", 2),), ranks=2)
+    bench.runner.perform(StartTask(order, ()))
+    assert (await bench.wait_for(RankExited)).exit == RankExit(1, 5)
+    assert not any(isinstance(event, TaskExited) for event in bench.events)
+    bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+    assert len((await bench.finish(order)).exits) == 2
+
+
+async def test_a_command_given_before_the_shim_listens_is_obeyed(bench: Bench) -> None:
+    order = make_order("sleep", "60")
+    bench.runner.perform(StartTask(order, ()))
+    bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+    await bench.finish(order)
+
+
+async def test_missing_module_is_named_with_what_to_do(bench: Bench) -> None:
+    order, exited = await run(bench, PYTHON, "-c", "import no_such_module_xyz")
+    assert exited.exits == (RankExit(0, 1),)
+    last = bench.output(order).decode().splitlines()[-1]
+    assert "'no_such_module_xyz'" in last
+    assert all(option in last for option in ("--venv", "--requirements", "--sync"))
+
+
+async def test_binary_output_is_kept_byte_for_byte(bench: Bench) -> None:
+    order, _ = await run(bench, PYTHON, "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
+    assert bench.output(order) == bytes(range(256)) * 1000
+
+
+async def test_a_hundred_megabytes_are_bounded_on_disk(tmp_path: Path) -> None:
+    logs = LogConfig(directory=tmp_path / "logs", limit_bytes=8 * 2**20, head_bytes=2**20)
+    async with Bench(tmp_path / "data", logs=logs) as bench:
+        order, exited = await run(bench, "sh", "-c", "echo first; yes 0123456789abcde | head -c 100000000; echo last")
+        assert exited.exits == (RankExit(0, 0),)
+        on_disk = sum(path.stat().st_size for path in logs.directory.rglob("*.log"))
+        assert on_disk <= logs.limit_bytes
+        records, kept, dropped, cursor = [], 0, 0, ""
+        while True:
+            records, cursor = bench.agent.logs.read(order.job_id, 1, 0, cursor)
+            if not records:
+                break
+            kept += sum(len(record.data) for record in records)
+            dropped += sum(record.dropped_bytes for record in records)
+        assert kept + dropped == 100_000_000 + len("first\nlast\n")
+        assert dropped > 80_000_000
+        assert bench.agent.logs.read(order.job_id, 1, 0)[0][0].data.startswith(b"first\n")
+        assert bench.agent.logs.tail(order.job_id, 1, 0, 1)[0][-1].data.endswith(b"last\n")
+
+
+async def test_rank_has_default_signals_and_no_descriptors_of_ours(bench: Bench) -> None:
+    script = "grep -E 'SigIgn|SigBlk' /proc/self/status; ls /proc/self/fd | wc -l"
+    order, _ = await run(bench, "sh", "-c", script)
+    ignored, count = bench.output(order).decode().rsplit("\n", 2)[:2]
+    masks = [int(line.split()[1], 16) for line in ignored.splitlines()]
+    assert [mask & 0x7FFF_FFFF for mask in masks] == [0, 0]  # 32 and 33 are the C library's own
+    assert int(count) == 4  # standard three, and that of the listing itself
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+async def test_job_user_owns_the_ranks_and_not_the_shim(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):  # pytest's folders are root's alone
+        if folder.stat().st_uid == 0 and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    async with Bench(tmp_path / "data", job_user="nobody") as bench:
+        order, exited = await run(bench, "sh", "-c", "id -un; id -Gn; touch mine; echo $HOME; cat /proc/1/environ")
+        lines = bench.output(order).decode().splitlines()
+        assert lines[0] == "nobody"
+        assert lines[2] == "/nonexistent"
+        assert "denied" in lines[-1]
+        assert exited.exits == (RankExit(0, 1),)
+
+
+async def test_memory_and_start_of_a_shim_stay_small(bench: Bench) -> None:
+    order = make_order("sleep", "60")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for(TaskStarted)
+    shim_pid = next(pid for pid in bench.runner.own_pids() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    status = Path(f"/proc/{shim_pid}/status").read_text()
+    resident_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident_kb <= 12 * 1024
+
+
+async def test_own_pids_are_shims_ranks_and_their_children(bench: Bench) -> None:
+    order = make_order("sh", "-c", "sleep 60 & echo $!; wait")
+    bench.runner.perform(StartTask(order, ()))
+    child = int(await bench.wait_for_output(order, b"\n"))
+    pids = bench.runner.own_pids()
+    assert child in pids
+    assert len(pids) == 3
+
+
+async def test_stopping_what_is_unknown_or_over_is_answered_at_once(bench: Bench) -> None:
+    order, exited = await run(bench, "true")
+    bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+    assert bench.events[-1] == exited
+    bench.runner.perform(ForgetTask(order.job_id, 1))
+    assert not list((bench.config.data_dir / "tasks").glob(f"{order.job_id}*"))
+    bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+    assert bench.events[-1] == TaskExited(order.job_id, 1, ())
+
+
+async def test_a_repeated_start_starts_once(bench: Bench) -> None:
+    order = make_order("sh", "-c", "echo once")
+    bench.runner.perform(StartTask(order, ()))
+    bench.runner.perform(StartTask(order, ()))
+    await bench.finish(order)
+    assert bench.output(order) == b"once\n"
+
+
+async def test_killed_shim_is_reported_lost_and_its_ranks_are_ended(bench: Bench) -> None:
+    order = make_order("sh", "-c", "setsid sleep 300 & echo $!; exec sleep 300")
+    bench.runner.perform(StartTask(order, ()))
+    daemon = int(await bench.wait_for_output(order, b"\n"))
+    pids = bench.runner.own_pids()
+    shim_pid = next(pid for pid in pids if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(shim_pid, signal.SIGKILL)
+    exited = await bench.finish(order)
+    assert exited.failure is TaskFailure.LOST
+    for pid in {daemon, *pids}:
+        await gone(pid)
+    assert b"supervising process on n1 was killed" in bench.output(order)
