@@ -1,0 +1,247 @@
+"""The aiohttp side: requests in, through the guard to the handlers, answers and streams out."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from multidict import CIMultiDict
+
+from swarm_agent import metrics
+from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, no_stream
+from swarm_agent.http.guard import Guard
+from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
+from swarm_agent.http.routes import BodyKind, Route, match
+from swarm_agent.http.stream import HEARTBEAT_S, closing
+from swarmsched.ids import NodeId
+
+JSON_BYTES_LIMIT = 2**20
+PEER_BYTES_LIMIT = 2**26  # aiohttp's own ceiling; peers' bodies have stricter limits where they are opened
+STREAMS_LIMIT = 256
+SLOW_CLIENT_S = 300.0  # a client that takes nothing for so long is let go; it can go on with its cursor
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PEER_PREFIX = "/peer/"
+
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("swarm.http")
+
+
+class Server:
+    """Serves a table of routes."""
+
+    def __init__(self, node: NodeId, guard: Guard, routes: tuple[Route, ...]) -> None:
+        self._node, self._guard = node, guard
+        self._routes = {(route.method, route.path): route for route in routes}
+        self._streams: set[asyncio.Task[object]] = set()
+
+    def make_app(self) -> web.Application:
+        """The application; more routes (those of peers) may be added to it."""
+        app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
+        streamed = ("readLogs", "listEvents")
+        for route in self._routes.values():
+            app.router.add_route(route.method, route.path, self._handler(route))
+            if route.method == "GET" and route.operation not in streamed:
+                app.router.add_route("HEAD", route.path, self._handler(route))
+        app.on_shutdown.append(self._end_streams)
+        return app
+
+    async def dispatch(self, call: Call) -> Answer:
+        """Run a forwarded request; problems become answers, so that the asking agent passes them on as they are."""
+        found = match(self._routes, call.method, call.path)
+        try:
+            if found is None:
+                raise Problem("not_found", f"there is no {call.method} {call.path[:200]}")
+            route, params = found
+            known = Call(
+                call.method, call.path, params, call.query, call.headers, call.body, call.request_id, call.hops
+            )
+            return await route.handler(known)
+        except Problem as problem:
+            return Answer(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
+
+    def _middleware(self) -> Middleware:
+        @web.middleware
+        async def guarded(request: web.Request, handler: Next) -> web.StreamResponse:
+            if request.path.startswith(PEER_PREFIX):
+                return await handler(request)  # the seal of the body is the authentication
+            started_s = time.monotonic()
+            request["id"] = request_id = _request_id(request)
+            response: web.StreamResponse
+            try:
+                self._check(request)
+                response = await handler(request)
+            except Problem as problem:
+                response = self._problem(problem, request_id)
+            except web.HTTPException as error:
+                response = self._problem(_translated(request, error), request_id)
+            except (ConnectionResetError, asyncio.CancelledError):
+                raise
+            except Exception:  # a fault in a handler costs its request; the log has the story
+                log.exception("request failed request_id=%s path=%s", request_id, request.path[:200])
+                response = self._problem(Problem("internal", "the agent failed to answer this request"), request_id)
+            metrics.observe_http(request.method, _pattern(request), response.status, time.monotonic() - started_s)
+            return response
+
+        return guarded
+
+    def _check(self, request: web.Request) -> None:
+        route = self._routes.get((request.method, _pattern(request)))
+        if route is None and request.method == "HEAD":
+            route = self._routes.get(("GET", _pattern(request)))
+        transport = request.transport
+        local = transport.get_extra_info("sockname") if transport is not None else None
+        self._guard.check_host(request.headers.get("Host", ""), str(local[0]) if isinstance(local, tuple) else "")
+        is_page = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"
+        self._guard.check_origin(request.headers, is_page=is_page)
+        if route is None or not route.is_public:
+            self._guard.check_token(request.headers.get("Authorization", ""))
+
+    def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            answer = await route.handler(await _call_from(request, route))
+            headers = self._headers(request["id"], answer)
+            if isinstance(answer.body, bytes):
+                return web.Response(status=answer.status, body=answer.body, headers=headers)
+            return await self._stream(request, answer, headers)
+
+        return handle
+
+    def _headers(self, request_id: str, answer: Answer) -> CIMultiDict[str]:
+        headers = CIMultiDict({"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"})
+        headers.update({"X-Swarm-Node": self._node, "X-Request-Id": request_id, "Content-Type": answer.content_type})
+        headers.update(answer.headers)
+        return headers
+
+    def _problem(self, problem: Problem, request_id: str) -> web.Response:
+        body = problem.encode(request_id)
+        headers = self._headers(request_id, Answer(problem.status, body, CONTENT_TYPE, problem.all_headers()))
+        return web.Response(status=problem.status, body=body, headers=headers)
+
+    async def _stream(self, request: web.Request, answer: Answer, headers: CIMultiDict[str]) -> web.StreamResponse:
+        body = cast("AsyncIterator[bytes]", answer.body)
+        if len(self._streams) >= STREAMS_LIMIT:
+            async with closing(body):
+                raise Problem("too_many_streams", f"{STREAMS_LIMIT} streams are open at {self._node}", retry_after_s=5)
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        task = asyncio.current_task()
+        assert task is not None, "handlers run in tasks"
+        self._streams.add(task)
+        try:
+            await response.prepare(request)
+            async with closing(_with_heartbeat(body, answer.heartbeat)) as chunks:
+                async for chunk in chunks:
+                    async with asyncio.timeout(SLOW_CLIENT_S):
+                        await response.write(chunk)
+            await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            log.debug("stream ended: the client went away or took nothing request_id=%s", request["id"])
+        except Problem as problem:
+            # The head has been sent: all that is left is to end without the closing record.
+            log.info("stream cut short request_id=%s problem=%s", request["id"], problem)
+        finally:
+            self._streams.discard(task)
+        return response
+
+    async def _end_streams(self, _: web.Application) -> None:
+        """When the agent stops, followers are let go at once; they go on at another agent."""
+        for task in list(self._streams):
+            task.cancel()
+
+
+async def _with_heartbeat(body: AsyncIterator[bytes], heartbeat: bytes) -> AsyncIterator[bytes]:
+    """The chunks, and a heartbeat whenever nothing came for 15 s."""
+    waiting: asyncio.Task[bytes | None] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.create_task(_next(body))
+            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_S)
+            if not done:
+                yield heartbeat
+                continue
+            chunk, waiting = waiting.result(), None
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        async with closing(body):
+            pass
+
+
+async def _next(body: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(body, None)
+
+
+async def _call_from(request: web.Request, route: Route) -> Call:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    body = b""
+    if route.body is BodyKind.JSON:
+        body = await _json_body(request)
+    return Call(
+        method=request.method,
+        path=request.path,
+        params=dict(request.match_info),
+        query=_query(request),
+        headers=headers,
+        body=body,
+        request_id=request["id"],
+        stream=request.content.iter_any() if route.body is BodyKind.STREAM else no_stream(),
+    )
+
+
+async def _json_body(request: web.Request) -> bytes:
+    """At most 1 MiB; refused by its declared length before anything is read."""
+    if (request.content_length or 0) > JSON_BYTES_LIMIT:
+        raise Problem("too_large", f"the body has {request.content_length} bytes, more than {JSON_BYTES_LIMIT}")
+    parts, size_bytes = [], 0
+    async for chunk in request.content.iter_any():
+        size_bytes += len(chunk)
+        if size_bytes > JSON_BYTES_LIMIT:
+            raise Problem("too_large", f"the body has more than {JSON_BYTES_LIMIT} bytes")
+        parts.append(chunk)
+    if parts and request.content_type not in (JSON_TYPE, "application/octet-stream"):
+        # aiohttp says octet-stream when there is no Content-Type; a form from a browser always names one.
+        raise Problem("unsupported_media_type", f"the body is {request.content_type}", f"send {JSON_TYPE}")
+    return b"".join(parts)
+
+
+def _query(request: web.Request) -> dict[str, str]:
+    """Each parameter once: two values of one name are a mistake that would otherwise be silent."""
+    query: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in query:
+            raise bad_parameter(name, "is there twice", "give it once, several values with commas")
+        query[name] = value
+    return query
+
+
+def _request_id(request: web.Request) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _pattern(request: web.Request) -> str:
+    """The route's path with its names; one word for all unknown paths, so that metrics stay small."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "unknown"
+
+
+def _translated(request: web.Request, error: web.HTTPException) -> Problem:
+    """aiohttp's own refusals."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        detail = f"{request.path[:200]} takes {allowed}, not {request.method}"
+        return Problem("method_not_allowed", detail, headers={"Allow": allowed})
+    if isinstance(error, web.HTTPNotFound):
+        return Problem("not_found", f"there is no {request.path[:200]}")
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return Problem("too_large", "the body is too large")
+    return Problem("bad_request", error.reason or "the request is not well formed")

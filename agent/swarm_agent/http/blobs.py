@@ -1,0 +1,144 @@
+"""Shipped files on their way in: one by one, or many small ones packed into one body."""
+
+from collections.abc import AsyncIterator
+
+from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.jobs import refuse_unknown_keys
+from swarm_agent.http.port import AgentPort, Blobs
+from swarm_agent.http.problem import Problem
+from swarm_agent.staging.blobs import BlobError, is_digest
+from swarmsched.errors import FieldProblem
+from swarmsched.tree import FILE_BYTES_LIMIT
+
+PACK_TYPE = "application/vnd.swarmsched.blobs"
+PACK_BYTES_LIMIT = 2**30
+PACKED_BLOB_BYTES_LIMIT = 2**24
+DIGESTS_LIMIT = 10_000
+HEAD_BYTES = 40  # 32 of the digest, 8 of the length
+
+
+class BlobUploads:
+    """Handlers of /v1/blobs."""
+
+    def __init__(self, agent: AgentPort) -> None:
+        self._agent = agent
+
+    @property
+    def _store(self) -> Blobs:
+        return self._agent.blobs
+
+    async def list_missing(self, call: Call) -> Answer:
+        """POST /v1/blobs/missing."""
+        document = call.json()
+        refuse_unknown_keys(document, ("digests",))
+        digests = document.get("digests")
+        if not isinstance(digests, list) or len(digests) > DIGESTS_LIMIT:
+            where = FieldProblem("/digests", "must be a list of digests", f"at most {DIGESTS_LIMIT} of them")
+            raise Problem("invalid", f"digests: {where.problem}", where.remedy, (where,))
+        wrong = [index for index, each in enumerate(digests) if not isinstance(each, str) or not is_digest(each)]
+        if wrong:
+            where = FieldProblem(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
+            raise Problem("invalid", f"digests: item {wrong[0]} {where.problem}", where.remedy, (where,))
+        return answer({"missing": list(self._store.missing(digests)), "node": self._agent.config.name})
+
+    async def head_blob(self, call: Call) -> Answer:
+        """HEAD /v1/blobs/SHA256."""
+        digest = _digest(call)
+        size_bytes = self._store.size_bytes(digest)
+        if size_bytes is None:
+            raise Problem("unknown_blob", f"blob {digest[:12]} is not on {self._agent.config.name}")
+        return Answer(200, b"", "application/octet-stream", {"Content-Length": str(size_bytes)})
+
+    async def put_blob(self, call: Call) -> Answer:
+        """PUT /v1/blobs/SHA256."""
+        digest = _digest(call)
+        is_known = not self._store.missing([digest])
+        size_bytes = await self._put(digest, _limited(call.stream, FILE_BYTES_LIMIT))
+        document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
+        return answer(document, 200 if is_known else 201)
+
+    async def put_pack(self, call: Call) -> Answer:
+        """POST /v1/blobs: frames of digest, length and content until the body ends."""
+        content_type = call.headers.get("content-type", "").split(";")[0].strip().lower()
+        if content_type != PACK_TYPE:
+            raise Problem("unsupported_media_type", f"the body is {content_type or 'untyped'}", f"send {PACK_TYPE}")
+        reader = _PackReader(_limited(call.stream, PACK_BYTES_LIMIT))
+        stored = known = total = 0
+        while (head := await reader.head()) is not None:
+            digest, size_bytes = head
+            if self._store.missing([digest]):
+                await self._put(digest, reader.content(size_bytes))
+                stored += 1
+            else:
+                known += 1
+            async for _ in reader.rest():
+                pass  # a blob that is here already is skipped, not stored again
+            total += size_bytes
+        return answer({"stored": stored, "known": known, "size_bytes": total, "node": self._agent.config.name})
+
+    async def _put(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
+        try:
+            return await self._store.put(digest, chunks)
+        except BlobError as error:
+            code = "storage_full" if isinstance(error.__cause__, OSError) else "bad_blob"
+            raise Problem(code, str(error), error.remedy) from error
+
+
+class _PackReader:
+    """Cuts a body into frames without holding more than one chunk and one head."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self._buffer = b""
+        self._left = 0  # bytes of the current blob that were not read yet
+
+    async def head(self) -> tuple[str, int] | None:
+        """Digest and size of the next blob; None at the end of the body."""
+        while len(self._buffer) < HEAD_BYTES:
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                if self._buffer:
+                    raise Problem("bad_blob", "the body ends within the head of a blob")
+                return None
+            self._buffer += chunk
+        digest, size_bytes = self._buffer[:32].hex(), int.from_bytes(self._buffer[32:HEAD_BYTES], "big")
+        if size_bytes > PACKED_BLOB_BYTES_LIMIT:
+            raise Problem("bad_blob", f"blob {digest[:12]} has {size_bytes} bytes", "use PUT above 16 MiB")
+        self._buffer = self._buffer[HEAD_BYTES:]
+        self._left = size_bytes
+        return digest, size_bytes
+
+    async def content(self, size_bytes: int) -> AsyncIterator[bytes]:
+        """The content of the blob whose head was read last."""
+        assert size_bytes == self._left, "a head was read before its content"
+        async for chunk in self.rest():
+            yield chunk
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What is left of the current blob."""
+        while self._left:
+            if not self._buffer:
+                chunk = await anext(self._chunks, None)
+                if chunk is None:
+                    raise Problem("bad_blob", f"the body ends {self._left} bytes before the end of a blob")
+                self._buffer = chunk
+            piece, self._buffer = self._buffer[: self._left], self._buffer[self._left :]
+            self._left -= len(piece)
+            if piece:
+                yield piece
+
+
+async def _limited(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[bytes]:
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > limit_bytes:
+            raise Problem("too_large", f"the body is larger than {limit_bytes} bytes", "send it in parts")
+        yield chunk
+
+
+def _digest(call: Call) -> str:
+    digest = call.params["sha256"]
+    if not is_digest(digest):
+        raise Problem("unknown_blob", f"{digest[:20]!r} is not a SHA-256 digest", "64 lower-case hexadecimal digits")
+    return digest

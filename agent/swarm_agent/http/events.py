@@ -1,0 +1,178 @@
+"""The cluster log: the events of all agents, merged by time, as a list or as a stream.
+
+Every agent keeps its own; a cursor therefore carries one position for each agent.  An agent's sequence restarts with
+the agent, so a position is (time of the event, sequence) and the time decides.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.merge import merged
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.port import AgentPort
+from swarm_agent.http.problem import bad_parameter
+from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
+from swarm_agent.http.views import Document, event_document, listing
+from swarm_agent.http.when import moment
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.ids import NodeId
+
+DEFAULT_LIMIT = 100
+LIMIT_MAX = 1_000
+RETRY_S = 2.0  # until a peer that stopped answering is followed again
+
+Positions = dict[str, tuple[str, int]]
+"""Agent -> (time, sequence) of the last event delivered."""
+
+
+class Events:
+    """Handlers of GET /v1/events."""
+
+    def __init__(self, agent: AgentPort, peers: Peers) -> None:
+        self._agent, self._peers = agent, peers
+
+    def serve(self) -> None:
+        """Answer other agents' questions for our events."""
+
+        async def on_events(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+            since, limit = str(payload.get("since", "")), min(LIMIT_MAX, int(payload.get("limit", DEFAULT_LIMIT)))
+            return {"items": self._own(since)[-limit:], "last": list(_latest(self._agent))}
+
+        async def on_follow(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            async with closing(self._follow_own(_position(payload.get("after")))) as events:
+                async for event in events:
+                    yield event
+
+        self._agent.on_query("events", on_events)
+        self._agent.on_stream("events", on_follow)
+
+    async def list_events(self, call: Call) -> Answer:
+        """GET /v1/events, with `follow` a stream."""
+        chosen = _Choice(call)
+        positions = _decode(resume_cursor(call))
+        limit = call.integer("limit", DEFAULT_LIMIT, 0, LIMIT_MAX)
+        past, starts, silent = await self._past(chosen, positions, limit)
+        if call.flag("follow") or wants_events(call):
+            return stream_answer(call, self._stream(chosen, past, {**starts, **positions}))
+        items = [{**event, "cursor": _encode(_advance(positions, event))} for event in past]
+        return answer({**listing(items, silent_nodes=list(silent)), "next_cursor": _encode(positions)})
+
+    async def _past(
+        self, chosen: "_Choice", after: Positions, limit: int
+    ) -> tuple[list[Document], Positions, tuple[NodeId, ...]]:
+        """Past events, where each agent's log ended at that moment, and who was silent."""
+        fan_out = await self._peers.ask_all("events", {"since": chosen.since, "limit": LIMIT_MAX}, LIST_TIMEOUT_S)
+        events, ends = self._own(chosen.since), {str(self._agent.config.name): _latest(self._agent)}
+        for node, reply in fan_out.answers.items():
+            events += reply.get("items", [])
+            ends[node] = _position(reply.get("last")) or ("", 0)
+        fresh = [each for each in events if chosen.accepts(each) and _is_after(each, after)]
+        fresh.sort(key=_order)
+        # Going on from a cursor means the next ones; without one the newest are meant.
+        past = fresh[:limit] if after else fresh[len(fresh) - min(limit, len(fresh)) :]
+        return past, ends, fan_out.silent
+
+    def _own(self, since: str) -> list[Document]:
+        name = self._agent.config.name
+        events = [event_document(name, event) for event in self._agent.events.since()]
+        return [event for event in events if event["time"] >= since]
+
+    async def _stream(self, chosen: "_Choice", past: list[Document], positions: Positions) -> AsyncIterator[Record]:
+        starts = dict(positions)
+        for event in past:
+            yield _record(event, _advance(positions, event))
+        names = [self._agent.config.name, *self._peers.reachable()]
+        sources = [self._follow(name, starts.get(name)) for name in names]
+        async with closing(merged(sources)) as events:
+            async for event in events:
+                if chosen.accepts(event) and _is_after(event, positions):
+                    yield _record(event, _advance(positions, event))
+
+    async def _follow(self, name: NodeId, after: tuple[str, int] | None) -> AsyncIterator[Document]:
+        """One agent's events, for ever: when it goes away, its log is taken up again once it is back."""
+        start = after or (_latest(self._agent) if name == self._agent.config.name else None)
+        while True:
+            source = (
+                self._follow_own(start)
+                if name == self._agent.config.name
+                else self._agent.query_stream(name, "events", {"after": list(start) if start else None})
+            )
+            try:
+                async with closing(source) as events:
+                    async for event in events:
+                        start = (str(event["time"]), int(event["sequence"]))
+                        yield event
+            except (AgentUnreachable, RemoteProtocolError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow_own(self, after: tuple[str, int] | None) -> AsyncIterator[Document]:
+        """Our events behind a position; None: only those to come."""
+        name, start = self._agent.config.name, after or _latest(self._agent)
+        async with closing(self._agent.events.follow()) as events:
+            async for event in events:
+                document = event_document(name, event)
+                if (document["time"], document["sequence"]) > start:
+                    yield document
+
+
+class _Choice:
+    """Which events a client wants."""
+
+    def __init__(self, call: Call) -> None:
+        self.kinds, self.jobs, self.nodes = call.words("kind"), call.words("job"), call.words("node")
+        self.since = moment(call, "since")
+
+    def accepts(self, event: Document) -> bool:
+        kind, job, node = str(event["kind"]), str(event["job_id"] or ""), (event["node"], event["agent"])
+        return (
+            (not self.kinds or any(kind == each or kind.startswith(f"{each}.") for each in self.kinds))
+            and (not self.jobs or any(job.startswith(each) or job[10:].startswith(each) for each in self.jobs))
+            and (not self.nodes or any(each in node for each in self.nodes))
+            and str(event["time"]) >= self.since
+        )
+
+
+def _latest(agent: AgentPort) -> tuple[str, int]:
+    newest = agent.events.since()[-1:]
+    return (event_document("", newest[0])["time"], newest[0].sequence) if newest else ("", 0)
+
+
+def _record(event: Document, positions: Positions) -> Record:
+    return {"type": "event", **event, "cursor": _encode(positions)}
+
+
+def _order(event: Document) -> tuple[str, str, int]:
+    return (str(event["time"]), str(event["agent"]), int(event["sequence"]))
+
+
+def _is_after(event: Document, positions: Positions) -> bool:
+    return (str(event["time"]), int(event["sequence"])) > positions.get(str(event["agent"]), ("", 0))
+
+
+def _advance(positions: Positions, event: Document) -> Positions:
+    positions[str(event["agent"])] = (str(event["time"]), int(event["sequence"]))
+    return positions
+
+
+def _position(value: object) -> tuple[str, int] | None:
+    return (str(value[0]), int(value[1])) if isinstance(value, list | tuple) and len(value) == 2 else None
+
+
+def _encode(positions: Positions) -> str:
+    return base64.urlsafe_b64encode(json.dumps(positions, separators=(",", ":")).encode()).decode() if positions else ""
+
+
+def _decode(text: str) -> Positions:
+    if not text:
+        return {}
+    try:
+        document = json.loads(base64.urlsafe_b64decode(text))
+        return {str(agent): (str(time), int(sequence)) for agent, (time, sequence) in document.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise bad_parameter("cursor", "is not one that this API gave", "use the cursor of an event") from error

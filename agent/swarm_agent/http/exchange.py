@@ -1,0 +1,111 @@
+"""A request and its answer without the web framework, so that a forwarded request runs the same handlers."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm_agent.http.problem import Problem, bad_parameter
+from swarmsched.api import nearest
+
+JSON_TYPE = "application/json"
+NDJSON_TYPE = "application/x-ndjson"
+SSE_TYPE = "text/event-stream"
+
+
+async def no_stream() -> AsyncIterator[bytes]:
+    """The stream of a request that has none."""
+    chunks: tuple[bytes, ...] = ()
+    for chunk in chunks:
+        yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request.  `hops` counts agents that passed it on; header names are lower case."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    request_id: str = ""
+    hops: int = 0
+    stream: AsyncIterator[bytes] = field(default_factory=no_stream)
+
+    def json(self) -> dict[str, Any]:
+        """The body as an object; an empty body is an empty object."""
+        if not self.body:
+            return {}
+        try:
+            document = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise Problem("bad_json", f"the body is not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise Problem("bad_json", f"the body must be an object, not {type(document).__name__}")
+        return document
+
+    def flag(self, name: str) -> bool:
+        """A query parameter that is on when it is there: `?all`, `?all=1`, `?all=true`."""
+        value = self.query.get(name)
+        if value is None:
+            return False
+        if value.lower() in ("", "1", "true", "yes"):
+            return True
+        if value.lower() in ("0", "false", "no"):
+            return False
+        raise bad_parameter(name, f"{value!r} is neither true nor false", "use 1 or 0")
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        """A query parameter that is a number within bounds."""
+        value = self.query.get(name)
+        if value is None or value == "":
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not low <= number <= high:
+            raise bad_parameter(name, f"{value[:40]!r} is not within bounds", f"a number from {low:g} to {high:g}")
+        return number
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """A query parameter that is a whole number within bounds."""
+        number = self.number(name, default, low, high)
+        if number != int(number):
+            raise bad_parameter(name, f"{number} is not whole", f"a whole number from {low} to {high}")
+        return int(number)
+
+    def words(self, name: str, choices: Sequence[str] = ()) -> tuple[str, ...]:
+        """A query parameter that is a list with commas, each out of `choices` if there are any."""
+        found = tuple(word.strip() for word in self.query.get(name, "").split(",") if word.strip())
+        for word in found:
+            if choices and word not in choices:
+                problem = f"{word[:40]!r} is not known{nearest(word, choices)}"
+                raise bad_parameter(name, problem, f"one or more of: {', '.join(choices)}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes back.  A body that is an iterator is streamed as it comes; `heartbeat` is sent in its silences."""
+
+    status: int
+    body: bytes | AsyncIterator[bytes] = b""
+    content_type: str = JSON_TYPE
+    headers: Mapping[str, str] = field(default_factory=dict)
+    heartbeat: bytes = b""
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+def encode(document: object) -> bytes:
+    """Compact JSON in UTF-8."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """A JSON answer."""
+    return Answer(status, encode(document), headers=headers or {})

@@ -1,0 +1,183 @@
+"""Finding a job by what people type: a full id, a prefix of id or handle, a name, or `@last`.
+
+Whoever shepherds the job decides about it; this only says who that may be.  Names and short prefixes are looked up at
+all agents, since only all of them together know whether there is a second match; a full id or handle is not.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
+from swarm_agent.http.port import Card, Facts
+from swarm_agent.http.problem import Problem
+from swarm_agent.http.views import card_document, job_document, job_summary, place_summary
+from swarmsched import ids
+from swarmsched.api import JobState, nearest
+from swarmsched.ids import JobId, NodeId
+from swarmsched.record import JobRecord
+
+LAST = "@last"
+MATCHES_LIMIT = 20
+NAMES_LIMIT = 200
+REFERENCE_LIMIT = 128
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A job and the nodes that may act for it or have its record, best first; may include this agent."""
+
+    job_id: JobId
+    candidates: tuple[NodeId, ...]
+    answered_by: tuple[NodeId, ...] = ()  # agents that said they have a record, when they were asked
+
+
+class JobFinder:
+    """Looks a job up, here first and then everywhere."""
+
+    def __init__(self, facts: Facts, peers: Peers) -> None:
+        self._facts, self._peers = facts, peers
+
+    async def find(self, reference: str, user: str = "", *, may_ask: bool = True) -> Found:
+        """Raises `Problem` unknown_job or ambiguous_job.  With `may_ask` false only this agent's knowledge counts."""
+        if not reference or len(reference) > REFERENCE_LIMIT:
+            raise Problem("unknown_job", "a job id, handle or name has 1 to 128 characters")
+        matches = {self._peers.own_name: self.matches(reference, user)}
+        silent: tuple[NodeId, ...] = ()
+        names = self.names()
+        is_here = bool(matches[self._peers.own_name])
+        if may_ask and not (is_here and _is_exact(reference)):
+            timeout_s = LIST_TIMEOUT_S if is_here else SEARCH_TIMEOUT_S
+            fan_out = await self._peers.ask_all("find", {"reference": reference, "user": user}, timeout_s)
+            silent = fan_out.silent
+            for node, reply in fan_out.answers.items():
+                matches[node] = [each for each in _dicts(reply.get("matches")) if ids.is_job_id(str(each.get("id")))]
+                names += [str(name) for name in reply.get("names", [])][:NAMES_LIMIT]
+        return _choose(reference, matches, silent, names)
+
+    def known(self, job_id: JobId) -> tuple[NodeId, ...]:
+        """Who may act for the job, by what this agent knows at this moment."""
+        record, place = self._facts.record(job_id), self._facts.places().get(job_id)
+        shepherds = [card.shepherd for card in self._facts.cards() if card.job_id == job_id]
+        nodes = [record.shepherd, *record.holders] if record else []
+        nodes = shepherds + nodes + ([place.shepherd, *place.holders] if place else [])
+        return tuple(first_unique(node for node in nodes if node))
+
+    def matches(self, reference: str, user: str = "") -> list[Summary]:
+        """Summaries of jobs that this agent knows under the reference; of very many, the first ones."""
+        if reference == LAST:
+            return self._last(user)
+        return self._by_id(reference.lower()) or self._by_name(reference)
+
+    def names(self) -> list[str]:
+        """Names and handles, for "did you mean"."""
+        known = [record.spec.name or ids.handle(job_id) for job_id, record in self._facts.records().items()]
+        known += [card.name or ids.handle(card.job_id) for card in self._facts.cards()]
+        return known[-NAMES_LIMIT:]
+
+    def _last(self, user: str) -> list[Summary]:
+        newest = [record for record in self._facts.records().values() if user in ("", record.spec.user)]
+        newest_cards = [card for card in self._facts.cards() if user in ("", card.user)]
+        found = [_of_record(max(newest, key=lambda each: each.submitted_utc_s))] if newest else []
+        found += [_of_card(max(newest_cards, key=lambda each: each.submitted_utc_s))] if newest_cards else []
+        return found
+
+    def _by_id(self, prefix: str) -> list[Summary]:
+        places = self._facts.places()
+        if ids.is_job_id(prefix):
+            named = [JobId(prefix)] if JobId(prefix) in places else []
+        else:
+            named = [job_id for job_id in places if ids.matches_prefix(job_id, prefix)]
+        found: dict[str, Summary] = {job_id: place_summary(job_id, places[job_id]) for job_id in named[:MATCHES_LIMIT]}
+        for card in self._facts.cards():
+            if ids.matches_prefix(card.job_id, prefix):
+                found[card.job_id] = _of_card(card)
+        for job_id, record in self._facts.records().items():
+            if ids.matches_prefix(job_id, prefix):
+                found[job_id] = _of_record(record)
+        return list(found.values())
+
+    def _by_name(self, name: str) -> list[Summary]:
+        found = {card.job_id: _of_card(card) for card in self._facts.cards() if card.name == name}
+        named = [record for record in self._facts.records().values() if record.spec.name == name]
+        return list((found | {record.job_id: _of_record(record) for record in named}).values())
+
+
+def _of_record(record: JobRecord) -> Summary:
+    return job_summary(job_document(record, record.submitted_utc_s))
+
+
+def _of_card(card: Card) -> Summary:
+    return job_summary(card_document(card, card.submitted_utc_s + card.age_s))
+
+
+def _is_exact(reference: str) -> bool:
+    """True for a full id or a whole handle, which 40 random bits make unique."""
+    return ids.is_job_id(reference.lower()) or (
+        len(reference) == ids.HANDLE_LENGTH and set(reference.lower()) <= set(ids.CROCKFORD)
+    )
+
+
+def _choose(
+    reference: str, matches: dict[NodeId, list[Summary]], silent: tuple[NodeId, ...], names: list[str]
+) -> Found:
+    merged: dict[str, Summary] = {}
+    owners: dict[str, list[NodeId]] = {}
+    for node, found in matches.items():
+        for each in found:
+            merged[each["id"]] = {**each, **{k: v for k, v in merged.get(each["id"], {}).items() if v is not None}}
+            owners.setdefault(each["id"], []).append(node)
+    if not merged:
+        raise _unknown(reference, silent, names)
+    chosen = _one_of(reference, list(merged.values()))
+    job_id = JobId(str(chosen["id"]))
+    shepherds = [NodeId(str(each["shepherd"])) for each in _with_id(matches.values(), job_id) if each.get("shepherd")]
+    return Found(job_id, tuple(first_unique([*shepherds, *owners[job_id]])), tuple(owners[job_id]))
+
+
+def _one_of(reference: str, candidates: list[Summary]) -> Summary:
+    """Prefixes win over names; a prefix must be unique, of a name the newest live job is meant, else the newest."""
+    if reference == LAST:
+        return max(candidates, key=_age_key)
+    by_id = [each for each in candidates if ids.matches_prefix(JobId(str(each["id"])), reference.lower())]
+    if len(by_id) == 1:
+        return by_id[0]
+    if by_id:
+        raise _ambiguous(reference, by_id)
+    live = [each for each in candidates if each.get("state") != JobState.ENDED.value]
+    return max(live or candidates, key=_age_key)
+
+
+def _age_key(summary: Summary) -> tuple[str, str]:
+    return (str(summary.get("submitted_at") or ""), str(summary["id"]))
+
+
+def _ambiguous(reference: str, candidates: list[Summary]) -> Problem:
+    newest = sorted(candidates, key=_age_key, reverse=True)
+    shown = ", ".join(str(each["handle"]) for each in newest[:5])
+    more = f" and {len(newest) - 5} more" if len(newest) > 5 else ""
+    return Problem(
+        "ambiguous_job",
+        f"{reference!r} matches {len(newest)} jobs: {shown}{more}",
+        "give more characters of the id",
+        extra={"matches": newest[:MATCHES_LIMIT]},
+    )
+
+
+def _unknown(reference: str, silent: tuple[NodeId, ...], names: list[str]) -> Problem:
+    asked = f"; {', '.join(silent)} did not answer and may know it" if silent else ""
+    close = nearest(reference, names)
+    extra: dict[str, Any] = {"silent_nodes": list(silent)}
+    if close:
+        extra["nearest"] = close.split("'")[1]
+    return Problem("unknown_job", f"there is no job {reference!r}{close}{asked}", extra=extra)
+
+
+def _with_id(groups: Iterable[list[Summary]], job_id: str) -> list[Summary]:
+    return [each for group in groups for each in group if each["id"] == job_id]
+
+
+def _dicts(value: object) -> list[Summary]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else []

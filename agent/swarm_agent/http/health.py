@@ -1,0 +1,76 @@
+"""Liveness, readiness, the doctor's checks, metrics and the explanations of errors."""
+
+from collections.abc import Callable
+
+from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import KINDS, Problem
+from swarm_agent.http.views import Document
+from swarm_agent.security import job_user_warning
+
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+"""The page of metrics, and its content type, for an Accept header."""
+
+TEXT_TYPE = "text/plain; charset=utf-8"
+
+
+class Health:
+    """Handlers outside /v1, and GET /v1/doctor."""
+
+    def __init__(self, agent: AgentPort, facts: Facts, render_metrics: RenderMetrics) -> None:
+        self._agent, self._facts, self._render_metrics = agent, facts, render_metrics
+
+    async def livez(self, _: Call) -> Answer:
+        """The event loop turns; nothing else is checked."""
+        return Answer(200, b"ok\n", TEXT_TYPE)
+
+    async def readyz(self, call: Call) -> Answer:
+        """200 when every check holds.  Names of checks may be seen without a token, details may not."""
+        checks = self._agent.readiness.checks(frozenset(call.words("exclude")))
+        is_ready = all(check.is_ok for check in checks)
+        lines = [f"[{'+' if check.is_ok else '-'}]{check.name} {'ok' if check.is_ok else 'failed'}" for check in checks]
+        word = "ok" if is_ready else "not ready"
+        text = "\n".join([*lines, word]) if call.flag("verbose") else word
+        return Answer(200 if is_ready else 503, f"{text}\n".encode(), TEXT_TYPE)
+
+    async def doctor(self, _: Call) -> Answer:
+        """What this agent can say about its own state, with remedies."""
+        items = [
+            _item(check.name, "ok" if check.is_ok else "failed", check.detail, check.remedy)
+            for check in self._agent.readiness.checks()
+        ]
+        items += [self._telemetry(), self._members(), self._isolation()]
+        return answer({"api_version": "v1", "node": self._agent.config.name, "items": items, "next_cursor": None})
+
+    async def metrics(self, call: Call) -> Answer:
+        """Prometheus text, or OpenMetrics when asked for."""
+        body, content_type = self._render_metrics(call.headers.get("accept", ""))
+        return Answer(200, body, content_type)
+
+    async def error_page(self, call: Call) -> Answer:
+        """What a kind of problem means."""
+        code = call.params["code"]
+        if code not in KINDS:
+            raise Problem("not_found", f"there is no kind of error {code[:60]!r}")
+        kind = KINDS[code]
+        text = f"{kind.title} ({code}, status {kind.status})\n\n{kind.explanation}\n"
+        return Answer(200, text.encode(), TEXT_TYPE)
+
+    def _telemetry(self) -> Document:
+        state, sentence = self._facts.telemetry()
+        status = {"ok": "ok", "absent": "warning", "starting": "warning"}.get(state, "failed")
+        return _item("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
+
+    def _members(self) -> Document:
+        away = [each.name for each in self._facts.members() if each.status not in ("alive", "left")]
+        if not away:
+            return _item("members", "ok", "every known member is alive", "")
+        return _item("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
+
+    def _isolation(self) -> Document:
+        warning = job_user_warning(self._agent.config)
+        return _item("job_user", "warning" if warning else "ok", warning or "jobs run under their own account", "")
+
+
+def _item(name: str, status: str, detail: str, remedy: str) -> Document:
+    return {"name": name, "status": status, "detail": detail, "remedy": remedy}

@@ -1,0 +1,179 @@
+"""Jobs of the whole swarm in one list: what every agent says of its own, and gossip for those that are silent."""
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import bad_parameter
+from swarm_agent.http.views import Document, card_document, job_document, listing
+from swarmsched.api import JobState
+from swarmsched.ids import NodeId
+
+DEFAULT_LIMIT = 100
+LIMIT_MAX = 1_000
+EVERYTHING = 10_000  # jobs taken into account for queues and status
+STATES = tuple(state.value for state in JobState)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs; `before` is (submitted_at, id) of the last item of the page before."""
+
+    states: tuple[str, ...] = ()
+    user: str = ""
+    name: str = ""
+    before: tuple[str, str] | None = None
+    limit: int = DEFAULT_LIMIT
+    fields: tuple[str, ...] = ()
+
+    def accepts(self, job: Mapping[str, Any]) -> bool:
+        """True for a job that belongs into the list, whatever page it is on."""
+        return (
+            (not self.states or job["state"] in self.states)
+            and self.user in ("", job["user"])
+            and self.name in ("", job["name"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Jobs, newest submission first, at most the limit; how many match in all; who was silent."""
+
+    jobs: list[Document]
+    total: int
+    is_cut: bool
+    silent: tuple[NodeId, ...]
+
+
+class JobList:
+    """Gathers jobs here and from all agents."""
+
+    def __init__(self, facts: Facts, peers: Peers) -> None:
+        self._facts, self._peers = facts, peers
+
+    async def list_jobs(self, call: Call) -> Answer:
+        """GET /v1/jobs."""
+        wanted = _filter_from(call)
+        found = await self.gather(wanted)
+        cursor = _encode_cursor(found.jobs[-1]) if found.is_cut and found.jobs else None
+        items = [trimmed(job, wanted.fields) for job in found.jobs]
+        oldest = max((job["staleness_seconds"] for job in found.jobs), default=0.0)
+        document = listing(items, total=found.total, silent_nodes=list(found.silent), staleness_seconds=oldest)
+        return answer({**document, "next_cursor": cursor})
+
+    async def live(self) -> Gathered:
+        """All live jobs, with the keys that counting needs."""
+        states = tuple(state for state in STATES if state != JobState.ENDED.value)
+        return await self.gather(JobFilter(states=states, limit=EVERYTHING, fields=("state", "queue", "gpus", "user")))
+
+    async def gather(self, wanted: JobFilter) -> Gathered:
+        """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
+        fan_out = await self._peers.ask_all("jobs", asdict(wanted), LIST_TIMEOUT_S)
+        own = self.own(wanted)
+        jobs, total = {job["id"]: job for job in own["items"]}, own["total"]
+        for reply in fan_out.answers.values():
+            total += reply.get("total", 0)
+            for job in reply.get("items", []):
+                known = jobs.get(job["id"])
+                if known is not None:
+                    total -= 1
+                if known is None or _is_newer(job, known):
+                    jobs[job["id"]] = job
+        for job in self._stand_ins(wanted, frozenset(fan_out.silent)):
+            if job["id"] not in jobs:
+                jobs[job["id"]] = job
+                total += 1
+        newest = sorted(jobs.values(), key=_order, reverse=True)
+        is_cut = len(newest) > wanted.limit or own["is_cut"] or any(r.get("is_cut") for r in fan_out.answers.values())
+        return Gathered(newest[: wanted.limit], total, is_cut, fan_out.silent)
+
+    def own(self, wanted: JobFilter) -> Document:
+        """What this agent can say with authority: jobs that it shepherds, and ended ones that it has kept."""
+        now_utc_s = time.time()
+        records = self._facts.records().values()
+        mine = [each for each in records if each.is_ended or self._facts.is_shepherd(each.job_id)]
+        return _page([job_document(record, now_utc_s) for record in mine], wanted)
+
+    def serve(self, agent: AgentPort) -> None:
+        """Answer other agents' questions for our jobs."""
+
+        async def on_jobs(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+            before = payload.get("before")
+            wanted = JobFilter(
+                states=tuple(payload.get("states", ())),
+                user=str(payload.get("user", "")),
+                name=str(payload.get("name", "")),
+                before=(str(before[0]), str(before[1])) if before else None,
+                limit=min(EVERYTHING, int(payload.get("limit", DEFAULT_LIMIT))),
+                fields=tuple(payload.get("fields", ())),
+            )
+            found = self.own(wanted)
+            keys = ("epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
+            return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
+
+        agent.on_query("jobs", on_jobs)
+
+    def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
+        """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""
+        now_utc_s = time.time()
+        jobs = {card.job_id: card_document(card, now_utc_s) for card in self._facts.cards() if card.shepherd in silent}
+        for job_id, record in self._facts.records().items():
+            if record.shepherd in silent and not record.is_ended:
+                jobs[job_id] = job_document(record, now_utc_s)
+        page: list[Document] = _page(list(jobs.values()), wanted)["items"]
+        return page
+
+
+def _page(jobs: list[Document], wanted: JobFilter) -> Document:
+    """The newest that match and come after the cursor, one count of all that match."""
+    matching = [job for job in jobs if wanted.accepts(job)]
+    rest = [job for job in matching if wanted.before is None or _order(job) < wanted.before]
+    rest.sort(key=_order, reverse=True)
+    return {"items": rest[: wanted.limit], "total": len(matching), "is_cut": len(rest) > wanted.limit}
+
+
+def _order(job: Mapping[str, Any]) -> tuple[str, str]:
+    return (job["submitted_at"], job["id"])
+
+
+def _is_newer(job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    return (job["epoch"], job["version"] or 0) > (known["epoch"], known["version"] or 0)
+
+
+def trimmed(job: Document, fields: tuple[str, ...]) -> Document:
+    """Only the wanted keys, and the id."""
+    return {key: job[key] for key in ("id", *fields) if key in job} if fields else job
+
+
+def _filter_from(call: Call) -> JobFilter:
+    states = call.words("state", STATES)
+    if not states and not call.flag("all"):
+        states = tuple(state for state in STATES if state != JobState.ENDED.value)
+    return JobFilter(
+        states=states,
+        user=call.query.get("user", ""),
+        name=call.query.get("name", ""),
+        before=_decode_cursor(call.query.get("cursor", "")),
+        limit=call.integer("limit", DEFAULT_LIMIT, 1, LIMIT_MAX),
+        fields=call.words("fields"),
+    )
+
+
+def _encode_cursor(job: Mapping[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(_order(job)).encode()).decode()
+
+
+def _decode_cursor(text: str) -> tuple[str, str] | None:
+    if not text:
+        return None
+    try:
+        submitted_at, job_id = json.loads(base64.urlsafe_b64decode(text))
+    except (ValueError, TypeError) as error:
+        raise bad_parameter("cursor", "is not one that this API gave", "use next_cursor of a list") from error
+    return (str(submitted_at), str(job_id))

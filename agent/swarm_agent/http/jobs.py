@@ -1,0 +1,223 @@
+"""Requests about one job: find it, then act here or have the agent act that shepherds it."""
+
+import asyncio
+import signal as signals
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.find import Found, JobFinder
+from swarm_agent.http.joblist import trimmed
+from swarm_agent.http.peers import Peers
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import Problem, bad_parameter, from_refusal
+from swarm_agent.http.stream import closing
+from swarm_agent.http.views import Document, aged, card_document, job_document
+from swarm_agent.http.watch import JobWatch
+from swarmsched import ids
+from swarmsched.api import API_VERSION, nearest
+from swarmsched.commands import CancelJob, Command, JobAccepted, Refused, SignalJob
+from swarmsched.errors import FieldProblem
+from swarmsched.ids import JobId, NodeId
+from swarmsched.record import JobRecord
+
+WAIT_DEFAULT_S = 60.0
+WAIT_LIMIT_S = 300.0
+GRACE_LIMIT_S = 86_400.0
+REASON_LIMIT = 200
+SIGNAL_NUMBER_LIMIT = 64
+FOLLOWED_STATES = {"done": ("ended",), "running": ("running", "stopping", "ended")}
+
+Local = Callable[[JobId, Call], Awaitable[Answer]]
+
+
+class Jobs:
+    """Handlers of `/v1/jobs/JOB...`."""
+
+    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, finder: JobFinder, watch: JobWatch) -> None:
+        self._agent, self._facts, self._peers, self._finder, self._watch = agent, facts, peers, finder, watch
+
+    def serve(self) -> None:
+        """Answer other agents' searches."""
+
+        async def on_find(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+            reference, user = str(payload.get("reference", "")), str(payload.get("user", ""))
+            return {"matches": self._finder.matches(reference, user)[:100], "names": self._finder.names()}
+
+        self._agent.on_query("find", on_find)
+
+    async def get_job(self, call: Call) -> Answer:
+        """GET /v1/jobs/JOB."""
+        found = await self.find(call)
+        return await self._read(found, call, self._show)
+
+    async def why_job(self, call: Call) -> Answer:
+        """GET /v1/jobs/JOB/why."""
+        found = await self.find(call)
+        return await self._read(found, call, self._explain)
+
+    async def cancel_job(self, call: Call) -> Answer:
+        """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""
+        document = call.json()
+        refuse_unknown_keys(document, ("grace_seconds", "reason"))
+        grace_s, reason = _grace(document.get("grace_seconds")), _reason(document.get("reason", ""))
+        found = await self.find(call)
+        return await self._change(found, call, CancelJob(found.job_id, grace_s, reason))
+
+    async def signal_job(self, call: Call) -> Answer:
+        """POST /v1/jobs/JOB/signal."""
+        document = call.json()
+        refuse_unknown_keys(document, ("signal",))
+        number = signal_number(document.get("signal"))
+        found = await self.find(call)
+        return await self._change(found, call, SignalJob(found.job_id, number))
+
+    async def wait_job(self, call: Call) -> Answer:
+        """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""
+        goal = call.query.get("for", "done")
+        if goal not in FOLLOWED_STATES:
+            raise bad_parameter(
+                "for", f"{goal[:40]!r} is not known{nearest(goal, list(FOLLOWED_STATES))}", "done or running"
+            )
+        timeout_s = call.number("timeout", WAIT_DEFAULT_S, 0.0, WAIT_LIMIT_S)
+        found = await self.find(call)
+        last: Document | None = None
+        try:
+            async with asyncio.timeout(timeout_s), closing(self._watch.watch(found)) as documents:
+                async for document in documents:
+                    last = document
+                    if document["state"] in FOLLOWED_STATES[goal]:
+                        return answer({"api_version": API_VERSION, "met": True, "job": document})
+        except TimeoutError:
+            pass  # a wait that was not met is an answer, not an error
+        if last is None:
+            shown = await self._read(found, replace(call, query={}), self._show)
+            return Answer(200, b'{"api_version":"v1","met":false,"job":' + _bytes(shown) + b"}")
+        return answer({"api_version": API_VERSION, "met": False, "job": last})
+
+    async def find(self, call: Call) -> Found:
+        """The job that the path names; a forwarded request is not sent round again."""
+        return await self._finder.find(call.params["job"], call.query.get("user", ""), may_ask=call.hops == 0)
+
+    def describe(self, record: JobRecord) -> Document:
+        """A record's document at this moment."""
+        return job_document(record, time.time())
+
+    async def _show(self, job_id: JobId, call: Call) -> Answer:
+        document = self.describe(self._record(job_id))
+        return answer(trimmed(document, call.words("fields")))
+
+    async def _explain(self, job_id: JobId, _: Call) -> Answer:
+        record = self._record(job_id)
+        oldest_s = max((each.age_s for each in self._facts.nodes()), default=0.0)
+        head = {
+            "api_version": API_VERSION,
+            "job_id": job_id,
+            "handle": ids.handle(job_id),
+            "state": record.state.value,
+        }
+        return answer({**head, **self._facts.why(job_id), **aged(time.time(), oldest_s)})
+
+    def _record(self, job_id: JobId) -> JobRecord:
+        record = self._facts.record(job_id)
+        if record is None:
+            raise Problem("unknown_job", f"{self._peers.own_name} does not have job {job_id} any more")
+        return record
+
+    def _is_local(self, job_id: JobId) -> bool:
+        record = self._facts.record(job_id)
+        return record is not None and (record.is_ended or self._facts.is_shepherd(job_id))
+
+    async def _read(self, found: Found, call: Call, local: Local) -> Answer:
+        """From the shepherd if it can be asked; else from a held copy or a card, with its age."""
+        if self._is_local(found.job_id):
+            return await local(found.job_id, call)
+        try:
+            return await self._forward(found, call)
+        except Problem as problem:
+            if problem.code not in ("shepherd_unreachable", "unknown_job"):
+                raise
+            if self._facts.record(found.job_id) is not None:
+                return await local(found.job_id, call)
+            card = next((each for each in self._facts.cards() if each.job_id == found.job_id), None)
+            if card is None or local != self._show:
+                raise
+            return answer(trimmed(card_document(card, time.time()), call.words("fields")))
+
+    async def _change(self, found: Found, call: Call, command: Command) -> Answer:
+        if not self._facts.is_shepherd(found.job_id):
+            record = self._facts.record(found.job_id)
+            if record is None or not record.is_ended:
+                return await self._forward(found, call)
+        reply = await self._agent.command(command)
+        if isinstance(reply, Refused):
+            raise from_refusal(reply)
+        record = reply.record if isinstance(reply, JobAccepted) else self._record(found.job_id)
+        return answer(self.describe(record), 202)
+
+    async def _forward(self, found: Found, call: Call) -> Answer:
+        """Ask the candidates in turn; 404 of one of them only means that it is not the right one."""
+        tail = call.path.split("/", 4)[4:]
+        path = "/".join(["/v1/jobs", found.job_id, *tail])
+        nodes = dict.fromkeys((*self._finder.known(found.job_id), *found.candidates))
+        problem = Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} is known")
+        for node in nodes:
+            if node == self._peers.own_name:
+                continue
+            try:
+                reply = await self._peers.forward(node, replace(call, path=path))
+            except Problem as error:
+                problem = error
+                continue
+            if reply.status not in (404, 503):
+                return reply
+            problem = Problem("shepherd_unreachable", f"{node} does not act for job {found.job_id}")
+        raise problem
+
+
+def signal_number(value: object) -> int:
+    """A number from 1 to 64, or a name with or without SIG."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= SIGNAL_NUMBER_LIMIT:
+        return value
+    names = [name for name in signals.Signals.__members__ if not name.startswith("SIGRT")]
+    if isinstance(value, str):
+        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+        if name in names:
+            return int(signals.Signals[name])
+    hint = nearest(f"SIG{value}", names) if isinstance(value, str) else ""
+    where = FieldProblem("/signal", f"{value!r} is not a signal{hint}", "a number from 1 to 64, or a name such as INT")
+    raise Problem("invalid", f"signal: {where.problem}", where.remedy, (where,))
+
+
+def _grace(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= GRACE_LIMIT_S:
+        where = FieldProblem("/grace_seconds", f"{value!r} is out of range", f"a number from 0 to {GRACE_LIMIT_S:g}")
+        raise Problem("invalid", f"grace_seconds: {where.problem}", where.remedy, (where,))
+    return float(value)
+
+
+def _reason(value: object) -> str:
+    if not isinstance(value, str) or len(value) > REASON_LIMIT:
+        where = FieldProblem("/reason", "is not a short text", f"at most {REASON_LIMIT} characters")
+        raise Problem("invalid", f"reason: {where.problem}", where.remedy, (where,))
+    return value
+
+
+def refuse_unknown_keys(document: dict[str, Any], known: tuple[str, ...]) -> None:
+    """A misspelt key would otherwise be silently without effect."""
+    wrong = [
+        FieldProblem(f"/{key}", f"unknown key{nearest(key, known)}", "remove it or correct the spelling")
+        for key in document
+        if key not in known
+    ]
+    if wrong:
+        raise Problem("invalid", "; ".join(f"{each.pointer[1:]}: {each.problem}" for each in wrong), errors=wrong)
+
+
+def _bytes(shown: Answer) -> bytes:
+    assert isinstance(shown.body, bytes), "documents are not streamed"
+    return shown.body

@@ -1,0 +1,147 @@
+"""Output of one node's ranks, for this agent's clients and, through a sealed stream, for other agents'."""
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swarm_agent.http.merge import merged
+from swarm_agent.http.port import AgentPort, Logs
+from swarm_agent.http.stream import closing
+from swarm_agent.supervision.logs import LogRecord
+from swarmsched.ids import JobId, NodeId
+
+PAGE_BYTES = 2**17
+BATCH_RECORDS = 128
+BATCH_BYTES = 2**18
+
+Batch = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """Which output.  `cursors` by rank win over `tail` and `since_utc_s`; `streams` empty: all."""
+
+    job_id: JobId
+    attempt: int
+    ranks: tuple[int, ...]
+    cursors: dict[str, str] = field(default_factory=dict)
+    tail: int | None = None
+    since_utc_s: float | None = None
+    streams: tuple[str, ...] = ()
+    follow: bool = False
+
+
+class LogSource:
+    """Reads logs here, and at other agents."""
+
+    def __init__(self, agent: AgentPort) -> None:
+        self._agent = agent
+
+    def serve(self) -> None:
+        """Answer other agents."""
+
+        async def on_logs(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            async with closing(self._local(_request_from(payload))) as batches:
+                async for batch in batches:
+                    yield {"records": batch}
+
+        self._agent.on_stream("logs", on_logs)
+
+    async def read(self, node: NodeId, request: LogRequest) -> AsyncIterator[Batch]:
+        """Batches of records from a node.  Raises as `query_stream` does."""
+        if node == self._agent.config.name:
+            async with closing(self._local(request)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
+        async with closing(self._agent.query_stream(node, "logs", asdict(request))) as answers:
+            async for each in answers:
+                yield each.get("records", [])
+
+    async def _local(self, request: LogRequest) -> AsyncIterator[Batch]:
+        if request.follow:
+            sources = [self._follow_rank(request, rank) for rank in request.ranks]
+            async with closing(merged(sources)) as records:
+                async for record in records:
+                    yield [record]
+            return
+        kept = self._agent.logs.ranks(request.job_id, request.attempt)
+        pages = [_pages(self._agent.logs, request, rank) for rank in request.ranks if rank in kept]
+        batch, size = Batch(), 0
+        for record in heapq.merge(*pages, key=lambda each: each["utc_s"]):
+            batch.append(record)
+            size += len(record["data"])
+            if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
+                yield batch
+                batch, size = Batch(), 0
+                await asyncio.sleep(0)  # reading files must not keep the loop from its sockets
+        if batch:
+            yield batch
+
+    async def _follow_rank(self, request: LogRequest, rank: int) -> AsyncIterator[dict[str, Any]]:
+        logs = self._agent.logs
+        first, cursor = _start(logs, request, rank)
+        for record in first:
+            if _is_wanted(record, request):
+                yield _plain(rank, record)
+        async with closing(logs.follow(request.job_id, request.attempt, rank, cursor)) as records:
+            async for record in records:
+                if _is_wanted(record, request):
+                    yield _plain(rank, record)
+
+
+def _pages(logs: Logs, request: LogRequest, rank: int) -> Iterator[dict[str, Any]]:
+    records, cursor = _start(logs, request, rank)
+    while True:
+        for record in records:
+            if _is_wanted(record, request):
+                yield _plain(rank, record)
+        before = cursor
+        records, cursor = logs.read(request.job_id, request.attempt, rank, cursor, PAGE_BYTES)
+        if not records or cursor == before:
+            return
+
+
+def _start(logs: Logs, request: LogRequest, rank: int) -> tuple[tuple[LogRecord, ...], str]:
+    """Records to begin with, and the cursor after them."""
+    if str(rank) in request.cursors:
+        return (), request.cursors[str(rank)]
+    if rank not in logs.ranks(request.job_id, request.attempt):
+        return (), ""
+    if request.tail is not None:
+        return logs.tail(request.job_id, request.attempt, rank, request.tail)
+    if request.since_utc_s is not None:
+        return (), logs.since(request.job_id, request.attempt, rank, request.since_utc_s)
+    return (), ""
+
+
+def _is_wanted(record: LogRecord, request: LogRequest) -> bool:
+    is_late = request.since_utc_s is None or record.utc_s >= request.since_utc_s or record.dropped_bytes > 0
+    return is_late and (not request.streams or record.stream.value in request.streams)
+
+
+def _plain(rank: int, record: LogRecord) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "stream": record.stream.value,
+        "utc_s": record.utc_s,
+        "data": record.data,
+        "cursor": record.cursor,
+        "dropped": record.dropped_bytes,
+    }
+
+
+def _request_from(payload: dict[str, Any]) -> LogRequest:
+    tail, since_utc_s = payload.get("tail"), payload.get("since_utc_s")
+    return LogRequest(
+        job_id=JobId(str(payload.get("job_id", ""))),
+        attempt=int(payload.get("attempt", 0)),
+        ranks=tuple(int(rank) for rank in payload.get("ranks", ())),
+        cursors={str(rank): str(cursor) for rank, cursor in payload.get("cursors", {}).items()},
+        tail=None if tail is None else int(tail),
+        since_utc_s=None if since_utc_s is None else float(since_utc_s),
+        streams=tuple(str(each) for each in payload.get("streams", ())),
+        follow=bool(payload.get("follow", False)),
+    )

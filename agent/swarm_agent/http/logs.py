@@ -1,0 +1,297 @@
+"""The output of a job: all ranks of all nodes in one stream, past and to come.
+
+A followed stream begins before the job does: it tells each change of state, opens the logs of the nodes once the job
+is placed, and ends with the job's own end after everything that the nodes have was delivered.
+"""
+
+import asyncio
+import base64
+import heapq
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call
+from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.log_cursor import LogCursor, decode_cursor
+from swarm_agent.http.log_source import LogRequest, LogSource
+from swarm_agent.http.problem import Problem, bad_parameter
+from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer
+from swarm_agent.http.views import Document, rfc3339
+from swarm_agent.http.watch import JobWatch
+from swarm_agent.http.when import moment_utc_s
+from swarmsched.api import RANKS_LIMIT
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.ids import JobId, NodeId
+
+TAIL_LIMIT = 1_000_000
+QUEUE_LIMIT = 64
+RETRY_S = 0.5  # while a node cannot be reached
+REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
+STREAMS = ("stdout", "stderr", "system")
+OUTPUT_PHASES = ("sync", "environment", "launch")
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """What a client asked for."""
+
+    ranks: tuple[int, ...]
+    streams: tuple[str, ...]
+    tail: int | None
+    since_utc_s: float | None
+    attempt: int
+
+
+class JobLogs:
+    """Handler of GET /v1/jobs/JOB/logs."""
+
+    def __init__(self, jobs: Jobs, watch: JobWatch, source: LogSource) -> None:
+        self._jobs, self._watch, self._source = jobs, watch, source
+
+    async def read_logs(self, call: Call) -> Answer:
+        """A stream, with `follow` until the job has ended."""
+        query, cursor = _query_from(call), decode_cursor(resume_cursor(call))
+        is_followed = call.flag("follow")
+        found = await self._jobs.find(call)
+        documents = self._watch.watch(found)
+        if is_followed:
+            return stream_answer(call, _Follower(self._source, query, cursor).records(documents))
+        async with closing(documents):
+            document = await anext(documents)
+        return stream_answer(call, self._past(document, query, cursor))
+
+    async def _past(self, document: Document, query: LogQuery, cursor: LogCursor) -> AsyncIterator[Record]:
+        attempt = query.attempt or int(document["attempt"] or 0)
+        if cursor.attempt:
+            attempt = cursor.attempt
+        async with closing(past_records(self._source, document, query, cursor, attempt)) as records:
+            async for record in records:
+                yield record
+
+
+async def past_records(
+    source: LogSource, document: Document, query: LogQuery, cursor: LogCursor, attempt: int
+) -> AsyncIterator[Record]:
+    """What the nodes of the job have behind the cursor, by time as far as their clocks agree."""
+    cursor.begin(attempt)
+    streams = [
+        _flat(source, node, request) for node, request in _requests(document, query, cursor, attempt, is_followed=False)
+    ]
+    heap: list[tuple[float, int, NodeId, dict[str, Any]]] = []
+    async with AsyncExitStack() as stack:
+        for index, stream in enumerate(streams):
+            await _push(heap, index, await stack.enter_async_context(closing(stream)))
+        while heap:
+            _, index, node, raw = heapq.heappop(heap)
+            yield _record(attempt, node, raw, cursor)
+            await _push(heap, index, streams[index])
+
+
+class _Follower:
+    """One client's followed stream."""
+
+    def __init__(self, source: LogSource, query: LogQuery, cursor: LogCursor) -> None:
+        self._source, self._query, self._cursor = source, query, cursor
+        self._queue: asyncio.Queue[Record | None] = asyncio.Queue(QUEUE_LIMIT)
+        self._pumps: list[asyncio.Task[None]] = []
+        self._attempt = -1  # whose output is being read
+        self._is_first = True
+        self._changed = asyncio.Event()  # the job has changed: a node may have begun to write
+
+    async def records(self, documents: AsyncIterator[Document]) -> AsyncIterator[Record]:
+        """Everything in the order in which it is to be sent."""
+        runner = asyncio.create_task(self._run(documents))
+        try:
+            while (record := await self._queue.get()) is not None:
+                yield record
+            await runner
+        finally:
+            for task in (runner, *self._pumps):
+                task.cancel()
+            await asyncio.gather(runner, *self._pumps, return_exceptions=True)
+
+    async def _run(self, documents: AsyncIterator[Document]) -> None:
+        last: Document | None = None
+        try:
+            async with closing(documents):
+                async for document in documents:
+                    await self._take(document, last)
+                    last = document
+            if last is not None:
+                await self._drain(last)
+                await self._put(_end_record(last))
+        except Problem as problem:
+            # Without an `end` the client knows that it has to go on elsewhere.
+            await self._put({"type": "warning", "text": problem.detail, "node": None})
+        finally:
+            if not _is_cancelling():
+                await self._queue.put(None)
+
+    async def _take(self, document: Document, last: Document | None) -> None:
+        attempt = int(document["attempt"] or 0)
+        if last is not None and self._pumps and attempt != self._attempt:
+            await self._drain(last)
+        await self._put(_state_record(document))
+        self._changed.set()
+        if attempt and attempt != self._attempt and _has_output(document):
+            self._start(document, attempt)
+        self._is_first = False
+
+    def _start(self, document: Document, attempt: int) -> None:
+        """Open the logs of every node of the attempt; what was asked of the past concerns the first one only."""
+        query = self._query if self._is_first else replace(self._query, tail=None)
+        self._attempt = attempt
+        self._cursor.begin(attempt)
+        requests = _requests(document, query, self._cursor, attempt, is_followed=True)
+        self._pumps = [asyncio.create_task(self._pump(node, request)) for node, request in requests]
+
+    async def _pump(self, node: NodeId, request: LogRequest) -> None:
+        """One node's records, from the last one on whenever it must be asked again, until `_drain` ends this.
+
+        A stream that ends says that the task is not running there, which is so before its start as well.
+        """
+        is_warned = False
+        while True:
+            self._changed.clear()
+            try:
+                await self._deliver(node, request)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), REOPEN_S)
+            except (AgentUnreachable, RemoteProtocolError) as error:
+                if not is_warned:
+                    await self._put(_warning(node, error))
+                is_warned = True
+                await asyncio.sleep(RETRY_S)
+            request = replace(request, tail=None)
+
+    async def _deliver(self, node: NodeId, request: LogRequest) -> None:
+        async with closing(self._source.read(node, request)) as batches:
+            async for batch in batches:
+                for raw in batch:
+                    request.cursors[str(raw["rank"])] = raw["cursor"]
+                    await self._queue.put(_record(request.attempt, node, raw, self._cursor))
+
+    async def _drain(self, document: Document) -> None:
+        """Deliver what is left of an attempt that is over: stop the streams, then read on from where they were."""
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        self._pumps = []
+        attempt = int(document["attempt"] or 0)
+        query = replace(self._query, tail=None) if self._attempt == attempt else self._query
+        if attempt and document["nodes"]:
+            async with closing(past_records(self._source, document, query, self._cursor, attempt)) as records:
+                async for record in records:
+                    await self._queue.put(record)
+
+    async def _put(self, record: Record) -> None:
+        await self._queue.put({**record, "cursor": self._cursor.encode()})
+
+
+async def _flat(source: LogSource, node: NodeId, request: LogRequest) -> AsyncIterator[tuple[NodeId, dict[str, Any]]]:
+    """Records one by one; a node that does not answer gives one record that says so."""
+    try:
+        async with closing(source.read(node, request)) as batches:
+            async for batch in batches:
+                for raw in batch:
+                    yield node, raw
+    except (AgentUnreachable, RemoteProtocolError) as error:
+        yield node, {"warning": _warning(node, error), "utc_s": 0.0}
+
+
+async def _push(
+    heap: list[tuple[float, int, NodeId, dict[str, Any]]],
+    index: int,
+    stream: AsyncIterator[tuple[NodeId, dict[str, Any]]],
+) -> None:
+    following = await anext(stream, None)
+    if following is not None:
+        node, raw = following
+        heapq.heappush(heap, (raw["utc_s"], index, node, raw))
+
+
+def _requests(
+    document: Document, query: LogQuery, cursor: LogCursor, attempt: int, *, is_followed: bool
+) -> list[tuple[NodeId, LogRequest]]:
+    """One request for each node that has ranks of interest."""
+    requests = []
+    for share in document["nodes"]:
+        if share["first_rank"] is None:
+            continue
+        ranks = range(share["first_rank"], share["first_rank"] + share["ranks"])
+        wanted = tuple(rank for rank in ranks if not query.ranks or rank in query.ranks)
+        if wanted:
+            request = LogRequest(
+                JobId(document["id"]),
+                attempt,
+                wanted,
+                {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted},
+                query.tail,
+                query.since_utc_s,
+                query.streams,
+                is_followed,
+            )
+            requests.append((NodeId(share["node"]), request))
+    return requests
+
+
+def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor) -> Record:
+    """One record as the client gets it."""
+    if "warning" in raw:
+        return {**raw["warning"], "cursor": cursor.encode()}
+    cursor.advance(attempt, raw["rank"], raw["cursor"])
+    head = {"rank": raw["rank"], "node": node, "stream": raw["stream"], "time": rfc3339(raw["utc_s"])}
+    if raw["dropped"]:
+        return {"type": "gap", **head, "time": None, "skipped_bytes": raw["dropped"], "cursor": cursor.encode()}
+    return {"type": "log", **head, **_payload(raw["data"]), "cursor": cursor.encode()}
+
+
+def _payload(data: bytes) -> dict[str, str]:
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError:
+        return {"data": base64.b64encode(data).decode()}
+
+
+def _has_output(document: Document) -> bool:
+    """True once the nodes of the attempt may have something to show."""
+    is_starting = document["state"] == "starting" and document["phase"] in OUTPUT_PHASES
+    return bool(document["nodes"]) and (is_starting or document["state"] in ("running", "stopping"))
+
+
+def _state_record(document: Document) -> Record:
+    keys = ("state", "phase", "reason", "attempt")
+    return {"type": "state", **{key: document[key] for key in keys}, "job": document}
+
+
+def _end_record(document: Document) -> Record:
+    keys = ("state", "exit_code", "signal", "end_reason", "shell_exit_code")
+    return {"type": "end", **{key: document[key] for key in keys}, "job": document}
+
+
+def _warning(node: NodeId, error: Exception) -> Record:
+    return {"type": "warning", "text": f"{node} does not answer; its output is missing: {error}", "node": node}
+
+
+def _query_from(call: Call) -> LogQuery:
+    tail = call.integer("tail", -1, 0, TAIL_LIMIT) if "tail" in call.query else None
+    return LogQuery(
+        ranks=tuple(_rank(word) for word in call.words("rank")),
+        streams=call.words("stream", STREAMS),
+        tail=tail,
+        since_utc_s=moment_utc_s(call, "since"),
+        attempt=call.integer("attempt", 0, 0, 2**32 - 1),
+    )
+
+
+def _rank(word: str) -> int:
+    if not word.isdecimal() or int(word) >= RANKS_LIMIT:
+        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANKS_LIMIT - 1}")
+    return int(word)
+
+
+def _is_cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

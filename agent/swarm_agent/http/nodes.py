@@ -1,0 +1,273 @@
+"""Members, nodes and GPUs, the swarm's status and its setting.
+
+Lists of nodes are asked for often, so their bytes are kept: made anew only after the core has changed something, and
+at most every 50 ms, at the latest after 250 ms because the ages in them go on.  Gossip counts GPUs and does not name
+them; the owners are asked for the details, at most once a second while somebody looks.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call, answer, encode
+from swarm_agent.http.joblist import JobList
+from swarm_agent.http.jobs import refuse_unknown_keys
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import Problem, from_refusal
+from swarm_agent.http.views import (
+    Document,
+    address_text,
+    aged,
+    gpu_document,
+    listing,
+    member_document,
+    node_document,
+    queue_documents,
+    setting_document,
+    status_document,
+)
+from swarm_agent.version import software_version
+from swarmsched.api import nearest
+from swarmsched.commands import ForgetMember, Refused, SetSwarmSetting, SettingStored
+from swarmsched.errors import FieldProblem
+from swarmsched.ids import NodeId
+
+FRESH_S = 0.05
+AGED_S = 0.25
+DETAILS_S = 1.0  # between two questions to the owners
+DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
+
+
+@dataclass(slots=True)
+class _Kept:
+    body: bytes
+    made_s: float
+    version: int
+
+
+class BodyCache:
+    """Bodies by name, remade on change and on age."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, _Kept] = {}
+        self._version = 0
+
+    def on_stepped(self) -> None:
+        """Something may have changed."""
+        self._version += 1
+
+    def forget(self) -> None:
+        """Remake everything at the next request."""
+        self._bodies.clear()
+
+    def get(self, name: str, make: Callable[[], object]) -> bytes:
+        """The body of `name`, at most 250 ms old, and 50 ms when something has changed."""
+        now_s, kept = time.monotonic(), self._bodies.get(name)
+        if kept is not None and now_s - kept.made_s < (AGED_S if kept.version == self._version else FRESH_S):
+            return kept.body
+        body = encode(make())
+        self._bodies[name] = _Kept(body, now_s, self._version)
+        return body
+
+
+class GpuDetails:
+    """The GPUs of all nodes as their owners tell them."""
+
+    def __init__(self, facts: Facts, peers: Peers, on_news: Callable[[], None]) -> None:
+        self._facts, self._peers, self._on_news = facts, peers, on_news
+        self._known: dict[NodeId, list[Document]] = {}
+        self._asked_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self.silent: tuple[NodeId, ...] = ()
+
+    async def refresh(self) -> None:
+        """Ask again if it is time; wait only when what is known is too old to be shown."""
+        age_s = time.monotonic() - self._asked_s
+        if age_s < DETAILS_S:
+            return
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        if age_s > DETAILS_LIMIT_S:
+            await asyncio.shield(self._asking)
+
+    def of(self, node: NodeId) -> list[Document] | None:
+        """The node's GPUs, or None while it has not told them."""
+        return self.own() if node == self._peers.own_name else self._known.get(node)
+
+    def own(self) -> list[Document]:
+        """The GPUs of this very node."""
+        return [gpu_document(self._peers.own_name, each) for each in self._facts.gpus()]
+
+    def serve(self, agent: AgentPort) -> None:
+        """Answer other agents."""
+
+        async def on_gpus(_: NodeId, __: dict[str, Any]) -> dict[str, Any]:
+            return {"gpus": self.own()}
+
+        agent.on_query("gpus", on_gpus)
+
+    async def _ask(self) -> None:
+        try:
+            fan_out = await self._peers.ask_all("gpus", {}, LIST_TIMEOUT_S)
+            # Of a node that did not answer nothing is shown: stale GPUs must not look idle.
+            self._known = {node: list(reply.get("gpus", [])) for node, reply in fan_out.answers.items()}
+            self.silent = fan_out.silent
+            self._on_news()
+        finally:
+            self._asked_s, self._asking = time.monotonic(), None
+
+
+class Nodes:
+    """Handlers of /v1/nodes, /v1/gpus, /v1/members, /v1/queues, /v1/status and /v1/config."""
+
+    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, job_list: JobList) -> None:
+        self._agent, self._facts, self._peers, self._job_list = agent, facts, peers, job_list
+        self._cache = BodyCache()
+        self._details = GpuDetails(facts, peers, self._cache.forget)
+
+    def serve(self) -> None:
+        """Register with the agent."""
+        self._agent.on_stepped(self._cache.on_stepped)
+        self._details.serve(self._agent)
+
+    async def list_nodes(self, _: Call) -> Answer:
+        """GET /v1/nodes."""
+        await self._details.refresh()
+        return Answer(200, self._cache.get("nodes", self._node_list))
+
+    async def get_node(self, call: Call) -> Answer:
+        """GET /v1/nodes/NODE."""
+        await self._details.refresh()
+        name = call.params["node"]
+        found = next((each for each in self._node_documents() if each["name"] == name), None)
+        if found is None:
+            raise self._unknown_node(name)
+        return answer({"api_version": "v1", **found})
+
+    async def list_gpus(self, _: Call) -> Answer:
+        """GET /v1/gpus: devices by name, of the nodes that answer."""
+        await self._details.refresh()
+        return Answer(200, self._cache.get("gpus", self._gpu_list))
+
+    async def list_members(self, _: Call) -> Answer:
+        """GET /v1/members."""
+        return Answer(200, self._cache.get("members", self._member_list))
+
+    async def list_targets(self, _: Call) -> Answer:
+        """GET /v1/members/prometheus: every member that is not known to have left."""
+        targets = [
+            {"targets": [address_text(member.address)], "labels": {"swarm_node": member.name}}
+            for member in self._facts.members()
+            if member.status != "left"
+        ]
+        return answer(targets)
+
+    async def forget_member(self, call: Call) -> Answer:
+        """DELETE /v1/members/NODE."""
+        name = call.params["node"]
+        if name not in {member.name for member in self._facts.members()}:
+            raise self._unknown_node(name)
+        reply = await self._agent.command(ForgetMember(NodeId(name)))
+        if isinstance(reply, Refused):
+            raise from_refusal(reply)
+        return answer({"api_version": "v1", "node": name, "is_forgotten": True})
+
+    async def list_queues(self, _: Call) -> Answer:
+        """GET /v1/queues."""
+        found = await self._job_list.live()
+        return answer(listing(queue_documents(found.jobs), silent_nodes=list(found.silent)))
+
+    async def get_status(self, _: Call) -> Answer:
+        """GET /v1/status."""
+        found = await self._job_list.live()
+        setting = self._setting()
+        policy = {"name": setting["policy"], "parameters": setting["parameters"], "version": setting["version"]}
+        members, nodes = self._facts.members(), self._facts.nodes()
+        own = self._agent.config.name
+        return answer(
+            status_document(own, software_version(), policy, members, nodes, found.jobs, found.silent, time.time())
+        )
+
+    async def get_config(self, _: Call) -> Answer:
+        """GET /v1/config."""
+        setting = self._setting()
+        return answer(setting, headers={"ETag": _etag(setting)})
+
+    async def put_config(self, call: Call) -> Answer:
+        """PUT /v1/config; with If-Match only if nobody has changed it since."""
+        document, expected = call.json(), call.headers.get("if-match", "")
+        refuse_unknown_keys(document, ("policy", "parameters"))
+        policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))
+        current = self._setting()
+        if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
+            detail = f"the setting is {current['policy']} in version {current['version']} now"
+            raise Problem("version_conflict", detail, headers={"ETag": _etag(current)})
+        reply = await self._agent.command(SetSwarmSetting(policy, parameters))
+        if isinstance(reply, Refused):
+            raise from_refusal(reply)
+        if not isinstance(reply, SettingStored):
+            raise Problem("internal", f"the core answered a setting with {type(reply).__name__}")
+        stored = {**current, "policy": reply.policy, "parameters": dict(reply.parameters), "version": reply.version}
+        return answer(stored, headers={"ETag": _etag(stored)})
+
+    def _setting(self) -> Document:
+        return setting_document(*self._facts.setting())
+
+    def _node_documents(self) -> list[Document]:
+        known = {facts.name: facts for facts in self._facts.nodes()}
+        now_utc_s = time.time()
+        return [
+            self._with_gpus(node_document(member, known.get(member.name), now_utc_s))
+            for member in self._facts.members()
+        ]
+
+    def _with_gpus(self, document: Document) -> Document:
+        gpus = self._details.of(NodeId(document["name"]))
+        if gpus is None:
+            return document
+        return {**document, "gpus": gpus, "jobs": sorted({each["job_id"] for each in gpus if each["job_id"]})}
+
+    def _node_list(self) -> Document:
+        items = self._node_documents()
+        return listing(
+            items, **aged(time.time(), max((each["staleness_seconds"] or 0.0 for each in items), default=0.0))
+        )
+
+    def _gpu_list(self) -> Document:
+        gpus: list[Document] = []
+        for member in self._facts.members():
+            gpus += self._details.of(member.name) or []
+        return listing(gpus, silent_nodes=list(self._details.silent), **aged(time.time(), 0.0))
+
+    def _member_list(self) -> Document:
+        return listing([member_document(each) for each in self._facts.members()], **aged(time.time(), 0.0))
+
+    def _unknown_node(self, name: str) -> Problem:
+        close = nearest(name, [member.name for member in self._facts.members()])
+        extra = {"nearest": close.split("'")[1]} if close else {}
+        return Problem("unknown_node", f"there is no node {name[:80]!r}{close}", extra=extra)
+
+
+def _etag(setting: Document) -> str:
+    return f'"{setting["version"]}-{setting["policy"]}"'
+
+
+def _policy(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        where = FieldProblem("/policy", f"{value!r} is not the name of a policy", "fifo, backfill or las")
+        raise Problem("invalid", f"policy: {where.problem}", where.remedy, (where,))
+    return value
+
+
+def _parameters(value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        where = FieldProblem("/parameters", "must be an object of names and numbers", 'for example {"queues": 3}')
+        raise Problem("invalid", f"parameters: {where.problem}", where.remedy, (where,))
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            where = FieldProblem(f"/parameters/{name}", f"{number!r} is not a number", "use a number")
+            raise Problem("invalid", f"parameters.{name}: {where.problem}", where.remedy, (where,))
+    return {str(name): float(number) for name, number in value.items()}

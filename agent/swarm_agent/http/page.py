@@ -1,0 +1,43 @@
+"""The status page: one file without outside resources, which asks for the token and then calls the API itself."""
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from swarm_agent.http.exchange import Answer, Call
+
+PAGE_FILE = Path(__file__).parent / "page" / "index.html"
+INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class StatusPage:
+    """Handler of GET /."""
+
+    def __init__(self) -> None:
+        self._body = b""
+        self._policy = ""
+
+    async def get_page(self, _: Call) -> Answer:
+        """The file, read once; only its own script and style may run, and it may call this agent only."""
+        if not self._body:
+            self._body = PAGE_FILE.read_bytes()
+            self._policy = content_policy(self._body)
+        headers = {
+            "Content-Security-Policy": self._policy,
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+        }
+        return Answer(200, self._body, "text/html; charset=utf-8", headers)
+
+
+def content_policy(page: bytes) -> str:
+    """A policy that names the inline script and style by their digests."""
+    digests: dict[bytes, list[str]] = {b"script": [], b"style": []}
+    for kind, text in INLINE.findall(page):
+        digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
+        digests[kind].append(f"'sha256-{digest}'")
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
+        f"script-src {' '.join(digests[b'script'])}; style-src {' '.join(digests[b'style'])}"
+    )

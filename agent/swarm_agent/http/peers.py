@@ -1,0 +1,131 @@
+"""Asking other agents: many at once within a bound, or one on behalf of a client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm_agent.http.exchange import Answer, Call
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import Problem
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.ids import NodeId
+
+LIST_TIMEOUT_S = 0.3
+SEARCH_TIMEOUT_S = 2.0
+FORWARD_TIMEOUT_S = 12.0  # above the 10 s that the core is given for a command
+FAN_OUT_LIMIT = 64
+HOPS_LIMIT = 2
+FORWARDED_HEADERS = ("content-type", "if-match", "accept")
+
+Dispatch = Callable[[Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Answers by node, and who said nothing in time."""
+
+    answers: dict[NodeId, dict[str, Any]]
+    silent: tuple[NodeId, ...]
+
+
+class Peers:
+    """The other agents, as seen from this one."""
+
+    def __init__(self, agent: AgentPort, facts: Facts) -> None:
+        self._agent, self._facts = agent, facts
+
+    @property
+    def own_name(self) -> NodeId:
+        """This agent."""
+        return self._agent.config.name
+
+    def reachable(self) -> list[NodeId]:
+        """Other members that are alive or merely suspect, alive ones first."""
+        others = [member for member in self._facts.members() if member.name != self.own_name]
+        return [m.name for m in others if m.status == "alive"] + [m.name for m in others if m.status == "suspect"]
+
+    def unreachable(self) -> list[NodeId]:
+        """Other members that are known but failed or in conflict: they may have what we look for."""
+        return [member.name for member in self._facts.members() if member.status in ("failed", "conflict")]
+
+    async def ask_all(self, kind: str, payload: dict[str, Any], timeout_s: float) -> FanOut:
+        """Ask at most `FAN_OUT_LIMIT` reachable members at once; the others count as silent."""
+        names = self.reachable()
+        asked, left_out = names[:FAN_OUT_LIMIT], names[FAN_OUT_LIMIT:]
+        found = await asyncio.gather(*(self._ask(name, kind, payload, timeout_s) for name in asked))
+        answers = {name: each for name, each in zip(asked, found, strict=True) if each is not None}
+        silent = [name for name in asked if name not in answers] + left_out + self.unreachable()
+        return FanOut(answers, tuple(silent))
+
+    async def _ask(self, name: NodeId, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._agent.query(name, kind, payload, timeout_s)
+        except (AgentUnreachable, RemoteProtocolError, TimeoutError):
+            return None
+
+    async def forward(self, node: NodeId, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> Answer:
+        """Have another agent answer.  Raises `Problem` shepherd_unreachable when it cannot be asked."""
+        if call.hops >= HOPS_LIMIT:
+            raise Problem("shepherd_unreachable", f"agents disagree on who acts for this job; {node} was named last")
+        payload = {
+            "method": call.method,
+            "path": call.path,
+            "query": dict(call.query),
+            "headers": {name: call.headers[name] for name in FORWARDED_HEADERS if name in call.headers},
+            "body": call.body,
+            "request_id": call.request_id,
+            "hops": call.hops + 1,
+        }
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._agent.query(node, "api", payload, timeout_s)
+        except (AgentUnreachable, RemoteProtocolError, TimeoutError) as error:
+            raise Problem("shepherd_unreachable", f"{node} does not answer: {error or 'no answer in time'}") from error
+        return _answer_from(reply, node)
+
+    def serve(self, dispatch: Dispatch) -> None:
+        """Answer what other agents forward."""
+
+        async def on_api(sender: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+            reply = await dispatch(_call_from(payload))
+            if not isinstance(reply.body, bytes):
+                raise RemoteProtocolError("streams are not forwarded", kind="api", peer=sender)
+            return {
+                "status": reply.status,
+                "body": reply.body,
+                "content_type": reply.content_type,
+                "headers": dict(reply.headers),
+            }
+
+        self._agent.on_query("api", on_api)
+
+
+def _call_from(payload: dict[str, Any]) -> Call:
+    body = payload.get("body", b"")
+    return Call(
+        method=str(payload.get("method", "")),
+        path=str(payload.get("path", "")),
+        query=_texts(payload.get("query")),
+        headers=_texts(payload.get("headers")),
+        body=body if isinstance(body, bytes) else b"",
+        request_id=str(payload.get("request_id", ""))[:64],
+        hops=max(1, int(payload.get("hops", 1))),
+    )
+
+
+def _answer_from(reply: dict[str, Any], node: NodeId) -> Answer:
+    status, body = reply.get("status"), reply.get("body")
+    if not isinstance(status, int) or not 200 <= status <= 599 or not isinstance(body, bytes):
+        raise Problem("shepherd_unreachable", f"{node} gave an answer that makes no sense")
+    return Answer(status, body, str(reply.get("content_type", "")), _texts(reply.get("headers")))
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
+
+
+def first_unique(items: Iterable[NodeId], without: Sequence[NodeId] = ()) -> list[NodeId]:
+    """In order, each once."""
+    return [item for item in dict.fromkeys(items) if item not in without]

@@ -1,0 +1,52 @@
+"""Puts the parts of the API together for one agent."""
+
+from aiohttp import web
+
+from swarm_agent.http.app import Server
+from swarm_agent.http.blobs import BlobUploads
+from swarm_agent.http.events import Events
+from swarm_agent.http.exchange import Answer, Call, encode
+from swarm_agent.http.find import JobFinder
+from swarm_agent.http.guard import Guard, known_hosts
+from swarm_agent.http.health import Health, RenderMetrics
+from swarm_agent.http.joblist import JobList
+from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.log_source import LogSource
+from swarm_agent.http.logs import JobLogs
+from swarm_agent.http.nodes import Nodes
+from swarm_agent.http.openapi import openapi_document
+from swarm_agent.http.page import StatusPage
+from swarm_agent.http.peers import Peers
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.routes import Route
+from swarm_agent.http.submit import Submission
+from swarm_agent.http.table import blob_routes, health_routes, job_routes, swarm_routes
+from swarm_agent.http.watch import JobChanges, JobWatch
+from swarm_agent.version import software_version
+
+
+def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: RenderMetrics) -> web.Application:
+    """The application of one agent; registers with it what other agents may ask."""
+    peers = Peers(agent, facts)
+    finder, changes = JobFinder(facts, peers), JobChanges(facts)
+    watch = JobWatch(agent, facts, finder, changes)
+    jobs, job_list = Jobs(agent, facts, peers, finder, watch), JobList(facts, peers)
+    source, nodes, events = LogSource(agent), Nodes(agent, facts, peers, job_list), Events(agent, peers)
+    routes: tuple[Route, ...] = ()
+
+    async def openapi(_: Call) -> Answer:
+        return Answer(200, encode(openapi_document(routes, software_version())))
+
+    routes = (
+        *job_routes(Submission(agent), jobs, job_list, JobLogs(jobs, watch, source)),
+        *swarm_routes(nodes, events),
+        *blob_routes(BlobUploads(agent)),
+        *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().get_page),
+    )
+    server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
+    for part in (jobs, watch, source, nodes, events):
+        part.serve()
+    job_list.serve(agent)
+    peers.serve(server.dispatch)
+    agent.on_stepped(changes.on_stepped)
+    return server.make_app()

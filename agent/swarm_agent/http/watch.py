@@ -1,0 +1,137 @@
+"""Watching one job: its document at once and at every change, from whichever agent shepherds it.
+
+On the shepherd a watcher sleeps until a step of the core has changed the record: there is no polling interval.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from swarm_agent.http.find import Found, JobFinder
+from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.problem import Problem
+from swarm_agent.http.stream import closing
+from swarm_agent.http.views import Document, job_document
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.ids import JobId, NodeId
+from swarmsched.record import JobRecord
+
+RETRY_S = 0.25  # doubling to RETRY_LIMIT_S while no shepherd can be reached
+RETRY_LIMIT_S = 2.0
+GIVE_UP_S = 30.0
+
+ChangeKey = tuple[object, ...]
+
+
+class JobChanges:
+    """Wakes those who wait for a change of a job's record on this agent."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._waiting: dict[JobId, list[tuple[ChangeKey, asyncio.Future[None]]]] = {}
+
+    def on_stepped(self) -> None:
+        """Called after the core took in something; costs one lookup for each watched job."""
+        if not self._waiting:
+            return
+        for job_id in list(self._waiting):
+            key = change_key(self._facts.record(job_id), is_shepherd=self._facts.is_shepherd(job_id))
+            for seen, future in self._waiting[job_id]:
+                if seen != key and not future.done():
+                    future.set_result(None)
+
+    async def wait(self, job_id: JobId, seen: ChangeKey) -> None:
+        """Return when the record's key differs from `seen`."""
+        if change_key(self._facts.record(job_id), is_shepherd=self._facts.is_shepherd(job_id)) != seen:
+            return
+        entry = (seen, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(job_id, []).append(entry)
+        try:
+            await entry[1]
+        finally:
+            self._waiting[job_id].remove(entry)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+
+
+def change_key(record: JobRecord | None, *, is_shepherd: bool) -> ChangeKey:
+    """What a watcher is told about; phase and reason may change without a new version."""
+    if record is None:
+        return (is_shepherd,)
+    return (is_shepherd, record.stamp, record.state, record.phase, record.reason, record.attempt)
+
+
+class JobWatch:
+    """Watches jobs on this agent and, through their shepherds, elsewhere."""
+
+    def __init__(self, agent: AgentPort, facts: Facts, finder: JobFinder, changes: JobChanges) -> None:
+        self._agent, self._facts, self._finder, self._changes = agent, facts, finder, changes
+
+    def serve(self) -> None:
+        """Answer other agents' watches of jobs that are shepherded here."""
+
+        async def on_watch(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            async with closing(self._local(JobId(str(payload.get("job_id", ""))))) as documents:
+                async for document in documents:
+                    yield document
+
+        self._agent.on_stream("watch", on_watch)
+
+    async def watch(self, found: Found) -> AsyncIterator[Document]:
+        """Documents, newest state first; ends after the one that says the job has ended.
+
+        Raises `Problem` shepherd_unreachable when nobody who acts for the job was reachable for 30 s.
+        """
+        failing_since_s: float | None = None
+        delay_s = RETRY_S
+        loop = asyncio.get_running_loop()
+        while True:
+            async with closing(self._from_anyone(found)) as documents:
+                async for document in documents:
+                    failing_since_s, delay_s = None, RETRY_S
+                    yield document
+                    if document.get("state") == "ended":
+                        return
+            failing_since_s = loop.time() if failing_since_s is None else failing_since_s
+            if loop.time() - failing_since_s > GIVE_UP_S:
+                raise Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} answers")
+            await asyncio.sleep(delay_s)
+            delay_s = min(RETRY_LIMIT_S, delay_s * 2)
+
+    async def _from_anyone(self, found: Found) -> AsyncIterator[Document]:
+        """From this agent if it acts for the job, else from the first candidate that has something to say."""
+        if self._is_local(found.job_id):
+            async with closing(self._local(found.job_id)) as documents:
+                async for document in documents:
+                    yield document
+            return
+        nodes = dict.fromkeys((*self._finder.known(found.job_id), *found.candidates))
+        for node in nodes:
+            if node == self._agent.config.name:
+                continue
+            was_heard = False
+            try:
+                async with closing(self._agent.query_stream(node, "watch", {"job_id": found.job_id})) as documents:
+                    async for document in documents:
+                        was_heard = True
+                        yield document
+            except (AgentUnreachable, RemoteProtocolError):
+                pass  # the next candidate is asked; after the last one, `watch` waits and tries all again
+            if was_heard:
+                return
+
+    def _is_local(self, job_id: JobId) -> bool:
+        record = self._facts.record(job_id)
+        return record is not None and (record.is_ended or self._facts.is_shepherd(job_id))
+
+    async def _local(self, job_id: JobId) -> AsyncIterator[Document]:
+        """Ends when this agent no longer acts for the job, or when the job has ended."""
+        while self._is_local(job_id):
+            record = self._facts.record(job_id)
+            assert record is not None, "local jobs have a record"
+            key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
+            yield job_document(record, time.time())
+            if record.is_ended:
+                return
+            await self._changes.wait(job_id, key)

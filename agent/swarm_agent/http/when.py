@@ -1,0 +1,45 @@
+"""Moments in query parameters: RFC 3339, or how many seconds ago."""
+
+import time
+from datetime import UTC, datetime
+
+from swarm_agent.http.exchange import Call
+from swarm_agent.http.problem import bad_parameter
+from swarm_agent.http.views import rfc3339
+
+LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
+
+
+def moment(call: Call, name: str) -> str:
+    """The moment as RFC 3339 in UTC, or empty text when the parameter is not there."""
+    utc_s = moment_utc_s(call, name)
+    return "" if utc_s is None else rfc3339(utc_s)
+
+
+def moment_utc_s(call: Call, name: str) -> float | None:
+    """The moment in seconds since 1970."""
+    text = call.query.get(name, "").strip()
+    if not text:
+        return None
+    utc_s = _ago(text)
+    if utc_s is None:
+        utc_s = _stamp(text)
+    if utc_s is None or not 0 <= utc_s <= LATEST_UTC_S:
+        remedy = "a time such as 2025-01-31T12:00:00Z, or a number of seconds ago"
+        raise bad_parameter(name, f"{text[:40]!r} is not a moment", remedy)
+    return utc_s
+
+
+def _ago(text: str) -> float | None:
+    try:
+        return time.time() - float(text)
+    except ValueError:
+        return None
+
+
+def _stamp(text: str) -> float | None:
+    try:
+        parsed = datetime.fromisoformat(text.replace(" ", "+"))  # a '+' in a query arrives as a blank
+    except ValueError:
+        return None
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
