@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from swarmsched.api import JobState
+from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import (
     CancelJob,
     CreateTicket,
@@ -99,8 +99,11 @@ class Submission:
                 f"submit it at {command.holders[0]}",
             )
         if known is not None:
-            same = known.spec == command.spec
-            return None if same else Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
+            return (
+                None
+                if _is_same_job(known.spec, command.spec)
+                else Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
+            )
         error = impossible(command.spec, capacities)
         return _too_much(error) if error is not None else None
 
@@ -166,6 +169,11 @@ class Submission:
                 ReplyToClient(request_id, Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it"))
             ]
         return [*shepherd.signal(command.signal, clock), ReplyToClient(request_id, JobAccepted(shepherd.record))]
+
+
+def _is_same_job(known: JobSpec, repeated: JobSpec) -> bool:
+    """Equal but for where its files may be fetched, which each agent fills in by itself."""
+    return replace(known, blob_sources=()) == replace(repeated, blob_sources=())
 
 
 def _known_or_not(job_id: JobId, known: JobRecord | None) -> Reply:
