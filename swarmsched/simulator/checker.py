@@ -84,11 +84,11 @@ class InvariantChecker:
         self._count = 0
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
-        """Validate now and then, and always after a step that wrote something durable."""
-        del event
+        """Validate the node that the step was on."""
+        del event, effects
         assert host.node is not None
         self._count += 1
-        if self._count % self._interval == 0 or any(isinstance(effect, Persist) for effect in effects):
+        if self._count % self._interval == 0:
             host.node.validate()
 
     def performed(self, host: Host, effect: Effect) -> None:

@@ -21,6 +21,7 @@ from swarmsched.simulator.tasks import Behaviour, read_command
 PORT = 7400
 SEED_COUNT = 3
 REFUSED_S = 0.001  # until a connection to a machine without agent is refused
+LOOK_S = 0.05
 GIB = 2**30
 
 
@@ -80,8 +81,16 @@ class SimulatedSwarm:
         self.run_for(spread_s)
 
     def run_until(self, predicate: Callable[[], bool], limit_s: float) -> bool:
-        """Run until the predicate holds, at most `limit_s` virtual seconds; true when it held."""
-        return self.loop.run_until(predicate, limit_s)
+        """Run until the predicate holds, at most `limit_s` virtual seconds; true when it held.
+
+        It is asked every `LOOK_S`, since one that looks at all nodes costs far more than an event.
+        """
+        end_s = self.loop.now_s + limit_s
+        while not predicate():
+            if self.loop.now_s >= end_s:
+                return False
+            self.run_for(min(LOOK_S, end_s - self.loop.now_s))
+        return True
 
     def run_for(self, duration_s: float) -> None:
         """Let virtual time pass."""
@@ -100,7 +109,7 @@ class SimulatedSwarm:
         Raises TimeoutError when it does not in time."""
         request_id = self.begin(node, command)
         replies = self.hosts[node].replies
-        if not self.run_until(lambda: request_id in replies, limit_s):
+        if not self.loop.run_until(lambda: request_id in replies, limit_s):
             raise TimeoutError(f"{node} did not answer {command} within {limit_s:g} s (seed {self.seed})")
         return replies.pop(request_id)
 
@@ -123,7 +132,7 @@ class SimulatedSwarm:
 
     def record(self, job_id: JobId) -> JobRecord:
         """The newest record of the job that any running node has.  Raises `UnknownJob`."""
-        records = [host.node.records().get(job_id) for host in self.up if host.node is not None]
+        records = [host.node.record(job_id) for host in self.up if host.node is not None]
         known = [record for record in records if record is not None]
         if not known:
             raise UnknownJob(job_id, [host.node_id for host in self.hosts.values() if not host.is_up])
