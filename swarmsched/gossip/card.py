@@ -171,30 +171,36 @@ _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
     lambda card: replace(card, nodes=()),
     lambda card: replace(card, demand=replace(card.demand, gpu_type=card.demand.gpu_type[:16])),
     lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8], policy_id=""),
+    lambda card: _with_shares(card, 1),
+    lambda card: _with_shares(card, 0),
+    lambda card: replace(card, name="", user="", queue=""),
 )
+"""What a card that is too large gives up, in this order, after its shares beyond the first two."""
 
 
 def encode_card(card: JobCard) -> tuple[JobCard, bytes]:
-    """The card cut to its hard limit, and its bytes: shares beyond the first two go first, then what people read."""
+    """The card cut to its hard limit, and its bytes."""
     body = encode_value(JobCard, card)
     while len(body) > CARD_BYTES_LIMIT and len(card.shares) > 2:
-        last = card.shares[-1]
-        card = replace(
-            card, shares=card.shares[:-1], more_nodes=card.more_nodes + 1, more_ranks=card.more_ranks + last.ranks
-        )
+        card = _with_shares(card, len(card.shares) - 1)
         body = encode_value(JobCard, card)
     for shorten in _SHORTER:
         if len(body) <= CARD_BYTES_LIMIT:
             break
         card = shorten(card)
         body = encode_value(JobCard, card)
-    while len(body) > CARD_BYTES_LIMIT and card.shares:
-        last = card.shares[-1]
-        card = replace(
-            card, shares=card.shares[:-1], more_nodes=card.more_nodes + 1, more_ranks=card.more_ranks + last.ranks
-        )
-        body = encode_value(JobCard, card)
     return card, body
+
+
+def _with_shares(card: JobCard, count: int) -> JobCard:
+    """The card with its first shares; the others are only counted."""
+    left = card.shares[count:]
+    return replace(
+        card,
+        shares=card.shares[:count],
+        more_nodes=card.more_nodes + len(left),
+        more_ranks=card.more_ranks + sum(share.ranks for share in left),
+    )
 
 
 def decode_card(body: bytes) -> JobCard:

@@ -1,6 +1,7 @@
 """When a shepherd's cards are written: never for short jobs, at once for news, seldom for what only time changed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swarmsched.api import JobState
@@ -72,14 +73,19 @@ class CardDesk:
             draft.published_s -= RENEWAL_S
             self._schedule(draft)
 
-    def due(self, now_s: float) -> list[JobCard]:
-        """Cards to publish now, with their new counters and brought forward to now."""
+    def due(self, now_s: float, is_too_far_back: Callable[[JobCard], bool]) -> list[JobCard]:
+        """Cards to publish now, with their new counters and brought forward to now.
+
+        Queued jobs `is_too_far_back` in the order are first published when they have moved up; asked again in 5 s.
+        """
         result: list[JobCard] = []
         if now_s < self._next_s:
             return result
         self._next_s = math.inf
         for draft in self._drafts.values():
-            if now_s >= draft.deadline_s:
+            if now_s >= draft.deadline_s and draft.published is None and is_too_far_back(draft.latest):
+                draft.eligible_s = now_s + ORDER_INTERVAL_S
+            elif now_s >= draft.deadline_s:
                 draft.counter += 1
                 waited_s = now_s - draft.given_s
                 card = replace(_brought_forward(draft.latest, waited_s), counter=draft.counter)

@@ -33,6 +33,7 @@ from swarmsched.gossip.record import RECORD_BYTES_LIMIT, NodeRecord, decode_reco
 from swarmsched.gossip.replica import Entry, Replica, Verdict, fair_order
 from swarmsched.gossip.setting import CheckSetting, SettingRegister, SwarmSetting, decode_setting, encode_setting
 from swarmsched.ids import JobId, NodeId
+from swarmsched.view import RankKey
 
 NODES_LIMIT = 20_000
 CARDS_LIMIT = 20_000
@@ -41,6 +42,8 @@ CARD_KEEP_S = 180.0
 LISTED_CARDS = 40
 LISTED_LOCATIONS = 16
 RANGES_LIMIT = 8
+QUEUED_CARDS_PER_GPU = 4
+QUEUED_CARDS_MIN = 64
 LOCATION_STAGE = 2
 LOCATION_BYTES_TYPICAL = 60
 PARCEL_OVERHEAD_BYTES = 8
@@ -307,6 +310,18 @@ class Library:
         entry = self.nodes.get(node_id)
         assert entry is not None
         return _parcel(ParcelKind.NODE, entry, now_s)
+
+    def last_queued_key(self) -> tuple[RankKey, str] | None:
+        """(rank key, job) of the last queued card that is still worth spreading; None while all are.
+
+        That is 4 cards for each GPU of the swarm, and 64 at least.
+        """
+        gpus = sum(entry.value.total_gpus for entry in self.nodes)
+        limit = max(QUEUED_CARDS_MIN, QUEUED_CARDS_PER_GPU * gpus)
+        queued = [entry.value for entry in self.cards if entry.value.state is JobState.QUEUED]
+        if len(queued) < limit:
+            return None
+        return sorted((card.rank_key, card.job_id) for card in queued)[limit - 1]
 
     def setting_parcel(self) -> Parcel:
         """The setting for a push."""

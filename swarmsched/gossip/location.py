@@ -55,7 +55,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """What travels: 29 B and the names of the holders."""
+    """What travels: 30 B and the names of the holders.  `key` without its first byte where that is 0, as it is."""
 
     key: Annotated[bytes, MaxLength(KEY_LENGTH)]
     epoch: U32
@@ -93,7 +93,7 @@ def encode_location(location: Location) -> bytes:
     return encode_value(
         _Wire,
         _Wire(
-            key_of(location.job_id),
+            key_of(location.job_id).removeprefix(b"\0"),
             location.epoch,
             location.version,
             location.holders,
@@ -110,15 +110,21 @@ def decode_location(body: bytes) -> Location:
     if len(body) > LOCATION_BYTES_LIMIT:
         raise RemoteProtocolError(f"{len(body)} bytes, more than {LOCATION_BYTES_LIMIT}", kind="Location")
     wire = decode_value(_Wire, body)
-    job_id = job_of(wire.key) if len(wire.key) == KEY_LENGTH else JobId("")
-    if not is_job_id(job_id) or key_of(job_id) != wire.key:
+    key = wire.key.rjust(KEY_LENGTH, b"\0")
+    if len(wire.key) < KEY_LENGTH - 1 or key_of(job_of(key)) != key:
         raise RemoteProtocolError("not a job id", kind="Location")
     if wire.state_index >= len(_STATES) or wire.shepherd_index > len(wire.holders):
         raise RemoteProtocolError("unknown state or shepherd", kind="Location")
     named = wire.shepherd_index == len(wire.holders)
     shepherd = NodeId(wire.shepherd) if named else wire.holders[wire.shepherd_index]
     return Location(
-        job_id, wire.epoch, wire.version, shepherd, wire.holders, _STATES[wire.state_index], float(wire.ended_utc_s)
+        job_of(key),
+        wire.epoch,
+        wire.version,
+        shepherd,
+        wire.holders,
+        _STATES[wire.state_index],
+        float(wire.ended_utc_s),
     )
 
 

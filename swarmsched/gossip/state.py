@@ -415,9 +415,18 @@ class StatePlane:
                 self._put_record(publication.record, now_s)
                 if publication.is_urgent:
                     self._push("node", self._config.node_id, now_s)
-        for card in self._desk.due(now_s):
-            self._put_card(card, now_s)
+        if now_s >= self._desk.next_deadline_s:
+            self._publish_cards(now_s)
         return self._flush_due(now_s)
+
+    def _publish_cards(self, now_s: float) -> None:
+        last = self._library.last_queued_key()
+
+        def is_too_far_back(card: JobCard) -> bool:
+            return last is not None and card.state is JobState.QUEUED and (card.rank_key, card.job_id) > last
+
+        for card in self._desk.due(now_s, is_too_far_back):
+            self._put_card(card, now_s)
 
     def _put_record(self, record: NodeRecord, now_s: float) -> None:
         self._library.offer_own_record(record, encode_record(record), now_s)

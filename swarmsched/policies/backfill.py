@@ -35,6 +35,10 @@ PARAMETERS = (
 )
 
 
+_Held = tuple[JobView, tuple[Share, ...]]
+"""A job and what it holds."""
+
+
 @dataclass(slots=True)
 class _Reservation:
     """What the head of the line is promised.  `spare` is the room at `shadow_s` after the head has started."""
@@ -62,9 +66,10 @@ class Backfill:
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start in order until one does not fit, reserve for it, then fill the gaps."""
         room = Room(view.nodes)
-        started: list[tuple[JobView, tuple[Share, ...]]] = []
+        started: list[_Held] = []
         ahead: list[JobView] = []
         reservation: _Reservation | None = None
+        emptied: Room | None = None
         entries = []
         for key, job in in_rank_order(view.jobs, self.rank_key):
             if not is_waiting(job):
@@ -76,7 +81,9 @@ class Backfill:
                 started.append((job, shares))
                 continue
             if reservation is None:
-                reservation = self._reserve(job, view, room, started)
+                emptied = emptied or self._emptied(view, room, started)
+                if place_in(emptied, job) is not None:
+                    reservation = self._reserve(job, view, room, started)
             entries.append(PlanEntry(job.job_id, Action.WAIT, key, _wait(job, room, reservation, ahead)))
             ahead.append(job)
         return Plan(view.version, self.policy_id, tuple(entries))
@@ -93,16 +100,11 @@ class Backfill:
             return shares
         return _place_beyond(job, room, reservation.spare)
 
-    def _reserve(
-        self, head: JobView, view: ClusterView, room: Room, started: Sequence[tuple[JobView, tuple[Share, ...]]]
-    ) -> _Reservation | None:
+    def _reserve(self, head: JobView, view: ClusterView, room: Room, started: Sequence[_Held]) -> _Reservation | None:
         """Release running jobs in the order of their ends until the head fits; None if it never does."""
         spare = room.copy()
-        running = [(self._limit_s(job), job, shares) for job, shares in started]
-        running += [(max(0.0, self._limit_s(job) - job.running_s), job, job.shares) for job in view.jobs if job.shares]
-        running.sort(key=lambda item: (item[0], item[1].job_id))
         busy = _busy_devices(view.nodes, room)
-        for end_s, job, shares in running:
+        for end_s, (job, shares) in self._ends(view, started):
             for share in shares:
                 _release(job, share, spare, busy)
             placed = place_in(spare, head)
@@ -110,6 +112,22 @@ class Backfill:
                 spare.take(placed, head.demand)
                 return _Reservation(head, end_s, spare)
         return None
+
+    def _emptied(self, view: ClusterView, room: Room, started: Sequence[_Held]) -> Room:
+        """The room when all running jobs have ended; the same at any point of one plan."""
+        empty = room.copy()
+        busy = _busy_devices(view.nodes, room)
+        for _, (job, shares) in self._ends(view, started):
+            for share in shares:
+                _release(job, share, empty, busy)
+        return empty
+
+    def _ends(self, view: ClusterView, started: Sequence[_Held]) -> list[tuple[float, _Held]]:
+        """(seconds from now, who ends then), soonest first."""
+        ends: list[tuple[float, _Held]] = [(self._limit_s(job), (job, shares)) for job, shares in started]
+        ends += [(max(0.0, self._limit_s(job) - job.running_s), (job, job.shares)) for job in view.jobs if job.shares]
+        ends.sort(key=lambda end: (end[0], end[1][0].job_id))
+        return ends
 
 
 def _place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | None:

@@ -1,0 +1,269 @@
+"""Records, cards, locations, listings: sizes, limits, conversions."""
+
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmsched.api import JobSpec, JobState
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.gossip.card import CARD_BYTES_LIMIT, CardStatus, JobCard, card_of, encode_card, job_view
+from swarmsched.gossip.card_desk import CardDesk
+from swarmsched.gossip.exchange import pack_buckets, pack_listing, unpack_buckets, unpack_listing
+from swarmsched.gossip.location import (
+    KEEP_S,
+    Location,
+    LocationStore,
+    decode_location,
+    encode_location,
+    job_of,
+    key_of,
+)
+from swarmsched.gossip.picture import cluster_view, view_of_job
+from swarmsched.gossip.record import (
+    RECORD_BYTES_LIMIT,
+    GpuGroup,
+    NodeFlag,
+    NodeRecord,
+    NodeStatus,
+    decode_record,
+    encode_record,
+    free_of,
+    groups_of,
+    node_view,
+)
+from swarmsched.gossip.replica import Entry, fair_order
+from swarmsched.gossip.state_testing import GENERATION, StateNetwork, sample_record
+from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.record import JobRecord
+from swarmsched.resources import Demand, Free, Gpu, NodeResources, Share, ranks_that_fit
+
+A, B = NodeId("gpu01"), NodeId("gpu02")
+
+
+def job(number: int) -> JobId:
+    return make_job_id(1_700_000_000.0 + number, random.Random(number))
+
+
+def a_record(state: JobState = JobState.RUNNING, shares: int = 2, **changes: object) -> JobRecord:
+    spec = JobSpec(
+        command=("python", "train.py"),
+        name="resnet50-imagenet",
+        user="ada",
+        ranks=4 * shares,
+        demand=Demand(gpus=1, cpus=4),
+    )
+    record = JobRecord(
+        job(1),
+        spec,
+        1_700_000_000.5,
+        3,
+        9,
+        A,
+        GENERATION,
+        (A, B),
+        state,
+        shares=tuple(Share(NodeId(f"gpu{n:02}"), 4) for n in range(shares)),
+        attained_gpu_s=50.0,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def test_a_record_of_eight_gpus_stays_within_its_target() -> None:
+    body = encode_record(replace(sample_record(A), generation=GENERATION, version=70_000, flags=9))
+    assert len(body) <= 150
+    assert decode_record(body).free_gpus == 8
+
+
+def test_the_largest_record_is_cut_to_the_hard_limit() -> None:
+    groups = tuple(GpuGroup(f"{n}" * 63, 8, 8, 2**40) for n in range(8))
+    record = NodeRecord(
+        NodeId("n" * 63),
+        2**53,
+        2**53,
+        groups,
+        unreachable=tuple(NodeId(f"{n}" * 63) for n in range(4)),
+        software_version="v" * 24,
+    )
+    assert len(encode_record(record)) <= RECORD_BYTES_LIMIT
+
+
+def test_placeholder_devices_fit_like_the_real_ones() -> None:
+    gpus = tuple(Gpu(f"u{n}", n, "A100" if n < 2 else "T4", 2**34) for n in range(6))
+    free = Free(gpus[1:5], 16, 2**36)
+    record = NodeRecord(
+        A,
+        groups=groups_of(NodeResources(gpus, 32, 2**38), free),
+        cpus_free=16,
+        cpus_total=32,
+        memory_free_bytes=2**36,
+        memory_total_bytes=2**38,
+    )
+    for demand in (Demand(gpus=1), Demand(gpus=1, gpu_type="a100"), Demand(gpus=2, gpu_type="T4"), Demand(cpus=3)):
+        assert ranks_that_fit(free_of(record), demand) == ranks_that_fit(free, demand)
+    view = node_view(record, is_available=True)
+    assert (view.total_gpus, len(view.devices), len(view.free.gpus)) == (6, 6, 4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpus_free": 97},
+        {"memory_free_bytes": 2**41},
+        {"groups": (GpuGroup("x", 2, 3, 1),)},
+        {"groups": (GpuGroup("x", 65, 0, 1),)},
+    ],
+)
+def test_an_impossible_record_fails_its_check(changes: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        replace(sample_record(A), **changes).check()  # type: ignore[arg-type]
+
+
+def test_a_typical_card_stays_near_its_target_and_reads_back_as_the_job() -> None:
+    card, body = encode_card(
+        card_of(a_record(), now_utc_s=0.0, running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las:3250:8")
+    )
+    assert len(body) <= 190
+    view = job_view(CardStatus(card, age_s=5.0))
+    assert view.attained_gpu_s == 50.0 + 8 * 15.0
+    assert view.running_s == 15.0
+    assert view.shares == (Share(NodeId("gpu00"), 4), Share(NodeId("gpu01"), 4))
+
+
+def test_a_card_that_is_too_large_counts_the_shares_that_it_leaves_out() -> None:
+    record = a_record(shares=200)
+    record = replace(record, spec=replace(record.spec, name="n" * 63, user="u" * 63, exclude=(NodeId("e" * 63),) * 4))
+    card, body = encode_card(card_of(record, now_utc_s=0.0, reason="r" * 200))
+    assert len(body) <= CARD_BYTES_LIMIT
+    assert len(card.shares) + card.more_nodes == 200
+    assert sum(share.ranks for share in card.shares) + card.more_ranks == 800
+
+
+def test_the_longest_names_still_make_a_card_within_the_limit() -> None:
+    long = NodeId("n" * 63)
+    spec = JobSpec(
+        ("x",),
+        name="名" * 63,
+        user="ü" * 63,
+        ranks=1,
+        demand=Demand(8, 8, 2**50, "g" * 63, 2**40),
+        nodes=(long,) * 5,
+        exclude=(long,) * 5,
+    )
+    record = replace(a_record(), spec=spec, shepherd=long, shares=(Share(long, 1),) * 3)
+    _, body = encode_card(card_of(record, now_utc_s=0.0, rank_key=(2**53,) * 4, policy_id="p" * 63))
+    assert len(body) <= CARD_BYTES_LIMIT
+
+
+def test_a_location_with_short_names_takes_forty_eight_bytes() -> None:
+    location = Location(job(1), 1, 12, A, (A, B, NodeId("gpu03")), JobState.ENDED, 1_700_000_000.0)
+    assert len(encode_location(location)) <= 48
+    assert decode_location(encode_location(location)) == location
+    stranger = replace(location, shepherd=NodeId("else"))
+    assert decode_location(encode_location(stranger)) == stranger
+
+
+@given(st.integers(0, 2**130 - 1))
+def test_job_keys_sort_and_read_back_like_ids(value: int) -> None:
+    key = value.to_bytes(17)
+    assert key_of(job_of(key)) == key
+
+
+def test_a_location_never_falls_back_and_an_old_one_expires() -> None:
+    store = LocationStore()
+    new = Location(job(1), 2, 1, A, (A,), JobState.RUNNING)
+    old = replace(new, epoch=1, version=99)
+
+    def offer(location: Location, age_s: float, now_s: float) -> bool:
+        return store.offer(location, encode_location(location), age_s=age_s, now_s=now_s, round_number=0)
+
+    assert offer(new, 0.0, 100.0)
+    assert not offer(old, 0.0, 100.0)
+    assert store[job(1)].epoch == 2
+    assert not offer(replace(new, job_id=job(2)), KEEP_S, 100.0)
+    assert store.expire(100.0 + KEEP_S + 2.0) == 1
+    store.validate()
+    assert len(store) == 0
+
+
+def test_at_the_limit_the_oldest_location_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmsched.gossip.location.LOCATIONS_LIMIT", 10)
+    store = LocationStore()
+    for number in range(5, 20):
+        location = Location(job(number), 1, 1, A, (A,), JobState.QUEUED)
+        store.offer(location, encode_location(location), age_s=0.0, now_s=0.0, round_number=0)
+    old = Location(job(1), 1, 1, A, (A,), JobState.QUEUED)
+    assert not store.offer(old, encode_location(old), age_s=0.0, now_s=0.0, round_number=0)
+    assert list(store) == [job(number) for number in range(10, 20)]
+    store.validate()
+
+
+listings = st.dictionaries(st.binary(min_size=6, max_size=6), st.tuples(st.integers(0, 2**52), st.integers(0, 2**53)))
+
+
+@given(listings)
+def test_listings_read_back(listing: dict[bytes, tuple[int, int]]) -> None:
+    assert unpack_listing(pack_listing(listing.items()), 6) == listing
+
+
+@pytest.mark.parametrize("read", [lambda data: unpack_listing(data, 6), unpack_buckets])
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_a_listing_or_a_protocol_error(read: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert isinstance(read(data), dict)
+
+
+def test_bucket_hashes_read_back_even_when_two_are_alike() -> None:
+    hashes = {1_600_000: 7, 1_600_001: 7, 1_600_099: 2**32 - 1}
+    assert unpack_buckets(pack_buckets(hashes)) == hashes
+
+
+def test_a_busy_origin_does_not_push_out_the_rest() -> None:
+    def entry(origin: str, number: int) -> Entry[None]:
+        return Entry(f"{origin}{number}", b"", origin, (1, 1), None, b"", 0.0, 0)
+
+    entries = [entry("busy", number) for number in range(50)] + [entry("calm", 0), entry("quiet", 0)]
+    assert {each.origin for each in fair_order(entries)[:3]} == {"busy", "calm", "quiet"}
+    assert len(fair_order(entries)) == 52
+
+
+def test_queued_cards_far_back_in_the_order_wait_until_they_move_up() -> None:
+    desk = CardDesk()
+    card = JobCard(job(1), 1, 0, A, 0, 0, 1, Demand(gpus=1), 1.0)
+    desk.set_card(card, 0.0)
+    assert desk.due(2.0, lambda _: True) == []
+    assert desk.next_deadline_s == 7.0
+    assert [each.counter for each in desk.due(7.0, lambda _: False)] == [1]
+
+
+def test_a_swarm_without_gpus_spreads_sixty_four_queued_cards() -> None:
+    net = StateNetwork(1, seed=1)
+    for number in range(80):
+        card = JobCard(job(number), 1, 0, NodeId("n000"), 0, 0, 1, Demand(gpus=1), 1.0, rank_key=(number,))
+        net.perform(NodeId("n000"), net.planes[NodeId("n000")].publish_card(card, net.now_s))
+    net.run(3.0)
+    net.run(30.0)
+    keys = [status.card.rank_key[0] for status in net.planes[NodeId("n000")].cards(net.now_s)]
+    assert len(keys) >= 64
+
+
+def test_the_picture_prefers_what_the_node_knows_itself() -> None:
+    record = a_record()
+    card, _ = encode_card(card_of(record, now_utc_s=0.0))
+    stale = replace(card, ranks=1)
+    own = view_of_job(record, queued_s=0.0, running_s=7.0)
+    draining = replace(sample_record(B), flags=int(NodeFlag.DRAINING))
+    view = cluster_view(
+        version=3,
+        nodes=[NodeStatus(sample_record(A), 0.0), NodeStatus(draining, 0.0), NodeStatus(sample_record(NodeId("x")), 0)],
+        usable={A, B},
+        cards=[CardStatus(stale, 1.0)],
+        own_jobs=[own],
+    )
+    assert [(node.node, node.is_available) for node in view.nodes] == [(A, True), (B, False), ("x", False)]
+    assert view.jobs == (own,)
+    assert own.attained_gpu_s == 50.0 + 7.0 * 8

@@ -1,0 +1,122 @@
+"""Explanations: needs, free, verdicts per node, who is ahead, and requests that can never be met."""
+
+import json
+import random
+from dataclasses import replace
+
+from swarmsched.api import JobSpec, JobState
+from swarmsched.ids import JobId, NodeId, handle, make_job_id
+from swarmsched.policies.explain import explain, impossible
+from swarmsched.policies.registry import make_policy
+from swarmsched.record import JobRecord
+from swarmsched.resources import Demand, Free, Gpu, NodeResources, Share
+from swarmsched.view import ClusterView, JobView, NodeView, PolicySetting
+
+FIFO = make_policy(PolicySetting("fifo"))
+
+
+def job_id(number: int) -> JobId:
+    return make_job_id(1_700_000_000.0 + number, random.Random(number))
+
+
+def node(name: str, free: int, model: str = "A100", *, is_available: bool = True) -> NodeView:
+    devices = tuple(Gpu(f"{name}{index}", index, model, 2**34) for index in range(2))
+    return NodeView(NodeId(name), Free(devices[:free], 8, 2**35), 2, is_available, devices)
+
+
+def record(ranks: int, demand: Demand, state: JobState = JobState.QUEUED, **changes: object) -> JobRecord:
+    spec = JobSpec(("true",), ranks=ranks, demand=demand, exclude=(NodeId("bad"),))
+    made = JobRecord(job_id(5), spec, 1_700_000_005.0, 1, 1, NodeId("n1"), 1, (NodeId("n1"),), state)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def view_of(record: JobRecord, *ahead: JobView) -> ClusterView:
+    own = JobView(
+        record.job_id,
+        record.state,
+        record.spec.ranks,
+        record.spec.demand,
+        record.submitted_utc_s,
+        exclude=record.spec.exclude,
+    )
+    nodes = (node("n1", 0), node("n2", 1), node("old", 2, "T4"), node("ill", 2, is_available=False), node("bad", 2))
+    return ClusterView(1, nodes, (own, *ahead))
+
+
+def test_a_waiting_job_learns_what_fails_on_which_node() -> None:
+    waiting = record(3, Demand(gpus=1, gpu_type="A100"))
+    first = JobView(job_id(1), JobState.QUEUED, 4, Demand(gpus=2), 1_700_000_001.0)
+    report = explain(waiting, view_of(waiting, first), FIFO, 0.0, node_notes={NodeId("ill"): "suspect"})
+    assert {verdict.node: verdict.reason for verdict in report.nodes} == {
+        "n1": "0 of 2 GPUs free",
+        "n2": "room for 1 of 3 ranks; 1 of 2 GPUs free",
+        "old": "GPU type T4 does not match 'A100'",
+        "ill": "suspect",
+        "bad": "excluded by the job",
+    }
+    assert report.needs == "3 GPUs of type A100"
+    assert report.free == "5 GPUs (3 of the kind asked for) on 4 of 5 nodes available"
+    assert (report.position, report.ahead_count, report.ahead[0].gpus) == (2, 1, 8)
+    assert handle(first.job_id) in report.reason
+    assert json.loads(json.dumps(report.to_json()))["ahead"][0]["handle"] == handle(first.job_id)
+
+
+def test_the_sentences_read_as_a_person_would_say_it() -> None:
+    waiting = record(3, Demand(gpus=1))
+    lines = explain(waiting, view_of(waiting), FIFO, 0.0, node_notes={NodeId("ill"): "suspect"}).sentences()
+    name = handle(waiting.job_id)
+    assert lines == (
+        f"{name} is queued: may start now, fits on old (2), n2 (1).",
+        "It needs 3 GPUs.",
+        "Free: 5 GPUs on 4 of 5 nodes available.",
+        "  old: room for 2 of 3 ranks; 2 of 2 GPUs free",
+        "  n2: room for 1 of 3 ranks; 1 of 2 GPUs free",
+        "  bad: excluded by the job",
+        "  ill: suspect",
+        "  n1: 0 of 2 GPUs free",
+    )
+
+
+def test_a_running_job_learns_why_it_has_these_gpus() -> None:
+    shares = (Share(NodeId("n1"), 2), Share(NodeId("n2"), 1))
+    running = record(3, Demand(gpus=1), JobState.RUNNING, shares=shares)
+    report = explain(running, view_of(running), FIFO, 0.0)
+    assert report.reason == "it asked for 3 GPUs; placed on the fewest nodes that had room: n1 (2), n2 (1)"
+    assert report.position == 0
+    assert report.sentences()[0].startswith(f"{handle(running.job_id)} is running: it asked for 3 GPUs")
+
+
+def test_a_job_that_the_view_does_not_hold_yet_is_explained_too() -> None:
+    waiting = record(1, Demand(gpus=1))
+    view = ClusterView(1, (), ())
+    report = explain(waiting, view, FIFO, 0.0)
+    assert report.reason == "its card has not reached this node yet"
+    assert report.free == "0 GPUs on 0 of 0 nodes available"
+
+
+CAPACITIES = {
+    NodeId(name): NodeResources(tuple(Gpu(f"{name}{i}", i, "A100", 2**34) for i in range(4)), 16, 2**36)
+    for name in ("a", "b")
+}
+
+
+def test_more_gpus_than_the_swarm_ever_had_is_impossible() -> None:
+    assert impossible(JobSpec(("x",), ranks=8, demand=Demand(gpus=1)), CAPACITIES) is None
+    error = impossible(JobSpec(("x",), ranks=9, demand=Demand(gpus=1)), CAPACITIES)
+    assert str(error) == (
+        "asked for 9 GPUs; the swarm has 8 GPUs, at most 4 on one node (2 nodes), room for 8 of 9 ranks"
+    )
+
+
+def test_impossible_looks_at_each_resource_and_at_the_nodes_allowed() -> None:
+    def verdict(ranks: int, demand: Demand, *nodes: str) -> str:
+        spec = JobSpec(("x",), ranks=ranks, demand=demand, nodes=tuple(NodeId(each) for each in nodes))
+        return str(impossible(spec, CAPACITIES))
+
+    assert "at most 4 on one node" in verdict(1, Demand(gpus=5))
+    assert "0 GPUs of that kind" in verdict(1, Demand(gpus=1, gpu_type="H100"))
+    assert "at most 16 CPUs on one node" in verdict(1, Demand(cpus=17))
+    assert "at most 64 GiB of memory on one node" in verdict(1, Demand(memory_bytes=2**37))
+    assert "1 node that the job allows" in verdict(5, Demand(gpus=1), "a")
+    assert "0 nodes that the job allows (nodes zz, exclude none)" in verdict(1, Demand(gpus=1), "zz")
+    assert verdict(1, Demand(), "a") == "None"
