@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from swarmsched.effects import Announce, Effect, Persist, SendDatagram, SendPeer
+from swarmsched.effects import Announce, Persist, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import (
     DatagramReceived,
@@ -30,12 +30,12 @@ from swarmsched.events import (
     PeerSendFailed,
     TimerFired,
 )
+from swarmsched.gossip.dissemination import Dissemination, MembershipEffect
 from swarmsched.gossip.health import LAG_THRESHOLD_S, LocalHealth
 from swarmsched.gossip.identity import Identity, Reaction
 from swarmsched.gossip.member import Member, MemberChanged, MemberStatus, MemberView, fingerprint, status_of
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import (
-    MEMBERS_PER_LIST,
     MEMBERSHIP_CODEC,
     Ack,
     Gossip,
@@ -50,14 +50,12 @@ from swarmsched.gossip.message import (
     Update,
     is_membership_payload,
 )
-from swarmsched.gossip.probe import Probe, ProbeOrder, Relay
+from swarmsched.gossip.prober import Prober
 from swarmsched.gossip.roster import Roster
-from swarmsched.gossip.rumour import RumourQueue, rumour_sends
 from swarmsched.gossip.suspicion import Suspicion
 from swarmsched.ids import Address, NodeId, is_node_name
 
 MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
-MembershipEffect = Effect | MemberChanged
 
 GENERATION_ROOM, GENERATION_KEY = "meta", "generation"
 """Where the generation is persisted, as a decimal number in ASCII."""
@@ -66,23 +64,14 @@ GENERATION_LEAD_MAX = 86_400
 INCARNATION_LEAD_MAX = 2**20
 """A claim further ahead of what this node knows is refused: nothing honest gets there."""
 
-RELAYS_MAX = 256
-"""Probes made for others at once; more requests are ignored, their senders have other helpers."""
-
 SUSPICION_SHIFT_LAG_S = 1.0
 """After standing still for longer, a node gives everybody it suspects that much time again."""
 
-CORRECTIONS_MAX = 8
-LIST_TOKENS_PER_S = 20_000
-"""Members per second that are sent in lists; askers beyond it get nothing and ask again."""
-
 LEAVE_PEERS = 8
 LONELY_DIALS_MAX = 8
-HEAD_ROOM_BYTES = 240
-"""Kept free of rumours in every packet for the largest message around them."""
 
 REFUSED_NAMES_MAX = 100
-_RELAY_SHARE = 0.8  # a helper answers before the asker's own deadline
+"""Refused members that are announced by name; the others are only counted."""
 
 
 class Membership:
@@ -93,26 +82,20 @@ class Membership:
         self._rng = rng
         self._identity = Identity(_first_claim(config))
         self._self_since_s = 0.0
+        # One generator each, so that one more draw in one of them does not change the others.
         self._roster = Roster(random.Random(rng.getrandbits(64)))
-        self._order = ProbeOrder(random.Random(rng.getrandbits(64)))
+        self._outbox = Dissemination(config, self._identity, self._roster, random.Random(rng.getrandbits(64)))
         self._health = LocalHealth()
-        self._rumours = RumourQueue()
+        self._prober = Prober(config, self._roster, self._health, self._outbox, random.Random(rng.getrandbits(64)))
         self._suspicions: dict[NodeId, Suspicion] = {}  # exactly the members that stand as SUSPECT
-        self._probes: dict[int, Probe] = {}  # by sequence number
-        self._probed: dict[NodeId, int] = {}  # target -> sequence number; same probes
-        self._relays: dict[int, Relay] = {}  # by our own sequence number
-        self._sequence = 0
         self._started_s: float | None = None  # None until the first step
         self._generation_base = config.generation
         self._absent_seeds = tuple(seed for seed in config.seeds if seed != config.address)
-        self._next_probe_s = self._next_rumour_s = self._next_hash_s = self._next_dial_s = math.inf
+        self._next_probe_s = self._next_hash_s = self._next_dial_s = math.inf
         self._next_deadline_s = 0.0
         self._dial_count = 0
-        self._list_tokens, self._list_tokens_at_s = float(LIST_TOKENS_PER_S), 0.0
         self._refused: dict[str, None] = {}  # names announced as refused
         self._counters: Counter[str] = Counter()
-        self._effects: list[MembershipEffect] = []
-        self._corrections: dict[NodeId, None] = {}  # whose claims the current message's sender should hear
         self._now_s = 0.0
 
     # Reading
@@ -187,14 +170,11 @@ class Membership:
     def validate(self) -> None:
         """Re-derive every invariant; AssertionError if one is broken."""
         self._roster.validate()
+        self._prober.validate()
         assert self._roster.get(self._config.node_id) is None
         suspects = {member.update.node for member in self._roster if member.update.standing is Standing.SUSPECT}
         assert suspects == set(self._suspicions)
-        assert {probe.target: number for number, probe in self._probes.items()} == self._probed
-        assert len(self._probes) <= self._config.concurrent_probes
-        assert len(self._relays) <= RELAYS_MAX
-        assert not self._effects
-        assert not self._corrections
+        assert self._outbox.is_drained
 
     # Commands
 
@@ -229,8 +209,7 @@ class Membership:
             self._self_changed(previous)
             claim = self._identity.update
             for peer in self._roster.sample(LEAVE_PEERS):
-                self._send_to(peer, Gossip((claim,)))
-            self._corrections.clear()
+                self._outbox.send_to(peer, Gossip((claim,)))
         return self._finish()
 
     def forget(self, node_id: NodeId, now_s: float) -> list[MembershipEffect]:
@@ -252,7 +231,7 @@ class Membership:
 
     def _start(self) -> None:
         now_s, config = self._now_s, self._config
-        self._started_s = self._self_since_s = self._list_tokens_at_s = now_s
+        self._started_s = self._self_since_s = now_s
         self._next_probe_s = now_s + self._rng.random() * config.probe_period_s
         self._next_hash_s = now_s + self._rng.random() * config.probe_period_s
         self._next_dial_s = now_s
@@ -263,38 +242,32 @@ class Membership:
         self._run_timers()
         # Never in the past: what was waiting for a member to appear is due now, and is not a lag.
         self._next_deadline_s = max(self._now_s, self._earliest_deadline_s())
-        effects, self._effects = self._effects, []
-        return effects
+        return self._outbox.drain()
 
     def _earliest_deadline_s(self) -> float:
-        deadline_s = math.inf
+        deadline_s = self._prober.earliest_deadline_s()
         if len(self._roster):
-            deadline_s = min(self._next_probe_s, self._next_hash_s)
-            if self._rumours:
-                deadline_s = min(deadline_s, self._next_rumour_s)
-        if self._has_someone_to_dial():
+            deadline_s = min(deadline_s, self._next_probe_s, self._next_hash_s)
+            if self._outbox.rumours:
+                deadline_s = min(deadline_s, self._outbox.next_rumour_s)
+        if self._absent_seeds or self._roster.dead:
             deadline_s = min(deadline_s, self._next_dial_s)
-        for probe in self._probes.values():
-            deadline_s = min(deadline_s, probe.next_deadline_s)
-        for relay in self._relays.values():
-            deadline_s = min(deadline_s, relay.deadline_s)
         for suspicion in self._suspicions.values():
             deadline_s = min(deadline_s, suspicion.deadline_s)
         return deadline_s
 
     def _run_timers(self) -> None:
         now_s = self._now_s
-        has_fresh_news = bool(self._rumours) and now_s >= self._next_rumour_s
-        if now_s < self._next_deadline_s and not has_fresh_news:
+        self._outbox.spread(now_s)
+        if now_s < self._next_deadline_s:
             return
         self._health.pass_time(now_s)
-        for probe in [probe for probe in self._probes.values() if probe.next_deadline_s <= now_s]:
-            self._advance_probe(probe)
-        for number in [number for number, relay in self._relays.items() if relay.deadline_s <= now_s]:
-            self._give_up_relay(self._relays.pop(number))
+        for node in self._prober.advance(now_s, self._suspicions.keys()):
+            self._on_silence(node)
         for node in [node for node, suspicion in self._suspicions.items() if suspicion.deadline_s <= now_s]:
             self._fail(node)
         self._run_periods()
+        self._outbox.spread(now_s)
 
     def _run_periods(self) -> None:
         """Periodic work is never caught up: after a pause the next round is one period away."""
@@ -306,14 +279,12 @@ class Membership:
             self._dial()
         if now_s >= self._next_probe_s:
             self._next_probe_s = now_s + config.probe_period_s * self._health.multiplier
-            self._probe_next()
+            self._counters["probe_periods"] += 1
+            self._prober.probe_next(now_s)
         if now_s >= self._next_hash_s:
             self._next_hash_s = now_s + config.hash_interval_s
             for peer in self._roster.sample(1):
-                self._send_to(peer, self._hello(wants_answer=False))
-        if self._rumours and now_s >= self._next_rumour_s:
-            self._next_rumour_s = now_s + config.rumour_interval_s
-            self._spread()
+                self._outbox.send_to(peer, self._hello(wants_answer=False))
 
     def _on_lag(self, lag_s: float) -> None:
         """This node stood still (stopped, swapped out, busy): answers may lie unread, so nobody is judged for it."""
@@ -321,10 +292,9 @@ class Membership:
         self._health.lagged(lag_s, self._now_s)
         if lag_s < SUSPICION_SHIFT_LAG_S:
             return
+        self._prober.postpone(lag_s)
         for suspicion in self._suspicions.values():
             suspicion.postpone(lag_s)
-        for probe in self._probes.values():
-            probe.postpone(lag_s)
 
     # Messages in
 
@@ -342,49 +312,49 @@ class Membership:
             case Gossip(updates):
                 self._hear(updates)
             case PingRequest():
-                self._on_ping_request(message, source)
+                self._hear(message.updates)
+                if not self._prober.relay(message, source, self._now_s):
+                    self._counters["relays_refused"] += 1
             case RelayAnswer():
-                self._on_relay_answer(message)
+                self._hear(message.updates)
+                self._prober.relayed(message)
             case Hello():
                 self._on_hello(message, source)
             case MemberList(sender, updates, wants_answer):
                 self._on_member_list(sender, updates, wants_answer=wants_answer)
-        self._send_corrections(source)
+        if self._outbox.send_corrections(source, self._now_s):
+            self._counters["corrections"] += 1
 
     def _on_peer_message(self, sender: NodeId, message: object) -> None:
         match message:
             case StreamPing(sequence, target) if target == self._config.node_id:
                 own = self._identity.update
-                self._effects.append(SendPeer(sender, StreamPong(sequence, own.node, own.generation, own.incarnation)))
+                self._outbox.emit(SendPeer(sender, StreamPong(sequence, own.node, own.generation, own.incarnation)))
             case StreamPong(sequence, node):
-                if (probe := self._take_probe(sequence, node)) is not None:
-                    self._succeed(probe, degraded_udp=True)
+                self._prober.acknowledged_by_stream(sequence, node)
             case MemberList(node, updates, wants_answer):
                 self._on_member_list(node, updates, wants_answer=wants_answer)
-        self._corrections.clear()  # a list is answered by a list
 
     def _on_ping(self, ping: Ping, source: Address) -> None:
-        self._hear(ping.updates)
-        if ping.target != self._config.node_id or self._identity.has_left:
-            return
+        if ping.updates:
+            self._hear(ping.updates)
         own = self._identity.update
-        rumours = self._take_rumours()
-        self._send(source, Ack(ping.sequence, own.node, own.generation, own.incarnation, own.instance_id, rumours))
+        if ping.target != own.node or own.standing is Standing.LEFT:
+            return
+        rumours = self._outbox.take_rumours()
+        answer = Ack(ping.sequence, own.node, own.generation, own.incarnation, own.instance_id, rumours)
+        self._outbox.send(source, answer)
         sender = self._roster.get(ping.sender)
         if sender is None:
             if ping.sender != own.node:
-                self._send(source, self._hello(wants_answer=True))
+                self._outbox.send(source, self._hello(wants_answer=True))
         elif sender.update.standing is not Standing.ALIVE:
-            self._corrections[ping.sender] = None  # it does not know what is said of it
+            self._outbox.correct(ping.sender)  # it may not know what is said of it
 
     def _on_ack(self, ack: Ack, source: Address) -> None:
-        self._hear(ack.updates)
-        relay = self._relays.get(ack.sequence)
-        if relay is not None and relay.target == ack.sender:
-            del self._relays[ack.sequence]
-            self._answer_relay(relay, is_reached=True)
-        if (probe := self._take_probe(ack.sequence, ack.sender)) is not None:
-            self._succeed(probe)
+        if ack.updates:
+            self._hear(ack.updates)
+        self._prober.acknowledged(ack.sequence, ack.sender)
         self._compare_identity(ack, source)
 
     def _compare_identity(self, ack: Ack, source: Address) -> None:
@@ -394,34 +364,13 @@ class Membership:
             return
         known = member.update
         if ack.generation > known.generation:
-            self._send(source, self._hello(wants_answer=True))
+            self._outbox.send(source, self._hello(wants_answer=True))
         elif (
             ack.generation < known.generation
             or (ack.instance_id != known.instance_id and not known.is_conflict)
             or (known.standing is not Standing.ALIVE and ack.incarnation <= known.incarnation)
         ):
-            self._corrections[ack.sender] = None
-
-    def _on_ping_request(self, request: PingRequest, source: Address) -> None:
-        self._hear(request.updates)
-        if len(self._relays) >= RELAYS_MAX:
-            self._counters["relays_refused"] += 1
-            return
-        number = self._next_sequence()
-        deadline_s = self._now_s + request.timeout_ms / 1000 * _RELAY_SHARE
-        self._relays[number] = Relay(source, request.sequence, request.target, deadline_s)
-        self._send((request.host, request.port), Ping(number, request.target, self._config.node_id))
-
-    def _on_relay_answer(self, answer: RelayAnswer) -> None:
-        self._hear(answer.updates)
-        probe = self._probes.get(answer.sequence)
-        if probe is None or probe.target != answer.target:
-            return
-        if not answer.is_reached:
-            probe.no_count += 1
-            return
-        self._take_probe(answer.sequence, answer.target)
-        self._succeed(probe, indirect_only=True)
+            self._outbox.correct(ack.sender)
 
     def _on_hello(self, hello: Hello, source: Address) -> None:
         if hello.sender.instance_id == self._config.instance_id:
@@ -430,11 +379,11 @@ class Membership:
             return
         self._hear((hello.sender, *hello.updates))
         if hello.sender.node == self._config.node_id:
-            self._send(source, Gossip((self._identity.update,)))
+            self._outbox.correct(self._config.node_id)
         elif hello.membership_hash != self.membership_hash:
             self._send_list(hello.sender.node, source, wants_answer=True)
         elif hello.wants_answer:
-            self._send(source, self._hello(wants_answer=False))
+            self._outbox.send(source, self._hello(wants_answer=False))
 
     def _on_member_list(self, sender: NodeId, updates: Sequence[Update], *, wants_answer: bool) -> None:
         self._hear(updates, list_sender=sender)
@@ -442,23 +391,27 @@ class Membership:
         if wants_answer and (address := self.address_of(sender)) is not None and sender != self._config.node_id:
             self._send_list(sender, address, wants_answer=False)
 
+    def _send_list(self, node: NodeId, address: Address, *, wants_answer: bool) -> None:
+        if not self._outbox.send_list(node, address, wants_answer=wants_answer, now_s=self._now_s):
+            self._counters["lists_refused"] += 1
+
     def _on_send_error(self, destination: Address) -> None:
-        """The kernel's refusal is a failed direct probe; asking others begins at once."""
         self._counters["send_errors"] += 1
         self._health.probe_missed()
         member = self._roster.at(destination)
+        if member is not None and member.is_live:
+            self._prober.send_failed(member.update.node, self._now_s, self._suspicions.keys())
+
+    def _on_silence(self, node: NodeId) -> None:
+        """A probe was answered in no way.  A node that is itself slow only asks; it does not accuse."""
+        self._counters["probes_failed"] += 1
+        member = self._roster.get(node)
         if member is None or not member.is_live:
             return
-        node = member.update.node
-        number = self._probed.get(node)
-        if number is None:
-            if len(self._probes) >= self._config.concurrent_probes:
-                return
-            probe = self._new_probe(node)
+        if self._health.may_accuse:
+            self._accuse(member.update, self._config.node_id)
         else:
-            probe = self._probes[number]
-        if not probe.is_indirect:
-            self._ask_helpers(probe)
+            self._counters["accusations_withheld"] += 1
 
     # Claims
 
@@ -501,7 +454,7 @@ class Membership:
             or known.standing.value >= Standing.FAILED.value
             or (update.generation == known.generation and update.instance_id != known.instance_id)
         ):
-            self._corrections[update.node] = None
+            self._outbox.correct(update.node)
 
     def _hear_of_self(self, update: Update) -> None:
         if update.generation > self._generation_limit():
@@ -513,7 +466,7 @@ class Membership:
         previous = status_of(self._identity.update)
         match self._identity.hear(update):
             case Reaction.CORRECT:
-                self._corrections[update.node] = None
+                self._outbox.correct(update.node)
             case Reaction.REFUTED:
                 self._counters["refutations"] += 1
                 self._health.probe_missed()
@@ -530,14 +483,14 @@ class Membership:
 
     def _self_changed(self, previous: MemberStatus) -> None:
         own = self._identity.update
-        self._put_rumour(own)
-        self._corrections[own.node] = None  # whoever told us hears it first
+        self._outbox.put_rumour(own, self._now_s)
+        self._outbox.correct(own.node)  # whoever told us hears it first
         if status_of(own) is not previous:
             self._self_since_s = self._now_s
-            self._effects.append(MemberChanged(self._self_view(self._now_s), previous))
+            self._outbox.emit(MemberChanged(self._self_view(self._now_s), previous))
 
     def _persist_generation(self) -> None:
-        self._effects.append(Persist(GENERATION_ROOM, GENERATION_KEY, b"%d" % self.generation))
+        self._outbox.emit(Persist(GENERATION_ROOM, GENERATION_KEY, b"%d" % self.generation))
 
     def _adopt(self, update: Update) -> None:
         """`update` is what is known of its member from now on; spread it."""
@@ -550,26 +503,26 @@ class Membership:
                 update = replace(update, is_conflict=True)
         previous_status = None if member is None else member.status
         member = self._roster.put(update, self._now_s)
-        self._put_rumour(update)
+        self._outbox.put_rumour(update, self._now_s)
         self._track_suspicion(update)
         if not member.is_live:
-            self._drop_probe(update.node)
+            self._prober.drop(update.node)
         elif previous is None or previous.standing.value >= Standing.FAILED.value:
-            self._order.add(update.node)
+            self._prober.add(update.node)
         if member.status is not previous_status or previous is None or previous.generation != update.generation:
             self._counters[f"became_{member.status.value}"] += 1
-            self._effects.append(MemberChanged(member.view(self._now_s), previous_status))
+            self._outbox.emit(MemberChanged(member.view(self._now_s), previous_status))
 
     def _track_suspicion(self, update: Update) -> None:
         """A refutation, a verdict or a newer accusation replaces the suspicion before it."""
         self._suspicions.pop(update.node, None)
         if update.standing is Standing.SUSPECT:
-            self._suspicions[update.node] = Suspicion(update.accuser, self._live_count, self._now_s)
+            self._suspicions[update.node] = Suspicion(update.accuser, len(self._roster.live) + 1, self._now_s)
 
     def _confirm(self, update: Update) -> None:
         suspicion = self._suspicions[update.node]
         if suspicion.confirm(update.accuser):
-            self._put_rumour(update)  # others count this accuser too
+            self._outbox.put_rumour(update, self._now_s)  # others count this accuser too
 
     def _accuse(self, claim: Update, accuser: str) -> None:
         """Start a suspicion, or add this accuser to one that runs."""
@@ -585,7 +538,7 @@ class Membership:
         self._accuse(replace(known, incarnation=update.incarnation), accuser)
         member = self._roster.get(update.node)
         if member is not None and known.standing is Standing.ALIVE:
-            self._send_to(update.node, Gossip((member.update,)))
+            self._outbox.send_to(update.node, Gossip((member.update,)))
 
     def _fail(self, node: NodeId) -> None:
         member = self._roster.get(node)
@@ -620,179 +573,13 @@ class Membership:
             f"a claim about {update.node} is refused for its {problem} "
             f"(generation {update.generation}, incarnation {update.incarnation}); check the clocks of both nodes"
         )
-        self._effects.append(Announce("member.refused", text, node=update.node, fields={"problem": problem}))
+        self._outbox.emit(Announce("member.refused", text, node=update.node, fields={"problem": problem}))
 
     def _is_bygone(self, update: Update) -> bool:
         is_dead = update.standing.value >= Standing.FAILED.value
         return is_dead and update.age_s >= self._config.keep_dead_s
 
-    # Probing
-
-    def _probe_next(self) -> None:
-        node = self._next_target()
-        if node is None or len(self._probes) >= self._config.concurrent_probes:
-            return
-        probe = self._new_probe(node)
-        member = self._roster.get(node)
-        assert member is not None
-        about_it = () if member.update.standing is Standing.ALIVE else (member.update,)
-        rumours = (*about_it, *self._take_rumours())[:64]
-        self._send(member.update.address, Ping(probe.sequence, node, self._config.node_id, rumours))
-
-    def _next_target(self) -> NodeId | None:
-        """The next live member that no probe is under way to; None if there is none."""
-        live = self._roster.live
-        for _ in range(2):
-            while (node := self._order.pop()) is not None:
-                member = self._roster.get(node)
-                if member is not None and member.is_live and node not in self._probed:
-                    return node
-            self._order.restart(live)
-        return None
-
-    def _new_probe(self, node: NodeId) -> Probe:
-        factor = self._health.multiplier
-        now_s, config = self._now_s, self._config
-        indirect_at_s = now_s + config.probe_timeout_s * factor
-        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + config.probe_period_s * factor)
-        self._probes[probe.sequence] = probe
-        self._probed[node] = probe.sequence
-        self._counters["probes"] += 1
-        return probe
-
-    def _advance_probe(self, probe: Probe) -> None:
-        if not probe.is_indirect:
-            self._ask_helpers(probe)
-            return
-        self._take_probe(probe.sequence, probe.target)
-        self._counters["probes_failed"] += 1
-        if probe.no_count == 0:  # a helper's "no" shows that our own ears work
-            self._health.probe_missed()
-        member = self._roster.get(probe.target)
-        if member is None or not member.is_live:
-            return
-        if self._health.may_accuse:
-            self._accuse(member.update, self._config.node_id)
-        else:
-            self._counters["accusations_withheld"] += 1
-
-    def _ask_helpers(self, probe: Probe) -> None:
-        """Second half of a probe: through others, and over the stream."""
-        probe.is_indirect = True
-        target = self._roster.get(probe.target)
-        assert target is not None
-        host, port = target.update.address
-        timeout_ms = int(1000 * max(0.0, probe.deadline_s - self._now_s))
-        request = PingRequest(probe.sequence, probe.target, host, port, self._config.node_id, timeout_ms)
-        helpers = self._roster.sample(self._config.indirect_helpers, excluding=(*self._suspicions, *self._probed))
-        probe.helper_count = len(helpers)
-        for helper in helpers:
-            self._send_to(helper, request)
-        self._effects.append(SendPeer(probe.target, StreamPing(probe.sequence, probe.target)))
-
-    def _succeed(self, probe: Probe, *, degraded_udp: bool = False, indirect_only: bool = False) -> None:
-        self._health.probe_acknowledged()
-        member = self._roster.get(probe.target)
-        if member is not None:
-            member.degraded_udp, member.indirect_only = degraded_udp, indirect_only
-
-    def _take_probe(self, sequence: int, target: NodeId) -> Probe | None:
-        """The probe that this answers, no longer under way; None for a late, doubled or foreign answer."""
-        probe = self._probes.get(sequence)
-        if probe is None or probe.target != target:
-            return None
-        del self._probes[sequence], self._probed[target]
-        return probe
-
-    def _drop_probe(self, node: NodeId) -> None:
-        if (number := self._probed.get(node)) is not None:
-            self._take_probe(number, node)
-
-    def _give_up_relay(self, relay: Relay) -> None:
-        self._answer_relay(relay, is_reached=False)
-
-    def _answer_relay(self, relay: Relay, *, is_reached: bool) -> None:
-        answer = RelayAnswer(relay.sequence, self._config.node_id, relay.target, is_reached, self._take_rumours())
-        self._send(relay.requester, answer)
-
-    # Spreading
-
-    def _spread(self) -> None:
-        peers = self._roster.sample(self._config.rumour_peers)
-        recently_failed = [name for name in self._roster.dead if self._may_refute(name)]
-        if recently_failed:
-            candidates = peers + recently_failed
-            peers = self._rng.sample(candidates, min(len(candidates), self._config.rumour_peers))
-        for peer in peers:
-            if rumours := self._take_rumours():
-                self._send_to(peer, Gossip(rumours))
-
-    def _may_refute(self, node: NodeId) -> bool:
-        member = self._roster.get(node)
-        return (
-            member is not None
-            and member.update.standing is Standing.FAILED
-            and self._now_s - member.changed_s < self._config.gossip_to_dead_s
-        )
-
-    def _put_rumour(self, update: Update) -> None:
-        if not self._rumours:
-            self._next_rumour_s = min(self._next_rumour_s, self._now_s + self._config.rumour_interval_s)
-            if self._next_rumour_s < self._now_s:
-                self._next_rumour_s = self._now_s
-        self._rumours.put(update)
-
-    def _take_rumours(self) -> tuple[Update, ...]:
-        if not self._rumours:
-            return ()
-        room_bytes = self._config.packet_ceiling_bytes - HEAD_ROOM_BYTES
-        return self._rumours.take(room_bytes, rumour_sends(self._live_count))
-
-    def _send_corrections(self, source: Address) -> None:
-        if not self._corrections:
-            return
-        claims = []
-        for node in list(self._corrections)[:CORRECTIONS_MAX]:
-            if node == self._config.node_id:
-                claims.append(self._identity.update)
-            elif (member := self._roster.get(node)) is not None:
-                claims.append(self._roster.claim(member, self._now_s))
-        self._corrections.clear()
-        self._counters["corrections"] += 1
-        self._send(source, Gossip(tuple(claims)))
-
-    def _send_list(self, node: NodeId, address: Address, *, wants_answer: bool) -> None:
-        """The whole table: in one packet if it fits, else over the peer channel."""
-        if not self._spend_list_tokens(len(self._roster) + 1):
-            self._counters["lists_refused"] += 1
-            return
-        claims = [self._identity.update, *(self._roster.claim(member, self._now_s) for member in self._roster)]
-        if len(claims) <= self._config.packet_ceiling_bytes // 40:
-            payload = MEMBERSHIP_CODEC.encode(MemberList(self._config.node_id, tuple(claims), wants_answer))
-            if len(payload) <= self._config.packet_ceiling_bytes:
-                self._effects.append(SendDatagram(address, payload))
-                return
-        if self._roster.get(node) is None:
-            return  # its claim was refused: nobody to call back
-        for start in range(0, len(claims), MEMBERS_PER_LIST):
-            part = tuple(claims[start : start + MEMBERS_PER_LIST])
-            is_last = start + MEMBERS_PER_LIST >= len(claims)
-            message = MemberList(self._config.node_id, part, wants_answer=wants_answer and is_last)
-            self._effects.append(SendPeer(node, message))
-
-    def _spend_list_tokens(self, count: int) -> bool:
-        elapsed_s = self._now_s - self._list_tokens_at_s
-        self._list_tokens = min(float(LIST_TOKENS_PER_S), self._list_tokens + elapsed_s * LIST_TOKENS_PER_S)
-        self._list_tokens_at_s = self._now_s
-        if self._list_tokens < count:
-            return False
-        self._list_tokens -= count
-        return True
-
     # Dialling
-
-    def _has_someone_to_dial(self) -> bool:
-        return bool(self._absent_seeds) or bool(self._roster.dead)
 
     def _dial(self) -> None:
         """Greet one dead member or absent seed; all seeds (at most 8) while this node knows nobody."""
@@ -802,11 +589,11 @@ class Membership:
         seeds = [seed for seed in self._absent_seeds if not self._is_present(seed)]
         if not len(self._roster):
             for seed in self._rng.sample(seeds, min(len(seeds), LONELY_DIALS_MAX)):
-                self._send(seed, self._hello(wants_answer=True))
+                self._outbox.send(seed, self._hello(wants_answer=True))
             return
         candidates = seeds + [where for name in self._roster.dead if (where := self._dialled_address(name))]
         if candidates:
-            self._send(self._rng.choice(candidates), self._hello(wants_answer=True))
+            self._outbox.send(self._rng.choice(candidates), self._hello(wants_answer=True))
 
     def _is_present(self, seed: Address) -> bool:
         member = self._roster.at(seed)
@@ -826,31 +613,13 @@ class Membership:
             member = self._roster.get(node)
             if member is not None and self._now_s - member.changed_s >= self._config.keep_dead_s:
                 self._roster.remove(node)
-                self._rumours.drop(node)
-
-    # Small things
-
-    @property
-    def _live_count(self) -> int:
-        return len(self._roster.live) + 1
+                self._outbox.rumours.drop(node)
 
     def _hello(self, *, wants_answer: bool) -> Hello:
-        return Hello(self._identity.update, self.membership_hash, wants_answer, self._take_rumours())
+        return Hello(self._identity.update, self.membership_hash, wants_answer, self._outbox.take_rumours())
 
     def _self_view(self, now_s: float) -> MemberView:
         return Member(self._identity.update, self._self_since_s).view(now_s)
-
-    def _next_sequence(self) -> int:
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        return self._sequence
-
-    def _send_to(self, node: NodeId, message: object) -> None:
-        member = self._roster.get(node)
-        if member is not None:
-            self._send(member.update.address, message)
-
-    def _send(self, destination: Address, message: object) -> None:
-        self._effects.append(SendDatagram(destination, MEMBERSHIP_CODEC.encode(message)))
 
 
 def _first_claim(config: MembershipConfig) -> Update:

@@ -30,7 +30,7 @@ class ProbeOrder:
 class Probe:
     """A probe under way: direct until `indirect_at_s`, then through helpers and the stream until `deadline_s`."""
 
-    __slots__ = ("deadline_s", "helper_count", "indirect_at_s", "is_indirect", "no_count", "sequence", "target")
+    __slots__ = ("deadline_s", "indirect_at_s", "is_indirect", "no_count", "sequence", "target")
 
     def __init__(self, sequence: int, target: NodeId, indirect_at_s: float, deadline_s: float) -> None:
         self.sequence = sequence
@@ -38,7 +38,6 @@ class Probe:
         self.indirect_at_s = indirect_at_s
         self.deadline_s = deadline_s
         self.is_indirect = False
-        self.helper_count = 0
         self.no_count = 0  # helpers that live but did not reach the target either
 
     @property

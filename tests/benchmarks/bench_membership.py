@@ -88,12 +88,12 @@ def _settled() -> Membership:
         )
         membership.step(DatagramReceived(("10.0.0.2", 7), MEMBERSHIP_CODEC.encode(Gossip((claim,)))), 0.1)
     now_s = 0.1
-    while membership._rumours:
+    while membership._outbox.rumours:
         now_s += 0.2
         membership.step(TimerFired(), now_s)
     membership._next_deadline_s = membership._next_probe_s = membership._next_hash_s = 1_000.0
-    membership._probes.clear()
-    membership._probed.clear()
+    membership._prober._probes.clear()
+    membership._prober._probed.clear()
     membership._suspicions.clear()
     return membership
 
