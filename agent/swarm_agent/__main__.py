@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 
 from swarm_agent.config import AgentConfig, load_config, settings_help
+from swarm_agent.footprint import give_back_memory, without_trusted_certificates
 from swarm_agent.journal import set_up_logging
 from swarm_agent.notify import notify
 from swarm_agent.security import check_job_user, generate_key, read_key, read_token
@@ -68,13 +69,15 @@ def check_config(file: Path) -> None:
 
 
 async def _serve(config: AgentConfig) -> None:
-    from swarm_agent.startup import running_agent  # noqa: PLC0415  # keeps --check-config and --help quick
+    with without_trusted_certificates():
+        from swarm_agent.startup import running_agent  # noqa: PLC0415  # keeps --check-config and --help quick
 
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with running_agent(config):
+        give_back_memory()
         notify("READY=1")
         await stopped.wait()
         notify("STOPPING=1")

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_address
 
 from aiohttp import web
 
@@ -73,11 +74,21 @@ async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
 async def resolve(address: Address, key: str) -> Address:
     """The first IP address of a host name; `ConfigError` for one that does not resolve."""
     host, port = address
+    if _is_ip_address(host):  # the resolver would start a thread to find out the same
+        return address
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise ConfigError(key, f"{host!r} does not resolve: {error}", "use an IP address, or repair DNS") from error
     return (str(found[0][4][0]), port)
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
