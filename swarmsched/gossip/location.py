@@ -24,6 +24,7 @@ REFUSE_MARGIN_S = 3_600.0
 """Entries this close to their end are not taken from peers, or two clocks' edges would pass them to and fro."""
 
 KEY_LENGTH = 17
+KEY_FIRST_BYTE_END = 4  # 26 symbols of 5 bits are 130 bits
 BUCKET_SHIFT = 20 + 80  # 2^20 ms of the id's time part, above its 80 random bits
 LISTING_LIMIT = 2_000
 HOLDERS_LIMIT = 5
@@ -32,7 +33,8 @@ Stamp = tuple[int, int]
 
 _STATES = tuple(JobState)
 _VALUES = {symbol: value for value, symbol in enumerate(CROCKFORD)}
-_BORN = struct.Struct(">q")
+_HEAD = struct.Struct(">qII")
+"""Birth in whole seconds of our clock, then the stamp: kept before the body so that comparing needs no decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def decode_location(body: bytes) -> Location:
         raise RemoteProtocolError(f"{len(body)} bytes, more than {LOCATION_BYTES_LIMIT}", kind="Location")
     wire = decode_value(_Wire, body)
     key = wire.key.rjust(KEY_LENGTH, b"\0")
-    if len(wire.key) < KEY_LENGTH - 1 or key_of(job_of(key)) != key:
+    if len(wire.key) < KEY_LENGTH - 1 or key[0] >= KEY_FIRST_BYTE_END:
         raise RemoteProtocolError("not a job id", kind="Location")
     if wire.state_index >= len(_STATES) or wire.shepherd_index > len(wire.holders):
         raise RemoteProtocolError("unknown state or shepherd", kind="Location")
@@ -132,7 +134,7 @@ def decode_location(body: bytes) -> Location:
 class _Bucket:
     """Entries of one stretch of submit times.  `xor` combines the hashes of all entries' bytes."""
 
-    entries: dict[bytes, bytes]  # key -> 8 bytes of birth (seconds), then the body
+    entries: dict[bytes, bytes]  # key -> birth and stamp (`_HEAD`), then the body
     xor: int = 0
 
 
@@ -166,18 +168,22 @@ class LocationStore(Mapping[JobId, Location]):
         """The bytes of one entry as its shepherd wrote them."""
         bucket = self._buckets.get(bucket_of(key))
         stored = bucket.entries.get(key) if bucket else None
-        return None if stored is None else stored[_BORN.size :]
+        return None if stored is None else stored[_HEAD.size :]
 
     def stamp(self, key: bytes) -> Stamp | None:
         """The stamp of one entry, or None."""
-        body = self.body(key)
-        return None if body is None else decode_location(body).stamp
+        bucket = self._buckets.get(bucket_of(key))
+        stored = bucket.entries.get(key) if bucket else None
+        if stored is None:
+            return None
+        _, epoch, version = _HEAD.unpack_from(stored)
+        return (epoch, version)
 
     def age_s(self, key: bytes, now_s: float) -> float:
         """Seconds since the shepherd wrote the entry; 0 for an unknown one."""
         bucket = self._buckets.get(bucket_of(key))
         stored = bucket.entries.get(key) if bucket else None
-        return max(0.0, now_s - _BORN.unpack_from(stored)[0]) if stored else 0.0
+        return max(0.0, now_s - _HEAD.unpack_from(stored)[0]) if stored else 0.0
 
     def offer(self, location: Location, body: bytes, *, age_s: float, now_s: float, round_number: int) -> bool:
         """Keep the entry if it is newer than what is known and young enough; True if it was kept."""
@@ -189,7 +195,7 @@ class LocationStore(Mapping[JobId, Location]):
             return False
         self._drop(key)
         bucket = self._buckets.setdefault(bucket_of(key), _Bucket({}))
-        bucket.entries[key] = _BORN.pack(int(now_s - age_s)) + body
+        bucket.entries[key] = _HEAD.pack(int(now_s - age_s), *location.stamp) + body
         bucket.xor ^= _hash(body)
         self._count += 1
         self._recent[key] = round_number
@@ -202,7 +208,7 @@ class LocationStore(Mapping[JobId, Location]):
             key
             for bucket in self._buckets.values()
             for key, stored in bucket.entries.items()
-            if _BORN.unpack_from(stored)[0] < limit
+            if _HEAD.unpack_from(stored)[0] < limit
         ]
         for key in old:
             self._drop(key)
@@ -249,10 +255,11 @@ class LocationStore(Mapping[JobId, Location]):
         for number, bucket in self._buckets.items():
             xor = 0
             for key, stored in bucket.entries.items():
-                location = decode_location(stored[_BORN.size :])
+                location = decode_location(stored[_HEAD.size :])
                 assert key_of(location.job_id) == key
+                assert self.stamp(key) == location.stamp
                 assert bucket_of(key) == number
-                xor ^= _hash(stored[_BORN.size :])
+                xor ^= _hash(stored[_HEAD.size :])
             assert bucket.xor == xor
             assert bucket.entries
 
@@ -278,7 +285,7 @@ class LocationStore(Mapping[JobId, Location]):
         self._recent.pop(key, None)
         if bucket is None or stored is None:
             return
-        bucket.xor ^= _hash(stored[_BORN.size :])
+        bucket.xor ^= _hash(stored[_HEAD.size :])
         self._count -= 1
         if not bucket.entries:
             del self._buckets[number]

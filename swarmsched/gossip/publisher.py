@@ -1,5 +1,6 @@
 """When a node rewrites its own record: at once for what places jobs, with a deadband for what only informs."""
 
+import math
 from dataclasses import dataclass, replace
 
 from swarmsched.gossip.record import NodeRecord
@@ -34,6 +35,8 @@ class RecordPublisher:
         self._published_s = 0.0
         self._load_s = 0.0  # when a load figure last made a version
         self.interval_s = INTERVAL_S  # at least this long between versions; grows when the byte cap is hit
+        self.renewal_s = RENEWAL_S  # at most this long between versions
+        self._deadline_s: float | None = None  # of the next version; None: to be worked out again
 
     @property
     def version(self) -> int:
@@ -42,6 +45,7 @@ class RecordPublisher:
 
     def set_draft(self, draft: NodeRecord) -> None:
         """What the node would say now; identity and version are filled in at publication."""
+        self._deadline_s = None
         self._draft = replace(draft, generation=self._generation, version=0, flags=int(draft.flags))
 
     def outbid(self, version: int) -> None:
@@ -49,19 +53,29 @@ class RecordPublisher:
         if self._version < version < self._version + VERSION_JUMP_LIMIT:  # a larger leap no peer would follow
             self._version = version
             self._published_s -= RENEWAL_LARGE_S
+            self._deadline_s = None
 
-    def slow_down(self, is_capped: bool) -> None:
-        """Double the interval while the byte cap bites, shrink it again afterwards."""
-        factor = 2.0 if is_capped else 0.8
-        self.interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S, self.interval_s * factor))
+    def adapt(self, members: int, *, is_capped: bool) -> None:
+        """Once a round: double the interval while the byte cap bites, shrink it again afterwards."""
+        interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S, self.interval_s * (2.0 if is_capped else 0.8)))
+        renewal_s = RENEWAL_LARGE_S if members > LARGE_SWARM else RENEWAL_S
+        if (interval_s, renewal_s) != (self.interval_s, self.renewal_s):
+            self.interval_s, self.renewal_s = interval_s, renewal_s
+            self._deadline_s = None
 
-    def next_deadline_s(self, members: int) -> float:
-        """When `due` may have something to publish; infinite without a draft."""
+    @property
+    def next_deadline_s(self) -> float:
+        """When `due` has something to publish; infinite without a draft.  Asked after each step, so remembered."""
+        if self._deadline_s is None:
+            self._deadline_s = self._work_out_deadline_s()
+        return self._deadline_s
+
+    def _work_out_deadline_s(self) -> float:
         if self._draft is None:
-            return float("inf")
+            return math.inf
         if self._published is None:
             return 0.0
-        renewal = self._published_s + (RENEWAL_LARGE_S if members > LARGE_SWARM else RENEWAL_S)
+        renewal = self._published_s + self.renewal_s
         before, draft = self._published, self._draft
         if _facts(draft) != _facts(before):
             return min(renewal, self._published_s + self.interval_s)
@@ -69,9 +83,9 @@ class RecordPublisher:
             return min(renewal, max(self._load_s + LOAD_INTERVAL_S, self._published_s + self.interval_s))
         return renewal
 
-    def due(self, members: int, now_s: float) -> Publication | None:
+    def due(self, now_s: float) -> Publication | None:
         """The next version if it is time for one."""
-        if self._draft is None or now_s < self.next_deadline_s(members):
+        if self._draft is None or now_s < self.next_deadline_s:
             return None
         before = self._published
         if before is None or _load_moved(before, self._draft):
@@ -79,6 +93,7 @@ class RecordPublisher:
         self._version += 1
         record = replace(self._draft, version=self._version)
         self._published, self._published_s = record, now_s
+        self._deadline_s = None
         return Publication(record, before is None or _capacity(record) != _capacity(before))
 
 

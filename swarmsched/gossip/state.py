@@ -98,6 +98,7 @@ class StatePlane:
         self._desk = CardDesk()
         self._peers: tuple[MemberRef, ...] = ()
         self._peers_by_id: dict[NodeId, MemberRef] = {}
+        self._peer_generation = 0  # the highest among live peers
         self._courier = Courier(
             packet_bytes=config.packet_bytes,
             overhead_bytes=config.packet_overhead_bytes,
@@ -141,6 +142,7 @@ class StatePlane:
         """The live members other than this node; call it whenever they change."""
         self._peers = tuple(peer for peer in live if peer.node_id != self._config.node_id)
         self._peers_by_id = {peer.node_id: peer for peer in self._peers}
+        self._peer_generation = max((peer.generation for peer in self._peers), default=0)
 
     def publish_node(self, draft: NodeRecord, now_s: float) -> list[Effect]:
         """What this node would say of itself now; generation and version are filled in when it is due."""
@@ -282,7 +284,7 @@ class StatePlane:
         self._round_at_s = now_s + self._config.round_s * self._rng.uniform(0.9, 1.1)
         self._library.round_number += 1
         self._repeats = REPEATS_PER_ROUND
-        self._publisher.slow_down(self._courier.was_capped)
+        self._publisher.adapt(self._members, is_capped=self._courier.was_capped)
         self._courier.was_capped = False
         peer = self._rng.choice(self._peers)
         return self._send_digest(peer.address, peer.node_id, now_s)
@@ -403,14 +405,14 @@ class StatePlane:
         return effects
 
     def _record_deadline_s(self) -> float:
-        deadline_s = self._publisher.next_deadline_s(self._members)
+        deadline_s = self._publisher.next_deadline_s
         if self._started_s is None:
             return deadline_s
         return max(deadline_s, self._started_s + self._config.announce_delay_s)
 
     def _publish_due(self, now_s: float) -> list[Effect]:
         if now_s >= self._record_deadline_s():
-            publication = self._publisher.due(self._members, now_s)
+            publication = self._publisher.due(now_s)
             if publication is not None:
                 self._put_record(publication.record, now_s)
                 if publication.is_urgent:
