@@ -158,7 +158,8 @@ class _Follower:
             try:
                 await self._deliver(node, request)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), REOPEN_S)
+                    async with asyncio.timeout(REOPEN_S):  # wait_for may lose the cancellation of `_drain`
+                        await self._changed.wait()
             except (AgentUnreachable, RemoteProtocolError) as error:
                 if not is_warned:
                     await self._put(_warning(node, error))

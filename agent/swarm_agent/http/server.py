@@ -38,7 +38,7 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
         return Answer(200, encode(openapi_document(routes, software_version())))
 
     routes = (
-        *job_routes(Submission(agent), jobs, job_list, JobLogs(jobs, watch, source)),
+        *job_routes(Submission(agent, peers), jobs, job_list, JobLogs(jobs, watch, source)),
         *swarm_routes(nodes, events),
         *blob_routes(BlobUploads(agent)),
         *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().get_page),

@@ -1,11 +1,13 @@
 """Tickets and the submission of jobs."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.jobs import refuse_unknown_keys
+from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, from_refusal, from_rejection
 from swarm_agent.http.views import Document, job_document
@@ -21,8 +23,8 @@ HOLDERS_LIMIT = 5
 class Submission:
     """Handlers of POST /v1/tickets and POST /v1/jobs."""
 
-    def __init__(self, agent: AgentPort) -> None:
-        self._agent = agent
+    def __init__(self, agent: AgentPort, peers: Peers) -> None:
+        self._agent, self._peers = agent, peers
         self._keys = IdempotencyKeys()
 
     async def create_ticket(self, call: Call) -> Answer:
@@ -36,17 +38,20 @@ class Submission:
         """POST /v1/jobs."""
 
         async def act(memo: dict[str, object]) -> Answer:
-            return await self._submit(call.json(), memo)
+            return await self._submit(call, memo)
 
         return await self._keys.once(call.headers.get("idempotency-key", ""), call.body, act)
 
-    async def _submit(self, document: Document, memo: dict[str, object]) -> Answer:
+    async def _submit(self, call: Call, memo: dict[str, object]) -> Answer:
+        document = call.json()
         refuse_unknown_keys(document, ("spec", "ticket", "dry_run"))
         is_dry_run = _boolean(document.get("dry_run", False))
         spec = self._with_source(_spec(document))
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
         assert isinstance(ticket, TicketIssued), "nothing else is put into the memo"
         memo["ticket"] = ticket
+        if self._agent.config.name not in ticket.holders:
+            return await self._forward(call, ticket, spec, is_dry_run=is_dry_run)
         reply = await self._agent.command(SubmitJob(ticket.job_id, ticket.holders, spec, is_dry_run))
         if isinstance(reply, Refused):
             raise from_refusal(reply, "/spec")
@@ -56,6 +61,20 @@ class Submission:
         is_new = not reply.was_known and not is_dry_run
         headers = {} if is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
         return answer({**shown, "was_known": reply.was_known, "dry_run": is_dry_run}, 201 if is_new else 200, headers)
+
+    async def _forward(self, call: Call, ticket: TicketIssued, spec: JobSpec, *, is_dry_run: bool) -> Answer:
+        """A ticket is good for its holders only: the record's compare-and-set happens there, whoever was asked."""
+        named = {"job_id": ticket.job_id, "holders": list(ticket.holders)}
+        body = encode({"ticket": named, "spec": spec.to_json(), "dry_run": is_dry_run})
+        forwarded = replace(call, path="/v1/jobs", body=body)
+        last = ""
+        for holder in ticket.holders:
+            try:
+                return await self._peers.forward(holder, forwarded)
+            except Problem as problem:
+                last = problem.detail
+        detail = f"none of the ticket's holders ({', '.join(ticket.holders)}) can be asked: {last}"
+        raise Problem("unavailable", detail, "repeat with the same ticket when they are back, or take a new ticket")
 
     async def _ticket(self) -> TicketIssued:
         reply = await self._agent.command(CreateTicket())
