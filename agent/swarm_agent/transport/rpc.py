@@ -8,7 +8,7 @@ mappings, with an empty one every `HEARTBEAT_S` while there is nothing to say.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import aiohttp
@@ -158,8 +158,9 @@ class PeerRpc:
             return response  # the asker closed its iterator
         except Exception as error:  # noqa: BLE001  # as for queries
             last = envelope.pack(_error_of(error, kind))
-        await response.write(writer.frame(last, is_last=True))
-        await response.write_eof()
+        with suppress(ConnectionError):  # the asker closed its iterator just as the last answer left
+            await response.write(writer.frame(last, is_last=True))
+            await response.write_eof()
         return response
 
     async def _open(self, request: web.Request) -> envelope.Request:
