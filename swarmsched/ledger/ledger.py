@@ -7,8 +7,8 @@ booked twice.  What safety rests on:
   by its own shepherd: by a release, or by a hold for a later attempt, which says that the earlier one is over.
 * Per job, the highest accepted epoch and the highest released attempt are durable; a lower epoch is refused whatever
   it asks, and holds up to that attempt are refused, so a release that overtakes its hold still wins.
-* A command that comes twice gets the stored verdict (with the present free state), and each command is harmless when
-  repeated after a restart, when stored verdicts are gone.
+* A command that comes twice gets the stored verdict (with the present free state), unless it is a yes to a booking
+  that has gone since; and each command is harmless when repeated after a restart, when stored verdicts are gone.
 
 Every changing method returns its answer together with the writes that must be on disk before the answer leaves.
 """
@@ -122,7 +122,19 @@ class Ledger:
         if fence is None or command.epoch < fence.epoch:
             return None
         answer = fence.answers.get((command.epoch, command.attempt, command.command_id))
-        return None if answer is None else replace(answer, free=self.report())
+        if answer is None:
+            return None
+        is_overtaken = (
+            isinstance(command, HoldRequest | CommitRequest)
+            and answer.refusal is Refusal.NONE
+            and (command.job_id, command.attempt) not in self._bookings
+        )
+        if is_overtaken:
+            # A copy that comes after release, end or expiry: a yes would make its owner bind ports and stage files
+            # for a booking that is gone.
+            refusal, detail = self._judge_missing(command, Refusal.EXPIRED)
+            answer = replace(answer, refusal=refusal, detail=detail)
+        return replace(answer, free=self.report())
 
     def amend(self, answer: OwnerAnswer) -> None:
         """Replace the stored answer of that command (its rendezvous port became known, say)."""

@@ -171,6 +171,21 @@ def test_a_stored_refusal_stays_a_refusal_when_resources_come_free(owner):
     assert owner.hold(attempt=2, ranks=5, command_id=50).refusal is Refusal.DOES_NOT_FIT
 
 
+def test_a_late_copy_of_a_hold_or_commit_is_not_told_yes_once_the_booking_is_gone(owner):
+    owner.hold(command_id=1)
+    owner.commit(command_id=2)
+    owner.release(command_id=3)
+    owner.end()
+    assert owner.hold(command_id=1).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.commit(command_id=2).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.release(command_id=3).refusal is Refusal.NONE
+    owner.hold(OTHER, command_id=1)
+    owner.now_s += 5.0
+    owner.expire()
+    assert owner.hold(OTHER, command_id=1).refusal is Refusal.EXPIRED
+    assert owner.ledger.entries == ()
+
+
 def test_a_hold_repeated_under_a_new_id_renews_its_deadline_without_a_second_booking(owner):
     owner.hold()
     owner.now_s += 3.0
