@@ -85,7 +85,10 @@ class EnvironmentStore:
     async def name_of(self, requirements: bytes) -> str:
         """The hash under which these requirements are kept."""
         if not self._version:
-            code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], 30.0)
+            try:
+                code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], 30.0)
+            except OSError as error:
+                code, output = 127, str(error)
             if code:
                 raise EnvironmentFailed(f"the interpreter {self.python} does not run", output)
             self._version = output

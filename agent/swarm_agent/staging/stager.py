@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_agent.staging.blobs import BlobError, BlobStore
@@ -45,7 +45,7 @@ class Stager:
     account: Account
     probe_timeout_s: float = 2.0
     probe_attempts: int = 3
-    environments_in_use: set[Path] = field(default_factory=set)
+    environments_in_use: Callable[[], frozenset[Path]] = frozenset  # those of running tasks must not be evicted
 
     async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
         """Do all that the order needs, telling each phase; raises `StagingFailed`."""
@@ -111,8 +111,7 @@ class Stager:
         try:
             await self.fetcher.ensure([order.spec.requirements], order.spec.blob_sources)
             text = await self._content(order.spec.requirements)
-            path = await self.environments.ensure(text, self.account, frozenset(self.environments_in_use))
-            self.environments_in_use.add(path)
+            await self.environments.ensure(text, self.account, self.environments_in_use())
         except BlobError as error:
             raise StagingFailed(TaskFailure.SYNC, f"requirements could not be brought: {error}") from error
         except EnvironmentFailed as error:

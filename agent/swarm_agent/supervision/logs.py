@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from stat import S_ISREG
 
 from swarm_agent.supervision.rendezvous import TaskKey
 from swarm_agent.supervision.shim import HEADER_BYTES, SYSTEM, LogWriter, segment_path, segments
@@ -231,7 +232,7 @@ class LogStore:
                 path = self.config.directory / job_id / str(attempt)
                 stats = [stat for file in path.rglob("*") if (stat := _stat(file))]
                 newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
-                yield path, (job_id, attempt), newest, sum(stat.st_size for stat in stats)
+                yield path, (job_id, attempt), newest, sum(stat.st_size for stat in stats if S_ISREG(stat.st_mode))
 
     def _directory(self, job_id: JobId, attempt: int, rank: int) -> Path:
         if not is_job_id(job_id):  # it becomes part of a path

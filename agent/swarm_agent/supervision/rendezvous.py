@@ -8,6 +8,7 @@ connection in TIME_WAIT that could hinder the next bind.
 
 import asyncio
 import errno
+import os
 import socket
 from dataclasses import dataclass
 
@@ -102,7 +103,8 @@ async def probe(host: str, port: int, *, timeout_s: float, attempts: int) -> str
         except TimeoutError:
             problem = f"no answer within {timeout_s:g} s, {attempts} times"
         except OSError as error:
-            problem = error.strerror or str(error)
+            is_plain = error.errno and error.errno > 0  # negative: of name resolution, which words it well
+            problem = os.strerror(error.errno) if is_plain and error.errno else str(error)
         else:
             return ""
     return problem

@@ -140,6 +140,7 @@ class TaskRunner:
             self._account,
             config.probe_timeout_s,
             config.probe_attempts,
+            self._environments_in_use,
         )
         self._rendezvous = Rendezvous(config.fabric_address, config.rendezvous_ports)
         self._tasks: dict[TaskKey, _Task] = {}
@@ -503,6 +504,10 @@ class TaskRunner:
             link.reap()
 
         loop.add_reader(pidfd, reap)
+
+    def _environments_in_use(self) -> frozenset[Path]:
+        prepared = [task.prepared for task in self._tasks.values() if task.prepared]
+        return frozenset(path for one in prepared for path in one.environment_dirs)
 
     # Earlier lives.
 

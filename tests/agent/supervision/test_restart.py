@@ -181,5 +181,5 @@ def test_an_order_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"rendezvous": 3}', b"\xff"])
 def test_a_damaged_order_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(StorageError, match="order.json"):
+    with pytest.raises(StorageError, match=r"order\.json"):
         order_from_json(data, tmp_path / "order.json")

@@ -1,0 +1,168 @@
+"""Blobs by content: verified when stored, removed by use, fetched from peers."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.fetch import BATCH, BlobFetcher
+from swarm_agent.supervision.testing import LoneAgent, Network
+from swarmsched.ids import NodeId
+
+N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def content(blobs: BlobStore, digest: str) -> bytes:
+    return b"".join([piece async for piece in blobs.read(digest)])
+
+
+async def test_a_blob_is_found_again_by_another_life(tmp_path: Path) -> None:
+    digest = digest_of(b"hello world")
+    blobs = BlobStore(tmp_path)
+    assert blobs.missing([digest, digest]) == (digest,)
+    assert await blobs.put(digest, pieces(b"hello ", b"world")) == 11
+    assert blobs.missing([digest]) == ()
+    assert await content(BlobStore(tmp_path), digest) == b"hello world"
+
+
+async def test_content_with_another_digest_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    with pytest.raises(BlobError, match="has another digest"):
+        await blobs.put(digest_of(b"right"), pieces(b"wrong"))
+    assert blobs.held_bytes == 0
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("digest", ["", "../../etc/passwd", "A" * 64, "0" * 63, "/" + "0" * 63])
+async def test_a_name_that_is_no_digest_is_refused(tmp_path: Path, digest: str) -> None:
+    blobs = BlobStore(tmp_path)
+    with pytest.raises(BlobError, match="no SHA-256"):
+        await blobs.put(digest, pieces(b""))
+    assert blobs.path(digest) is None
+
+
+async def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"part"
+        raise ConnectionResetError
+
+    with pytest.raises(BlobError):
+        await BlobStore(tmp_path).put(digest_of(b"whole"), broken())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_a_blob_above_the_limit_is_refused_while_it_arrives(tmp_path: Path) -> None:
+    with pytest.raises(BlobError, match="larger than 10 bytes"):
+        await BlobStore(tmp_path, limit_bytes=10).put(digest_of(b"x" * 11), pieces(b"x" * 11))
+
+
+async def test_the_least_recently_used_unpinned_blob_goes_first(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path, limit_bytes=30)
+    old, used, pinned = [await blobs.put_bytes(name * 10) for name in (b"a", b"b", b"c")]
+    blobs.path(old)
+    blobs.path(used)
+    with blobs.pinned([pinned]):  # the least recently used one, but somebody is unpacking it
+        newest = await blobs.put_bytes(b"d" * 10)
+        assert blobs.missing([old, used, pinned, newest]) == (old,)
+    await blobs.put_bytes(b"e" * 10)
+    assert blobs.missing([used, pinned, newest]) == (pinned,)
+    assert blobs.held_bytes == 30
+
+
+async def test_drafts_of_an_earlier_life_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "incoming" / "1-0").write_bytes(b"half")
+    assert BlobStore(tmp_path).held_bytes == 0
+    assert not (tmp_path / "incoming" / "1-0").exists()
+
+
+async def test_a_blob_deleted_by_hand_is_missing(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    digest = await blobs.put_bytes(b"data")
+    blobs.path(digest).unlink()
+    assert blobs.path(digest) is None
+    assert blobs.missing([digest]) == (digest,)
+
+
+def cluster(tmp_path: Path, *nodes: NodeId) -> dict[NodeId, tuple[BlobStore, BlobFetcher]]:
+    net, found = Network(), {}
+    for node in nodes:
+        agent = LoneAgent(node, tmp_path / node, net=net)
+        fetcher = BlobFetcher(agent.blobs, agent, node)
+        fetcher.serve()
+        found[node] = (agent.blobs, fetcher)
+    return found
+
+
+async def test_missing_blobs_come_from_whoever_has_them(tmp_path: Path) -> None:
+    nodes = cluster(tmp_path, N1, N2, N3)
+    mine, fetcher = nodes[N1]
+    first = await nodes[N2][0].put_bytes(b"first" * 100_000)  # several messages
+    second = await nodes[N3][0].put_bytes(b"second")
+    empty = await nodes[N3][0].put_bytes(b"")
+    assert await fetcher.ensure([first, second, empty], [N1, N2, N3]) == 3
+    assert await content(mine, first) == b"first" * 100_000
+    assert mine.missing([first, second, empty]) == ()
+    assert await fetcher.ensure([first, second], []) == 0
+
+
+async def test_more_blobs_than_one_batch_are_fetched(tmp_path: Path) -> None:
+    nodes = cluster(tmp_path, N1, N2)
+    digests = [await nodes[N2][0].put_bytes(str(index).encode()) for index in range(2 * BATCH + 3)]
+    await nodes[N1][1].ensure(digests, [N2])
+    assert nodes[N1][0].missing(digests) == ()
+
+
+async def test_failure_names_the_nodes_that_were_asked(tmp_path: Path) -> None:
+    _, fetcher = cluster(tmp_path, N1, N2)[N1]
+    with pytest.raises(BlobError, match=r"n2: does not have it; n9: n9 does not answer"):
+        await fetcher.ensure([digest_of(b"nowhere")], [N2, NodeId("n9")])
+    with pytest.raises(BlobError, match="no node is known to hold it"):
+        await fetcher.ensure([digest_of(b"nowhere")], [])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"digest": "0" * 64, "data": b"", "is_last": True}],
+        [{"digest": None}],
+        [{"data": b"x"}],
+        [{"digest": digest_of(b"good"), "data": b"evil", "is_last": True}],
+        [{"digest": digest_of(b"good"), "data": "text", "is_last": True}],
+        [{"digest": digest_of(b"good"), "data": b"go", "is_last": False}],
+    ],
+)
+async def test_a_lying_peer_is_passed_over(tmp_path: Path, answers: list[dict[str, Any]]) -> None:
+    net = Network()
+    liar, honest, me = (LoneAgent(node, tmp_path / node, net=net) for node in (N2, N3, N1))
+
+    async def lie(_: NodeId, __: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        for answer in answers:
+            yield answer
+
+    liar.on_stream("blob", lie)
+    BlobFetcher(honest.blobs, honest, N3).serve()
+    digest = await honest.blobs.put_bytes(b"good")
+    assert await BlobFetcher(me.blobs, me, N1).ensure([digest], [N2, N3]) == 1
+    assert await content(me.blobs, digest) == b"good"
+
+
+@pytest.mark.parametrize("asked", [{}, {"digest": 3}, {"digests": ["../x"]}, {"digests": "x"}, {"digests": [None]}])
+async def test_a_foolish_question_gets_no_file(tmp_path: Path, asked: dict[str, Any]) -> None:
+    nodes = cluster(tmp_path, N1)
+    agent = LoneAgent(N2, tmp_path / "n2", net=Network())
+    BlobFetcher(nodes[N1][0], agent, N1).serve()
+    answers = [answer async for answer in agent.query_stream(N2, "blob", asked)]
+    assert all(answer.get("is_missing") for answer in answers)

@@ -1,0 +1,129 @@
+"""Environments by requirements: built once, shared, shown when they fail.  Packages are local folders: no network."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore, default_python
+from swarm_agent.supervision.environment import find_account
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def write_fake_installer(path: Path, body: str) -> str:
+    """Stands in for `uv`, which is a program of its own: counts its calls, makes the folders that it would."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+INSTALL = """
+echo "$@" >> {calls}
+case "$1" in
+venv) shift; for last; do :; done; mkdir -p $last/bin; ln -s {python} $last/bin/python ;;
+pip) grep -q nonsense requirements.txt && {{ echo "no version of nonsense found"; exit 2; }}; {wait} ;;
+esac
+exit 0
+"""
+
+
+def store(tmp_path: Path, wait: str = ":", **options) -> tuple[EnvironmentStore, Path]:
+    calls = tmp_path / "calls"
+    body = INSTALL.format(calls=calls, python=sys.executable, wait=wait)
+    uv = write_fake_installer(tmp_path / "uv", body)
+    return EnvironmentStore(tmp_path / "envs", default_python(), {"PATH": PATH}, uv=uv, **options), calls
+
+
+def builds(calls: Path) -> int:
+    return sum(line.startswith("pip") for line in calls.read_text().splitlines())
+
+
+ACCOUNT = find_account("")
+
+
+async def test_concurrent_and_later_jobs_share_one_build(tmp_path: Path) -> None:
+    envs, calls = store(tmp_path)
+    paths = await asyncio.gather(*(envs.ensure(b"torch\n", ACCOUNT) for _ in range(5)))
+    assert len(set(paths)) == 1
+    assert await envs.ensure(b"torch\n", ACCOUNT) == paths[0]
+    assert builds(calls) == 1
+    again, _ = store(tmp_path)
+    assert await again.ensure(b"torch\n", ACCOUNT) == paths[0]
+    assert builds(calls) == 1
+    assert await envs.ensure(b"numpy\n", ACCOUNT) != paths[0]
+
+
+async def test_a_failed_build_shows_its_output_and_is_tried_again(tmp_path: Path) -> None:
+    envs, calls = store(tmp_path)
+    for attempt in (1, 2):
+        with pytest.raises(EnvironmentFailed, match="uv pip install --python ended with 2") as caught:
+            await envs.ensure(b"nonsense\n", ACCOUNT)
+        assert "no version of nonsense found" in caught.value.output
+        assert builds(calls) == attempt
+    assert list((tmp_path / "envs").iterdir()) == []
+
+
+async def test_a_build_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
+    envs, _ = store(tmp_path, wait="sleep 300", timeout_s=0.3)
+    with pytest.raises(EnvironmentFailed, match=r"not done within 0.3 s"):
+        await envs.ensure(b"slow\n", ACCOUNT)
+    assert list((tmp_path / "envs").iterdir()) == []
+
+
+async def test_a_build_goes_on_for_others_and_ends_with_the_last(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    envs, calls = store(tmp_path, wait=f"while [ ! -e {gate} ]; do sleep 0.01; done")
+    first, second = (asyncio.ensure_future(envs.ensure(b"x\n", ACCOUNT)) for _ in range(2))
+    async with asyncio.timeout(10.0):
+        while not calls.exists() or not builds(calls):
+            await asyncio.sleep(0.005)
+    first.cancel()
+    await asyncio.wait([first])
+    gate.touch()
+    path = await second
+    gate.unlink()
+    third = asyncio.ensure_future(envs.ensure(b"y\n", ACCOUNT))
+    async with asyncio.timeout(10.0):
+        while builds(calls) < 2:
+            await asyncio.sleep(0.005)
+    third.cancel()
+    await asyncio.wait([third])
+    assert list((tmp_path / "envs").iterdir()) == [path]
+
+
+async def test_a_half_built_environment_of_an_earlier_life_is_built_again(tmp_path: Path) -> None:
+    envs, calls = store(tmp_path)
+    left = tmp_path / "envs" / await envs.name_of(b"x\n")
+    left.mkdir(parents=True)
+    (left / "junk").touch()
+    assert await envs.ensure(b"x\n", ACCOUNT) == left
+    assert not (left / "junk").exists()
+    assert builds(calls) == 1
+
+
+async def test_the_least_recently_used_environment_goes_unless_in_use(tmp_path: Path) -> None:
+    envs, _ = store(tmp_path, limit_bytes=1)
+    first = await envs.ensure(b"a\n", ACCOUNT)
+    second = await envs.ensure(b"b\n", ACCOUNT, {first})
+    assert first.exists()
+    third = await envs.ensure(b"c\n", ACCOUNT, {second})
+    assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
+
+
+async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
+    envs = EnvironmentStore(tmp_path, "/no/such/python", {})
+    with pytest.raises(EnvironmentFailed, match="/no/such/python"):
+        await envs.ensure(b"", ACCOUNT)
+
+
+async def test_venv_and_pip_build_a_working_environment(tmp_path: Path) -> None:
+    """The real tools, with a requirement that needs no download: none at all."""
+    envs = EnvironmentStore(tmp_path / "envs", default_python(), {"PATH": PATH}, uv=None)
+    path = await envs.ensure(b"# nothing\n", ACCOUNT)
+    process = await asyncio.create_subprocess_exec(
+        str(path / "bin" / "python"), "-c", "import sys; print(sys.prefix)", stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert output.decode().strip() == str(path)

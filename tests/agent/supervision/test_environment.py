@@ -1,0 +1,132 @@
+"""The variables of ranks: torch's contract, GPUs, what is inherited and what never is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.supervision.environment import (
+    Account,
+    common_environment,
+    find_account,
+    inherited,
+    process_ranks,
+    rank_environment,
+)
+from swarm_agent.supervision.settings import DEFAULT_ENV_ALLOW
+from swarm_agent.supervision.testing import make_gpu, make_order
+from swarmsched.errors import ConfigError
+from swarmsched.resources import Demand, Gpu, Share
+from swarmsched.task import TaskOrder
+
+ACCOUNT = Account("ada", "/home/ada", "/bin/bash")
+SHARES = (Share("n1", 2), Share("n2", 2))
+
+
+def common(order: TaskOrder, gpus: tuple[Gpu, ...] = (), **options) -> dict[str, str]:
+    options = {"inherit": {"PATH": "/bin"}, "account": ACCOUNT, **options}
+    return common_environment(order, gpus, **options)
+
+
+def on_node(node: str, **spec) -> TaskOrder:
+    return make_order("train", node=node, shares=SHARES, ranks=4, host="10.0.0.1", port=23001, **spec)
+
+
+def test_ranks_of_two_nodes_agree_on_world_and_meeting_place() -> None:
+    seen = []
+    for node in ("n1", "n2"):
+        order = on_node(node)
+        shared = common(order)
+        assert (shared["MASTER_ADDR"], shared["MASTER_PORT"]) == ("10.0.0.1", "23001")
+        assert (shared["WORLD_SIZE"], shared["LOCAL_WORLD_SIZE"]) == ("4", "2")
+        assert (shared["SWARM_NODE"], shared["SWARM_NODES"], shared["SWARM_NNODES"]) == (node, "n1,n2", "2")
+        seen += [(node, shared["NODE_RANK"], *rank_environment(order, index).values()) for index in range(2)]
+    assert seen == [
+        ("n1", "0", "0", "0", "0"),
+        ("n1", "0", "1", "1", "1"),
+        ("n2", "1", "2", "0", "2"),
+        ("n2", "1", "3", "1", "3"),
+    ]
+    assert list(rank_environment(on_node("n2"), 1)) == ["RANK", "LOCAL_RANK", "SWARM_RANK"]
+
+
+def test_every_rank_sees_all_gpus_of_the_job_on_its_node_by_uuid() -> None:
+    shared = common(on_node("n1", demand=Demand(gpus=1)), (make_gpu(3), make_gpu(5)))
+    assert shared["CUDA_VISIBLE_DEVICES"] == "GPU-0003,GPU-0005"
+    assert shared["SWARM_GPUS"] == "GPU-0003,GPU-0005"
+    assert "SWARM_SIMULATED_GPUS" not in shared
+
+
+def test_simulated_gpus_and_none_at_all_show_no_device_to_cuda() -> None:
+    simulated = tuple(make_gpu(index, is_simulated=True) for index in range(2))
+    shared = common(on_node("n1"), simulated)
+    assert (shared["CUDA_VISIBLE_DEVICES"], shared["SWARM_SIMULATED_GPUS"]) == ("", "2")
+    assert common(on_node("n1"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_per_node_gives_one_process_and_torchrun_its_defaults() -> None:
+    order = on_node("n2", per_node=True, demand=Demand(gpus=2))
+    shared = common(order, tuple(make_gpu(index) for index in range(4)))
+    assert process_ranks(order) == (2,)
+    assert rank_environment(order, 0) == {}
+    assert {name: value for name, value in shared.items() if name.startswith("PET_")} == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "23001",
+        "PET_RDZV_ID": f"{order.job_id}.1",
+    }
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(shared)
+
+
+def test_users_variables_win_over_defaults_but_not_over_ranks() -> None:
+    env = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "", "WORLD_SIZE": "99", "MASTER_PORT": "1", "MINE": "x=y"}
+    shared = common(on_node("n1", env=env), cpu_count=64)
+    assert (shared["OMP_NUM_THREADS"], shared["PYTHONUNBUFFERED"], shared["MINE"]) == ("3", "", "x=y")
+    assert (shared["WORLD_SIZE"], shared["MASTER_PORT"]) == ("4", "23001")
+
+
+@pytest.mark.parametrize(("cpus", "cpu_count", "threads"), [(0, 16, "8"), (0, 1, "1"), (4, 16, "4")])
+def test_threads_share_the_cores_among_the_ranks(cpus: int, cpu_count: int, threads: str) -> None:
+    assert common(on_node("n1", demand=Demand(cpus=cpus)), cpu_count=cpu_count)["OMP_NUM_THREADS"] == threads
+
+
+def test_only_allowed_variables_are_inherited_and_secrets_never() -> None:
+    own = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "NCCL_DEBUG": "INFO",
+        "SWARM_TOKEN": "secret",
+        "SWARM_AGENT_TOKEN_FILE": "/etc/swarm/token",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    assert set(inherited(own, DEFAULT_ENV_ALLOW)) == {"PATH", "LC_ALL", "NCCL_DEBUG"}
+    assert set(inherited(own, ("*",))) == {"PATH", "LC_ALL", "NCCL_DEBUG", "AWS_SECRET_ACCESS_KEY"}
+
+
+def test_home_and_user_are_those_of_the_account() -> None:
+    shared = common(on_node("n1"), inherit={"HOME": "/root", "USER": "root"})
+    assert (shared["HOME"], shared["USER"], shared["SHELL"]) == ("/home/ada", "ada", "/bin/bash")
+    assert shared["PATH"]
+
+
+def test_virtual_environments_come_first_on_the_path() -> None:
+    shared = common(on_node("n1", env={"PYTHONHOME": "/x"}), environment_dirs=(Path("/built"), Path("/venv")))
+    assert shared["PATH"] == "/built/bin:/venv/bin:/bin"
+    assert shared["VIRTUAL_ENV"] == "/built"
+    assert "PYTHONHOME" not in shared
+
+
+def test_unknown_job_user_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match="no account 'no-such-user-here'") as caught:
+        find_account("no-such-user-here")
+    assert "useradd" in caught.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_job_user_is_found_with_its_groups() -> None:
+    account = find_account("nobody")
+    assert account.uid > 0
+    assert account.gid in account.groups
+    assert find_account("").uid == -1
