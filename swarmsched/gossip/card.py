@@ -6,7 +6,8 @@ a monotonic clock means nothing to another machine.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Annotated
 
 from swarmsched.api import JobState, StartPhase
@@ -236,13 +237,14 @@ def job_view(status: CardStatus) -> JobView:
 
 def is_same_news(old: JobCard, new: JobCard) -> bool:
     """True when only time has passed between two cards."""
-    return _timeless(old) == _timeless(new)
+    return bool(_timeless(old) == _timeless(new))
 
 
 def is_only_order_changed(old: JobCard, new: JobCard) -> bool:
     """True when nothing but the place in the order and its reason differ, which may wait longer."""
-    return replace(_timeless(old), rank_key=(), reason="") == replace(_timeless(new), rank_key=(), reason="")
+    return bool(_orderless(old) == _orderless(new))
 
 
-def _timeless(card: JobCard) -> JobCard:
-    return replace(card, counter=0, attained_gpu_s=0.0, queued_s=0.0, running_s=0.0)
+_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s")
+_timeless = attrgetter(*(each.name for each in fields(JobCard) if each.name not in _TIMED))
+_orderless = attrgetter(*(each.name for each in fields(JobCard) if each.name not in (*_TIMED, "rank_key", "reason")))

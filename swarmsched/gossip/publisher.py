@@ -1,7 +1,8 @@
 """When a node rewrites its own record: at once for what places jobs, with a deadband for what only informs."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from swarmsched.gossip.record import NodeRecord
 
@@ -30,6 +31,7 @@ class RecordPublisher:
     def __init__(self, generation: int) -> None:
         self._generation = generation
         self._version = 0
+        self._given: NodeRecord | None = None  # the draft as it came, to recognise it
         self._draft: NodeRecord | None = None
         self._published: NodeRecord | None = None
         self._published_s = 0.0
@@ -45,6 +47,9 @@ class RecordPublisher:
 
     def set_draft(self, draft: NodeRecord) -> None:
         """What the node would say now; identity and version are filled in at publication."""
+        if draft == self._given:
+            return
+        self._given = draft
         self._deadline_s = None
         self._draft = replace(draft, generation=self._generation, version=0, flags=int(draft.flags))
 
@@ -101,9 +106,9 @@ def _capacity(record: NodeRecord) -> object:
     return (record.groups, record.cpus_free, record.flags)
 
 
-def _facts(record: NodeRecord) -> NodeRecord:
-    """The record without what has a deadband."""
-    return replace(record, version=0, gpu_utilisation_percent=0, cpu_utilisation_percent=0, gpu_memory_used_bytes=0)
+_BANDED = ("version", "gpu_utilisation_percent", "cpu_utilisation_percent", "gpu_memory_used_bytes")
+_facts = attrgetter(*(each.name for each in fields(NodeRecord) if each.name not in _BANDED))
+"""What has no deadband."""
 
 
 def _load_moved(before: NodeRecord, now: NodeRecord) -> bool:

@@ -24,6 +24,7 @@ from swarmsched.gossip.location import (
     key_of,
 )
 from swarmsched.gossip.picture import cluster_view, view_of_job
+from swarmsched.gossip.publisher import RecordPublisher
 from swarmsched.gossip.record import (
     RECORD_BYTES_LIMIT,
     GpuGroup,
@@ -240,15 +241,48 @@ def test_queued_cards_far_back_in_the_order_wait_until_they_move_up() -> None:
     assert [each.counter for each in desk.due(7.0, lambda _: False)] == [1]
 
 
-def test_a_swarm_without_gpus_spreads_sixty_four_queued_cards() -> None:
+def test_a_capped_owner_lengthens_its_interval_and_recovers() -> None:
+    publisher = RecordPublisher(GENERATION)
+    publisher.set_draft(sample_record(A, free=1))
+    assert publisher.due(100.0) is not None
+    for _ in range(2):
+        publisher.adapt(30, is_capped=True)
+    publisher.set_draft(sample_record(A, free=2))
+    assert publisher.next_deadline_s == 104.0
+    for _ in range(20):
+        publisher.adapt(30, is_capped=False)
+    assert publisher.next_deadline_s == 101.0
+    for _ in range(20):
+        publisher.adapt(30, is_capped=True)
+    assert publisher.next_deadline_s == 108.0
+
+
+def test_a_large_swarm_renews_once_a_minute() -> None:
+    publisher = RecordPublisher(GENERATION)
+    publisher.set_draft(sample_record(A))
+    assert publisher.due(0.0) is not None
+    assert publisher.next_deadline_s == 30.0
+    publisher.adapt(5_000, is_capped=False)
+    assert publisher.next_deadline_s == 60.0
+
+
+def test_a_swarm_without_gpus_spreads_the_first_queued_cards_only() -> None:
     net = StateNetwork(1, seed=1)
-    for number in range(80):
-        card = JobCard(job(number), 1, 0, NodeId("n000"), 0, 0, 1, Demand(gpus=1), 1.0, rank_key=(number,))
-        net.perform(NodeId("n000"), net.planes[NodeId("n000")].publish_card(card, net.now_s))
+    node = NodeId("n000")
+
+    def publish(numbers: range) -> None:
+        for number in numbers:
+            card = JobCard(job(number), 1, 0, node, 0, 0, 1, Demand(gpus=1), 1.0, rank_key=(number,))
+            net.perform(node, net.planes[node].publish_card(card, net.now_s))
+
+    publish(range(64))
     net.run(3.0)
-    net.run(30.0)
-    keys = [status.card.rank_key[0] for status in net.planes[NodeId("n000")].cards(net.now_s)]
-    assert len(keys) >= 64
+    publish(range(64, 80))
+    net.run(20.0)
+    assert [status.card.rank_key for status in net.planes[node].cards(net.now_s)] == [(n,) for n in range(64)]
+    net.perform(node, net.planes[node].withdraw_card(job(0), net.now_s))
+    net.run(10.0)
+    assert len(net.planes[node].cards(net.now_s)) > 63
 
 
 def test_the_picture_prefers_what_the_node_knows_itself() -> None:
