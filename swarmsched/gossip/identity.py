@@ -57,7 +57,7 @@ class Identity:
 
     def _hear_newer(self, claim: Update) -> Reaction:
         answers_our_jump = self._jump_count > 0 and claim.generation == self.update.generation + 1
-        if answers_our_jump or claim.is_conflict or self._jump_count >= JUMPS_MAX:
+        if answers_our_jump or self._jump_count >= JUMPS_MAX:
             self._enter_conflict(claim)
             return Reaction.CONFLICT
         return self._jump(claim.generation)
