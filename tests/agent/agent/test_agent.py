@@ -1,0 +1,167 @@
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_agent import agent as agent_module
+from swarm_agent import barrier
+from swarm_agent.agent import Agent
+from swarm_agent.config import AgentConfig
+from swarm_agent.security import generate_key
+from swarm_agent.startup import running_agent
+from swarm_agent.testing import ScriptedMachine, free_port, wait_until
+from swarmsched.api import JobSpec
+from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
+from swarmsched.effects import Announce
+from swarmsched.errors import AgentUnreachable
+from swarmsched.ids import NodeId
+from swarmsched.resources import Demand
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts whole agents in this process, on loopback, with one key."""
+    for secret in ("key", "token"):
+        (tmp_path / secret).touch(0o600)
+        (tmp_path / secret).write_text(generate_key())
+    async with AsyncExitStack() as stack:
+
+        async def start_one(name: str, **settings: Any) -> Agent:
+            config = AgentConfig(
+                **{
+                    "name": NodeId(name),
+                    "listen": ("127.0.0.1", free_port()),
+                    "data_dir": tmp_path / name,
+                    "simulated_gpus": 1,
+                    "cluster_key_file": tmp_path / "key",
+                    "token_file": tmp_path / "token",
+                    **settings,
+                }
+            )
+            agent = await stack.enter_async_context(running_agent(config))
+            await wait_until(agent.readiness.is_ready, 10)
+            return agent
+
+        yield start_one
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(filler: Path) -> None:
+    """Write until the disk is full."""
+    with filler.open("wb", buffering=0) as stream, suppress(OSError):
+        while stream.write(b"x" * 4_096):
+            continue
+
+
+async def test_a_command_is_answered_by_the_core(start: Start) -> None:
+    agent = await start("a")
+    reply = await agent.command(CreateTicket())
+
+    assert isinstance(reply, TicketIssued)
+    assert reply.holders == ("a",)
+
+
+async def test_a_command_without_an_answer_has_an_unknown_outcome(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await start("a")
+    monkeypatch.setattr(agent.driver, "_machine", ScriptedMachine())
+    reply = await agent.command(CreateTicket(), timeout_s=0.05)
+
+    assert isinstance(reply, Refused)
+    assert reply.code == "unavailable"
+    assert agent._replies == {}
+
+
+async def test_too_many_waiting_commands_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await start("a")
+    monkeypatch.setattr(agent_module, "COMMANDS_LIMIT", 0)
+    reply = await agent.command(CreateTicket())
+
+    assert isinstance(reply, Refused)
+    assert reply.code == "not_ready"
+
+
+@pytest.mark.root
+async def test_a_full_disk_refuses_commands_loses_nothing_and_recovers(
+    start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barrier, "RETRY_S", 0.05)
+    agent = await start("a", data_dir=small_disk)
+    ticket = await agent.command(CreateTicket())
+    assert isinstance(ticket, TicketIssued)
+    filler = small_disk / "filler"
+    fill(filler)
+    submit = SubmitJob(ticket.job_id, ticket.holders, JobSpec(("true",), name="n" * 60, demand=Demand(gpus=1)))
+    unanswered = await agent.command(submit, timeout_s=1.0)
+    assert isinstance(unanswered, Refused)
+    assert unanswered.code == "unavailable"
+    refused = await agent.command(CreateTicket())
+    assert isinstance(refused, Refused)
+    assert refused.code == "not_ready"
+    failing = [check for check in agent.readiness.checks() if not check.is_ok]
+    assert [check.name for check in failing] == ["disk"]
+    assert "full" in failing[0].detail
+
+    filler.unlink()
+    await wait_until(agent.readiness.is_ready, 10)
+    reply = await agent.command(submit)
+    assert isinstance(reply, JobAccepted)
+    assert reply.was_known
+
+
+async def test_agents_ask_one_another(start: Start) -> None:
+    a = await start("a")
+    b = await start("b", seeds=(a.config.listen,))
+
+    async def name(sender: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+        return {"asked_by": sender, **payload}
+
+    b.on_query("test_name", name)
+    await wait_until(lambda: a.address_of(NodeId("b")) == b.config.listen)
+    assert await a.query(NodeId("b"), "test_name", {"x": 1}) == {"asked_by": "a", "x": 1}
+    assert a.address_of(NodeId("nobody")) is None
+    await b.channel.close()
+    with pytest.raises((AgentUnreachable, RuntimeError)):
+        await b.query(NodeId("a"), "test_name", {})
+
+
+async def test_announcements_reach_log_and_observers(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    agent = await start("a")
+    seen: list[Announce] = []
+    agent.on_announce(seen.append)
+    announce = Announce("job.started", "all ranks run", node=NodeId("a"), fields={"ranks": 4})
+    with caplog.at_level("INFO", "swarm.agent"):
+        agent._perform(announce)
+
+    assert seen == [announce]
+    assert agent.events.since()[-1].kind == "job.started"
+    assert "job.started: all ranks run" in caplog.text
+
+
+async def test_an_agent_on_a_wildcard_address_needs_to_be_named(start: Start) -> None:
+    agent = await start("a", listen=("0.0.0.0", port := free_port()), advertise=("127.0.0.1", port))
+
+    assert agent.address == ("127.0.0.1", port)
+    assert agent.address_of(NodeId("a")) == ("127.0.0.1", port)

@@ -1,0 +1,45 @@
+import json
+import logging
+import sys
+
+from swarm_agent.journal import FIELDS, JsonLines, TextLines
+
+
+def record(message: str, level: int = logging.INFO, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("swarm.agent", level, __file__, 1, message, (), None)
+    made.created = 1_700_000_000.25
+    setattr(made, FIELDS, fields)
+    return made
+
+
+def test_text_is_one_line_with_fields_as_key_value() -> None:
+    line = TextLines(is_journal=False).format(record("job.started: go\nnow", job="j1", text='two "words"', empty=""))
+
+    assert line == (
+        '2023-11-14T22:13:20.250Z INFO swarm.agent job.started: go\\nnow job=j1 text="two \\"words\\"" empty=""'
+    )
+
+
+def test_the_journal_gets_a_priority_and_no_time() -> None:
+    assert TextLines(is_journal=True).format(record("bad", logging.ERROR)) == "<3>ERROR swarm.agent bad"
+
+
+def test_json_is_one_object_a_line_with_the_traceback_inside() -> None:
+    made = record("it broke", logging.ERROR, job="j1", level="not overwritten")
+    try:
+        raise ValueError("deep")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    line = JsonLines("n1").format(made)
+
+    assert "\n" not in line
+    document = json.loads(line)
+    assert "ValueError: deep" in document.pop("traceback")
+    assert document == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "error",
+        "node": "n1",
+        "logger": "swarm.agent",
+        "message": "it broke",
+        "job": "j1",
+    }
