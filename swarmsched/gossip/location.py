@@ -7,6 +7,7 @@ part, 17.5 minutes wide.  Anti-entropy compares one hash per bucket and lists on
 import hashlib
 import random
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -27,6 +28,7 @@ KEY_LENGTH = 17
 KEY_FIRST_BYTE_END = 4  # 26 symbols of 5 bits are 130 bits
 BUCKET_SHIFT = 20 + 80  # 2^20 ms of the id's time part, above its 80 random bits
 LISTING_LIMIT = 2_000
+BUCKETS_PER_EXPIRY = 16
 HOLDERS_LIMIT = 5
 
 Stamp = tuple[int, int]
@@ -144,6 +146,7 @@ class LocationStore(Mapping[JobId, Location]):
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
         self._count = 0
+        self._expired_up_to = -1  # the bucket that was last looked through for old entries
         self._recent: dict[bytes, int] = {}  # key -> round of its last change, oldest change first
 
     def __len__(self) -> int:
@@ -202,12 +205,18 @@ class LocationStore(Mapping[JobId, Location]):
         return True
 
     def expire(self, now_s: float) -> int:
-        """Drop what is older than a week; returns how many."""
+        """Drop what is older than a week, in the next few buckets of a rotation; returns how many."""
         limit = int(now_s - KEEP_S)
+        numbers = sorted(self._buckets)
+        start = bisect_right(numbers, self._expired_up_to)
+        turn = numbers[start : start + BUCKETS_PER_EXPIRY] or numbers[:BUCKETS_PER_EXPIRY]
+        if not turn:
+            return 0
+        self._expired_up_to = turn[-1]
         old = [
             key
-            for bucket in self._buckets.values()
-            for key, stored in bucket.entries.items()
+            for number in turn
+            for key, stored in self._buckets[number].entries.items()
             if _HEAD.unpack_from(stored)[0] < limit
         ]
         for key in old:
