@@ -55,7 +55,7 @@ class Agents:
         self.addresses = _in_order(hosts, self._known)
         self._idle: Connection | None = None
         self._open: Connection | None = None
-        self.last_status_headers: dict[str, str] = {}
+        self.last_headers: dict[str, str] = {}
 
     def call(
         self,
@@ -65,6 +65,7 @@ class Agents:
         *,
         query: dict[str, str] | None = None,
         body: object = None,
+        headers: dict[str, str] | None = None,
         repeatable: bool = True,
         patience_s: float = FIRST_PATIENCE_S,
     ) -> Any:
@@ -75,7 +76,9 @@ class Agents:
         """
         data = b"" if body is None else json.dumps(body).encode()
         for attempt in range(BUSY_RETRIES + 1):
-            response = self.send(method, path, query=query, data=data, repeatable=repeatable, patience_s=patience_s)
+            response = self.send(
+                method, path, query=query, data=data, headers=headers, repeatable=repeatable, patience_s=patience_s
+            )
             document = self._finish(response)
             if response.status < 400:
                 return document
@@ -135,6 +138,7 @@ class Agents:
                 try:
                     response = connection.request(method, target, sent, data, limit_s)
                 except ConnectionBroken as error:
+                    connection.close()
                     causes.append(f"{spell(connection.address)}: {error}")
                     if not repeatable and is_fresh:
                         raise _unknown_outcome(causes[-1]) from error
@@ -148,6 +152,13 @@ class Agents:
                 return response
         raise Unreachable([spell(address) for address in self.addresses], "; ".join(causes[-4:]))
 
+    def close(self) -> None:
+        """Close what is open; called once, when the command ends."""
+        for connection in (self._idle, self._open):
+            if connection is not None:
+                connection.close()
+        self._idle = self._open = None
+
     @property
     def token(self) -> str:
         """The bearer token, read when it is first needed."""
@@ -160,6 +171,8 @@ class Agents:
         idle, self._idle = self._idle, None
         if idle is not None and idle.is_reusable and idle.address in left:
             return idle, False
+        if idle is not None:
+            idle.close()
         try:
             return connect_any(left, self.waiter), True
         except Unreachable as error:
@@ -169,7 +182,7 @@ class Agents:
             return None, True
 
     def _finish(self, response: Response) -> Any:
-        self.last_status_headers = response.headers
+        self.last_headers = response.headers
         try:
             document = response.json()
         except ConnectionBroken as error:

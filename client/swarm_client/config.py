@@ -115,7 +115,7 @@ class Config:
     def agents(self, waiter: Waiter | None = None) -> Agents:
         """The agents of the current context."""
         addresses = self.addresses
-        memory = memory_file(state_home(self.environment), self.context, addresses)
+        memory = memory_file_of(self.environment, self.context, addresses)
         return Agents(addresses, self.read_token, waiter or Waiter(), memory)
 
 
@@ -322,6 +322,11 @@ def user_file(environment: Mapping[str, str]) -> str:
 def state_home(environment: Mapping[str, str]) -> str:
     """`$XDG_STATE_HOME`."""
     return _home(environment, "XDG_STATE_HOME", ".local/state")
+
+
+def memory_file_of(environment: Mapping[str, str], context: str, addresses: list[Address]) -> str:
+    """Where the members of this context's swarm are remembered."""
+    return memory_file(state_home(environment), context, addresses)
 
 
 def cache_home(environment: Mapping[str, str]) -> str:

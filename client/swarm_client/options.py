@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Option:
-    """One option.  `names` holds all spellings, the long one first; without `metavar` it is a flag.
+    """One option.  `names` holds all spellings, the first long one is its key; without `metavar` it is a flag.
 
     `read` turns the text into a value and raises `ValueError` with "must be ..." for a bad one.  `repeats` gathers a
     list.  `later` refuses the option: it belongs to a later version.
@@ -39,7 +39,8 @@ class Option:
         hidden: bool = False,
     ) -> None:
         self.names = tuple(names.split())
-        self.key = key or self.names[0].lstrip("-").replace("-", "_")
+        long = next((name for name in self.names if name.startswith("--")), self.names[0])
+        self.key = key or long.lstrip("-").replace("-", "_")
         self.summary, self.metavar, self.read = summary, metavar, read
         self.choices, self.repeats, self.value, self.later, self.hidden = tuple(choices), repeats, value, later, hidden
 
@@ -105,7 +106,7 @@ def parse(words: Sequence[str], options: Sequence[Option], *, takes_command: boo
         if word == "-" or not word.startswith("-"):
             arguments.positionals.append(word)
             if takes_command:
-                arguments.command = queue
+                arguments.command = [word, *queue]
                 break
         elif word.startswith("--"):
             _take_long(word, queue, table, arguments)

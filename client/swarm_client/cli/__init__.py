@@ -76,7 +76,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise _unknown_command(name)
     module = _module(name)
-    command: Command = module.COMMAND
+    command = load_command(name)
     arguments = parse(before.command[1:], (*command.options, *COMMON), takes_command=command.takes_command)
     arguments.values = before.values | arguments.values
     if arguments["help"]:
@@ -87,7 +87,11 @@ def _dispatch(words: list[str]) -> int:
 
     from swarm_client.cli.session import Session
 
-    code = module.execute(Session(arguments), arguments)
+    session = Session(arguments)
+    try:
+        code = module.execute(session, arguments)
+    finally:
+        session.close()
     assert isinstance(code, int)
     return code
 
@@ -96,6 +100,13 @@ def _module(name: str):  # type: ignore[no-untyped-def]  # a module; naming the 
     import importlib
 
     return importlib.import_module(f"swarm_client.cli.{name}")
+
+
+def load_command(name: str) -> Command:
+    """The table of one command; imports its module."""
+    command = _module(name).COMMAND
+    assert isinstance(command, Command)
+    return command
 
 
 def _without_command(arguments: Arguments) -> int:

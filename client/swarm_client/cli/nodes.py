@@ -52,9 +52,8 @@ def _models(node: Mapping[str, Any]) -> str:
 def note(node: Mapping[str, Any]) -> str:
     """What keeps a node or its GPUs from being used, and whose processes they are."""
     parts = ["draining"] if node.get("is_draining") else []
-    for gpu in node.get("gpus") or []:
-        if gpu.get("health") not in ("ok", None):
-            parts.append(f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else ""))
+    ill = [gpu for gpu in node.get("gpus") or [] if gpu.get("health") not in ("ok", None)]
+    parts += [f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else "") for gpu in ill]
     return "; ".join(parts) or "-"
 
 

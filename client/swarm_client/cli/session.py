@@ -45,6 +45,12 @@ class Session:
         output = "name" if self.is_quiet else self.config.values["output"]
         return Printer(output, self.config.values["color"], self._arguments["format"] or "", sys.stdout)
 
+    def close(self) -> None:
+        """Close connections, if any was opened."""
+        agents = self.__dict__.get("agents")
+        if agents is not None:
+            agents.close()
+
     def tell(self, text: str) -> None:
         """A message for people, on standard error; none with -q."""
         if not self.is_quiet:

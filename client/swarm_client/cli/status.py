@@ -41,11 +41,9 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) of what is known; what does not apply is left out."""
     spec = job.get("spec") or {}
     yield "Job", f"{job['handle']}  ({job['id']})"
-    for name, key in (("Name", "name"), ("User", "user"), ("Queue", "queue")):
-        if job.get(key):
-            yield name, plain(str(job[key]))
-    if job.get("priority"):
-        yield "Priority", str(job["priority"])
+    for name in ("Name", "User", "Queue", "Priority"):
+        if job.get(name.lower()):
+            yield name, plain(str(job[name.lower()]))
     yield "State", shown_state(job)
     if job.get("reason") and job.get("state") != "ended":
         yield "Reason", plain(job["reason"])
@@ -54,6 +52,18 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
     if job.get("nodes"):
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
+    yield from _command(spec)
+    yield from _times(job, spec)
+    yield (
+        "Attempt",
+        str(job.get("attempt") or 0) + (f", {job['relaunches']} relaunched" if job.get("relaunches") else ""),
+    )
+    yield "Shepherd", f"{job.get('shepherd')} (kept by {', '.join(job.get('holders') or []) or '-'})"
+    if job.get("source") == "card":
+        yield "Note", f"from gossip, {show_duration(job.get('staleness_seconds'))} old: its shepherd does not answer"
+
+
+def _command(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if spec.get("command"):
         yield "Command", plain(word_list(spec["command"]))
     if spec.get("tree"):
@@ -63,14 +73,6 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, plain(spec[key])
     if spec.get("env"):
         yield "Variables", plain(" ".join(f"{key}={value}" for key, value in sorted(spec["env"].items())))
-    yield from _times(job, spec)
-    yield (
-        "Attempt",
-        str(job.get("attempt") or 0) + (f", {job['relaunches']} relaunched" if job.get("relaunches") else ""),
-    )
-    yield "Shepherd", f"{job.get('shepherd')} (kept by {', '.join(job.get('holders') or []) or '-'})"
-    if job.get("source") == "card":
-        yield "Note", f"from gossip, {show_duration(job.get('staleness_seconds'))} old: its shepherd does not answer"
 
 
 def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
     free = report.get("free") or {}
-    yield f"Free now: {free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs on {_count(free.get('nodes', 0), 'node')}."
+    gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
+    yield f"Free now: {gpus} on {_count(free.get('nodes', 0), 'node')}."
     obstacles = [node for node in report.get("nodes") or [] if node.get("obstacle")]
     if obstacles:
         yield "What stands against it on each node:"

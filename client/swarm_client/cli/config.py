@@ -1,0 +1,153 @@
+"""`swarm config`: show settings with their origin, change the user's file, or the swarm's own setting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from swarm_client import job_key
+from swarm_client.cli.session import Session
+from swarm_client.config import SETTINGS, user_file
+from swarm_client.failure import OK, UsageError
+from swarm_client.options import Arguments, Command, Option, nearest
+from swarm_client.output import Column
+from swarm_client.toml_edit import Value, remove_key, save, set_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+
+ACTIONS = ("view", "set", "unset")
+COMMAND = Command(
+    "config",
+    "config",
+    "Show or change settings.",
+    (
+        Option("--origin", "view: where each value comes from"),
+        Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
+    ),
+    positionals="view | set KEY VALUE | unset KEY | set --swarm policy=NAME [PARAMETER=NUMBER...]",
+    details="Keys of jobs are written job.KEY, for example job.queue.",
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Carry out view, set or unset."""
+    action = arguments.positionals[0] if arguments.positionals else "view"
+    words = arguments.positionals[1:]
+    if action not in ACTIONS:
+        raise UsageError(f"config {action!r} is not known{nearest(action, ACTIONS)}", f"one of {', '.join(ACTIONS)}")
+    if arguments["swarm"]:
+        return _set_swarm(session, words) if action == "set" else _view_swarm(session)
+    if action == "view":
+        return _view(session, with_origin=bool(arguments["origin"]))
+    return _change(session, action, words)
+
+
+def _view(session: Session, *, with_origin: bool) -> int:
+    config = session.config
+    items = [{"name": key, "value": value, "origin": config.origins[key]} for key, value in config.values.items()]
+    items += [
+        {"name": f"job.{key}", "value": value, "origin": config.job_origins[key]} for key, value in config.job.items()
+    ]
+    columns = [Column("KEY", lambda item: str(item["name"])), Column("VALUE", lambda item: _shown(item["value"]))]
+    if with_origin:
+        columns.append(Column("ORIGIN", lambda item: str(item["origin"])))
+    session.printer.items(items, columns)
+    return OK
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "-"
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={text}" for key, text in value.items())
+    return str(value) if value != "" else "-"
+
+
+def _change(session: Session, action: str, words: list[str]) -> int:
+    key, value = _key_and_value(action, words)
+    section, _, name = key.rpartition(".")
+    file = Path(user_file(os.environ))
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if action == "unset":
+        save(file, remove_key(text, section, name))
+    else:
+        save(file, set_key(text, section, name, _checked(key, section, name, value)))
+    session.tell(f"{key} was {'removed from' if action == 'unset' else 'set in'} {file}")
+    return OK
+
+
+def _key_and_value(action: str, words: list[str]) -> tuple[str, str]:
+    if action == "set" and len(words) == 1 and "=" in words[0]:
+        key, _, value = words[0].partition("=")
+        return key, value
+    if len(words) != (2 if action == "set" else 1):
+        raise UsageError(f"config {action} takes {'KEY VALUE' if action == 'set' else 'KEY'}", "for example job.queue")
+    return words[0], words[-1]
+
+
+def _checked(key: str, section: str, name: str, text: str) -> Value:
+    known = [*SETTINGS, *(f"job.{each}" for each in job_key.NAMES if each not in ("command", "env"))]
+    if key not in known:
+        raise UsageError(f"unknown key {key!r}{nearest(key, known)}", f"known keys: {', '.join(known)}")
+    try:
+        if not section:
+            value: Value = SETTINGS[name][0](text)
+            return value
+        if name in job_key.FILE_ONLY:
+            return bool(job_key.check_value(name, {"true": True, "false": False}.get(text.lower(), text)))
+        kept = job_key.BY_NAME[name]
+        read = kept.option().convert(key, text)
+        return [text] if kept.repeats else text if str in kept.kinds else int(str(read))
+    except ValueError as error:
+        raise UsageError(f"{key}: {text!r} {error}", "correct the value") from None
+
+
+def _view_swarm(session: Session) -> int:
+    setting = session.agents.call("cannot read the swarm's setting", "GET", "/v1/config")
+    _print_setting(session, setting)
+    return OK
+
+
+def _set_swarm(session: Session, words: list[str]) -> int:
+    """Change policy or parameters; a change by somebody else in between is a conflict (exit code 5)."""
+    now = session.agents.call("cannot read the swarm's setting", "GET", "/v1/config")
+    tag = session.agents.last_headers.get("etag", "")
+    policy, parameters = _swarm_values(words, now)
+    headers = {"If-Match": tag} if tag else {}
+    body = {"policy": policy, "parameters": parameters}
+    setting = session.agents.call("cannot change the setting", "PUT", "/v1/config", body=body, headers=headers)
+    _print_setting(session, setting)
+    return OK
+
+
+def _swarm_values(words: list[str], now: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    if len(words) == 2 and words[0] == "policy" and "=" not in words[1]:
+        words = [f"policy={words[1]}"]
+    if not words:
+        raise UsageError("nothing to set", "for example swarm config set --swarm policy=las")
+    policy, parameters = str(now["policy"]), dict(now.get("parameters") or {})
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{word!r} is not KEY=VALUE", "for example policy=las")
+        if key == "policy":
+            parameters = parameters if text == policy else {}
+            policy = text
+            continue
+        try:
+            parameters[key] = float(text)
+        except ValueError:
+            raise UsageError(f"parameter {key}: {text!r} is not a number", "parameters are numbers") from None
+    return policy, parameters
+
+
+def _print_setting(session: Session, setting: Mapping[str, Any]) -> None:
+    if not session.printer.is_for_people:
+        session.printer.document(setting)
+        return
+    session.printer.line(f"policy {setting['policy']} (version {setting['version']})")
+    for name, value in sorted((setting.get("parameters") or {}).items()):
+        session.printer.line(f"  {name} = {value:g}")

@@ -1,0 +1,386 @@
+"""The async client: submit, follow and stop jobs from Python.
+
+    async with SwarmClient(["10.0.0.5:7433"], token_file="~/.config/swarm/token") as swarm:
+        job = await swarm.submit(["python", "train.py"], ranks=4, gpus_per_rank=1)
+        async for record in swarm.logs(job.id, follow=True):
+            print(record.text, end="")
+        job = await swarm.wait(job.id)
+
+Any agent answers; when one cannot be reached the next is asked.  A submission is repeated with its ticket, so there is
+one job however often an answer was lost.  Errors: `AgentUnreachable` when no agent answered, `SwarmRequestError` when
+one refused (with its stable `code`, HTTP `status` and `remedy`).
+"""
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from swarm_client.agents import DEFAULT_PORT
+from swarm_client.agents import quote as quote_segment
+from swarm_client.config import read_token_file
+from swarm_client.http import parse_address, spell
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.errors import AgentUnreachable, SwarmError
+
+CONNECT_LIMIT_S = 1.0
+ANSWER_LIMIT_S = 30.0
+SILENCE_LIMIT_S = 40.0  # agents send a heartbeat every 15 s on a stream
+LINE_BYTES_LIMIT = 8 * 2**20
+WAIT_ROUND_S = 30.0
+PAGE = 1_000
+
+
+class SwarmRequestError(SwarmError):
+    """An agent refused; nothing was changed."""
+
+    def __init__(self, status: int, document: Mapping[str, Any]) -> None:
+        self.status = status
+        self.code = str(document.get("code", "unknown"))
+        self.remedy = str(document.get("remedy") or "")
+        self.errors: list[Mapping[str, Any]] = list(document.get("errors") or [])
+        super().__init__(str(document.get("detail") or document.get("title") or f"status {status}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as an agent described it; times are RFC 3339 text, durations seconds.
+
+    `document` is the whole answer (docs/http-api.md) for what has no attribute here.
+    """
+
+    id: str
+    handle: str
+    name: str
+    user: str
+    state: JobState
+    phase: str
+    reason: str
+    end_reason: EndReason | None
+    exit_code: int | None
+    signal: int | None
+    shell_exit_code: int | None
+    ranks: int | None
+    gpus: int | None
+    nodes: tuple[str, ...]
+    document: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read a job document; keys that a later agent adds stay in `document`."""
+        return cls(
+            id=str(document["id"]),
+            handle=str(document["handle"]),
+            name=str(document.get("name") or ""),
+            user=str(document.get("user") or ""),
+            state=JobState(document["state"]),
+            phase=str(document.get("phase") or ""),
+            reason=str(document.get("reason") or ""),
+            end_reason=EndReason(document["end_reason"]) if document.get("end_reason") else None,
+            exit_code=document.get("exit_code"),
+            signal=document.get("signal"),
+            shell_exit_code=document.get("shell_exit_code"),
+            ranks=document.get("ranks"),
+            gpus=document.get("gpus"),
+            nodes=tuple(str(share["node"]) for share in document.get("nodes") or []),
+            document=document,
+        )
+
+    @property
+    def is_ended(self) -> bool:
+        """True once nothing about the job changes any more."""
+        return self.state is JobState.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """A piece of a rank's output: `data` as it was written, usually a line with its end."""
+
+    rank: int
+    node: str
+    stream: str
+    time: str
+    data: bytes
+    cursor: str
+
+    @property
+    def text(self) -> str:
+        """The data as text; bytes that are not UTF-8 become U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A member of the swarm; None where its record has not arrived."""
+
+    name: str
+    address: str
+    status: str
+    free_gpus: int | None
+    total_gpus: int | None
+    jobs: tuple[str, ...]
+    document: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmEvent:
+    """Something that happened, as one agent logged it."""
+
+    time: str
+    agent: str
+    kind: str
+    text: str
+    job_id: str | None
+    cursor: str
+    document: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+class SwarmClient:
+    """A connection to a swarm; use it as an async context manager."""
+
+    def __init__(
+        self, hosts: Sequence[str] = (), *, token: str | None = None, token_file: str | Path | None = None
+    ) -> None:
+        """Without arguments: SWARM_HOSTS, SWARM_TOKEN or SWARM_TOKEN_FILE of the environment.  Nothing is sent yet."""
+        given = list(hosts) or [text for text in os.environ.get("SWARM_HOSTS", "").split(",") if text.strip()]
+        self._addresses = [parse_address(text, DEFAULT_PORT) for text in given or [f"127.0.0.1:{DEFAULT_PORT}"]]
+        self._token, self._token_file = token, token_file
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=ANSWER_LIMIT_S)
+        token = self._read_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session = aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=LINE_BYTES_LIMIT)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _read_token(self) -> str:
+        if self._token is not None:
+            return self._token
+        file = self._token_file or os.environ.get("SWARM_TOKEN_FILE", "")
+        if os.environ.get("SWARM_TOKEN") and not self._token_file:
+            return os.environ["SWARM_TOKEN"]
+        return read_token_file(str(Path(file).expanduser())) if file else ""
+
+    async def submit(self, command: Sequence[str] | JobSpec, **spec: Any) -> Job:
+        """Submit a command with keys of `JobSpec.to_json` (`ranks=4, gpus_per_rank=1, env={...}`), or a whole spec.
+
+        Raises `JobRejected` before anything is sent when the specification is wrong in itself.
+        """
+        checked = command if isinstance(command, JobSpec) else JobSpec.from_json({"command": list(command), **spec})
+        ticket = await self._call("POST", "/v1/tickets", body={})
+        request = {
+            "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+            "spec": checked.to_json(),
+            "dry_run": False,
+        }
+        return Job.from_json(await self._call("POST", "/v1/jobs", body=request))
+
+    async def job(self, job: str) -> Job:
+        """One job by id, unique prefix, name or `@last`."""
+        return Job.from_json(await self._call("GET", _job_path(job)))
+
+    async def jobs(self, *, include_ended: bool = False, user: str = "", name: str = "") -> list[Job]:
+        """Jobs, newest first; all pages."""
+        query = {"limit": str(PAGE)}
+        query |= {key: value for key, value in (("user", user), ("name", name)) if value}
+        if include_ended:
+            query["all"] = "1"
+        return [Job.from_json(item) async for item in self._pages("/v1/jobs", query)]
+
+    async def cancel(self, job: str, *, grace_s: float | None = None, reason: str = "") -> Job:
+        """Stop a job: SIGTERM, then SIGKILL after the grace time.  Returns at once; `wait` for the end."""
+        body = {
+            key: value for key, value in (("grace_seconds", grace_s), ("reason", reason or None)) if value is not None
+        }
+        return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body))
+
+    async def signal(self, job: str, signal: int | str) -> Job:
+        """Send a signal (10, "USR1") to all ranks; sent once, to one agent."""
+        return Job.from_json(
+            await self._call("POST", _job_path(job, "/signal"), body={"signal": signal}, repeatable=False)
+        )
+
+    async def wait(self, job: str, *, until: str = "done", timeout_s: float | None = None) -> Job:
+        """Return the job once it has ended (`until="done"`) or runs (`"running"`); `TimeoutError` after `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                query = {"for": until, "timeout": str(WAIT_ROUND_S)}
+                answer = await self._call("GET", _job_path(job, "/wait"), query=query, limit_s=WAIT_ROUND_S + 10)
+                found = Job.from_json(answer["job"])
+                if answer["met"] or found.is_ended:
+                    return found
+                job = found.id
+
+    async def logs(
+        self, job: str, *, follow: bool = False, tail: int | None = None, rank: Iterable[int] = ()
+    ) -> AsyncIterator[LogRecord]:
+        """Output of a job; with `follow` until it has ended, through whichever agent can be reached."""
+        query = {"rank": ",".join(map(str, rank))} if rank else {}
+        query |= {"tail": str(tail)} if tail is not None else {}
+        query |= {"follow": "1"} if follow else {}
+        async for record in self._stream(_job_path(job, "/logs"), query, ends=follow):
+            if record.get("type") == "log":
+                yield _log_record(record)
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Members of the swarm with their resources, by the view of the agent that answers."""
+        document = await self._call("GET", "/v1/nodes")
+        return [
+            NodeInfo(
+                name=str(item["name"]),
+                address=str(item.get("address") or ""),
+                status=str(item["status"]),
+                free_gpus=item.get("free_gpus"),
+                total_gpus=item.get("total_gpus"),
+                jobs=tuple(item.get("jobs") or ()),
+                document=item,
+            )
+            for item in document["items"]
+        ]
+
+    async def events(self, *, follow: bool = False, kind: str = "", job: str = "") -> AsyncIterator[SwarmEvent]:
+        """Events, oldest first; with `follow` for ever."""
+        query = {key: value for key, value in (("kind", kind), ("job", job)) if value}
+        if follow:
+            async for record in self._stream("/v1/events", {**query, "follow": "1"}, ends=True):
+                if "kind" in record:
+                    yield _event(record)
+            return
+        for item in (await self._call("GET", "/v1/events", query=query))["items"]:
+            yield _event(item)
+
+    async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[Mapping[str, Any]]:
+        while True:
+            document = await self._call("GET", path, query=query)
+            for item in document["items"]:
+                yield item
+            if not document.get("next_cursor"):
+                return
+            query = {**query, "cursor": str(document["next_cursor"])}
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        repeatable: bool = True,
+        limit_s: float = ANSWER_LIMIT_S,
+    ) -> Any:
+        """Ask one agent after the other until one answers."""
+        causes: list[str] = []
+        for address in list(self._addresses):
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=limit_s)
+            url = f"http://{spell(address)}{path}"
+            try:
+                async with self._http.request(method, url, params=query, json=body, timeout=timeout) as response:
+                    document = await response.json(content_type=None)
+                    if response.status == 503 and repeatable and address != self._addresses[-1]:
+                        causes.append(f"{spell(address)}: not ready")
+                        continue
+                    if response.status >= 400:
+                        raise SwarmRequestError(response.status, document if isinstance(document, dict) else {})
+            except aiohttp.ClientConnectorError as error:
+                causes.append(f"{spell(address)}: {error.strerror or error}")
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                causes.append(f"{spell(address)}: {error or type(error).__name__}")
+                if not repeatable:
+                    break
+            else:
+                self._prefer(address)
+                return document
+        raise AgentUnreachable([spell(address) for address in self._addresses], "; ".join(causes))
+
+    async def _stream(self, path: str, query: Mapping[str, str], *, ends: bool) -> AsyncIterator[dict[str, Any]]:
+        """Records of a stream; when it breaks it is resumed behind the last cursor, each agent being asked twice."""
+        cursor, failures = "", 0
+        while True:
+            address = self._addresses[0]
+            more = {"cursor": cursor} if cursor else {}
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=SILENCE_LIMIT_S)
+            cause = "the stream ended early"
+            try:
+                url = f"http://{spell(address)}{path}"
+                headers = {"Accept": "application/x-ndjson"}
+                async with self._http.get(url, params={**query, **more}, headers=headers, timeout=timeout) as response:
+                    if response.status >= 400:
+                        raise SwarmRequestError(response.status, await response.json(content_type=None))
+                    async for line in response.content:
+                        record = _parse_line(line)
+                        if record is None:
+                            continue
+                        cursor, failures = str(record.get("cursor") or cursor), 0
+                        yield record
+                        if record.get("type") == "end":
+                            return
+                if not ends:
+                    return
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                cause = str(error) or type(error).__name__
+            failures += 1
+            if failures > 2 * len(self._addresses):
+                raise AgentUnreachable([spell(each) for each in self._addresses], cause)
+            self._addresses.append(self._addresses.pop(0))
+            await asyncio.sleep(0.1 * failures)
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("use SwarmClient in an `async with` block")
+        return self._session
+
+    def _prefer(self, address: tuple[str, int]) -> None:
+        self._addresses.remove(address)
+        self._addresses.insert(0, address)
+
+
+def _job_path(job: str, tail: str = "") -> str:
+    return f"/v1/jobs/{quote_segment(job)}{tail}"
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    import json
+
+    if not line.strip():
+        return None
+    document = json.loads(line)
+    return document if isinstance(document, dict) else None
+
+
+def _log_record(record: Mapping[str, Any]) -> LogRecord:
+    data = base64.b64decode(record["data"]) if "data" in record else str(record.get("text", "")).encode()
+    return LogRecord(
+        rank=int(record["rank"]),
+        node=str(record["node"]),
+        stream=str(record["stream"]),
+        time=str(record.get("time") or ""),
+        data=data,
+        cursor=str(record.get("cursor") or ""),
+    )
+
+
+def _event(document: Mapping[str, Any]) -> SwarmEvent:
+    return SwarmEvent(
+        time=str(document["time"]),
+        agent=str(document["agent"]),
+        kind=str(document["kind"]),
+        text=str(document["text"]),
+        job_id=document.get("job_id"),
+        cursor=str(document.get("cursor") or ""),
+        document=document,
+    )

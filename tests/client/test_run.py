@@ -1,0 +1,297 @@
+import socket
+import threading
+
+import pytest
+
+from swarm_client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
+
+
+def spec_of(agent):
+    return agent.wait_for("POST", "/v1/jobs")[0]["spec"]
+
+
+def test_stdout_is_the_jobs_stdout_and_the_exit_code_is_the_jobs(swarm, agent):
+    agent.stream = lambda _: iter(
+        [state("running", "1"), log("epoch 1\n", "2"), log("careful\n", "3", stream="stderr"), end("4", 3, "failed")]
+    )
+    code, out, err = swarm("run", "--no-sync", "-g", "4", "--", "python", "train.py", "--lr", "1")
+    assert (code, out) == (3, "epoch 1\n")
+    assert err == f"careful\nswarm: job {HANDLE} failed (exit code 3)\n"
+    assert spec_of(agent)["command"] == ["python", "train.py", "--lr", "1"]
+    assert (spec_of(agent)["ranks"], spec_of(agent)["gpus_per_rank"]) == (4, 1)
+
+
+def test_output_that_is_not_text_arrives_unchanged(swarm, agent):
+    agent.stream = lambda _: iter([state("running", "1"), log("\udcff\x00x", "2"), end("3")])
+    assert swarm("run", "--no-sync", "--", "cat") == (0, "\udcff\x00x", "")
+
+
+def test_label_marks_each_line_once_even_when_it_comes_in_parts(swarm, agent):
+    parts = [log("a", "2"), log("b\n", "3"), log("c\n", "4", rank=1)]
+    agent.stream = lambda _: iter([state("running", "1"), *parts, end("5")])
+    assert swarm("run", "--no-sync", "--label", "--", "x")[1] == "0: ab\n1: c\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ([], (1, 0)),
+        (["-g", "0"], (1, 0)),
+        (["-g4"], (4, 1)),
+        (["--gres=gpu:h200:2"], (2, 1)),
+        (["--gpus", "8", "--gpus-per-rank", "2"], (4, 2)),
+        (["--gpus", "8", "--ranks", "2"], (2, 4)),
+        (["--ranks", "3"], (3, 0)),
+        (["--ranks", "3", "--gpus-per-rank", "2"], (3, 2)),
+    ],
+)
+def test_shape_follows_from_gpus_and_ranks(swarm, agent, options, shape):
+    code, out, err = swarm("run", "-d", "--no-sync", *options, "--", "true")
+    assert (code, out, err) == (0, f"{HANDLE}\n", "")
+    assert (spec_of(agent)["ranks"], spec_of(agent)["gpus_per_rank"]) == shape
+
+
+def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
+    (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
+    words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]
+    words += ["-p", "-5", "--queue", "default", "-e", "SEED=3", "-e", "LOGNAME", "--env-file", str(tmp_path / "vars")]
+    words += ["--venv", "/opt/env", "--per-node", "--node", "gpu1,gpu2", "--exclude", "gpu3", "--grace", "5s"]
+    swarm("submit", "--no-sync", "-g1", "--on-isolation", "continue", "-w", "/data", *words, "--", "true")
+    spec = spec_of(agent)
+    spec.pop("umask")
+    assert spec == {
+        "command": ["true"],
+        "name": "digits",
+        "user": "ada",
+        "ranks": 1,
+        "gpus_per_rank": 1,
+        "cpus_per_rank": 8,
+        "memory_bytes_per_rank": 16 * 2**30,
+        "gpu_type": "H200",
+        "gpu_memory_bytes": 80 * 2**30,
+        "time_limit_seconds": 5400.0,
+        "priority": -5,
+        "queue": "default",
+        "env": {"A": "1", "B": "two words", "SEED": "3", "LOGNAME": "ada"},
+        "venv": "/opt/env",
+        "per_node": True,
+        "nodes": ["gpu1", "gpu2"],
+        "exclude": ["gpu3"],
+        "grace_seconds": 5.0,
+        "on_isolation": "continue",
+        "workdir": "/data",
+    }
+
+
+def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
+    from swarmsched.api import JobSpec
+
+    swarm("submit", "--no-sync", "-g2", "-c1", "--mem=1G", "--time=1h", "--node=a", "--venv=/v", "--", "true")
+    assert JobSpec.from_json(spec_of(agent)).total_gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run"], "no command was given"),
+        (["run", "--gpsu", "2", "--", "x"], "unknown option --gpsu; did you mean --gpus?"),
+        (["run", "-g", "1:4", "--", "x"], "not available in this version"),
+        (["run", "--array", "0-9", "--", "x"], "--array is not available in this version"),
+        (["run", "--image=x", "--", "x"], "--image is not available in this version"),
+        (["run", "-g", "two", "--", "x"], "must be a whole number"),
+        (["run", "-t", "soon", "--", "x"], "must be a duration"),
+        (["run", "--mem", "lots", "--", "x"], "must be a size"),
+        (["run", "-g", "3", "--ranks", "2", "--", "x"], "3 GPUs cannot be shared by 2 ranks"),
+        (["run", "-e", "=1", "--", "x"], "is not K=V"),
+        (["run", "-e", "NOT_SET_ANYWHERE", "--", "x"], "no such variable to copy"),
+        (["run", "--on-isolation", "puase", "--", "x"], "did you mean pause?"),
+        (["run", "-f", "absent.toml"], "does not exist"),
+        (["run", "--name"], "--name needs a value"),
+        (["run", "--dry-run=yes", "--", "x"], "--dry-run takes no value"),
+        (["rnu"], "unknown command 'rnu'; did you mean run?"),
+        (["scale", "x", "4"], "not available in this version"),
+    ],
+)
+def test_bad_command_lines_name_the_remedy_and_send_nothing(swarm, agent, words, message):
+    code, out, err = swarm(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("swarm: ")
+    assert "Traceback" not in err
+    assert agent.requests == []
+
+
+def test_a_job_file_is_read_and_options_win(swarm, agent, tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text('command = ["python", "a.py"]\ngpus = 4\nsync = false\ntime = "2h"\n[env]\nA = "1"\nB = 2\n')
+    swarm("submit", str(file))
+    swarm("submit", "-f", str(file), "-g", "2", "-e", "A=9", "--", "python", "b.py")
+    first, second = (body["spec"] for body in agent.wait_for("POST", "/v1/jobs", 2))
+    assert (first["command"], first["ranks"], first["env"]) == (["python", "a.py"], 4, {"A": "1", "B": "2"})
+    assert (second["command"], second["ranks"], second["env"]) == (["python", "b.py"], 2, {"A": "9", "B": "2"})
+    assert second["time_limit_seconds"] == 7200.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("job.toml", 'command = "x"\n\ngpsu = 4\n', ":3: gpsu: unknown key; did you mean gpus?"),
+        ("job.yaml", "command: x\ngpsu: 4\n", ":2: gpsu: unknown key; did you mean gpus?"),
+        ("job.toml", 'command = "x"\ngpus = "4"\n', ":2: gpus: must be a whole number"),
+        ("job.toml", "command = [\n", "is not TOML"),
+        ("job.yaml", "a: [", "is not YAML"),
+        ("job.toml", 'command = "x"\narray = "0-9"\n', ":2: array is not available in this version"),
+        ("job.yaml", "- x\n", "must be a table"),
+    ],
+)
+def test_a_bad_job_file_is_named_with_its_line(swarm, agent, tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    code, _, err = swarm("submit", "-f", str(tmp_path / name))
+    assert code == 2
+    assert message in err
+    assert agent.requests == []
+
+
+def test_a_rejected_job_names_fields_and_remedies(swarm, agent):
+    errors = [{"pointer": "/spec/queue", "detail": "there is no queue 'x'", "remedy": "known queues: default"}]
+    agent.answers["POST /v1/jobs"] = (422, problem(422, "job_rejected", "bad", errors=errors))
+    code, out, err = swarm("run", "--no-sync", "--", "true")
+    assert (code, out) == (2, "")
+    assert err == "swarm: cannot submit the job: queue: there is no queue 'x'\n  known queues: default\n"
+
+
+def test_an_impossible_request_is_refused_with_125(swarm, agent):
+    document = problem(422, "impossible_request", "asked for 64 GPUs; the swarm has 6", remedy="ask for at most 6")
+    agent.answers["POST /v1/jobs"] = (422, document)
+    assert swarm("run", "--no-sync", "-g64", "--", "true") == (
+        125,
+        "",
+        "swarm: cannot submit the job: asked for 64 GPUs; the swarm has 6\n  ask for at most 6\n",
+    )
+
+
+def test_a_wrong_token_is_125_for_run_and_4_for_ps(swarm, monkeypatch):
+    monkeypatch.setenv("SWARM_TOKEN", "wrong-token")
+    assert swarm("run", "--no-sync", "--", "true")[0] == 125
+    code, _, err = swarm("ps")
+    assert code == 4
+    assert err.splitlines()[0] == "swarm: cannot list jobs: the token is missing or wrong"
+
+
+def test_no_agent_at_all_is_125_and_says_what_to_do(swarm, point_at):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
+        point_at(address)
+        code, out, err = swarm("run", "--no-sync", "--", "true")
+    assert (code, out) == (125, "")
+    assert err.splitlines()[0].startswith(f"swarm: no agent answered at {address}: ")
+    assert "SWARM_HOSTS" in err
+
+
+def test_a_lost_answer_is_repeated_with_the_same_ticket_at_the_next_agent(swarm, agent, point_at):
+    """The first agent takes the job and never answers: the second is asked with the same ticket, one job."""
+    release = threading.Event()
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second)
+
+        def swallow(body, query):
+            release.wait(10)
+            return 503, problem(503, "not_ready", "late")
+
+        agent.answers["POST /v1/jobs"] = swallow
+        code, out, _ = swarm("run", "-d", "--no-sync", "--", "true")
+        release.set()
+        assert (code, out) == (0, f"{HANDLE}\n")
+        tickets = [agent.wait_for("POST", "/v1/jobs")[0]["ticket"], second.wait_for("POST", "/v1/jobs")[0]["ticket"]]
+        assert tickets[0] == tickets[1]
+        assert list(second.jobs) == [JOB_ID]
+
+
+def test_the_stream_goes_on_at_another_agent_where_it_broke_off(swarm, agent, point_at):
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second)
+        seen = []
+        agent.stream = lambda _: iter([state("running", "1"), log("one\n", "c1")])
+
+        def rest(cursor):
+            seen.append(cursor)
+            return iter([log("two\n", "c2"), end("c3", 0)])
+
+        second.stream = rest
+        agent.answers["POST /v1/tickets"] = lambda body, query: (
+            200,
+            {"job_id": JOB_ID, "handle": HANDLE, "holders": ["gpu1"], "node": "gpu1"},
+        )
+
+        def once(cursor):
+            agent.stream = lambda _: second.stream(_)
+            return iter([state("running", "1"), log("one\n", "c1")])
+
+        agent.stream = once
+        assert swarm("run", "--no-sync", "--", "x") == (0, "one\ntwo\n", "")
+        assert seen == ["c1"]
+
+
+def test_lost_contact_with_an_unknown_outcome_is_125(swarm, agent, monkeypatch):
+    monkeypatch.setenv("SWARM_CONTACT_TIMEOUT", "0.2s")
+    agent.stream = lambda _: iter([])
+    code, out, err = swarm("run", "--no-sync", "--", "x")
+    assert (code, out) == (125, "")
+    assert f"lost contact with job {JOB_ID}" in err
+    assert "its outcome is unknown" in err
+
+
+def test_a_job_that_waits_is_explained_after_a_second(swarm, agent):
+    def stream(_):
+        yield state("queued", "1", nodes=[], reason="needs 4 GPUs, 2 free")
+        agent.wait_for("GET", f"/v1/jobs/{JOB_ID}/logs")
+        threading.Event().wait(1.2)
+        yield state("running", "2")
+        yield end("3")
+
+    agent.stream = stream
+    code, out, err = swarm("run", "--no-sync", "-g4", "--", "x")
+    assert (code, out) == (0, "")
+    assert err == (f"swarm: job {HANDLE} queued: needs 4 GPUs, 2 free\nswarm: job {HANDLE} running on gpu1, gpu2\n")
+
+
+def test_timeout_cancels_the_job_and_returns_124(swarm, agent):
+    def stream(_):
+        yield state("running", "1")
+        agent.wait_for("POST", f"/v1/jobs/{JOB_ID}/cancel")
+        yield end("2", 143, "cancelled", signal=15, exit_code=0)
+
+    agent.stream = stream
+    code, _, err = swarm("run", "--no-sync", "--timeout", "0.1", "--", "x")
+    assert code == 124
+    assert "cancelling job" in err
+
+
+def test_dry_run_submits_nothing(swarm, agent):
+    code, out, _ = swarm("run", "--dry-run", "-g2", "--", "x")
+    assert (code, agent.jobs) == (0, {})
+    assert out.startswith("would be accepted: ")
+    assert [path for _, path, _ in agent.requests] == ["/v1/tickets", "/v1/jobs"]
+
+
+def test_quiet_says_nothing_of_its_own(swarm, agent):
+    agent.stream = lambda _: iter([state("running", "1"), end("2", 1, "failed")])
+    assert swarm("run", "-q", "--no-sync", "--", "x") == (1, "", "")
+
+
+def test_attach_returns_the_jobs_code_and_wait_as_well(swarm, agent):
+    agent.stream = lambda _: iter([state("running", "1"), log("x\n", "2"), end("3", 7, "failed")])
+    assert swarm("attach", HANDLE)[:2] == (7, "x\n")
+    agent.answers[f"GET /v1/jobs/{HANDLE}/wait"] = {"met": True, "job": ended(9, "failed")}
+    assert swarm("wait", HANDLE) == (9, "", "")
+
+
+def test_wait_times_out_with_124(swarm, agent):
+    from swarm_client.testing import job_document
+
+    agent.answers[f"GET /v1/jobs/{HANDLE}/wait"] = {"met": False, "job": job_document()}
+    agent.answers[f"GET /v1/jobs/{JOB_ID}/wait"] = {"met": False, "job": job_document()}
+    code, _, err = swarm("wait", HANDLE, "--timeout", "0.05")
+    assert code == 124
+    assert "did not get there" in err
