@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -143,13 +144,44 @@ class RunningAgent:
 
     def get(self, path: str, timeout_s: float = 5.0) -> Any:
         """Parsed JSON of a GET with the token; `AgentUnreachable` when nobody answers."""
-        headers = {"Authorization": f"Bearer {self.token}"}
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310  # the URL is our own
+        return self.call("GET", path, timeout_s=timeout_s)[1]
+
+    def call(self, method: str, path: str, body: object = None, timeout_s: float = 10.0) -> tuple[int, Any]:
+        """Status and parsed JSON of any request, problems included; `AgentUnreachable` when nobody answers."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310  # our own URL
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310  # as above
-                return json.load(response)
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
         except OSError as error:
             raise AgentUnreachable([self.url], str(error)) from error
+
+    def submit(self, *command: str, **spec: Any) -> Any:
+        """Submit a job here; returns its document.  Fails when it is refused."""
+        status, job = self.call("POST", "/v1/jobs", {"spec": {"command": list(command), **spec}})
+        assert status == 201, job
+        return job
+
+    def ended(self, job: Any, timeout_s: float = 30.0) -> Any:
+        """The document of a job once it has ended; fails when it has not within `timeout_s`."""
+        path = f"/v1/jobs/{job['id']}"
+        self.call("GET", f"{path}/wait?for=done&timeout={timeout_s}", timeout_s=timeout_s + 5)
+        document = self.get(path)
+        assert document["state"] == "ended", document
+        return document
+
+    def output(self, job: Any, stream: str = "stdout") -> str:
+        """What the ranks of a job have written so far, as this agent tells it."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"{self.url}/v1/jobs/{job['id']}/logs?stream={stream}"
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310  # the URL is our own
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310  # as above
+            records = [json.loads(line) for line in response if line.strip()]
+        return "".join(record["text"] for record in records if record.get("type") == "log")
 
     def is_live(self) -> bool:
         """True when /livez answers 200; fails when the process has ended."""

@@ -1,0 +1,140 @@
+"""Jobs on a real swarm: three agent processes, real UDP and HTTP, real shims and processes."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.testing import wait_until_sync
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+
+def descendants(marker):
+    """Pids of processes whose command line contains the marker."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                if marker.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def test_gang_that_fits_on_no_single_node_spans_nodes_and_finds_itself(swarm):
+    job = swarm[0].submit("sh", "-c", "echo $RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT", ranks=4, gpus_per_rank=1)
+    done = swarm[1].ended(job)
+    assert (done["end_reason"], done["exit_code"]) == ("completed", 0)
+    assert len({node["node"] for node in done["nodes"]}) >= 2
+    lines = swarm[2].output(job).splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["0/4", "1/4", "2/4", "3/4"]
+    assert len({line.split()[1] for line in lines}) == 1
+
+
+def test_exit_code_is_that_of_the_first_failing_rank(swarm):
+    script = 'if [ "$RANK" = 1 ]; then exit 7; else sleep 60; fi'
+    job = swarm[1].submit("sh", "-c", script, ranks=3, gpus_per_rank=1)
+    done = swarm[0].ended(job)
+    assert (done["end_reason"], done["shell_exit_code"], done["failed_rank"]) == ("failed", 7, 1)
+
+
+def test_command_that_does_not_exist_gives_127(swarm):
+    done = swarm[0].ended(swarm[0].submit("no-such-command-anywhere"))
+    assert done["shell_exit_code"] == 127
+
+
+def test_job_that_ignores_sigterm_is_killed_after_its_grace(swarm):
+    job = swarm[0].submit("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    wait_until_sync(lambda: "ready" in swarm[0].output(job), 10)
+    status, _ = swarm[2].call("POST", f"/v1/jobs/{job['id']}/cancel", {"grace_seconds": 0.5})
+    assert status == 202
+    done = swarm[0].ended(job)
+    assert (done["end_reason"], done["shell_exit_code"]) == ("cancelled", 137)
+
+
+def test_daemons_that_a_job_forks_do_not_survive_it(swarm):
+    marker = "314159.2653"
+    script = f"(setsid sleep {marker} &) ; (setsid setsid sleep {marker} & ) ; echo forked"
+    done = swarm[0].ended(swarm[0].submit("sh", "-c", script))
+    assert done["exit_code"] == 0
+    wait_until_sync(lambda: not descendants(f"sleep\0{marker}"), 5)
+
+
+def test_hundred_megabytes_of_output_are_kept_within_the_limit(swarm):
+    script = "import sys\nfor i in range(100): sys.stdout.write('x' * 1048575 + '\\n')"
+    job = swarm[0].submit(sys.executable, "-c", script)
+    done = swarm[0].ended(job, 60)
+    assert done["exit_code"] == 0
+    logs = [agent.data_dir / "logs" for agent in swarm]
+    kept = sum(path.stat().st_size for folder in logs for path in folder.rglob("*") if path.is_file())
+    assert kept < 80 * 2**20
+
+
+def test_output_without_a_newline_is_seen_while_the_job_runs(swarm):
+    job = swarm[0].submit("sh", "-c", "printf waiting; sleep 30")
+    wait_until_sync(lambda: swarm[1].output(job) == "waiting", 10)
+    swarm[0].call("DELETE", f"/v1/jobs/{job['id']}")
+    assert swarm[0].ended(job)["end_reason"] == "cancelled"
+
+
+def test_time_limit_ends_a_job_with_124(swarm):
+    done = swarm[0].ended(swarm[0].submit("sleep", "30", time_limit_seconds=0.5))
+    assert (done["end_reason"], done["shell_exit_code"]) == ("timeout", 124)
+
+
+def test_signal_reaches_every_rank(swarm):
+    script = "trap 'echo got INT; exit 5' INT; echo ready; while :; do sleep 0.05; done"
+    job = swarm[0].submit("bash", "-c", script, ranks=3, gpus_per_rank=1)
+    wait_until_sync(lambda: swarm[1].output(job).count("ready") == 3, 10)
+    status, _ = swarm[1].call("POST", f"/v1/jobs/{job['id']}/signal", {"signal": int(signal.SIGINT)})
+    assert status == 202
+    assert swarm[0].ended(job)["shell_exit_code"] == 5
+    assert swarm[2].output(job).count("got INT") == 3
+
+
+def test_more_gpus_than_the_swarm_ever_had_is_refused_with_the_numbers(swarm):
+    status, problem = swarm[0].call("POST", "/v1/jobs", {"spec": {"command": ["true"], "ranks": 7, "gpus_per_rank": 1}})
+    assert status == 422
+    assert "7 GPUs" in problem["detail"]
+    assert "6 GPUs" in problem["detail"]
+
+
+def test_more_gpus_than_are_free_waits_with_a_reason_and_runs_later(swarm):
+    holder = swarm[0].submit("sleep", "4", ranks=5, gpus_per_rank=1)
+    wait_until_sync(lambda: swarm[0].get(f"/v1/jobs/{holder['id']}")["state"] == "running", 10)
+    waiting = swarm[1].submit("true", ranks=3, gpus_per_rank=1)
+    wait_until_sync(lambda: re.search(r"needs 3 GPUs", swarm[2].get(f"/v1/jobs/{waiting['id']}")["reason"]), 4)
+    why = swarm[2].get(f"/v1/jobs/{waiting['id']}/why")
+    assert why["free"]["gpus"] == 1
+    assert swarm[1].ended(waiting)["end_reason"] == "completed"
+
+
+def test_same_ticket_at_another_agent_makes_one_job(swarm):
+    _, ticket = swarm[0].call("POST", "/v1/tickets", {})
+    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": {"command": ["true"]}}
+    first, made = swarm[0].call("POST", "/v1/jobs", body)
+    second, again = swarm[1].call("POST", "/v1/jobs", body)
+    assert (first, second) == (201, 200)
+    assert made["id"] == again["id"] == ticket["job_id"]
+    jobs = [job for job in swarm[2].get("/v1/jobs?all=true")["items"] if job["id"] == made["id"]]
+    assert len(jobs) == 1
+
+
+def test_secrets_and_the_agents_own_environment_do_not_reach_a_job(swarm):
+    job = swarm[0].submit("env")
+    swarm[0].ended(job)
+    text = swarm[0].output(job)
+    assert "SWARM_JOB_ID=" in text
+    assert "TOKEN" not in text
+    assert "KEY" not in text
+
+
+def test_a_burst_of_short_jobs_all_completes(swarm):
+    jobs = [swarm[index % 3].submit("true", ranks=1, gpus_per_rank=1) for index in range(60)]
+    reasons = {swarm[0].ended(job, 60)["end_reason"] for job in jobs}
+    assert reasons == {"completed"}
