@@ -1,0 +1,66 @@
+"""The monitoring files in docs/monitoring speak of metrics that exist, and their rules are valid."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.metrics import exposition, gpu
+from swarm_agent.metrics.observed import Observed
+
+MONITORING = Path(__file__).parents[2] / "docs/monitoring"
+DASHBOARDS = sorted(MONITORING.glob("grafana-*.json"))
+SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
+
+
+def published_names():
+    """Names of all families, read from the sources, since no single page shows every one."""
+    sources = [Path(module.__file__).read_text() for module in (exposition, gpu)]
+    names = set(re.findall(r'"(swarm_[a-z0-9_]+)"', "".join(sources)))
+    observed = Observed()
+    observed.watch_traffic(gossip=Counter(), peer=Counter())
+    names |= {family.name for family in observed.families(is_openmetrics=False)}
+    return names | {family.name for family in observed.registry.collect()}
+
+
+def unknown_names(text):
+    known = published_names()
+    used = set(re.findall(r"\b(?:swarm|process)_[a-z0-9_]+", text))
+    return {name for name in used if name not in known and SUFFIXES.sub("", name) not in known}
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.name)
+def test_dashboards_use_a_data_source_variable_and_existing_metrics(file):
+    board = json.loads(file.read_text())
+    assert board["templating"]["list"][0]["type"] == "datasource"
+    assert "uid" not in board
+    assert {panel["datasource"]["uid"] for panel in board["panels"]} == {"${datasource}"}
+    expressions = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    assert unknown_names(expressions) == set()
+
+
+def test_there_are_two_dashboards():
+    assert [file.name for file in DASHBOARDS] == ["grafana-node.json", "grafana-swarm.json"]
+
+
+def test_alert_rules_use_existing_metrics():
+    expressions = re.findall(r"expr: (.*)", (MONITORING / "alerts.yml").read_text())
+    assert len(expressions) >= 8
+    assert unknown_names(" ".join(expressions)) == set()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+def test_promtool_accepts_rules_and_scrape_configuration():
+    for arguments in (["rules", "alerts.yml"], ["config", "--syntax-only", "prometheus.yml"]):
+        result = subprocess.run(
+            ["promtool", "check", *arguments], cwd=MONITORING, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_name_that_does_not_exist_would_be_found():
+    assert unknown_names("rate(swarm_nope_total[5m]) + swarm_gpus") == {"swarm_nope_total"}
