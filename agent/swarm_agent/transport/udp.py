@@ -42,6 +42,13 @@ class UdpTransport:
         self.drops = DropLog("datagram")
         self.counters: Counter[str] = Counter()  # sent, received, sent_bytes, received_bytes, send_errors
 
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """What the kernel granted; Linux reports twice the usable size.  0 while closed."""
+        if self._socket is None:
+            return 0
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
+
     def open(self) -> None:
         """Bind and begin to read; raises `OSError` when the address is in use or not ours."""
         self._is_ipv6 = ip_address(self._listen[0]).version == 6

@@ -5,8 +5,8 @@ import sys
 from swarm_agent.journal import FIELDS, JsonLines, TextLines
 
 
-def record(message: str, level: int = logging.INFO, **fields: object) -> logging.LogRecord:
-    made = logging.LogRecord("swarm.agent", level, __file__, 1, message, (), None)
+def record(message: str, severity: int = logging.INFO, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("swarm.agent", severity, __file__, 1, message, (), None)
     made.created = 1_700_000_000.25
     setattr(made, FIELDS, fields)
     return made

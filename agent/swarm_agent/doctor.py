@@ -1,0 +1,101 @@
+"""What an agent can find out about its own machine and its neighbours' mistakes, each with a remedy.
+
+These are hints for people; what decides whether work may come is `swarm_agent.readiness`.
+"""
+
+import resource
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_agent.agent import Agent
+from swarm_agent.config import AgentConfig, ephemeral_ports
+from swarm_agent.transport.udp import RECEIVE_BUFFER_BYTES
+
+DESCRIPTORS_WANTED = 4_096
+FREE_BYTES_WANTED = 2**30
+SLOW_COMMIT_S = 0.05
+LAG_WORTH_A_WORD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`status` is ok, warning or failed."""
+
+    name: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(agent: Agent) -> tuple[Diagnosis, ...]:
+    """All checks; none takes longer than a few system calls."""
+    return (
+        _descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        _space(agent.config.data_dir),
+        _commits(agent.driver.barrier.commit_elapsed_s),
+        _receive_buffer(agent.udp.receive_buffer_bytes),
+        _rendezvous(agent.config),
+        _strangers(agent.udp.drops.counters + agent.channel.drops.counters),
+        _lag(agent.driver.lag_s_max),
+    )
+
+
+def _descriptors(limit: int) -> Diagnosis:
+    detail = f"at most {limit} open files"
+    if limit >= DESCRIPTORS_WANTED:
+        return Diagnosis("open_files", "ok", detail)
+    return Diagnosis("open_files", "warning", detail, f"set LimitNOFILE={DESCRIPTORS_WANTED} in the service unit")
+
+
+def _space(data_dir: Path) -> Diagnosis:
+    free_bytes = shutil.disk_usage(data_dir).free
+    detail = f"{free_bytes / 2**30:.1f} GiB free below {data_dir}"
+    if free_bytes >= FREE_BYTES_WANTED:
+        return Diagnosis("disk_space", "ok", detail)
+    return Diagnosis("disk_space", "warning", detail, "free space, or lower the cache limits of the configuration")
+
+
+def _commits(elapsed_s: float) -> Diagnosis:
+    detail = f"the last durable write took {elapsed_s * 1e3:.1f} ms"
+    if elapsed_s < SLOW_COMMIT_S:
+        return Diagnosis("disk_speed", "ok", detail)
+    return Diagnosis("disk_speed", "warning", detail, "put data_dir on a faster disk; every submit waits for it")
+
+
+def _receive_buffer(granted_bytes: int) -> Diagnosis:
+    detail = f"the gossip socket buffers {granted_bytes} bytes"
+    if granted_bytes >= RECEIVE_BUFFER_BYTES:
+        return Diagnosis("receive_buffer", "ok", detail)
+    remedy = f"run: sysctl -w net.core.rmem_max={RECEIVE_BUFFER_BYTES}; small ones lose bursts in large swarms"
+    return Diagnosis("receive_buffer", "warning", detail, remedy)
+
+
+def _rendezvous(config: AgentConfig) -> Diagnosis:
+    (first, last), (low, high) = config.rendezvous_range, ephemeral_ports()
+    detail = f"ports {first}-{last} for rank 0 of jobs"
+    if last < low or first > high:
+        return Diagnosis("rendezvous_ports", "ok", detail)
+    remedy = "free a range: sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
+    return Diagnosis("rendezvous_ports", "warning", f"{detail} overlap the ephemeral ports {low}-{high}", remedy)
+
+
+def _strangers(drops: Counter[str]) -> Diagnosis:
+    """Malformed packets come from anywhere; a wrong key or version is a neighbour that somebody wants to join."""
+    told = {reason: count for reason, count in sorted(drops.items()) if reason in ("wrong_key", "foreign_version")}
+    if not told:
+        return Diagnosis("strangers", "ok", "nobody knocked with a wrong key or version")
+    detail = "refused messages: " + ", ".join(f"{count} {reason}" for reason, count in told.items())
+    return Diagnosis(
+        "strangers", "warning", detail, "the log names their addresses; give them this swarm's key and label"
+    )
+
+
+def _lag(lag_s: float) -> Diagnosis:
+    detail = f"the event loop was late by {lag_s:.2f} s at most"
+    if lag_s < LAG_WORTH_A_WORD_S:
+        return Diagnosis("event_loop", "ok", detail)
+    return Diagnosis(
+        "event_loop", "warning", detail, "the machine is overloaded or was suspended; leave the agent a core"
+    )
