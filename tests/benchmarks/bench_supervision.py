@@ -35,7 +35,7 @@ async def _shim_rss_kb(bench: Bench) -> int:
     order = make_order("sleep", "60")
     bench.runner.perform(StartTask(order, ()))
     await bench.wait_for(TaskStarted, (order.job_id, 1))
-    shims = [pid for pid in bench.runner.own_pids() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    shims = [pid for pid in bench.runner.processes() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     status = Path(f"/proc/{shims[0]}/status").read_text().splitlines()
     bench.runner.perform(StopTask(order.job_id, 1, 0.0))
     await bench.finish(order)

@@ -263,7 +263,8 @@ def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogRecord, 
             following = _Place(*known[index + 1])
             if following.payload > place.payload:
                 gap = following.payload - place.payload
-                found.append(LogRecord(Stream.SYSTEM, 0.0, b"", str(following), dropped_bytes=gap))
+                utc_s = _first_time(directory, following)
+                found.append(LogRecord(Stream.SYSTEM, utc_s, b"", str(following), dropped_bytes=gap))
             place = following
     return tuple(found)
 
@@ -272,6 +273,13 @@ def _read_segment(directory: Path, start: int, before: int, place: _Place, limit
     with open(segment_path(str(directory), start, before), "rb", buffering=0) as file:  # noqa: PTH123
         data = os.pread(file.fileno(), limit_bytes, place.position - start)
     return _parse(data, place)
+
+
+def _first_time(directory: Path, start: _Place) -> float:
+    """When the first record of a segment was written."""
+    path = segment_path(str(directory), start.position, start.payload)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return int.from_bytes(os.pread(file.fileno(), HEADER_BYTES, 0)[1:9], "big") / 1e6
 
 
 def _parse(data: bytes, place: _Place) -> list[LogRecord]:

@@ -198,13 +198,18 @@ class TaskRunner:
                 self._forget((effect.job_id, effect.attempt))
 
     def own_pids(self) -> set[int]:
-        """Every process of every task here: shims, ranks and their descendants.  One pass over /proc."""
-        roots = [task.link.facts.shim_pid for task in self._tasks.values() if task.is_running]
+        """The shims of this node; every process of a task is a descendant of one, daemons included."""
+        pids = (task.link.facts.shim_pid for task in self._tasks.values() if task.is_running)
+        return {pid for pid in pids if pid}
+
+    def processes(self) -> set[int]:
+        """The shims and all their descendants.  One pass over /proc."""
+        roots = self.own_pids()
         if not roots:
             return set()
         children = shim.processes_by_parent()
         found: set[int] = set()
-        todo = [pid for pid in roots if pid]
+        todo = list(roots)
         while todo:
             pid = todo.pop()
             if pid not in found:
@@ -431,9 +436,12 @@ class TaskRunner:
         """The shim is gone without a last word: end what it left, then report the task lost."""
         await self._end_leftovers(task)
         cause = task.link.last_error()
-        task.failure = TaskFailure.LOST
-        task.detail = f"the supervising process on {task.order.node} was killed" + (f": {cause}" if cause else "")
-        self._agent.logs.say(*task.key, process_ranks(task.order)[0], f"swarm: {task.detail}; the ranks were ended")
+        if task.link.facts.offset:
+            task.failure, event = TaskFailure.LOST, "was killed, so the ranks were ended too"
+        else:  # not even its own pid was recorded: no rank was started
+            task.failure, event = TaskFailure.INTERNAL, "could not start"
+        task.detail = f"the supervising process on {task.order.node} {event}" + (f": {cause}" if cause else "")
+        self._agent.logs.say(*task.key, process_ranks(task.order)[0], f"swarm: {task.detail}")
         task.work = None
         self._ended(task)
 

@@ -84,7 +84,7 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         """End what still runs, so that no test leaves a process behind."""
-        pids = self.runner.own_pids()
+        pids = self.runner.processes()
         await self.runner.stop()
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -70,6 +70,7 @@ def test_what_is_dropped_is_counted_to_the_byte_whatever_the_cursor(store: LogSt
         records = read_all(store, cursor)
         assert before + sum(len(r.data) + r.dropped_bytes for r in records) == written
         assert sum(r.dropped_bytes > 0 for r in records) <= 1
+        assert [r.utc_s for r in records] == sorted(r.utc_s for r in records)
         assert records[-1].utc_s == 1_999.0
 
 

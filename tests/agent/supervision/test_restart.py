@@ -74,7 +74,7 @@ async def test_a_running_task_is_found_with_its_output_and_its_exit_code(tmp_pat
         assert (status.job_id, status.attempt, status.epoch) == (order.job_id, 1, 1)
         assert status.stage is TaskStage.STARTED
         rank_pid = int(await bench.wait_for_output(order, b"\n"))
-        assert rank_pid in bench.runner.own_pids()
+        assert rank_pid in bench.runner.processes()
         go.touch()
         assert (await bench.finish(order)).exits == (RankExit(0, 9),)
         assert bench.output(order) == f"{rank_pid}\nafter\n".encode()

@@ -255,19 +255,21 @@ async def test_memory_and_start_of_a_shim_stay_small(bench: Bench) -> None:
     order = make_order("sleep", "60")
     bench.runner.perform(StartTask(order, ()))
     await bench.wait_for(TaskStarted)
-    shim_pid = next(pid for pid in bench.runner.own_pids() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    shim_pid = next(pid for pid in bench.runner.processes() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
     status = Path(f"/proc/{shim_pid}/status").read_text()
     resident_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     assert resident_kb <= 12 * 1024
 
 
-async def test_own_pids_are_shims_ranks_and_their_children(bench: Bench) -> None:
+async def test_processes_are_shims_ranks_and_their_children(bench: Bench) -> None:
     order = make_order("sh", "-c", "sleep 60 & echo $!; wait")
     bench.runner.perform(StartTask(order, ()))
     child = int(await bench.wait_for_output(order, b"\n"))
-    pids = bench.runner.own_pids()
+    pids = bench.runner.processes()
     assert child in pids
     assert len(pids) == 3
+    assert len(bench.runner.own_pids()) == 1
+    assert bench.runner.own_pids() < pids
 
 
 async def test_stopping_what_is_unknown_or_over_is_answered_at_once(bench: Bench) -> None:
@@ -292,7 +294,7 @@ async def test_killed_shim_is_reported_lost_and_its_ranks_are_ended(bench: Bench
     order = make_order("sh", "-c", "setsid sleep 300 & echo $!; exec sleep 300")
     bench.runner.perform(StartTask(order, ()))
     daemon = int(await bench.wait_for_output(order, b"\n"))
-    pids = bench.runner.own_pids()
+    pids = bench.runner.processes()
     shim_pid = next(pid for pid in pids if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(shim_pid, signal.SIGKILL)
     exited = await bench.finish(order)
@@ -300,3 +302,13 @@ async def test_killed_shim_is_reported_lost_and_its_ranks_are_ended(bench: Bench
     for pid in {daemon, *pids}:
         await gone(pid)
     assert b"supervising process on n1 was killed" in bench.output(order)
+
+
+async def test_a_shim_that_cannot_start_is_no_lost_task(bench: Bench, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise OSError(28, 'No space left on device')\n")
+    bench.runner._shim = broken
+    order, exited = await run(bench, "true")
+    assert exited.failure is TaskFailure.INTERNAL
+    assert "n1 could not start: OSError: [Errno 28] No space left on device" in exited.detail
+    assert exited.detail.encode() in bench.output(order)
