@@ -1,0 +1,170 @@
+"""A real process with real signals, against a small real agent."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from swarm_client.testing import HANDLE, JOB_ID, TOKEN, end, log, state
+
+CANCEL = f"/v1/jobs/{JOB_ID}/cancel"
+SIGNAL = f"/v1/jobs/{JOB_ID}/signal"
+LOGS = f"/v1/jobs/{JOB_ID}/logs"
+
+
+@pytest.fixture
+def start(agent):
+    """Start `swarm WORDS` and give the process; what still runs at the end is killed."""
+    started = []
+
+    def begin(*words, **options):
+        environment = {**os.environ, "SWARM_HOSTS": agent.address, "SWARM_TOKEN": TOKEN}
+        code = "import sys; from swarm_client.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, *words]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen(command, env=environment, **pipes)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def running_job(agent, until_path, *last):
+    """A stream that says "up", then waits for a request, then gives the last records."""
+
+    def stream(cursor):
+        yield state("running", "1")
+        yield log("up\n", "2")
+        agent.wait_for("POST", until_path, limit_s=20)
+        yield from last
+
+    return stream
+
+
+def read_up(process):
+    assert process.stdout.readline() == b"up\n"
+
+
+def test_first_interrupt_is_forwarded_and_says_so(agent, start):
+    agent.stream = running_job(agent, SIGNAL, end("3", 130, "failed", signal=2, exit_code=0))
+    process = start("run", "--no-sync", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert agent.wait_for("POST", SIGNAL) == [{"signal": 2}]
+    assert err.decode().splitlines() == [
+        "swarm: Ctrl-C was sent to all ranks; again within 2 s cancels the job",
+        f"swarm: job {HANDLE} failed (signal 2)",
+    ]
+
+
+def test_second_interrupt_cancels_and_third_leaves_at_once(agent, start):
+    agent.stream = running_job(agent, "/never")
+    process = start("run", "--no-sync", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGINT)
+    agent.wait_for("POST", SIGNAL, limit_s=20)
+    process.send_signal(signal.SIGINT)
+    agent.wait_for("POST", CANCEL, limit_s=20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+
+
+def test_terminate_cancels_and_returns_the_jobs_code(agent, start):
+    agent.stream = running_job(agent, CANCEL, end("3", 143, "cancelled", signal=15, exit_code=0))
+    process = start("run", "--no-sync", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 143
+
+
+def test_hangup_detaches_and_leaves_the_job(agent, start):
+    agent.stream = running_job(agent, "/never")
+    process = start("run", "--no-sync", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=20) == 129
+    assert not [path for method, path, _ in agent.requests if path in (CANCEL, SIGNAL)]
+
+
+def test_hangup_cancels_when_asked_to(agent, start):
+    agent.stream = running_job(agent, "/never")
+    process = start("run", "--no-sync", "--kill-on-disconnect", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=20) == 129
+    agent.wait_for("POST", CANCEL)
+
+
+def test_interrupt_ends_only_the_viewer_of_logs(agent, start):
+    agent.stream = running_job(agent, "/never")
+    process = start("logs", "-f", JOB_ID)
+    read_up(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, b"")
+    assert [path for method, path, _ in agent.requests if method == "POST"] == []
+
+
+def test_a_closed_pipe_is_silent(agent, start):
+    def stream(cursor):
+        yield state("running", "1")
+        for number in range(100_000):
+            yield log("x" * 1000 + "\n", str(number))
+
+    agent.stream = stream
+    process = start("logs", "-f", JOB_ID)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=20) == 141
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("keys", [b"\x1c", b"\x10\x11"])
+def test_detach_keys_leave_the_job_running(agent, start, keys):
+    agent.stream = running_job(agent, "/never")
+    leader, follower = pty.openpty()
+    process = start("run", "--no-sync", "--", "x", stdin=follower, stderr=follower, preexec_fn=lambda: take(follower))
+    os.close(follower)
+    read_up(process)
+    seen = read_until(leader, b"detach: Ctrl-\\ or Ctrl-P Ctrl-Q")
+    os.write(leader, keys)
+    seen += read_until(leader, b"goes on")
+    assert process.wait(timeout=20) == 0
+    assert f"swarm attach {HANDLE}".encode() in seen + read_rest(leader)
+    os.close(leader)
+    assert not [path for method, path, _ in agent.requests if path in (CANCEL, SIGNAL)]
+
+
+def take(terminal):
+    """In the child: a session of its own with the terminal in control."""
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def read_until(descriptor, text, limit_s=20):
+    seen, end_s = b"", time.monotonic() + limit_s
+    while text not in seen:
+        assert select.select([descriptor], [], [], end_s - time.monotonic())[0], seen
+        seen += os.read(descriptor, 1000)
+    return seen
+
+
+def read_rest(descriptor):
+    try:
+        return os.read(descriptor, 1000) if select.select([descriptor], [], [], 1)[0] else b""
+    except OSError:
+        return b""
