@@ -145,6 +145,7 @@ class TaskRunner:
         self._rendezvous = Rendezvous(config.fabric_address, config.rendezvous_ports)
         self._tasks: dict[TaskKey, _Task] = {}
         self._notify = -1
+        self._notice_rest = b""  # of a line that the last read cut
         self._shim = Path(shim.__file__)
         self._pruning: asyncio.Task[None] | None = None
 
@@ -398,16 +399,17 @@ class TaskRunner:
             data = os.read(self._notify, NOTICE_BYTES)
         except BlockingIOError:
             return
-        for line in set(data.decode("ascii", "replace").split("\n")):  # lines are written whole, at most 4 KiB each
+        whole, _, self._notice_rest = (self._notice_rest + data).rpartition(b"\n")
+        for line in dict.fromkeys(whole.decode("ascii", "replace").split("\n")):
             match line.split():
-                case [job_id, attempt, "facts"]:
+                case [job_id, attempt, "facts"] if attempt.isdecimal():
                     task = self._tasks.get((JobId(job_id), int(attempt)))
                     if task and task.is_running:
                         self._take_facts(task)
-                case [job_id, attempt, "log", _]:
+                case [job_id, attempt, "log", _] if attempt.isdecimal():
                     self._agent.logs.wake((JobId(job_id), int(attempt)))
                 case _:
-                    continue
+                    continue  # the end of a line whose beginning an earlier agent has read
 
     def _take_facts(self, task: _Task) -> None:
         facts = task.link.facts

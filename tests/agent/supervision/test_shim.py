@@ -312,3 +312,22 @@ async def test_a_shim_that_cannot_start_is_no_lost_task(bench: Bench, tmp_path: 
     assert exited.failure is TaskFailure.INTERNAL
     assert "n1 could not start: OSError: [Errno 28] No space left on device" in exited.detail
     assert exited.detail.encode() in bench.output(order)
+
+
+async def test_notices_cut_anywhere_and_nonsense_are_understood_as_far_as_possible(bench: Bench) -> None:
+    """The FIFO may hold half a line of an earlier life, and a full one is read in pieces."""
+    order = make_order("sh", "-c", "echo out; sleep 60")
+    os.write(bench.runner._notify, f"7 log 0\nx y facts\n\n\xff {order.job_id}".encode("latin-1"))
+    os.write(bench.runner._notify, b" 1 nothing\n")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for(TaskStarted)
+    await bench.wait_for_output(order, b"out")
+
+
+async def test_many_tasks_at_once_all_report(bench: Bench) -> None:
+    orders = [make_order("sh", "-c", f"echo {index}; exit {index}") for index in range(24)]
+    for order in orders:
+        bench.runner.perform(StartTask(order, ()))
+    for index, order in enumerate(orders):
+        assert (await bench.finish(order)).exits == (RankExit(0, index),)
+        assert bench.output(order) == b"%d\n" % index
