@@ -386,7 +386,7 @@ class Membership:
             self._outbox.send(source, self._hello(wants_answer=False))
 
     def _on_member_list(self, sender: NodeId, updates: Sequence[Update], *, wants_answer: bool) -> None:
-        self._hear(updates, list_sender=sender)
+        self._hear(updates, is_list=True)
         self._counters["lists_received"] += 1
         if wants_answer and (address := self.address_of(sender)) is not None and sender != self._config.node_id:
             self._send_list(sender, address, wants_answer=False)
@@ -415,7 +415,7 @@ class Membership:
 
     # Claims
 
-    def _hear(self, updates: Sequence[Update], list_sender: NodeId | None = None) -> None:
+    def _hear(self, updates: Sequence[Update], *, is_list: bool = False) -> None:
         if not updates:
             return
         if not len(self._roster):
@@ -425,9 +425,9 @@ class Membership:
             if update.node == self._config.node_id:
                 self._hear_of_self(update)
             else:
-                self._hear_of(update, list_sender)
+                self._hear_of(update, is_list=is_list)
 
-    def _hear_of(self, update: Update, list_sender: NodeId | None) -> None:
+    def _hear_of(self, update: Update, *, is_list: bool) -> None:
         member = self._roster.get(update.node)
         if member is None:
             if self._is_plausible(update, None) and not self._is_bygone(update):
@@ -437,9 +437,9 @@ class Membership:
         if update.key <= known.key:
             self._hear_old(update, known)
         elif self._is_plausible(update, known):
-            is_secondhand = list_sender is not None and update.standing is Standing.FAILED
+            is_secondhand = is_list and update.standing is Standing.FAILED
             if is_secondhand and member.is_live and update.generation == known.generation:
-                self._accuse_secondhand(update, known, str(list_sender))
+                self._accuse_secondhand(update, known)
             else:
                 self._adopt(update)
 
@@ -533,9 +533,12 @@ class Membership:
         else:
             self._adopt(accusation)
 
-    def _accuse_secondhand(self, update: Update, known: Update, accuser: str) -> None:
-        """A list brings a verdict about a member that is live here: it hears of it at once and can refute."""
-        self._accuse(replace(known, incarnation=update.incarnation), accuser)
+    def _accuse_secondhand(self, update: Update, known: Update) -> None:
+        """A list brings a verdict about a member that is live here: it hears of it at once and can refute.
+
+        The accusation names no accuser, so that many such lists after a split do not confirm one another.
+        """
+        self._accuse(replace(known, incarnation=update.incarnation), "")
         member = self._roster.get(update.node)
         if member is not None and known.standing is Standing.ALIVE:
             self._outbox.send_to(update.node, Gossip((member.update,)))
