@@ -62,7 +62,9 @@ def test_a_full_disk_keeps_nothing_of_the_transaction_and_works_again_later(path
     assert set(store.load()["ledger"]) == {"before", "small", "large"}
 
 
-@pytest.mark.parametrize("damage", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8_000])
+@pytest.mark.parametrize(
+    "damage", [b"not a database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8_000], ids=["text", "cut_short"]
+)
 def test_a_damaged_file_is_named_with_a_remedy_and_left_alone(path: Path, damage: bytes) -> None:
     path.write_bytes(damage)
 

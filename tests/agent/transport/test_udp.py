@@ -91,6 +91,19 @@ SEALED = sealer().seal(b"x" * 100)
         (Sealer(keyring=None, label="swarm", instance_id=b"i" * 16).seal(b"x"), "not_encrypted"),
         (SEALED[:2] + b"\x07" + SEALED[3:], "malformed"),
     ],
+    ids=[
+        "empty",
+        "http",
+        "cut_head",
+        "cut_tail",
+        "flipped_bit",
+        "too_long",
+        "other_key",
+        "other_label",
+        "other_major",
+        "not_sealed",
+        "unknown_mode",
+    ],
 )
 async def test_what_is_not_ours_is_dropped_and_counted_by_reason(
     port: Port, stranger: socket.socket, packet: bytes, reason: str
