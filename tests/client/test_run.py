@@ -225,7 +225,7 @@ def test_the_stream_goes_on_at_another_agent_where_it_broke_off(swarm, agent, po
         )
 
         def once(cursor):
-            agent.stream = lambda _: second.stream(_)
+            agent.stream = rest
             return iter([state("running", "1"), log("one\n", "c1")])
 
         agent.stream = once

@@ -32,7 +32,7 @@ def project(tmp_path):
 
 
 def paths(folder, kind="git", exclude=(), cache=""):
-    found = scan(str(folder), kind, exclude, cache or os.path.join(cache_home(os.environ), "c.json"))
+    found = scan(str(folder), kind, exclude, cache or f"{cache_home(os.environ)}/c.json")
     return [entry.path for entry in found.tree.entries], found
 
 
