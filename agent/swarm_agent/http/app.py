@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import cast
 
 from aiohttp import web
@@ -26,6 +27,9 @@ STREAMS_LIMIT = 256
 SLOW_CLIENT_S = 300.0  # a client that takes nothing for so long is let go; it can go on with its cursor
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PEER_PREFIX = "/peer/"
+
+CURRENT_ID: ContextVar[str] = ContextVar("swarm_request_id", default="")
+"""The id of the request that the current task handles."""
 
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,7 +75,8 @@ class Server:
             if request.path.startswith(PEER_PREFIX):
                 return await handler(request)  # the seal of the body is the authentication
             started_s = time.monotonic()
-            request["id"] = request_id = _request_id(request)
+            request_id = _request_id(request)
+            CURRENT_ID.set(request_id)
             response: web.StreamResponse
             try:
                 self._check(request)
@@ -105,7 +110,7 @@ class Server:
     def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             answer = await route.handler(await _call_from(request, route))
-            headers = self._headers(request["id"], answer)
+            headers = self._headers(CURRENT_ID.get(), answer)
             if isinstance(answer.body, bytes):
                 return web.Response(status=answer.status, body=answer.body, headers=headers)
             return await self._stream(request, answer, headers)
@@ -140,10 +145,10 @@ class Server:
                         await response.write(chunk)
             await response.write_eof()
         except (ConnectionError, TimeoutError):
-            log.debug("stream ended: the client went away or took nothing request_id=%s", request["id"])
+            log.debug("stream ended: the client went away or took nothing request_id=%s", CURRENT_ID.get())
         except Problem as problem:
             # The head has been sent: all that is left is to end without the closing record.
-            log.info("stream cut short request_id=%s problem=%s", request["id"], problem)
+            log.info("stream cut short request_id=%s problem=%s", CURRENT_ID.get(), problem)
         finally:
             self._streams.discard(task)
         return response
@@ -192,7 +197,7 @@ async def _call_from(request: web.Request, route: Route) -> Call:
         query=_query(request),
         headers=headers,
         body=body,
-        request_id=request["id"],
+        request_id=CURRENT_ID.get(),
         stream=request.content.iter_any() if route.body is BodyKind.STREAM else no_stream(),
     )
 

@@ -79,7 +79,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    responses = {str(status): _success(route, reply) for status, reply in sorted(route.replies.items())}
+    responses = {str(status): _success(reply) for status, reply in sorted(route.replies.items())}
     by_status: dict[int, list[str]] = {}
     for code in problem_codes(route):
         by_status.setdefault(KINDS[code].status, []).append(code)
@@ -94,10 +94,10 @@ def _responses(route: Route) -> dict[str, Any]:
     return responses
 
 
-def _success(route: Route, reply: Reply) -> dict[str, Any]:
+def _success(reply: Reply) -> dict[str, Any]:
     schema: Mapping[str, Any] = {"schema": ref(reply.schema)} if reply.schema else {}
     content = {each: dict(schema) for each in reply.content_types}
-    return {"description": reply.text, "content": content, "headers": _headers(route.headers)}
+    return {"description": reply.text, "content": content, "headers": _headers(reply.headers)}
 
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def content_policy(page: bytes) -> str:
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
         digests[kind].append(f"'sha256-{digest}'")
     return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
+        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "connect-src 'self'; img-src data:; "
         f"script-src {' '.join(digests[b'script'])}; style-src {' '.join(digests[b'style'])}"
     )

@@ -1,7 +1,7 @@
 """The table of routes: what the server serves, what /openapi.json says, and what may be forwarded, in one place."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from swarm_agent.http.exchange import Handler
@@ -32,6 +32,7 @@ class Reply:
     schema: str = ""
     content_types: tuple[str, ...] = ("application/json",)
     text: str = "done"
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class Route:
     is_body_required: bool = True
     problems: tuple[str, ...] = ()
     is_public: bool = False
-    headers: tuple[str, ...] = field(default=())
 
 
 def match(routes: Mapping[tuple[str, str], Route], method: str, path: str) -> tuple[Route, dict[str, str]] | None:

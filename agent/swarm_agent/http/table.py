@@ -48,7 +48,7 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
             "Submit a job.",
             "jobs",
             {
-                201: Reply("SubmittedJob", text="created"),
+                201: Reply("SubmittedJob", text="created", headers=("Location",)),
                 200: Reply("SubmittedJob", text="known already, or a dry run"),
             },
             (
@@ -58,7 +58,6 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
             ),
             BodyKind.JSON,
             "Submission",
-            headers=("Location",),
             problems=(
                 "invalid",
                 "impossible_request",
@@ -281,8 +280,7 @@ def swarm_routes(nodes: Nodes, events: Events) -> tuple[Route, ...]:
             "getConfig",
             "The swarm-wide setting.",
             "nodes",
-            {200: Reply("Setting")},
-            headers=("ETag",),
+            {200: Reply("Setting", headers=("ETag",))},
         ),
         Route(
             "PUT",
@@ -291,11 +289,10 @@ def swarm_routes(nodes: Nodes, events: Events) -> tuple[Route, ...]:
             "putConfig",
             "Change the swarm-wide setting.",
             "nodes",
-            {200: Reply("Setting")},
+            {200: Reply("Setting", headers=("ETag",))},
             (Parameter("If-Match", "string", "Only if the ETag is still this.", "header"),),
             BodyKind.JSON,
             "NewSetting",
-            headers=("ETag",),
             problems=("invalid", "version_conflict", "not_ready"),
         ),
         Route(

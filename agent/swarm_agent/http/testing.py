@@ -1,0 +1,280 @@
+"""A small swarm in one process for tests of the API: agents without cores whose records the test sets itself.
+
+Logs, blobs, events and readiness are the real ones; questions between agents go through msgpack as on the wire.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+
+from swarm_agent.config import AgentConfig
+from swarm_agent.eventlog import EventLog
+from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place
+from swarm_agent.http.stream import closing
+from swarm_agent.readiness import Check, Readiness
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.supervision.logs import LogConfig, LogStore
+from swarmsched import ids
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.commands import (
+    CancelJob,
+    Command,
+    CreateTicket,
+    Done,
+    ForgetMember,
+    JobAccepted,
+    Refused,
+    Reply,
+    SetSwarmSetting,
+    SettingStored,
+    SignalJob,
+    SubmitJob,
+    TicketIssued,
+)
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.ids import JobId, NodeId
+from swarmsched.record import JobRecord
+from swarmsched.resources import Gpu, Share
+from swarmsched.view import PolicySetting
+
+TOKEN = "a-token-for-tests-only"  # noqa: S105  # not a secret
+SUBMITTED_UTC_S = 1_700_000_000.0
+
+
+@dataclass
+class SwarmInOneProcess:
+    """The agents by name; `down` ones cannot be asked."""
+
+    directory: Path
+    agents: dict[NodeId, "AgentWithoutCore"] = field(default_factory=dict)
+    down: set[NodeId] = field(default_factory=set)
+    statuses: dict[NodeId, str] = field(default_factory=dict)
+
+    def add(self, name: str) -> "AgentWithoutCore":
+        """One more agent."""
+        agent = AgentWithoutCore(self, NodeId(name))
+        self.agents[NodeId(name)] = agent
+        return agent
+
+
+class AgentWithoutCore:
+    """An `AgentPort` and its `Facts` in one; `answer` may replace the plain behaviour of the core."""
+
+    def __init__(self, swarm: SwarmInOneProcess, name: NodeId) -> None:
+        folder = swarm.directory / name
+        folder.mkdir()
+        self.swarm = swarm
+        self.config = AgentConfig(name=name, data_dir=folder)
+        self.events, self.readiness = EventLog(), Readiness()
+        self.readiness.add("membership", lambda: Check("membership", is_ok=True, detail="joined"))
+        self.logs = LogStore(LogConfig(directory=folder / "logs"))
+        self.blobs = BlobStore(folder / "blobs")
+        self.known: dict[JobId, JobRecord] = {}
+        self.known_cards: list[Card] = []
+        self.known_places: dict[JobId, Place] = {}
+        self.policy = (PolicySetting("fifo"), 1)
+        self.commands: list[Command] = []
+        self.answer: Callable[[Command], Awaitable[Reply]] = self.obey
+        self.queries: dict[str, Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]] = {}
+        self.streams: dict[str, Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]] = {}
+        self._callbacks: list[Callable[[], None]] = []
+
+    # What a test does.
+
+    def put(self, record: JobRecord) -> JobRecord:
+        """The core has stored a record."""
+        self.known[record.job_id] = record
+        self.stepped()
+        return record
+
+    def change(self, job_id: JobId, **changes: object) -> JobRecord:
+        """The core has changed a record."""
+        return self.put(self.known[job_id].updated(**changes))
+
+    def stepped(self) -> None:
+        """The core took in something."""
+        for callback in self._callbacks:
+            callback()
+
+    # The facade.
+
+    def on_stepped(self, callback: Callable[[], None]) -> None:
+        """As the driver."""
+        self._callbacks.append(callback)
+
+    async def command(self, command: Command, timeout_s: float = 10.0) -> Reply:
+        """Ask the scripted core."""
+        self.commands.append(command)
+        return await self.answer(command)
+
+    async def query(
+        self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Ask another agent of this process."""
+        return _wire(await self._peer(node_id).queries[kind](self.config.name, _wire(payload)))
+
+    async def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Ask another agent of this process; ends with an error when that goes down."""
+        handler = self._peer(node_id).streams[kind]
+        async with closing(handler(self.config.name, _wire(payload))) as answers:
+            async for answer in answers:
+                self._peer(node_id)
+                yield _wire(answer)
+
+    def on_query(self, kind: str, handler: Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
+        """As the real agent."""
+        self.queries[kind] = handler
+
+    def on_stream(self, kind: str, handler: Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]) -> None:
+        """As the real agent."""
+        self.streams[kind] = handler
+
+    def _peer(self, node_id: NodeId) -> "AgentWithoutCore":
+        if node_id in self.swarm.down or node_id not in self.swarm.agents:
+            raise AgentUnreachable([str(node_id)], "connection refused")
+        return self.swarm.agents[node_id]
+
+    # The facts.
+
+    def members(self) -> tuple[Member, ...]:
+        """Everybody, alive unless the test says otherwise."""
+        return tuple(
+            Member(name, ("127.0.0.1", 7000 + at), self.swarm.statuses.get(name, "alive"), 1, 0, "0.1.0", 1.0)
+            for at, name in enumerate(self.swarm.agents)
+        )
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """Two GPUs each."""
+        return tuple(
+            NodeFacts(name, 0.5, (GpuGroupFacts("Test GPU", 2**30, 2, 1),), 3, 4, 2**30, 2**31)
+            for name in self.swarm.agents
+        )
+
+    def records(self) -> Mapping[JobId, JobRecord]:
+        """As set by the test."""
+        return dict(self.known)
+
+    def record(self, job_id: JobId) -> JobRecord | None:
+        """As set by the test."""
+        return self.known.get(job_id)
+
+    def is_shepherd(self, job_id: JobId) -> bool:
+        """True for a live record of ours."""
+        record = self.known.get(job_id)
+        return record is not None and not record.is_ended and record.shepherd == self.config.name
+
+    def cards(self) -> tuple[Card, ...]:
+        """As set by the test."""
+        return tuple(self.known_cards)
+
+    def places(self) -> Mapping[JobId, Place]:
+        """As set by the test."""
+        return self.known_places
+
+    def setting(self) -> tuple[PolicySetting, int]:
+        """As stored last."""
+        return self.policy
+
+    def why(self, job_id: JobId) -> dict[str, Any]:
+        """A short explanation."""
+        spec = self.known[job_id].spec
+        needs = {"ranks": spec.ranks, "gpus_per_rank": spec.demand.gpus, "gpus": spec.total_gpus, "cpus_per_rank": 0}
+        needs |= {"memory_bytes_per_rank": 0, "gpu_memory_bytes": 0}
+        return {
+            "summary": "needs 4 GPUs, 1 free",
+            "policy": "fifo",
+            "needs": {**needs, "gpu_type": ""},
+            "free": {"gpus": 1, "total_gpus": 2, "nodes": 1},
+            "nodes": [{"node": self.config.name, "fits_ranks": 1, "obstacle": "1 of 2 GPUs free"}],
+            "ahead": [{"job_id": job_id, "handle": ids.handle(job_id), "name": "", "user": "", "reason": "is first"}],
+            "position": 2,
+        }
+
+    def gpus(self) -> tuple[GpuFacts, ...]:
+        """Two simulated devices."""
+        name = self.config.name
+        return tuple(GpuFacts(Gpu(f"{name}-{at}", at, "Test GPU", 2**30, is_simulated=True)) for at in range(2))
+
+    def telemetry(self) -> tuple[str, str]:
+        """Fine."""
+        return ("ok", "2 GPUs")
+
+    # A core that says yes.
+
+    async def obey(self, command: Command) -> Reply:
+        """The plainest behaviour that is still true to the contract."""
+        match command:
+            case CreateTicket():
+                return TicketIssued(job_id(len(self.commands)), (self.config.name,))
+            case SubmitJob():
+                return self._submit(command)
+            case CancelJob(job_id=job):
+                return JobAccepted(self.change(job, state=JobState.STOPPING, stop_reason=EndReason.CANCELLED))
+            case SignalJob(job_id=job):
+                if self.known[job].state is not JobState.RUNNING:
+                    return Refused("conflict", f"the job is {self.known[job].state.value}", "wait until it runs")
+                return JobAccepted(self.known[job])
+            case SetSwarmSetting(policy=policy, parameters=parameters):
+                self.policy = (PolicySetting(policy, parameters), self.policy[1] + 1)
+                return SettingStored(policy, parameters, self.policy[1])
+            case ForgetMember(node=node):
+                is_alive = self.swarm.statuses.get(node, "alive") == "alive"
+                return Refused("conflict", f"{node} is alive", "stop its agent first") if is_alive else Done()
+
+    def _submit(self, command: SubmitJob) -> Reply:
+        if command.job_id in self.known:
+            return JobAccepted(self.known[command.job_id], was_known=True)
+        record = a_record(command.job_id, self.config.name, spec=command.spec, holders=command.holders)
+        if not command.is_dry_run:
+            self.put(record)
+        return JobAccepted(record)
+
+
+def job_id(number: int, *, random_part: str = "") -> JobId:
+    """A well-formed id; `random_part` begins the handle."""
+    tail = f"{random_part}{number:0>4}"
+    return JobId("01hf0000000"[:10] + tail.ljust(16, "0")[:16])
+
+
+def a_record(
+    job: JobId,
+    shepherd: str,
+    *,
+    spec: JobSpec | None = None,
+    holders: tuple[NodeId, ...] = (),
+    nodes: tuple[tuple[str, int], ...] = (),
+    **changes: Any,
+) -> JobRecord:
+    """A queued job; `nodes` places it as attempt 1."""
+    record = JobRecord(
+        job_id=job,
+        spec=spec or JobSpec(command=("true",)),
+        submitted_utc_s=SUBMITTED_UTC_S,
+        epoch=1,
+        version=1,
+        shepherd=NodeId(shepherd),
+        shepherd_generation=1,
+        holders=holders or (NodeId(shepherd),),
+    )
+    shares = tuple(Share(NodeId(node), ranks) for node, ranks in nodes)
+    return replace(record, **{"shares": shares, "attempt": 1 if nodes else 0, **changes})
+
+
+def a_card(record: JobRecord, age_s: float = 2.0) -> Card:
+    """What gossip would say of a record."""
+    spec = record.spec
+    return Card(
+        record.job_id, spec.name, spec.user, spec.queue, spec.priority, record.state, spec.ranks, spec.demand.gpus,
+        record.submitted_utc_s, record.attained_gpu_s, record.shepherd, record.epoch, age_s,
+    )  # fmt: skip
+
+
+def _wire(payload: dict[str, Any]) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = msgpack.unpackb(msgpack.packb(payload), raw=False, strict_map_key=True)
+    except (TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"cannot travel: {error}") from error
+    return result

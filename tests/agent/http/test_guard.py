@@ -1,0 +1,96 @@
+"""Host, Origin and token: what never reaches a handler."""
+
+import pytest
+
+from swarm_agent.http.guard import Guard, host_name, known_hosts
+from swarm_agent.http.openapi import openapi_document
+from swarm_agent.http.problem import Problem
+
+EVERY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
+
+
+async def test_every_private_operation_refuses_a_request_without_the_token(n1):
+    document = await n1.get("/openapi.json")
+    private = [
+        (method, path)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if operation.get("security") != []
+    ]
+    assert len(private) > 20
+    for method, path in private:
+        response = await n1.client.request(method, path.replace("{", "").replace("}", ""))
+        assert (response.status, response.headers["WWW-Authenticate"][:6]) == (401, "Bearer"), (method, path)
+
+
+@pytest.mark.parametrize(
+    "given", ["Bearer wrong", "Basic a-token-for-tests-only", "a-token-for-tests-only", "Bearer ", "Bearer \u00e4"]
+)
+async def test_a_wrong_token_is_refused(n1, given):
+    response = await n1.client.get("/v1/nodes", headers={"Authorization": given})
+    assert response.status == 401
+    assert (await response.json(content_type=None))["code"] == "unauthorised"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/openapi.json", "/errors/unknown_job", "/"])
+async def test_public_paths_need_no_token(n1, path):
+    assert (await n1.client.get(path)).status == 200
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/livez", "/", "/nowhere"])
+async def test_a_rebound_name_is_refused_whatever_the_method(n1, method, path):
+    response = await n1.ask(method, path, headers={"Host": "attacker.example"})
+    assert response.status == 403
+    assert (await response.json(content_type=None))["code"] == "wrong_host"
+    assert n1.agent.commands == []
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+async def test_a_cross_origin_request_is_refused_whatever_the_method(n1, method):
+    for headers in ({"Origin": "https://attacker.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        response = await n1.ask(method, "/v1/jobs", headers=headers)
+        assert response.status == 403
+        assert (await response.json(content_type=None))["code"] == "cross_origin"
+    assert n1.agent.commands == []
+
+
+async def test_the_agents_own_page_may_call_it(n1):
+    origin = str(n1.client.make_url("")).rstrip("/")
+    assert (await n1.ask("GET", "/v1/jobs", headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"})).status == 200
+
+
+async def test_a_link_from_elsewhere_opens_the_page_and_nothing_else(n1):
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert (await n1.client.get("/", headers=headers)).status == 200
+    assert (await n1.ask("GET", "/v1/jobs", headers=headers)).status == 403
+
+
+@pytest.mark.parametrize("host", ["n1", "N1:7433", "localhost:1", "127.0.0.1", "127.9.9.9:80", "[::1]:7433", "n1."])
+async def test_own_names_and_loopback_are_accepted(n1, host):
+    assert (await n1.ask("GET", "/v1/members", headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize("host", ["", "10.1.2.3", "n1.attacker.example", "user@localhost", "localhost/x", "[::1", "n2"])
+async def test_other_hosts_are_refused(host):
+    guard = Guard("t", frozenset({"n1", "localhost"}))
+    with pytest.raises(Problem) as caught:
+        guard.check_host(host, "10.0.0.5")
+    assert caught.value.code == "wrong_host"
+
+
+async def test_the_address_of_the_connection_is_accepted():
+    Guard("t", frozenset()).check_host("10.0.0.5:7433", "10.0.0.5")
+
+
+async def test_configured_names_are_known(swarm):
+    config = swarm.add("gpu1").config
+    assert {"gpu1", "localhost", "127.0.0.1"} <= known_hosts(config)
+
+
+def test_host_name_drops_port_brackets_and_case():
+    assert (host_name("GPU1:80"), host_name("[::1]:80"), host_name("a:b:c")) == ("gpu1", "::1", None)
+
+
+def test_the_document_marks_public_operations():
+    assert openapi_document((), "1")["security"] == [{"token": []}]

@@ -1,0 +1,161 @@
+"""The OpenAPI document is valid, and every success that it promises was seen and matches its schema."""
+
+import hashlib
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from swarm_agent.http.blobs import PACK_TYPE
+from swarm_agent.http.problem import CONTENT_TYPE, KINDS
+from swarm_agent.http.testing import a_record, job_id
+from swarmsched.api import EndReason, JobState
+from swarmsched.effects import Announce
+from swarmsched.ids import NodeId
+
+
+def digest_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+class Checker:
+    """Holds answers against the document and remembers which promises were kept."""
+
+    def __init__(self, desk, document):
+        self.desk, self.document, self.seen = desk, document, set()
+
+    async def check(self, method, pattern, status=200, *, path="", query="", kind="application/json", **more):
+        response = await self.desk.ask(method, (path or pattern) + query, **more)
+        body = await response.read()
+        assert response.status == status, body
+        promised = self.document["paths"][pattern][method.lower()]["responses"][str(status)]
+        for header in promised["headers"]:
+            assert header in response.headers, (pattern, header)
+        assert response.content_type in promised["content"], (pattern, response.content_type)
+        assert response.content_type == kind
+        self.hold(promised["content"][kind].get("schema"), body, kind)
+        self.seen.add((method.lower(), pattern, status))
+        return response, body
+
+    def hold(self, schema, body, kind):
+        if schema is None:
+            return
+        documents = {
+            "application/x-ndjson": lambda: [json.loads(line) for line in body.splitlines() if line],
+            "text/event-stream": lambda: [
+                json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: ")
+            ],
+        }.get(kind, lambda: [json.loads(body)])()
+        assert documents
+        validator = Draft202012Validator({**schema, "components": self.document["components"]})
+        for document in documents:
+            validator.validate(document)
+
+    def promised(self):
+        return {
+            (method, path, int(status))
+            for path, operations in self.document["paths"].items()
+            for method, operation in operations.items()
+            for status in operation["responses"]
+            if int(status) < 400
+        }
+
+
+@pytest.fixture
+async def checker(n1):
+    return Checker(n1, await n1.get("/openapi.json"))
+
+
+async def test_the_document_is_valid_openapi(checker):
+    validate(checker.document)
+    assert checker.document["openapi"] == "3.1.0"
+
+
+async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_path):
+    job = "/v1/jobs/{job}"
+    spec = {"command": ["true"], "name": "first"}
+    await checker.check("POST", "/v1/tickets")
+    _, body = await checker.check("POST", "/v1/jobs", 201, json={"spec": spec})
+    found = json.loads(body)["id"]
+    await checker.check("POST", "/v1/jobs", 200, json={"spec": spec, "dry_run": True})
+    await checker.check("GET", "/v1/jobs", query="?all=1")
+    await checker.check("GET", "/v1/jobs", query="?fields=state")
+    await checker.check("GET", job, path=f"/v1/jobs/{found}")
+    await checker.check("GET", f"{job}/why", path=f"/v1/jobs/{found}/why")
+    await checker.check("GET", f"{job}/wait", path=f"/v1/jobs/{found}/wait", query="?timeout=0.01")
+    n1.agent.put(a_record(found, "n1", nodes=(("n1", 1),), state=JobState.RUNNING, started_utc_s=1.7e9))
+    output(n1.agent).write(found, 0, b"hello\n")
+    output(n1.agent).write(found, 0, b"\xff\n", kind=b"e")
+    logs = f"{job}/logs"
+    await checker.check("GET", logs, path=f"/v1/jobs/{found}/logs", kind="application/x-ndjson")
+    await checker.check("POST", f"{job}/signal", 202, path=f"/v1/jobs/{found}/signal", json={"signal": "INT"})
+    await checker.check("POST", f"{job}/cancel", 202, path=f"/v1/jobs/{found}/cancel", json={"grace_seconds": 1})
+    await checker.check("DELETE", job, 202, path=f"/v1/jobs/{found}")
+    n1.agent.change(found, state=JobState.ENDED, ended_utc_s=1.7e9 + 5, signal=9, end_reason=EndReason.CANCELLED)
+    events = {"headers": {"Accept": "text/event-stream"}, "kind": "text/event-stream"}
+    await checker.check("GET", logs, path=f"/v1/jobs/{found}/logs", query="?follow=1", **events)
+    await checker.check("GET", job, path=f"/v1/jobs/{found}")
+
+    for path in ("/v1/nodes", "/v1/gpus", "/v1/queues", "/v1/members", "/v1/members/prometheus", "/v1/status"):
+        await checker.check("GET", path)
+    await checker.check("GET", "/v1/nodes/{node}", path="/v1/nodes/n2")
+    swarm.statuses[NodeId("n3")] = "failed"
+    await checker.check("DELETE", "/v1/members/{node}", path="/v1/members/n3")
+    n1.agent.events.append(Announce("job.ended", "it ended", found, NodeId("n1"), {"exit_code": 0}), 1.7e9)
+    await checker.check("GET", "/v1/events")
+    await checker.check("GET", "/v1/config")
+    await checker.check("PUT", "/v1/config", json={"policy": "las", "parameters": {"queues": 2}})
+    await checker.check("GET", "/v1/doctor")
+
+    data = b"content"
+    blob = f"/v1/blobs/{digest_of(data)}"
+    await checker.check("POST", "/v1/blobs/missing", json={"digests": [digest_of(data)]})
+    await checker.check("PUT", "/v1/blobs/{sha256}", 201, path=blob, data=data)
+    await checker.check("PUT", "/v1/blobs/{sha256}", 200, path=blob, data=data)
+    await checker.check("HEAD", "/v1/blobs/{sha256}", path=blob, kind="application/octet-stream")
+    pack = bytes.fromhex(digest_of(b"x")) + (1).to_bytes(8, "big") + b"x"
+    await checker.check("POST", "/v1/blobs", data=pack, headers={"Content-Type": PACK_TYPE})
+
+    for path in ("/livez", "/readyz", "/healthz"):
+        await checker.check("GET", path, kind="text/plain")
+    await checker.check("GET", "/metrics", kind="text/plain")
+    await checker.check("GET", "/errors/{code}", path="/errors/invalid", kind="text/plain")
+    await checker.check("GET", "/openapi.json")
+    await checker.check("GET", "/", kind="text/html")
+
+    unseen = checker.promised() - checker.seen
+    assert unseen == set()
+
+
+async def test_a_card_is_a_job_document_too(checker, n1, swarm):
+    from swarm_agent.http.testing import a_card
+
+    record = a_record(job_id(1), "n9")
+    n1.agent.known_cards = [a_card(record)]
+    await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{record.job_id}")
+
+
+async def test_problems_match_their_schema_and_are_promised(checker, n1):
+    cases = [
+        ("GET", "/v1/jobs/{job}", "/v1/jobs/nosuch", {}),
+        ("GET", "/v1/nodes/{node}", "/v1/nodes/n9", {}),
+        ("POST", "/v1/jobs", "/v1/jobs", {"json": {"spec": {"command": []}}}),
+        ("GET", "/v1/jobs", "/v1/jobs?limit=0", {}),
+        ("PUT", "/v1/blobs/{sha256}", f"/v1/blobs/{'0' * 64}", {"data": b"x"}),
+    ]
+    for method, pattern, path, more in cases:
+        response = await n1.ask(method, path, **more)
+        document = await response.json(content_type=None)
+        promised = checker.document["paths"][pattern][method.lower()]["responses"][str(response.status)]
+        assert response.content_type == CONTENT_TYPE
+        assert document["code"] in promised["description"]
+        assert document["instance"] == response.headers["X-Request-Id"]
+        checker.hold(promised["content"][CONTENT_TYPE]["schema"], json.dumps(document).encode(), CONTENT_TYPE)
+
+
+async def test_every_kind_of_problem_is_explained_at_its_type(n1):
+    for code, kind in KINDS.items():
+        response = await n1.client.get(f"/errors/{code}")
+        assert response.status == 200
+        assert kind.title in await response.text()

@@ -1,0 +1,191 @@
+"""Tickets, submissions, idempotency keys, and every way to get them wrong."""
+
+import asyncio
+import io
+
+import pytest
+
+from swarmsched.commands import Refused, SubmitJob
+from swarmsched.errors import FieldProblem
+
+SPEC = {"command": ["python", "train.py"], "ranks": 2, "gpus_per_rank": 1}
+
+
+async def test_a_submission_without_a_ticket_makes_one_job(n1):
+    response = await n1.ask("POST", "/v1/jobs", json={"spec": SPEC})
+    document = await response.json()
+    assert response.status == 201
+    assert response.headers["Location"] == f"/v1/jobs/{document['id']}"
+    assert response.headers["X-Swarm-Node"] == "n1"
+    assert (document["state"], document["gpus"], document["was_known"]) == ("queued", 2, False)
+
+
+async def test_the_same_ticket_makes_one_job_at_whichever_agent_it_is_repeated(n1, n2):
+    ticket = await n1.post("/v1/tickets")
+    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": SPEC}
+    first = await n1.post("/v1/jobs", body, 201)
+    again = await n2.post("/v1/jobs", body, 200)
+    assert (first["id"], again["id"], again["was_known"]) == (ticket["job_id"], ticket["job_id"], True)
+    assert list(n1.agent.known) == [ticket["job_id"]]
+    assert n2.agent.known == {}
+
+
+async def test_a_ticket_whose_holders_are_away_has_an_unknown_outcome(n1, n2, swarm):
+    ticket = await n1.post("/v1/tickets")
+    swarm.down.add("n1")
+    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": SPEC}
+    problem = await n2.post("/v1/jobs", body, 503)
+    assert (problem["code"], problem["retry_after_seconds"]) == ("unavailable", 1)
+    assert "n1" in problem["detail"]
+
+
+async def test_a_dry_run_stores_nothing(n1):
+    document = await n1.post("/v1/jobs", {"spec": SPEC, "dry_run": True}, 200)
+    assert document["dry_run"]
+    assert n1.agent.known == {}
+
+
+async def test_an_idempotency_key_replays_the_first_answer(n1):
+    headers = {"Idempotency-Key": "k1"}
+    first = await n1.post("/v1/jobs", {"spec": SPEC}, 201, headers=headers)
+    again = await n1.ask("POST", "/v1/jobs", json={"spec": SPEC}, headers=headers)
+    assert (again.status, again.headers["Idempotency-Replayed"]) == (200, "true")
+    assert (await again.json())["id"] == first["id"]
+    assert len(n1.agent.known) == 1
+
+
+async def test_a_key_with_another_body_is_refused(n1):
+    headers = {"Idempotency-Key": "k1"}
+    await n1.post("/v1/jobs", {"spec": SPEC}, 201, headers=headers)
+    problem = await n1.post("/v1/jobs", {"spec": {**SPEC, "ranks": 3}}, 422, headers=headers)
+    assert problem["code"] == "idempotency_key_reused"
+
+
+async def test_a_key_under_way_is_refused_meanwhile(n1):
+    gate, entered, plain = asyncio.Event(), asyncio.Event(), n1.agent.obey
+
+    async def slow(command):
+        entered.set()
+        await gate.wait()
+        return await plain(command)
+
+    n1.agent.answer = slow
+    first = asyncio.create_task(n1.post("/v1/jobs", {"spec": SPEC}, 201, headers={"Idempotency-Key": "k1"}))
+    await entered.wait()
+    problem = await n1.post("/v1/jobs", {"spec": SPEC}, 409, headers={"Idempotency-Key": "k1"})
+    gate.set()
+    assert problem["code"] == "idempotency_in_progress"
+    assert (await first)["state"] == "queued"
+
+
+async def test_a_repetition_after_an_unknown_outcome_uses_the_same_ticket(n1):
+    plain, asked = n1.agent.obey, []
+
+    async def lose_the_first_answer(command):
+        reply = await plain(command)
+        if isinstance(command, SubmitJob):
+            asked.append(command.job_id)
+            if len(asked) == 1:
+                return Refused("unavailable", "no answer within 10 s; the outcome is unknown")
+        return reply
+
+    n1.agent.answer = lose_the_first_answer
+    problem = await n1.post("/v1/jobs", {"spec": SPEC}, 503, headers={"Idempotency-Key": "k1"})
+    assert problem["code"] == "unavailable"
+    await n1.post("/v1/jobs", {"spec": SPEC}, 200, headers={"Idempotency-Key": "k1"})
+    assert asked[0] == asked[1]
+    assert len(n1.agent.known) == 1
+
+
+@pytest.mark.parametrize("key", ["x" * 129, "\u00e4"])
+async def test_a_malformed_key_is_refused(n1, key):
+    problem = await n1.post("/v1/jobs", {"spec": SPEC}, 400, headers={"Idempotency-Key": key})
+    assert problem["errors"][0]["pointer"] == "Idempotency-Key"
+
+
+async def test_all_mistakes_of_a_specification_are_told_at_once(n1):
+    spec = {"command": [], "ranks": 0, "gpu_per_rank": 1, "queue": "defualt"}
+    problem = await n1.post("/v1/jobs", {"spec": spec}, 422)
+    pointers = {each["pointer"] for each in problem["errors"]}
+    assert pointers == {"/spec/command", "/spec/ranks", "/spec/gpu_per_rank", "/spec/queue"}
+    assert "did you mean 'gpus_per_rank'" in problem["detail"]
+    assert n1.agent.commands == []
+
+
+async def test_more_than_the_swarm_ever_had_is_impossible(n1):
+    async def no(command):
+        if isinstance(command, SubmitJob):
+            where = FieldProblem("/ranks", "asked for 64 GPUs; the swarm has 6", "ask for less")
+            return Refused("impossible", where.problem, where.remedy, (where,))
+        return await n1.agent.obey(command)
+
+    n1.agent.answer = no
+    problem = await n1.post("/v1/jobs", {"spec": {**SPEC, "ranks": 64}}, 422)
+    assert (problem["code"], problem["errors"][0]["pointer"]) == ("impossible_request", "/spec/ranks")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/spec"),
+        ({"spec": SPEC, "tickets": {}}, "/tickets"),
+        ({"spec": SPEC, "dry_run": "yes"}, "/dry_run"),
+        ({"spec": SPEC, "ticket": "abc"}, "/ticket"),
+        ({"spec": SPEC, "ticket": {"job_id": "../../etc/passwd", "holders": ["n1"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {"job_id": "0" * 26, "holders": []}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {"job_id": "0" * 26, "holders": ["a/b"]}}, "/ticket"),
+    ],
+)
+async def test_each_malformed_part_is_named(n1, body, pointer):
+    problem = await n1.post("/v1/jobs", body, 422)
+    assert [each["pointer"] for each in problem["errors"]] == [pointer]
+    assert problem["errors"][0]["remedy"]
+
+
+@pytest.mark.parametrize("data", [b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"spec"'])
+async def test_what_is_not_a_json_object_is_a_bad_request(n1, data):
+    response = await n1.ask("POST", "/v1/jobs", data=data, headers={"Content-Type": "application/json"})
+    assert response.status == 400
+    assert response.content_type == "application/problem+json"
+
+
+async def test_a_body_above_one_mebibyte_is_refused_by_its_length(n1):
+    response = await n1.ask(
+        "POST", "/v1/jobs", data=io.BytesIO(b" " * (2**20 + 1)), headers={"Content-Type": "application/json"}
+    )
+    assert response.status == 413
+
+
+async def test_a_body_above_one_mebibyte_is_refused_in_chunks_too(n1):
+    async def chunks():
+        for _ in range(20):
+            yield b" " * 65_536
+
+    response = await n1.ask("POST", "/v1/jobs", data=chunks(), headers={"Content-Type": "application/json"})
+    assert response.status == 413
+
+
+async def test_a_form_is_refused(n1):
+    response = await n1.ask("POST", "/v1/jobs", data={"spec": "x"})
+    assert response.status == 415
+
+
+async def test_a_node_that_is_starting_says_when_to_come_back(n1):
+    async def starting(_):
+        return Refused("not_ready", "this agent is still starting", "try again in a second")
+
+    n1.agent.answer = starting
+    response = await n1.ask("POST", "/v1/tickets")
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
+
+
+async def test_shipped_files_that_are_here_name_this_agent_as_their_source(n1):
+    digest = await n1.agent.blobs.put_bytes(b"manifest")
+    document = await n1.post("/v1/jobs", {"spec": {**SPEC, "tree": digest}}, 201)
+    assert document["spec"]["blob_sources"] == ["n1"]
+
+
+async def test_secrets_in_the_environment_are_masked(n1):
+    spec = {**SPEC, "env": {"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "k", "SEED": "1"}}
+    document = await n1.post("/v1/jobs", {"spec": spec}, 201)
+    assert document["spec"]["env"] == {"HF_TOKEN": "***", "AWS_SECRET_ACCESS_KEY": "***", "SEED": "1"}
