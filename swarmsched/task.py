@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated
 
 from swarmsched.api import JobSpec
-from swarmsched.fields import I32, U16, U32, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.fields import I32, U16, U32, U53, Host, Job, MaxLength, NodeName, Port, Text
 from swarmsched.resources import Share, world_size
 
 RENDEZVOUS_PORTS_PER_GPU = 20
@@ -104,4 +104,10 @@ class TaskStatus:
     failure: TaskFailure = TaskFailure.NONE
     detail: Text = ""
     phase: Annotated[str, MaxLength(16)] = ""  # StartPhase value while staging
-    revision: U32 = 0  # grows with each change; a lower one is old news
+    revision: U32 = 0  # grows with each change in one life of the owner's agent
+    generation: U53 = 0  # that life: after a restart revisions begin anew
+
+    @property
+    def news(self) -> tuple[int, int]:
+        """(generation, revision): larger is newer."""
+        return (self.generation, self.revision)

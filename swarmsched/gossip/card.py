@@ -102,7 +102,6 @@ class CardStatus:
 def card_of(
     record: JobRecord,
     *,
-    now_utc_s: float,
     queued_s: float = 0.0,
     running_s: float = 0.0,
     rank_key: RankKey = (),

@@ -168,3 +168,4 @@ class TaskReportReceived:
     job_id: Job
     attempt: U32
     revision: U32
+    generation: U53 = 0

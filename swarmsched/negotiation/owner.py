@@ -35,6 +35,7 @@ from swarmsched.events import (
     TaskStarted,
     TimerFired,
 )
+from swarmsched.fields import NodeName
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
@@ -51,11 +52,12 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
-from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
+from swarmsched.task import TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
 
 REPORT_INTERVAL_S = 2.0
 REPORT_INTERVAL_S_MAX = 30.0
+UNLAUNCHED_REPORT_S = 15.0
 RELEASE_GRACE_S = 5.0
 TASK_ROOM = "task"
 OWN_COMMAND_ID = 2**32 - 1  # of a command that we give ourselves; shepherds count from 1
@@ -72,6 +74,14 @@ TaskEvent = (
     | TasksFound
 )
 Key = tuple[JobId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """What is durable of a task: its order, and who must hear of it even when its lease is gone."""
+
+    order: TaskOrder
+    shepherd: NodeName
 
 
 @dataclass(slots=True)
@@ -101,10 +111,10 @@ class Owner:
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
         """Take back the orders of committed tasks; call before the first step."""
         for data in entries.values():
-            order = decode_value(TaskOrder, data)
-            entry = self._ledger.entry(order.job_id, order.attempt)
-            shepherd = NodeId(entry.shepherd) if entry else self._node_id
-            self._tasks[order.job_id, order.attempt] = _Task(order, shepherd, _fresh_status(order), next_report_s=now_s)
+            stored = decode_value(StoredTask, data)
+            order = stored.order
+            task = _Task(order, stored.shepherd, self._fresh_status(order), next_report_s=now_s)
+            self._tasks[order.job_id, order.attempt] = task
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
@@ -119,7 +129,7 @@ class Owner:
     @property
     def next_deadline_s(self) -> float:
         """When a report or the end of a hold is due."""
-        due = [task.next_report_s for task in self._tasks.values() if task.acknowledged < task.status.revision]
+        due = [task.next_report_s for task in self._tasks.values() if _must_report(task)]
         return min([self._ledger.next_deadline_s, *due])
 
     def step(self, event: TaskEvent | TimerFired, now_s: float) -> list[Effect]:
@@ -162,7 +172,7 @@ class Owner:
         """The shepherd has heard a revision; an ended task is then forgotten."""
         key = (message.job_id, message.attempt)
         task = self._tasks.get(key)
-        if task is None:
+        if task is None or message.generation != task.status.generation:
             return []
         task.acknowledged = max(task.acknowledged, message.revision)
         if task.status.stage is not TaskStage.EXITED or task.acknowledged < task.status.revision:
@@ -216,15 +226,16 @@ class Owner:
         if task is None:
             effects += self._accept_order(request, now_s)
             task = self._tasks[key]
-        self._adopt(task, request.shepherd, request.epoch, now_s)
+        effects += self._adopt(task, request.shepherd, request.epoch, now_s)
         is_staged = task.status.stage is not TaskStage.ORDERED
         return [*effects, SendPeer(request.shepherd, replace(answer, is_staged=is_staged))]
 
     def _accept_order(self, request: CommitRequest, now_s: float) -> list[Effect]:
         order = request.order
-        task = _Task(order, request.shepherd, _fresh_status(order), acknowledged=0, next_report_s=now_s)
+        unlaunched_s = now_s + UNLAUNCHED_REPORT_S
+        task = _Task(order, request.shepherd, self._fresh_status(order), acknowledged=0, next_report_s=unlaunched_s)
         self._tasks[order.job_id, order.attempt] = task
-        effects: list[Effect] = [Persist(TASK_ROOM, _room_key(order), encode_value(TaskOrder, order))]
+        effects: list[Effect] = [_persist(task)]
         if order.needs_staging:
             return [*effects, StageTask(order)]
         task.status = replace(task.status, stage=TaskStage.STAGED)
@@ -237,7 +248,7 @@ class Owner:
             answer = replace(answer, refusal=Refusal.NOT_COMMITTED)
         effects: list[Effect] = [*durable]
         if answer.refusal is Refusal.NONE and task is not None:
-            self._adopt(task, request.shepherd, request.epoch, now_s)
+            effects += self._adopt(task, request.shepherd, request.epoch, now_s)
             effects += self._start(task)
         return [*effects, SendPeer(request.shepherd, answer)]
 
@@ -300,7 +311,8 @@ class Owner:
             return answer, durable, task
         if task is None:
             return replace(answer, refusal=Refusal.UNKNOWN), durable, None
-        self._adopt(task, request.shepherd, request.epoch, now_s)
+        adopted = self._adopt(task, request.shepherd, request.epoch, now_s)
+        durable = [*durable, *(effect for effect in adopted if isinstance(effect, Persist))]
         if task.status.stage is TaskStage.EXITED:
             answer = replace(answer, refusal=Refusal.NONE, detail="")
         return answer, durable, task
@@ -352,6 +364,8 @@ class Owner:
             status = found.pop(key, None)
             if status is not None:
                 effects += self._resume(task, status, now_s)
+            elif self._ledger.entry(*key) is None:
+                effects += self._forget(key)
             elif task.order.needs_staging:
                 effects.append(StageTask(task.order))
             else:
@@ -393,18 +407,26 @@ class Owner:
             effects += self._drop_port((expired.job_id, expired.attempt))
             effects.append(Announce("hold.expired", "hold ran out undecided", expired.job_id, self._node_id))
         for task in self._tasks.values():
-            if task.acknowledged < task.status.revision and now_s >= task.next_report_s:
+            if _must_report(task) and now_s >= task.next_report_s:
                 effects += self._report(task, now_s)
         return effects
 
     # Small things.
 
-    def _adopt(self, task: _Task, shepherd: NodeId, epoch: int, now_s: float) -> None:
+    def _adopt(self, task: _Task, shepherd: NodeId, epoch: int, now_s: float) -> list[Effect]:
         """A shepherd of a newer epoch takes over; it hears everything again."""
-        if epoch > task.status.epoch or shepherd != task.shepherd:
-            task.shepherd = shepherd
-            task.status = replace(task.status, epoch=max(epoch, task.status.epoch))
-            task.acknowledged, task.next_report_s = -1, now_s
+        if epoch <= task.status.epoch and shepherd == task.shepherd:
+            return []
+        task.shepherd = shepherd
+        task.status = replace(task.status, epoch=max(epoch, task.status.epoch))
+        task.acknowledged, task.next_report_s = -1, now_s
+        return [_persist(task)]
+
+    def _fresh_status(self, order: TaskOrder) -> TaskStatus:
+        generation = self._ledger.report().generation
+        return TaskStatus(
+            order.job_id, order.epoch, order.attempt, order.node, TaskStage.ORDERED, generation=generation
+        )
 
     def _with_port(self, key: Key, answer: OwnerAnswer) -> OwnerAnswer:
         host, port = self._ports[key]
@@ -420,8 +442,14 @@ class Owner:
         return [Persist(TASK_ROOM, _room_key(task.order), None), ForgetTask(*key)]
 
 
-def _fresh_status(order: TaskOrder) -> TaskStatus:
-    return TaskStatus(order.job_id, order.epoch, order.attempt, order.node, TaskStage.ORDERED, failure=TaskFailure.NONE)
+def _must_report(task: _Task) -> bool:
+    """News, or a lease that was never launched: its shepherd may have forgotten it, and releases it then."""
+    is_idle = task.status.stage in (TaskStage.ORDERED, TaskStage.STAGED)
+    return is_idle or task.acknowledged < task.status.revision
+
+
+def _persist(task: _Task) -> Persist:
+    return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, StoredTask(task.order, task.shepherd)))
 
 
 def _room_key(order: TaskOrder) -> str:

@@ -38,7 +38,8 @@ RELAUNCHES_MAX = 3
 GANG_STOP_GRACE_S = 10.0
 AVOID_NODE_S = 60.0
 SIGTERM = 15
-UNREPORTED_REVISION = 2**31  # of a status that we inferred: above all that an owner sends
+DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
+INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
 
@@ -221,7 +222,7 @@ class JobShepherd:
             TaskStage.EXITED,
             failure=TaskFailure.NONE if was_stopped else TaskFailure.LOST,
             detail="" if was_stopped else f"{answer.owner} knows nothing of the task any more",
-            revision=UNREPORTED_REVISION,
+            generation=INFERRED_GENERATION,
         )
         known = self._tasks.get(answer.owner)
         if known is not None and known.stage is TaskStage.EXITED:
@@ -330,21 +331,22 @@ class JobShepherd:
         """A task changed.  Old revisions are acknowledged again and change nothing."""
         self._see(clock)
         status = report.status
-        is_current = status.attempt == self._current_attempt and not self._record.is_ended
-        if not is_current:
-            return [self._heard(status)]
+        if not self._wants(status.attempt):
+            return [*dismissal(self._record, self._me, status)]
         known = self._tasks.get(status.node)
-        if known is not None and known.revision >= status.revision:
-            return [] if status.stage is TaskStage.EXITED else [self._heard(status)]
-        effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [self._heard(status)]
+        if known is not None and known.news >= status.news:
+            return [] if status.stage is TaskStage.EXITED else [_heard(status)]
+        effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [_heard(status)]
         return [*effects, *self._task_changed(status, clock.now_s)]
+
+    def _wants(self, attempt: int) -> bool:
+        """True for the attempt that is being placed or runs; an aborted one is not wanted any more."""
+        has_tasks = self._attempt is not None or bool(self._record.shares)
+        return attempt == self._current_attempt and has_tasks and not self._record.is_ended
 
     @property
     def _current_attempt(self) -> int:
         return self._attempt.number if self._attempt else self._record.attempt
-
-    def _heard(self, status: TaskStatus) -> SendPeer:
-        return SendPeer(status.node, TaskReportReceived(status.job_id, status.attempt, status.revision))
 
     def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._tasks[status.node] = status
@@ -433,7 +435,7 @@ class JobShepherd:
         if failure.failure is TaskFailure.UNREACHABLE:
             self.avoided[failure.node] = now_s + AVOID_NODE_S
         self._back_off(now_s)
-        heard = [self._heard(status) for status in statuses.values()]
+        heard = [_heard(status) for status in statuses.values()]
         reason = f"trying again: {failure.detail}"
         return [*self._requeue(reason, now_s, relaunches=self._record.relaunches + 1), *heard]
 
@@ -571,7 +573,7 @@ class JobShepherd:
     def _ended(self, now_s: float) -> list[ShepherdEffect]:
         record = self._record
         self._reason = record.reason
-        heard = [self._heard(s) for s in self._tasks.values() if s.revision < UNREPORTED_REVISION]
+        heard = [_heard(s) for s in self._tasks.values() if s.generation < INFERRED_GENERATION]
         self._tasks = {}
         ended = Announce(
             "job.ended",
@@ -639,6 +641,19 @@ def _served_gpu_s(record: JobRecord, utc_s: float) -> float:
     if not record.started_utc_s or not record.shares:
         return 0.0
     return record.spec.total_gpus * max(0.0, utc_s - record.started_utc_s)
+
+
+def dismissal(record: JobRecord, me: NodeId, status: TaskStatus) -> list[SendPeer]:
+    """A report of an attempt that is over: heard, and released in case the first release was lost."""
+    if status.stage is TaskStage.EXITED:
+        return [_heard(status)]
+    release = ReleaseRequest(record.job_id, record.epoch, status.attempt, DISMISSAL_COMMAND_ID, me)
+    return [_heard(status), SendPeer(status.node, release)]
+
+
+def _heard(status: TaskStatus) -> SendPeer:
+    heard = TaskReportReceived(status.job_id, status.attempt, status.revision, status.generation)
+    return SendPeer(status.node, heard)
 
 
 def _has_started(status: TaskStatus) -> bool:

@@ -22,7 +22,7 @@ from swarmsched.commands import (
     SignalJob,
     SubmitJob,
 )
-from swarmsched.effects import Announce, Effect, ReplyToClient, SendPeer
+from swarmsched.effects import Announce, Effect, ReplyToClient
 from swarmsched.errors import ConfigError, FieldProblem, RemoteProtocolError
 from swarmsched.events import (
     ClientCommandReceived,
@@ -63,7 +63,7 @@ from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import OwnerAnswer, TaskReport, TaskReportReceived
 from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.owner import Owner
-from swarmsched.negotiation.shepherd import Clock, WriteRecord
+from swarmsched.negotiation.shepherd import Clock, WriteRecord, dismissal
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.planes import (
     MEMBERSHIP_PEER_MESSAGES,
@@ -80,6 +80,8 @@ from swarmsched.policies.explain import WhyReport, explain
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
 from swarmsched.view import ClusterView, PolicySetting
+
+SETTLE_S = 5.0  # after the start, until the swarm's totals are trusted
 
 Internal = WriteRecord | MemberChanged | UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
 NodeEffect = Effect | Internal
@@ -113,6 +115,7 @@ class Node:
         self._seen_setting = self._state.setting
         self._flock.set_policy(self._seen_setting.policy_setting, 0.0)
         self._has_read = self._has_looked = False  # resources, and tasks of an earlier life
+        self._awake_since_s = 0.0
         self._is_awake = False  # both, and our jobs taken up again
         self.counters: Counter[str] = Counter()
 
@@ -213,8 +216,7 @@ class Node:
         record = self._register.records.get(status.job_id)
         if record is None or not record.is_ended:
             return []
-        heard = TaskReportReceived(status.job_id, status.attempt, status.revision)
-        return [SendPeer(status.node, heard)]
+        return [*dismissal(record, self._config.node_id, status)]
 
     def _on_undelivered(self, event: PeerSendFailed, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
@@ -254,7 +256,7 @@ class Node:
         """Once, when this node knows what it has and what runs on it: take its jobs up again."""
         if self._is_awake or not (self._has_read and self._has_looked):
             return []
-        self._is_awake = True
+        self._is_awake, self._awake_since_s = True, clock.now_s
         effects: list[NodeEffect] = []
         for record in list(self._register.records.values()):
             if not record.is_ended and record.shepherd == self._config.node_id:
@@ -292,11 +294,16 @@ class Node:
     def _submit(self, request_id: int, command: SubmitJob, clock: Clock) -> Iterable[NodeEffect]:
         self._touched[command.job_id] = None
         known = self.record(command.job_id)
-        capacities = self._landscape.capacities(clock.now_s)
+        capacities = self._landscape.capacities(clock.now_s) if self._knows_totals(clock.now_s) else None
         effects = self._submission.submit(request_id, command, known, capacities, clock)
         if not command.is_dry_run:
             return effects
         return [self._with_forecast(effect, clock) for effect in effects]
+
+    def _knows_totals(self, now_s: float) -> bool:
+        """False just after the start, when a request that is possible may look impossible."""
+        has_settled = not self._config.seeds or now_s >= self._awake_since_s + SETTLE_S
+        return has_settled and self._landscape.is_complete(now_s)
 
     def _with_forecast(self, effect: NodeEffect, clock: Clock) -> NodeEffect:
         if not isinstance(effect, ReplyToClient) or not isinstance(effect.reply, JobAccepted):

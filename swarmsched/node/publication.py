@@ -85,7 +85,6 @@ class Publication:
         policy = self._flock.policy
         card = card_of(
             record,
-            now_utc_s=clock.utc_s,
             queued_s=view.queued_s,
             running_s=view.running_s,
             rank_key=policy.rank_key(view),

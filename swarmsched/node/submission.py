@@ -63,12 +63,12 @@ class Submission:
         request_id: int,
         command: SubmitJob,
         known: JobRecord | None,
-        capacities: Mapping[NodeId, NodeResources],
+        capacities: Mapping[NodeId, NodeResources] | None,
         clock: Clock,
     ) -> list[ShepherdEffect]:
         """Create the job, or find the one that this ticket made before.
 
-        `capacities` are all nodes that were ever seen, up or down.
+        `capacities` are all nodes that were ever seen, up or down; None while that is not known yet.
         """
         refusal = self._refusal(command, known, capacities)
         if refusal is not None:
@@ -87,7 +87,7 @@ class Submission:
         return [WriteRecord(UpdateRequested(update_id, record.job_id, record.holders, None, record))]
 
     def _refusal(
-        self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, NodeResources]
+        self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, NodeResources] | None
     ) -> Refused | None:
         if not is_job_id(command.job_id):
             problem = FieldProblem("/ticket/job_id", f"{command.job_id!r} is not a job id", "ask for a new ticket")
@@ -104,7 +104,7 @@ class Submission:
                 if _is_same_job(known.spec, command.spec)
                 else Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
             )
-        error = impossible(command.spec, capacities)
+        error = impossible(command.spec, capacities) if capacities is not None else None
         return _too_much(error) if error is not None else None
 
     def _first_record(self, command: SubmitJob, clock: Clock) -> JobRecord:

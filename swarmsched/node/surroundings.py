@@ -4,7 +4,7 @@ The own node stands in the view with its ledger's exact figures, all others with
 their owners' fresher answers).  A member that is not alive is shown and never chosen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from swarmsched.gossip.card import CardStatus
 from swarmsched.gossip.card import job_view as card_view
@@ -34,13 +34,16 @@ class Landscape:
 
     def around(self, now_s: float) -> Surroundings:
         """Everything that deciding about a job needs."""
-        nodes = [self._own_view(), *self._foreign_views(now_s)]
-        queued = sum(
-            status.record.queued_jobs
-            for status in self._state.node_records(now_s)
-            if status.record.node_id != self._me and self._is_alive(status.record.node_id)
-        )
-        return Surroundings(nodes, self._foreign_jobs(now_s), queued)
+        alive = frozenset(self._membership.alive())
+        foreign = [s.record for s in self._state.node_records(now_s) if s.record.node_id != self._me]
+        queued = sum(record.queued_jobs for record in foreign if record.node_id in alive)
+        nodes = [self._own_view(), *(self._foreign_view(record, alive) for record in foreign)]
+        return Surroundings(nodes, self._foreign_jobs(alive, now_s), queued)
+
+    def is_complete(self, now_s: float) -> bool:
+        """True when every live member's record has arrived, so that totals mean something."""
+        known = {status.record.node_id for status in self._state.node_records(now_s)}
+        return all(node in known for node in self._membership.alive() if node != self._me)
 
     def capacities(self, now_s: float) -> dict[NodeId, NodeResources]:
         """All that every known node has, whether or not it is up now."""
@@ -54,28 +57,21 @@ class Landscape:
         total = len(self.own_resources.gpus)
         return NodeView(self._me, self._ledger.free(0.0), total, is_available, self.own_resources.gpus)
 
-    def _foreign_views(self, now_s: float) -> Iterable[NodeView]:
-        for status in self._state.node_records(now_s):
-            record = status.record
-            if record.node_id == self._me:
-                continue
-            is_available = self._is_alive(record.node_id) and not any(record.has(flag) for flag in _UNAVAILABLE)
-            known = self._views.get(record.node_id)
-            if known is None or known[0] is not record or known[1] != is_available:
-                known = (record, is_available, node_view(record, is_available=is_available))
-                self._views[record.node_id] = known
-            yield known[2]
+    def _foreign_view(self, record: NodeRecord, alive: Collection[NodeId]) -> NodeView:
+        is_available = record.node_id in alive and not any(record.has(flag) for flag in _UNAVAILABLE)
+        known = self._views.get(record.node_id)
+        if known is None or known[0] != record or known[1] != is_available:
+            known = (record, is_available, node_view(record, is_available=is_available))
+            self._views[record.node_id] = known
+        return known[2]
 
-    def _foreign_jobs(self, now_s: float) -> list[JobView]:
-        return [card_view(card) for card in self._state.cards(now_s) if self._is_acting(card)]
+    def _foreign_jobs(self, alive: Collection[NodeId], now_s: float) -> list[JobView]:
+        """Live jobs of other shepherds that can act; the card of a dead one's job stands in nobody's way."""
+        cards = self._state.cards(now_s)
+        return [card_view(status) for status in cards if self._acts_elsewhere(status, alive)]
 
-    def _is_acting(self, status: CardStatus) -> bool:
-        shepherd = status.card.shepherd
-        return shepherd != self._me and self._is_alive(shepherd)
-
-    def _is_alive(self, node: NodeId) -> bool:
-        member = self._membership.member(node)
-        return member is not None and member.status is MemberStatus.ALIVE
+    def _acts_elsewhere(self, status: CardStatus, alive: Collection[NodeId]) -> bool:
+        return status.card.shepherd != self._me and status.card.shepherd in alive
 
     def _is_in_conflict(self, node: NodeId) -> bool:
         member = self._membership.member(node)

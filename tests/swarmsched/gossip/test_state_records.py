@@ -23,14 +23,11 @@ from swarmsched.gossip.location import (
     job_of,
     key_of,
 )
-from swarmsched.gossip.picture import cluster_view, view_of_job
 from swarmsched.gossip.publisher import RecordPublisher
 from swarmsched.gossip.record import (
     RECORD_BYTES_LIMIT,
     GpuGroup,
-    NodeFlag,
     NodeRecord,
-    NodeStatus,
     decode_record,
     encode_record,
     free_of,
@@ -125,9 +122,7 @@ def test_an_impossible_record_fails_its_check(changes: dict[str, object]) -> Non
 
 
 def test_a_typical_card_stays_near_its_target_and_reads_back_as_the_job() -> None:
-    card, body = encode_card(
-        card_of(a_record(), now_utc_s=0.0, running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las:3250:8")
-    )
+    card, body = encode_card(card_of(a_record(), running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las:3250:8"))
     assert len(body) <= 190
     view = job_view(CardStatus(card, age_s=5.0))
     assert view.attained_gpu_s == 50.0 + 8 * 15.0
@@ -138,7 +133,7 @@ def test_a_typical_card_stays_near_its_target_and_reads_back_as_the_job() -> Non
 def test_a_card_that_is_too_large_counts_the_shares_that_it_leaves_out() -> None:
     record = a_record(shares=200)
     record = replace(record, spec=replace(record.spec, name="n" * 63, user="u" * 63, exclude=(NodeId("e" * 63),) * 4))
-    card, body = encode_card(card_of(record, now_utc_s=0.0, reason="r" * 200))
+    card, body = encode_card(card_of(record, reason="r" * 200))
     assert len(body) <= CARD_BYTES_LIMIT
     assert len(card.shares) + card.more_nodes == 200
     assert sum(share.ranks for share in card.shares) + card.more_ranks == 800
@@ -156,7 +151,7 @@ def test_the_longest_names_still_make_a_card_within_the_limit() -> None:
         exclude=(long,) * 5,
     )
     record = replace(a_record(), spec=spec, shepherd=long, shares=(Share(long, 1),) * 3)
-    _, body = encode_card(card_of(record, now_utc_s=0.0, rank_key=(2**53,) * 4, policy_id="p" * 63))
+    _, body = encode_card(card_of(record, rank_key=(2**53,) * 4, policy_id="p" * 63))
     assert len(body) <= CARD_BYTES_LIMIT
 
 
@@ -283,21 +278,3 @@ def test_a_swarm_without_gpus_spreads_the_first_queued_cards_only() -> None:
     net.perform(node, net.planes[node].withdraw_card(job(0), net.now_s))
     net.run(10.0)
     assert len(net.planes[node].cards(net.now_s)) > 63
-
-
-def test_the_picture_prefers_what_the_node_knows_itself() -> None:
-    record = a_record()
-    card, _ = encode_card(card_of(record, now_utc_s=0.0))
-    stale = replace(card, ranks=1)
-    own = view_of_job(record, queued_s=0.0, running_s=7.0)
-    draining = replace(sample_record(B), flags=int(NodeFlag.DRAINING))
-    view = cluster_view(
-        version=3,
-        nodes=[NodeStatus(sample_record(A), 0.0), NodeStatus(draining, 0.0), NodeStatus(sample_record(NodeId("x")), 0)],
-        usable={A, B},
-        cards=[CardStatus(stale, 1.0)],
-        own_jobs=[own],
-    )
-    assert [(node.node, node.is_available) for node in view.nodes] == [(A, True), (B, False), ("x", False)]
-    assert view.jobs == (own,)
-    assert own.attained_gpu_s == 50.0 + 7.0 * 8

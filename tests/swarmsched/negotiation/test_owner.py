@@ -190,7 +190,7 @@ def test_report_is_repeated_until_acknowledged_and_then_the_task_is_forgotten(ow
     (status,) = reports(owner.step(TaskExited(JOB, 1, (RankExit(0, 3),)), 1.0))
     again = reports(owner.step(TimerFired(), 1.0 + REPORT_INTERVAL_S))
     assert again == [status]
-    done = owner.acknowledge(TaskReportReceived(JOB, 1, status.revision))
+    done = owner.acknowledge(TaskReportReceived(JOB, 1, status.revision, status.generation))
     assert ForgetTask(JOB, 1) in done
     assert owner.tasks == ()
     assert reports(owner.step(TimerFired(), 100.0)) == []
@@ -199,7 +199,7 @@ def test_report_is_repeated_until_acknowledged_and_then_the_task_is_forgotten(ow
 def test_acknowledgement_of_an_older_revision_forgets_nothing(owner):
     launched(owner)
     (status,) = reports(owner.step(TaskExited(JOB, 1, ()), 1.0))
-    assert owner.acknowledge(TaskReportReceived(JOB, 1, status.revision - 1)) == []
+    assert owner.acknowledge(TaskReportReceived(JOB, 1, status.revision - 1, status.generation)) == []
     assert len(owner.tasks) == 1
 
 
@@ -291,3 +291,40 @@ def test_task_that_nobody_ordered_is_stopped():
     launched(other := Owner(ME, make_ledger()))
     effects = owner.step(TasksFound(other.tasks), 0.0)
     assert of(StopTask, effects) != []
+
+
+def test_acknowledgement_of_an_earlier_life_forgets_nothing(owner):
+    """Revisions begin anew after a restart; a late acknowledgement must not hit a younger revision."""
+    launched(owner)
+    (status,) = reports(owner.step(TaskExited(JOB, 1, ()), 1.0))
+    assert owner.acknowledge(TaskReportReceived(JOB, 1, status.revision, status.generation - 1)) == []
+    assert len(owner.tasks) == 1
+
+
+def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_gone():
+    """The agent died after the lease had ended and before the report was heard."""
+    before = Owner(ME, make_ledger())
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    after = Owner(ME, make_ledger())
+    after.restore(durable_entries(durable, "task"), 0.0)
+    exited = type(before.tasks[0])(JOB, 1, 1, ME, TaskStage.EXITED, (RankExit(0, 4),))
+    effects = after.step(TasksFound((exited,)), 0.0)
+    assert [effect.recipient for effect in of(SendPeer, effects)] == [BOSS]
+    assert reports(effects)[0].exits == (RankExit(0, 4),)
+
+
+def test_restored_order_without_a_lease_or_a_process_is_forgotten():
+    before = Owner(ME, make_ledger())
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    after = Owner(ME, make_ledger())
+    after.restore(durable_entries(durable, "task"), 0.0)
+    assert ForgetTask(JOB, 1) in after.step(TasksFound(()), 0.0)
+    assert after.tasks == ()
+
+
+def test_lease_that_is_never_launched_is_told_again_so_that_its_shepherd_can_release_it(owner):
+    held(owner)
+    owner.obey(BOSS, commit(), 0.2)
+    assert reports(owner.step(TimerFired(), 10.0)) == []
+    (status,) = reports(owner.step(TimerFired(), 15.3))
+    assert status.stage is TaskStage.STAGED

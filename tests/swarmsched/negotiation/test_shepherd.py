@@ -329,6 +329,16 @@ def test_report_of_an_earlier_attempt_is_acknowledged_and_ignored(scene):
     assert len(scene.take(TaskReportReceived)) == 1
 
 
+def test_lease_of_an_aborted_attempt_is_released_when_it_reports(scene):
+    """The first release was lost."""
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.answer(scene.take(CommitRequest)[:1], Refusal.EXPIRED)
+    assert scene.record.state is JobState.QUEUED
+    scene.sent = []
+    scene.report(B, TaskStage.STAGED, 1, attempt=1)
+    assert [node for node, _ in scene.take(ReleaseRequest)] == [B]
+
+
 def test_returned_shepherd_takes_a_new_epoch_and_asks_the_owners(scene):
     scene.run()
     again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))

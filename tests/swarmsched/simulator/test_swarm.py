@@ -126,6 +126,7 @@ def test_a_job_that_must_wait_starts_when_its_gpus_come_free():
 
 def test_more_than_the_swarm_has_is_refused_at_submit():
     watched = Watched(3, 2, seed=4)
+    watched.swarm.run_for(6.0)  # before, the swarm's totals are not trusted
     with pytest.raises(JobError, match="impossible"):
         watched.submit(7, "true")
 
