@@ -27,7 +27,7 @@ from swarm_client.http import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any  # not imported at run time, for the same reason as pathlib
+    from typing import Any, Self  # not imported at run time, for the same reason as pathlib
 
 FIRST_PATIENCE_S = 0.3  # for an answer, while other agents have not been asked
 SUBMIT_PATIENCE_S = 1.0
@@ -152,8 +152,14 @@ class Agents:
                 return response
         raise Unreachable([spell(address) for address in self.addresses], "; ".join(causes[-4:]))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close what is open; called once, when the command ends."""
+        """Close what is open; a later request opens it again."""
         for connection in (self._idle, self._open):
             if connection is not None:
                 connection.close()

@@ -242,10 +242,15 @@ class LocalSwarm:
                 if not is_running(node):
                     raise Failure(f"{node['name']} ended at its start: {self._last_log(node)}", "", SWARM_FAILED)
                 if node["name"] in clients and expected <= _seen_alive(clients[node["name"]]):
-                    del clients[node["name"]]
+                    clients.pop(node["name"]).close()
             return not clients
 
-        if not wait_until(is_converged, CONVERGE_LIMIT_S):
+        try:
+            is_timely = wait_until(is_converged, CONVERGE_LIMIT_S)
+        finally:
+            for client in clients.values():
+                client.close()
+        if not is_timely:
             missing = ", ".join(clients)
             log = self._last_log(next(node for node in nodes if node["name"] in clients))
             raise Failure(
@@ -301,6 +306,8 @@ class LocalSwarm:
                 self._tell(f"jobs did not end within {CANCEL_LIMIT_S:.0f} s and are ended by force")
         except Failure as failure:
             self._tell(f"jobs are ended by force: {failure.problem}")
+        finally:
+            agents.close()
 
     def _end_processes(self) -> None:
         """SIGTERM, then SIGKILL to the agents; then whatever their shims still hold."""

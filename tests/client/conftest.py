@@ -23,6 +23,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for kind in ("config", "state", "cache"):
+        (folder / kind).mkdir()
     monkeypatch.setattr(config, "SYSTEM_FILE", str(tmp_path / "system.toml"))
     work = tmp_path / "work"
     work.mkdir()

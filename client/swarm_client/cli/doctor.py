@@ -66,8 +66,12 @@ def _checks(session: Session) -> Iterator[Check]:
 
 def _agent_checks(session: Session, address: Address, learnt: list[Address]) -> Iterator[Check]:
     """Reachability, token, clock, version, then what the agent says of itself."""
+    with Agents([address], session.config.read_token, session.waiter, "") as agents:
+        yield from _asked(agents, address, learnt)
+
+
+def _asked(agents: Agents, address: Address, learnt: list[Address]) -> Iterator[Check]:
     where = spell(address)
-    agents = Agents([address], session.config.read_token, session.waiter, "")
     started_s = time.monotonic()
     try:
         report = agents.call("not accepted", "GET", "/v1/doctor")

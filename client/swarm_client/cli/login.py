@@ -36,9 +36,9 @@ def execute(session: Session, arguments: Arguments) -> int:
     token_file = _token_file(session, arguments)
     memory = memory_file_of(session.config.environment, name, addresses)
     token = (lambda: read_token_file(token_file)) if token_file else session.config.read_token
-    agents = Agents(addresses, token, session.waiter, memory)
-    members = agents.call("cannot log in", "GET", "/v1/members")["items"]
-    agents.remember(members)
+    with Agents(addresses, token, session.waiter, memory) as agents:
+        members = agents.call("cannot log in", "GET", "/v1/members")["items"]
+        agents.remember(members)
     _store(session, name, [spell(address) for address in addresses], token_file)
     alive = sum(member["status"] == "alive" for member in members)
     session.tell(f"context {name} is current: {alive} of {len(members)} members alive")

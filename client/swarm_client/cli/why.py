@@ -35,9 +35,10 @@ def execute(session: Session, arguments: Arguments) -> int:
 
 def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     """The report in words and numbers; lines of lists begin with two blanks."""
-    yield f"Job {report['handle']} is {report['state']}: {report['summary']}"
     if report["state"] == "ended":
+        yield f"Job {report['handle']} has ended; `swarm status {report['handle']}` tells how."
         return
+    yield f"Job {report['handle']} is {report['state']}: {report['summary']}"
     yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
     free = report.get("free") or {}
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"

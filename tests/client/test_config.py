@@ -1,0 +1,145 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm_client.config import load, user_file
+from swarm_client.failure import UsageError
+from swarm_client.testing import TOKEN, FakeAgent
+
+
+def write_user(home, text):
+    file = home / "config" / "swarm" / "config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_each_source_wins_over_the_weaker_ones(home, tmp_path, monkeypatch):
+    (tmp_path / "system.toml").write_text(
+        'output = "wide"\ncolor = "never"\nhosts = ["s:1"]\n[job]\nqueue = "default"\n'
+    )
+    write_user(home, 'output = "yaml"\ncontext = "lab"\n[contexts.lab]\nhosts = ["u:1"]\n[job]\npriority = 1\n')
+    (tmp_path / "work" / "swarm.toml").write_text('output = "json"\n[job]\npriority = 2\n')
+    folder = tmp_path / "work" / "deep"
+    folder.mkdir()
+    found = load(os.environ, {}, str(folder))
+    assert (found.values["output"], found.origins["output"]) == ("json", str(tmp_path / "work" / "swarm.toml"))
+    assert (found.values["color"], found.origins["color"]) == ("never", str(tmp_path / "system.toml"))
+    assert (found.values["hosts"], found.origins["hosts"]) == (["u:1"], "context lab")
+    assert found.job == {"queue": "default", "priority": 2}
+    monkeypatch.setenv("SWARM_OUTPUT", "name")
+    monkeypatch.setenv("SWARM_HOSTS", "e:1, e:2")
+    monkeypatch.setenv("SWARM_RUN_PRIORITY", "3")
+    found = load(os.environ, {"output": "table"}, str(folder))
+    assert (found.values["output"], found.origins["output"]) == ("table", "option")
+    assert found.values["hosts"] == ["e:1", "e:2"]
+    assert (found.job["priority"], found.job_origins["priority"]) == (3, "SWARM_RUN_PRIORITY")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('\n\noutptu = "json"\n', ":3: unknown key 'outptu'; did you mean output?"),
+        ('[contexts.a]\nhost = ["x"]\n', ":2: host: unknown key; did you mean hosts?"),
+        ("[job]\n\ngpsu = 1\n", ":3: gpsu: unknown key; did you mean gpus?"),
+        ('output = "xml"\n', ":1: output: must be one of"),
+        ("output = \n", "is not TOML"),
+        ('context = "absent"\n', "there is no context 'absent'"),
+        ('[job]\ncommand = "x"\n', ":2: command belongs into a job file"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(home, text, message, swarm):
+    file = write_user(home, text)
+    code, _, err = swarm("ps")
+    assert code == 2
+    assert message in err
+    assert str(file) in err or "context" in err
+
+
+def test_a_project_file_may_not_redirect_tokens(home, tmp_path):
+    (tmp_path / "work" / "swarm.toml").write_text('hosts = ["evil:1"]\n')
+    with pytest.raises(UsageError, match="may not be set in a project file"):
+        load(os.environ, {}, str(tmp_path / "work"))
+
+
+def test_an_unknown_variable_for_jobs_names_the_nearest(monkeypatch, tmp_path):
+    monkeypatch.setenv("SWARM_RUN_GPSU", "1")
+    with pytest.raises(UsageError, match="SWARM_RUN_GPSU: unknown setting; did you mean gpus"):
+        load(os.environ, {}, str(tmp_path))
+
+
+def test_variables_that_jobs_are_given_are_no_settings(monkeypatch, tmp_path):
+    for name in ("SWARM_JOB_ID", "SWARM_GPUS", "SWARM_NODE", "SWARM_ATTEMPT"):
+        monkeypatch.setenv(name, "x")
+    assert load(os.environ, {}, str(tmp_path)).job == {}
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path, monkeypatch, swarm):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o644)
+    monkeypatch.delenv("SWARM_TOKEN")
+    monkeypatch.setenv("SWARM_TOKEN_FILE", str(file))
+    code, _, err = swarm("ps")
+    assert code == 4
+    assert err.splitlines()[1] == f"  chmod 600 {file}"
+
+
+def test_login_stores_a_context_and_keeps_what_was_there(home, tmp_path, agent, swarm, monkeypatch):
+    file = write_user(home, '# mine\noutput = "wide"\n\n[job]\nqueue = "default"\n')
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    code, _, err = swarm("login", agent.address, "--token-file", str(token), "--name", "lab")
+    assert (code, err) == (0, "swarm: context lab is current: 1 of 1 members alive\n")
+    assert file.read_text() == (
+        f'# mine\noutput = "wide"\ncontext = "lab"\n\n[job]\nqueue = "default"\n\n[contexts.lab]\n'
+        f'hosts = ["{agent.address}"]\ntoken_file = "{token}"\n'
+    )
+    monkeypatch.delenv("SWARM_HOSTS")
+    monkeypatch.delenv("SWARM_TOKEN")
+    assert swarm("version", "--agents") == (0, "swarm 0.1.0\ngpu1 0.1.0\n", "")
+
+
+def test_login_with_a_wrong_token_stores_nothing(home, tmp_path, agent, swarm):
+    token = tmp_path / "token"
+    token.write_text("wrong" * 8)
+    token.chmod(0o600)
+    assert swarm("login", agent.address, "--token-file", str(token))[0] == 4
+    assert not Path(user_file(os.environ)).exists()
+
+
+def test_config_set_writes_checked_values_that_are_read_back(home, swarm):
+    assert swarm("config", "set", "job.priority", "7")[0] == 0
+    assert swarm("config", "set", "output=wide")[0] == 0
+    assert stat.S_IMODE(Path(user_file(os.environ)).stat().st_mode) == 0o600
+    out = swarm("config", "view", "--origin", "-o", "json")[1]
+    assert '"name": "job.priority",\n      "value": 7' in out
+    assert swarm("config", "set", "job.prioritty", "7")[0] == 2
+    assert swarm("config", "set", "output", "xml")[0] == 2
+    assert swarm("config", "unset", "output")[0] == 0
+    assert swarm("config", "unset", "job.priority")[0] == 0
+    assert load(os.environ, {}, str(home)).job == {}
+
+
+@pytest.mark.parametrize("address", ["https://a:1", "a:99999", "a:b", "user@a", "[::1", ""])
+def test_an_address_that_cannot_be_used_is_a_usage_error(monkeypatch, swarm, address):
+    monkeypatch.setenv("SWARM_HOSTS", f"{address},")
+    if address:
+        assert swarm("ps")[0] == 2
+    else:
+        assert swarm("ps")[0] == 125
+
+
+def test_members_that_were_learnt_replace_a_dead_address(agent, swarm, point_at, monkeypatch):
+    with FakeAgent("gpu2") as second:
+        point_at(agent)
+        members = [{"name": "gpu2", "address": second.address, "status": "alive", "version": ""}]
+        agent.answers["GET /v1/jobs"] = second.answers["GET /v1/jobs"] = {"items": []}
+        agent.answers["GET /v1/members"] = {"items": members}
+        assert swarm("ps")[0] == 0
+        agent.__exit__()
+        assert swarm("ps")[0] == 0
+        assert ("GET", "/v1/jobs") in {(method, path) for method, path, _ in second.requests}

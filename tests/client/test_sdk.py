@@ -1,0 +1,133 @@
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from swarm_client import SwarmClient
+from swarm_client.sdk import SwarmRequestError
+from swarm_client.testing import JOB_ID, TOKEN, end, ended, job_document, log, problem, state
+from swarmsched.api import EndReason, JobState
+from swarmsched.errors import AgentUnreachable, JobRejected
+
+
+@pytest.fixture
+async def serve():
+    """Start real aiohttp servers from route tables; give their addresses."""
+    runners = []
+
+    async def begin(routes):
+        app = web.Application()
+        for (method, path), handler in routes.items():
+            app.router.add_route(method, path, handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        return f"{host}:{port}"
+
+    yield begin
+    for runner in runners:
+        await runner.cleanup()
+
+
+def answer(document, status=200):
+    async def handler(request):
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response(problem(401, "unauthorised", "no token"), status=401)
+        return web.json_response(document, status=status)
+
+    return handler
+
+
+def stream(*records):
+    async def handler(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for record in records:
+            await response.write(json.dumps(record).encode() + b"\n\n")
+        return response
+
+    return handler
+
+
+TICKET = {"job_id": JOB_ID, "handle": "k3j9x0ab", "holders": ["gpu1"], "node": "gpu1"}
+
+
+async def test_submit_follow_and_wait(serve):
+    seen = []
+
+    async def submit(request):
+        seen.append(await request.json())
+        return web.json_response(job_document(state="queued", nodes=[]), status=201)
+
+    address = await serve(
+        {
+            ("POST", "/v1/tickets"): answer(TICKET),
+            ("POST", "/v1/jobs"): submit,
+            ("GET", f"/v1/jobs/{JOB_ID}/logs"): stream(state("running", "1"), log("a\n", "2", rank=1), end("3")),
+            ("GET", f"/v1/jobs/{JOB_ID}/wait"): answer({"met": True, "job": ended()}),
+        }
+    )
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        job = await swarm.submit(["python", "train.py"], ranks=4, gpus_per_rank=1)
+        assert (job.id, job.state) == (JOB_ID, JobState.QUEUED)
+        records = [record async for record in swarm.logs(job.id, follow=True)]
+        assert [(record.rank, record.text) for record in records] == [(1, "a\n")]
+        job = await swarm.wait(job.id)
+    assert (job.is_ended, job.end_reason, job.shell_exit_code) == (True, EndReason.COMPLETED, 0)
+    assert seen[0]["ticket"] == {"job_id": JOB_ID, "holders": ["gpu1"]}
+    assert seen[0]["spec"]["ranks"] == 4
+
+
+async def test_a_wrong_specification_is_refused_before_anything_is_sent():
+    async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
+        with pytest.raises(JobRejected, match="did you mean 'ranks'"):
+            await swarm.submit(["true"], rnaks=2)
+
+
+async def test_the_next_agent_answers_when_one_is_gone(serve):
+    address = await serve({("GET", "/v1/jobs"): answer({"items": [job_document()], "next_cursor": None})})
+    async with SwarmClient(["127.0.0.1:1", address], token=TOKEN) as swarm:
+        assert [job.nodes for job in await swarm.jobs()] == [("gpu1", "gpu2")]
+
+
+async def test_a_broken_stream_is_resumed_behind_its_cursor_elsewhere(serve):
+    path = ("GET", f"/v1/jobs/{JOB_ID}/logs")
+    cursors = []
+
+    async def rest(request):
+        cursors.append(request.query.get("cursor"))
+        return await stream(log("two\n", "c2"), end("c3"))(request)
+
+    first = await serve({path: stream(log("one\n", "c1"))})
+    second = await serve({path: rest})
+    async with SwarmClient([first, second], token=TOKEN) as swarm:
+        assert [record.text async for record in swarm.logs(JOB_ID, follow=True)] == ["one\n", "two\n"]
+    assert cursors == ["c1"]
+
+
+async def test_errors_are_typed(serve):
+    address = await serve(
+        {("GET", "/v1/jobs/x"): answer(problem(404, "unknown_job", "no such job", remedy="look"), 404)}
+    )
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        with pytest.raises(SwarmRequestError, match="no such job") as caught:
+            await swarm.job("x")
+        assert (caught.value.status, caught.value.code, caught.value.remedy) == (404, "unknown_job", "look")
+    async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
+        with pytest.raises(AgentUnreachable):
+            await swarm.nodes()
+
+
+async def test_wait_ends_with_its_time(serve):
+    async def never(request):
+        await asyncio.sleep(0.02)
+        return web.json_response({"met": False, "job": job_document()})
+
+    address = await serve({("GET", f"/v1/jobs/{JOB_ID}/wait"): never})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        with pytest.raises(TimeoutError):
+            await swarm.wait(JOB_ID, timeout_s=0.1)

@@ -1,0 +1,265 @@
+"""Commands that show things: whole outputs are compared."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from swarm_client.cli import ALIASES, COMMANDS, load_command, main
+from swarm_client.testing import HANDLE, JOB_ID, ended, job_document, log, problem
+
+
+def listing(*items, **more):
+    return {
+        "api_version": "v1",
+        "items": list(items),
+        "next_cursor": None,
+        "total": len(items),
+        "silent_nodes": [],
+        **more,
+    }
+
+
+def gpu(index, **changes):
+    known = {"node": "gpu1", "index": index, "uuid": f"GPU-{index}", "model": "NVIDIA H200", "memory_bytes": 2**37}
+    more = {"state": "free", "job_id": None, "health": "ok", "note": "", "is_simulated": False}
+    figures = dict.fromkeys(("utilisation_ratio", "memory_used_bytes", "temperature_celsius", "power_watts"))
+    return {**known, **more, **figures, **changes}
+
+
+def node(name, **changes):
+    document = {
+        "name": name,
+        "address": "10.0.0.1:7433",
+        "status": "alive",
+        "version": "0.1.0",
+        "since_seconds": 12.0,
+        "is_draining": False,
+        "free_gpus": 1,
+        "total_gpus": 2,
+        "free_cpus": 8,
+        "cpu_count": 16,
+        "free_memory_bytes": 2**34,
+        "memory_bytes": 2**35,
+        "cpu_utilisation_ratio": 0.1,
+        "gpu_utilisation_ratio": 0.5,
+        "gpus": [gpu(0), gpu(1, health="foreign", state="foreign", note="python3 (4711) of alice")],
+        "jobs": [JOB_ID],
+        "staleness_seconds": 0.3,
+    }
+    return document | changes
+
+
+def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
+    queued = job_document(
+        handle="aaaaaaaa", name="", state="queued", nodes=[], started_at=None, reason="needs 8 GPUs, 2 free", gpus=8
+    )
+    agent.answers["GET /v1/jobs"] = listing(queued, job_document())
+    assert swarm("ps") == (
+        0,
+        (
+            "ID        NAME    USER  STATE    GPUS  NODES      ELAPSED  ETA  PROGRESS  REASON\n"
+            "aaaaaaaa  -       ada   queued    0/8  -                -    -         -  needs 8 GPUs, 2 free\n"
+            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2     1:15    -         -  -\n"
+        ),
+        "",
+    )
+
+
+def test_an_empty_list_is_its_headings(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing()
+    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  ELAPSED  ETA  PROGRESS  REASON\n", "")
+
+
+def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(silent_nodes=["gpu3"])
+    code, _, err = swarm("ps", "-a", "--mine", "--state", "queued,running", "--limit", "5")
+    assert (code, err) == (0, "swarm: gpu3 did not answer; their jobs are shown as last heard of\n")
+    assert ("GET", "/v1/jobs", {"all": "1", "state": "queued,running", "limit": "5", "user": "ada"}) in agent.requests
+
+
+@pytest.mark.parametrize(
+    ("words", "out"),
+    [
+        (["-q"], f"{HANDLE}\n"),
+        (["-o", "name"], f"{HANDLE}\n"),
+        (["--format", "{{.handle}} {{ nodes.0.node }}\\t{{signal}}"], f"{HANDLE} gpu1\t<none>\n"),
+        (["-o", "custom-columns=WHO:user,gpus"], "WHO  gpus\nada  4\n"),
+    ],
+)
+def test_other_formats(swarm, agent, words, out):
+    agent.answers["GET /v1/jobs"] = listing(job_document())
+    assert swarm("ps", *words)[:2] == (0, out)
+
+
+def test_json_jsonl_and_yaml_hold_the_same(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document())
+    document = json.loads(swarm("ps", "-o", "json")[1])
+    assert (document["api_version"], document["items"]) == ("v1", [job_document()])
+    assert yaml.safe_load(swarm("ps", "-o", "yaml")[1]) == document
+    assert json.loads(swarm("ps", "-o", "jsonl")[1]) == job_document()
+
+
+def test_a_wrong_format_or_field_names_the_nearest(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document())
+    assert "did you mean json?" in swarm("ps", "-o", "jsom")[2]
+    code, _, err = swarm("ps", "--format", "{{stat}}")
+    assert (code, err.splitlines()[0]) == (2, "swarm: there is no field 'stat'; did you mean state?")
+
+
+def test_control_characters_of_a_name_never_reach_the_terminal(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document(name="a\x1b[31mb"))
+    out = swarm("ps")[1]
+    assert "\x1b" not in out
+    assert "a?[31mb" in out
+
+
+def test_nodes_say_whose_processes_hold_a_gpu(swarm, agent):
+    agent.answers["GET /v1/nodes"] = listing(
+        node("gpu1"), node("gpu2", status="suspect", total_gpus=None, gpus=None, jobs=None)
+    )
+    code, out, _ = swarm("nodes")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[1].endswith("k3j9x0ab  2x NVIDIA H200  GPU 1 foreign: python3 (4711) of alice")
+    assert lines[2].split()[:3] == ["gpu2", "suspect", "-"]
+
+
+def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = {
+        "api_version": "v1",
+        "job_id": JOB_ID,
+        "handle": HANDLE,
+        "state": "queued",
+        "summary": "3 GPUs are missing",
+        "policy": "fifo",
+        "needs": {"ranks": 4, "gpus_per_rank": 1, "gpus": 4},
+        "free": {"gpus": 1, "total_gpus": 6, "nodes": 3},
+        "nodes": [
+            {"node": "gpu1", "fits_ranks": 1, "obstacle": "1 of 2 GPUs free"},
+            {"node": "gpu2", "fits_ranks": 0, "obstacle": "0 of 2 GPUs free"},
+        ],
+        "ahead": [{"job_id": "x", "handle": "bbbbbbbb", "name": "big", "user": "bob", "reason": "submitted earlier"}],
+        "staleness_seconds": 0.4,
+    }
+    assert swarm("why", HANDLE) == (
+        0,
+        (
+            "Job k3j9x0ab is queued: 3 GPUs are missing\n"
+            "It needs 4 ranks with 1 GPU each, 4 GPUs in all.\n"
+            "Free now: 1 of 6 GPUs on 3 nodes.\n"
+            "What stands against it on each node:\n"
+            "  gpu1: 1 rank would fit; 1 of 2 GPUs free\n"
+            "  gpu2: 0 of 2 GPUs free\n"
+            "1 job ahead of it (policy fifo):\n"
+            "  bbbbbbbb big of bob: submitted earlier\n"
+        ),
+        "",
+    )
+
+
+def test_status_of_an_ended_job(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended(
+        3, "failed", detail="rank 2 exited with 3", failed_node="gpu2", failed_rank=2
+    )
+    code, out, _ = swarm("describe", HANDLE)
+    assert code == 0
+    for line in ("State:         failed", "Exit code:     3", "Failed on:     gpu2, rank 2", "Variables:     SEED=1"):
+        assert line in out.splitlines()
+
+
+def test_an_unknown_job_is_3_and_names_the_nearest(swarm):
+    assert swarm("status", "digit") == (3, "", "swarm: cannot show digit: no such job: digit\n  did you mean digits?\n")
+
+
+def test_an_ambiguous_prefix_lists_the_matches(swarm, agent):
+    matches = [{"handle": "k3j9x0ab", "name": "a"}, {"handle": "k3zzzzzz", "name": ""}]
+    agent.answers["POST /v1/jobs/k3/cancel"] = (409, problem(409, "ambiguous", "k3 fits 2 jobs", matches=matches))
+    code, _, err = swarm("cancel", "k3")
+    assert (code, err) == (5, "swarm: cannot cancel k3: k3 fits 2 jobs\n  it may be k3j9x0ab a, k3zzzzzz\n")
+
+
+def test_cancel_mine_stops_each_live_job(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document(), job_document(id="other"))
+    assert swarm("cancel", "--mine", "--grace", "1s")[0] == 0
+    sent = [(path, body) for method, path, body in agent.requests if method == "POST"]
+    assert sent == [
+        (f"/v1/jobs/{JOB_ID}/cancel", {"grace_seconds": 1.0}),
+        ("/v1/jobs/other/cancel", {"grace_seconds": 1.0}),
+    ]
+
+
+def test_cancel_asks_before_it_stops_the_jobs_of_others(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document(user="bob"))
+    code, _, err = swarm("cancel", "--all")
+    assert (code, "1 of 1 jobs are not yours" in err) == (2, True)
+    assert [method for method, _, _ in agent.requests] == ["GET"]
+
+
+def test_logs_of_one_rank(swarm, agent):
+    agent.stream = lambda _: iter([log("x\n", "1", rank=3)])
+    assert swarm("logs", f"{HANDLE}.3", "--timestamps", "--label") == (0, "2025-01-31T12:00:02.000Z 3: x\n", "")
+    assert ("GET", f"/v1/jobs/{HANDLE}/logs", {"rank": "3"}) in agent.requests
+
+
+def test_top_prints_one_frame_without_a_terminal(swarm, agent):
+    agent.answers["GET /v1/status"] = {
+        "members": {"alive": 1, "suspect": 1},
+        "gpus": {"total": 2, "free": 1, "leased": 1},
+        "jobs": {"running": 1, "queued": 2},
+        "policy": {"name": "las"},
+    }
+    agent.answers["GET /v1/gpus"] = listing(gpu(0, utilisation_ratio=0.5, memory_used_bytes=2**30), gpu(1))
+    agent.answers["GET /v1/jobs"] = listing(job_document())
+    agent.answers["GET /v1/nodes"] = listing(node("gpu1"))
+    code, out, err = swarm("top", "--once")
+    assert (code, err) == (0, "")
+    assert out.startswith("swarm: 1 nodes (1 away) | 1 of 2 GPUs busy, 1 free | 1 running, 2 queued | policy las\n")
+    assert "0 [#####     ] 50% 1.0 GiB free  1 free" in out
+
+
+def test_doctor_names_an_unreachable_agent(swarm, point_at):
+    point_at("127.0.0.1:1")
+    code, out, err = swarm("doctor")
+    assert code == 1
+    assert "127.0.0.1:1" in out
+    assert "failed" in out
+    assert err.startswith("swarm: 1 of ")
+
+
+def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent):
+    setting = {"api_version": "v1", "policy": "fifo", "parameters": {}, "version": 3}
+    agent.answers["GET /v1/config"] = setting
+    agent.answers["PUT /v1/config"] = lambda body, query: setting | body | {"version": 4}
+    assert swarm("config", "set", "--swarm", "policy=las", "quantum=3.5")[:2] == (
+        0,
+        "policy las (version 4)\n  quantum = 3.5\n",
+    )
+
+
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_every_command_explains_itself(name, capsys):
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: swarm {name}")
+    for option in load_command(name).options:
+        assert option.hidden or option.later or option.names[-1] in out
+
+
+def test_completion_scripts_are_accepted_by_bash(swarm):
+    script = swarm("completion", "bash")[1]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    ask = script + '\nCOMP_WORDS=(swarm run --gp); COMP_CWORD=2; _swarm; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"--gpus", "--gpus-per-rank", "--gpu-type", "--gpu-mem"}
+    for shell in ("zsh", "fish"):
+        code, out, _ = swarm("completion", shell)
+        assert code == 0
+        assert all(name in out for name in [*COMMANDS, *ALIASES])
+
+
+def test_the_version_is_that_of_the_distribution(swarm):
+    from importlib.metadata import version
+
+    assert swarm("version") == (0, f"swarm {version('swarmsched')}\n", "")
