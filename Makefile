@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRAIN := .venv-train
 STAMP := $(VENV)/.stamp
+ANSIBLE := .venv-ansible
+ANSIBLE_STAMP := $(ANSIBLE)/.stamp
 TRAIN_STAMP := $(TRAIN)/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 unexport PYTHONPATH
@@ -25,10 +27,15 @@ $(TRAIN_STAMP): $(STAMP) tests/train-requirements.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(TRAIN)/bin/python -r tests/train-requirements.txt
 	touch $@
 
+$(ANSIBLE_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(ANSIBLE)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(ANSIBLE)/bin/python 'ansible-core~=2.19.0' 'ansible-lint>=26,<27'
+	touch $@
+
 demo: $(STAMP) $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
-test: $(STAMP) $(TRAIN_STAMP)
+test: $(STAMP) $(TRAIN_STAMP) $(ANSIBLE_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -45,4 +52,4 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) dist .mypy_cache .ruff_cache .pytest_cache
