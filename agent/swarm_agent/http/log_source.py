@@ -86,6 +86,8 @@ class LogSource:
         for record in first:
             if _is_wanted(record, request):
                 yield _plain(rank, record)
+        if cursor and not first:
+            yield _mark(rank, cursor)
         async with closing(logs.follow(request.job_id, request.attempt, rank, cursor)) as records:
             async for record in records:
                 if _is_wanted(record, request):
@@ -94,6 +96,8 @@ class LogSource:
 
 def _pages(logs: Logs, request: LogRequest, rank: int) -> Iterator[dict[str, Any]]:
     records, cursor = _start(logs, request, rank)
+    if cursor and not records:
+        yield _mark(rank, cursor)
     while True:
         for record in records:
             if _is_wanted(record, request):
@@ -130,7 +134,13 @@ def _plain(rank: int, record: LogRecord) -> dict[str, Any]:
         "data": record.data,
         "cursor": record.cursor,
         "dropped": record.dropped_bytes,
+        "is_mark": False,
     }
+
+
+def _mark(rank: int, cursor: str) -> dict[str, Any]:
+    """Where reading began: what came before was not asked for, and is not to be sent when the client comes back."""
+    return {"rank": rank, "stream": "", "utc_s": 0.0, "data": b"", "cursor": cursor, "dropped": 0, "is_mark": True}
 
 
 def _request_from(payload: dict[str, Any]) -> LogRequest:

@@ -85,7 +85,9 @@ async def past_records(
             await _push(heap, index, await stack.enter_async_context(closing(stream)))
         while heap:
             _, index, node, raw = heapq.heappop(heap)
-            yield _record(attempt, node, raw, cursor)
+            record = _record(attempt, node, raw, cursor)
+            if record is not None:
+                yield record
             await _push(heap, index, streams[index])
 
 
@@ -134,7 +136,8 @@ class _Follower:
         if last is not None and self._pumps and attempt != self._attempt:
             await self._drain(last)
         await self._put(_state_record(document))
-        self._changed.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         if attempt and attempt != self._attempt and _has_output(document):
             self._start(document, attempt)
         self._is_first = False
@@ -154,12 +157,12 @@ class _Follower:
         """
         is_warned = False
         while True:
-            self._changed.clear()
+            changed = self._changed  # taken before reading, so that no change in between is missed
             try:
                 await self._deliver(node, request)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REOPEN_S):  # wait_for may lose the cancellation of `_drain`
-                        await self._changed.wait()
+                        await changed.wait()
             except (AgentUnreachable, RemoteProtocolError) as error:
                 if not is_warned:
                     await self._put(_warning(node, error))
@@ -172,7 +175,9 @@ class _Follower:
             async for batch in batches:
                 for raw in batch:
                     request.cursors[str(raw["rank"])] = raw["cursor"]
-                    await self._queue.put(_record(request.attempt, node, raw, self._cursor))
+                    record = _record(request.attempt, node, raw, self._cursor)
+                    if record is not None:
+                        await self._queue.put(record)
 
     async def _drain(self, document: Document) -> None:
         """Deliver what is left of an attempt that is over: stop the streams, then read on from where they were."""
@@ -216,8 +221,13 @@ async def _push(
 def _requests(
     document: Document, query: LogQuery, cursor: LogCursor, attempt: int, *, is_followed: bool
 ) -> list[tuple[NodeId, LogRequest]]:
-    """One request for each node that has ranks of interest."""
+    """One request for each node that has ranks of interest.
+
+    What a cursor does not name is read from its beginning: a client that goes on must not miss the first words of a
+    rank that had been silent.
+    """
     requests = []
+    tail = None if cursor.ranks else query.tail
     for share in document["nodes"]:
         if share["first_rank"] is None:
             continue
@@ -229,7 +239,7 @@ def _requests(
                 attempt,
                 wanted,
                 {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted},
-                query.tail,
+                tail,
                 query.since_utc_s,
                 query.streams,
                 is_followed,
@@ -238,11 +248,13 @@ def _requests(
     return requests
 
 
-def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor) -> Record:
-    """One record as the client gets it."""
+def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor) -> Record | None:
+    """One record as the client gets it; None for a mark, which only tells where a rank's output begins."""
     if "warning" in raw:
         return {**raw["warning"], "cursor": cursor.encode()}
     cursor.advance(attempt, raw["rank"], raw["cursor"])
+    if raw["is_mark"]:
+        return None
     head = {"rank": raw["rank"], "node": node, "stream": raw["stream"], "time": rfc3339(raw["utc_s"])}
     if raw["dropped"]:
         return {"type": "gap", **head, "time": None, "skipped_bytes": raw["dropped"], "cursor": cursor.encode()}

@@ -80,7 +80,7 @@ class AgentWithoutCore:
         self.answer: Callable[[Command], Awaitable[Reply]] = self.obey
         self.queries: dict[str, Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self.streams: dict[str, Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]] = {}
-        self._callbacks: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []
 
     # What a test does.
 
@@ -96,14 +96,14 @@ class AgentWithoutCore:
 
     def stepped(self) -> None:
         """The core took in something."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback()
 
     # The facade.
 
     def on_stepped(self, callback: Callable[[], None]) -> None:
         """As the driver."""
-        self._callbacks.append(callback)
+        self.callbacks.append(callback)
 
     async def command(self, command: Command, timeout_s: float = 10.0) -> Reply:
         """Ask the scripted core."""

@@ -1,0 +1,52 @@
+"""What monitors and browsers ask for."""
+
+import base64
+import hashlib
+import re
+
+from swarm_agent.readiness import Check
+
+
+async def test_readyz_follows_the_checks_and_livez_does_not(n1):
+    n1.agent.readiness.add("disk", lambda: Check("disk", is_ok=False, detail="/secret/path is full"))
+    for path in ("/readyz", "/healthz"):
+        response = await n1.client.get(path)
+        assert (response.status, await response.text()) == (503, "not ready\n")
+    assert (await n1.client.get("/livez")).status == 200
+
+
+async def test_verbose_names_the_checks_without_their_details(n1):
+    n1.agent.readiness.add("disk", lambda: Check("disk", is_ok=False, detail="/secret/path is full"))
+    text = await (await n1.client.get("/readyz?verbose")).text()
+    assert text == "[+]membership ok\n[-]disk failed\nnot ready\n"
+
+
+async def test_an_excluded_check_does_not_count(n1):
+    n1.agent.readiness.add("disk", lambda: Check("disk", is_ok=False))
+    assert (await n1.client.get("/readyz?exclude=disk")).status == 200
+
+
+async def test_the_doctor_tells_details_and_remedies(n1):
+    n1.agent.readiness.add("disk", lambda: Check("disk", is_ok=False, detail="full", remedy="free space"))
+    items = {each["name"]: each for each in (await n1.get("/v1/doctor"))["items"]}
+    assert (items["disk"]["status"], items["disk"]["remedy"]) == ("failed", "free space")
+    assert items["members"]["status"] == "ok"
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(n1):
+    response = await n1.client.get("/")
+    page, policy = await response.text(), response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for kind in ("script", "style"):
+        (text,) = re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert " style=" not in page
+    assert not re.search(r"\son\w+=", page)
+
+
+async def test_the_page_puts_no_markup_from_the_swarm_into_itself(n1):
+    page = await (await n1.client.get("/")).text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", page)

@@ -1,0 +1,181 @@
+"""One job, asked for by any name at any agent."""
+
+import asyncio
+
+import pytest
+
+from swarm_agent.http.jobs import signal_number
+from swarm_agent.http.problem import Problem
+from swarm_agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
+from swarmsched import ids
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.commands import CancelJob, SignalJob
+from swarmsched.ids import NodeId
+
+ALPHA = job_id(1, random_part="abcd")
+BETA = job_id(2, random_part="abce")
+
+
+async def test_any_agent_answers_for_a_job_shepherded_elsewhere(n1, n2, n3):
+    n1.agent.put(a_record(ALPHA, "n1", spec=JobSpec(command=("true",), name="first")))
+    for desk in (n1, n2, n3):
+        for reference in (ALPHA, ids.handle(ALPHA), ids.handle(ALPHA).upper(), "abcd", "first", "@last"):
+            document = await desk.get(f"/v1/jobs/{reference}")
+            assert (document["id"], document["shepherd"], document["source"]) == (ALPHA, "n1", "record")
+
+
+async def test_the_entry_agent_names_itself(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    response = await n2.ask("GET", f"/v1/jobs/{ALPHA}")
+    assert response.headers["X-Swarm-Node"] == "n2"
+
+
+async def test_an_ambiguous_prefix_lists_the_matches_of_all_agents(n1, n2, n3):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    n2.agent.put(a_record(BETA, "n2"))
+    for desk in (n1, n2, n3):
+        problem = await desk.get("/v1/jobs/abc", 409)
+        assert problem["code"] == "ambiguous_job"
+        assert {each["id"] for each in problem["matches"]} == {ALPHA, BETA}
+        assert ids.handle(ALPHA) in problem["detail"]
+
+
+async def test_a_name_means_its_newest_live_job(n1, n2):
+    spec = JobSpec(command=("true",), name="train")
+    n1.agent.put(a_record(ALPHA, "n1", spec=spec))
+    n2.agent.put(a_record(BETA, "n2", spec=spec, submitted_utc_s=SUBMITTED_UTC_S + 5, state=JobState.ENDED))
+    assert (await n2.get("/v1/jobs/train"))["id"] == ALPHA
+    n1.agent.change(ALPHA, state=JobState.ENDED)
+    assert (await n1.get("/v1/jobs/train"))["id"] == BETA
+
+
+async def test_last_is_the_newest_of_the_user(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1", spec=JobSpec(command=("true",), user="ann")))
+    n2.agent.put(a_record(BETA, "n2", spec=JobSpec(command=("true",), user="bob"), submitted_utc_s=SUBMITTED_UTC_S + 1))
+    assert (await n1.get("/v1/jobs/@last"))["id"] == BETA
+    assert (await n2.get("/v1/jobs/@last?user=ann"))["id"] == ALPHA
+    assert (await n1.get("/v1/jobs/@last?user=eve", 404))["code"] == "unknown_job"
+
+
+async def test_an_unknown_job_names_the_nearest_and_the_silent(n1, n2, swarm):
+    n2.agent.put(a_record(ALPHA, "n2", spec=JobSpec(command=("true",), name="mnist")))
+    swarm.down.add("n3")
+    swarm.statuses[NodeId("n3")] = "failed"
+    problem = await n1.get("/v1/jobs/mnits", 404)
+    assert (problem["nearest"], problem["silent_nodes"]) == ("mnist", ["n3"])
+    assert "n3 did not answer" in problem["detail"]
+
+
+async def test_a_job_whose_shepherd_is_silent_is_shown_from_gossip_with_its_age(n1, swarm):
+    record = a_record(ALPHA, "n3", state=JobState.RUNNING)
+    n1.agent.known_cards = [a_card(record, age_s=7.0)]
+    swarm.down.add("n3")
+    document = await n1.get(f"/v1/jobs/{ALPHA}")
+    assert (document["source"], document["staleness_seconds"], document["spec"]) == ("card", 7.0, None)
+    problem = await n1.ask("POST", f"/v1/jobs/{ALPHA}/cancel")
+    assert (problem.status, problem.headers["Retry-After"]) == (503, "1")
+    assert (await problem.json(content_type=None))["code"] == "shepherd_unreachable"
+
+
+async def test_a_held_copy_is_shown_when_the_shepherd_is_silent(n1, swarm):
+    n1.agent.put(a_record(ALPHA, "n3", holders=(NodeId("n1"), NodeId("n3"))))
+    swarm.down.add("n3")
+    assert (await n1.get(f"/v1/jobs/{ALPHA}"))["source"] == "record"
+
+
+async def test_two_agents_that_each_believe_the_other_acts_end_the_chain(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n2"))
+    n2.agent.put(a_record(ALPHA, "n1"))
+    response = await n1.ask("POST", f"/v1/jobs/{ALPHA}/cancel")
+    assert response.status == 503
+    assert n1.agent.commands == n2.agent.commands == []
+
+
+async def test_cancel_reaches_the_shepherd_with_grace_and_reason(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
+    document = await n2.post(f"/v1/jobs/{ALPHA}/cancel", {"grace_seconds": 2, "reason": "wrong data"}, 202)
+    assert document["state"] == "stopping"
+    assert n1.agent.commands == [CancelJob(ALPHA, 2.0, "wrong data")]
+
+
+async def test_cancel_and_delete_need_no_body(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
+    assert (await n2.ask("POST", f"/v1/jobs/{ALPHA}/cancel")).status == 202
+    assert (await n2.ask("DELETE", f"/v1/jobs/{ALPHA}")).status == 202
+    assert n1.agent.commands == [CancelJob(ALPHA)] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [({"grace_seconds": -1}, "/grace_seconds"), ({"grace": 1}, "/grace"), ({"reason": "x" * 201}, "/reason")],
+)
+async def test_a_malformed_cancel_does_nothing(n1, body, pointer):
+    n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
+    problem = await n1.post(f"/v1/jobs/{ALPHA}/cancel", body, 422)
+    assert problem["errors"][0]["pointer"] == pointer
+    assert n1.agent.commands == []
+
+
+async def test_a_signal_is_refused_by_a_job_that_does_not_run(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    problem = await n2.post(f"/v1/jobs/{ALPHA}/signal", {"signal": "usr1"}, 409)
+    assert (problem["code"], "queued" in problem["detail"]) == ("conflict", True)
+    assert n1.agent.commands == [SignalJob(ALPHA, 10)]
+
+
+@pytest.mark.parametrize("value", [0, 65, True, "SIGNOPE", None, "RTMIN", 2.0])
+def test_what_is_no_signal_is_refused(value):
+    with pytest.raises(Problem):
+        signal_number(value)
+
+
+@pytest.mark.parametrize(("value", "number"), [(2, 2), ("INT", 2), ("sigterm", 15), ("SIGKILL", 9)])
+def test_signals_by_number_and_name(value, number):
+    assert signal_number(value) == number
+
+
+async def test_why_is_answered_by_the_shepherd(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    document = await n2.get(f"/v1/jobs/{ALPHA}/why")
+    assert (document["summary"], document["nodes"][0]["node"]) == ("needs 4 GPUs, 1 free", "n1")
+
+
+@pytest.mark.parametrize("goal", ["running", "done"])
+async def test_a_wait_is_woken_by_the_change_wherever_the_shepherd_is(n1, n2, goal):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    waits = [asyncio.create_task(desk.get(f"/v1/jobs/{ALPHA}/wait?for={goal}&timeout=30")) for desk in (n1, n2)]
+    await asyncio.wait(waits, timeout=0.2)
+    assert not any(wait.done() for wait in waits)
+    started_s = asyncio.get_running_loop().time()
+    n1.agent.change(ALPHA, state=JobState.RUNNING, started_utc_s=SUBMITTED_UTC_S)
+    if goal == "done":
+        n1.agent.change(ALPHA, state=JobState.ENDED, exit_code=3, end_reason=EndReason.FAILED)
+    found = await asyncio.gather(*waits)
+    assert [each["met"] for each in found] == [True, True]
+    assert asyncio.get_running_loop().time() - started_s < 1.0
+    assert {each["job"]["exit_code"] for each in found} == ({3} if goal == "done" else {None})
+
+
+async def test_a_wait_that_is_not_met_says_so(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    for query in ("timeout=0.05", "timeout=0"):
+        document = await n2.get(f"/v1/jobs/{ALPHA}/wait?{query}")
+        assert (document["met"], document["job"]["state"]) == (False, "queued")
+
+
+async def test_an_ended_job_shows_how_it_ended(n1):
+    record = a_record(
+        ALPHA, "n1", state=JobState.ENDED, signal=9, end_reason=EndReason.OOM, failed_rank=2, failed_node="n3"
+    )
+    n1.agent.put(record)
+    document = await n1.get(f"/v1/jobs/{ALPHA}?fields=signal,shell_exit_code,end_reason,failed_rank,failed_node")
+    assert document == {
+        "id": ALPHA, "signal": 9, "shell_exit_code": 137, "end_reason": "oom", "failed_rank": 2, "failed_node": "n3",
+    }  # fmt: skip
+
+
+async def test_watchers_that_leave_are_forgotten(n1):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    await n1.get(f"/v1/jobs/{ALPHA}/wait?timeout=0.05")
+    changes = next(each.__self__ for each in n1.agent.callbacks if type(each.__self__).__name__ == "JobChanges")
+    assert changes._waiting == {}

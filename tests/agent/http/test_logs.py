@@ -1,0 +1,279 @@
+"""Output of jobs: merged, followed from the queue to the end, and resumed anywhere."""
+
+import asyncio
+import json
+
+import pytest
+
+from swarm_agent.http import app as app_module
+from swarm_agent.http import stream as stream_module
+from swarm_agent.http.log_cursor import decode_cursor
+from swarm_agent.http.testing import a_record, job_id
+from swarmsched.api import EndReason, JobState, StartPhase
+
+JOB = job_id(1, random_part="wxyz")
+SSE = {"Accept": "text/event-stream"}
+TWO_NODES = (("n1", 1), ("n2", 2))
+
+
+class Lines:
+    """Records of a stream as they come."""
+
+    def __init__(self, response):
+        self.response = response
+
+    async def next(self):
+        async with asyncio.timeout(5):
+            while True:
+                line = (await self.response.content.readline()).strip()
+                if line:
+                    return json.loads(line)
+
+    async def until(self, kind, **keys):
+        while True:
+            record = await self.next()
+            if record["type"] == kind and all(record.get(key) == value for key, value in keys.items()):
+                return record
+
+    async def rest(self):
+        async with asyncio.timeout(5):
+            return [json.loads(line) for line in (await self.response.read()).splitlines() if line]
+
+
+async def read(desk, query="", headers=None):
+    response = await desk.ask("GET", f"/v1/jobs/{JOB}/logs{query}", headers=headers or {})
+    assert response.status == 200, await response.text()
+    return response
+
+
+async def records_of(desk, query=""):
+    return await Lines(await read(desk, query)).rest()
+
+
+def texts(records):
+    return [(each["rank"], each["text"]) for each in records if each["type"] == "log"]
+
+
+def run(desk, nodes=TWO_NODES, **changes):
+    return desk.agent.put(a_record(JOB, desk.agent.config.name, nodes=nodes, state=JobState.RUNNING, **changes))
+
+
+def end(desk, exit_code=0):
+    reason = EndReason.FAILED if exit_code else EndReason.COMPLETED
+    desk.agent.change(JOB, state=JobState.ENDED, exit_code=exit_code, end_reason=reason)
+
+
+async def test_kept_output_of_all_nodes_is_merged_by_time_at_any_agent(n1, n2, n3, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"a\n", at=1.0)
+    output(n2.agent).write(JOB, 1, b"b\n", at=2.0)
+    output(n2.agent).write(JOB, 2, b"d\n", kind=b"e", at=4.0)
+    output(n1.agent).write(JOB, 0, b"c\n", at=3.0)
+    for desk in (n1, n2, n3):
+        records = await records_of(desk)
+        assert texts(records) == [(0, "a\n"), (1, "b\n"), (0, "c\n"), (2, "d\n")]
+    assert [each["stream"] for each in records] == ["stdout", "stdout", "stdout", "stderr"]
+    assert [each["node"] for each in records] == ["n1", "n2", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("?rank=1,2", [(1, "b\n"), (2, "d\n")]),
+        ("?stream=stderr", [(2, "d\n")]),
+        ("?tail=1", [(1, "b\n"), (0, "c\n"), (2, "d\n")]),
+        ("?tail=0", []),
+        ("?since=1970-01-01T00:00:03Z", [(0, "c\n"), (2, "d\n")]),
+    ],
+)
+async def test_filters(n1, n2, n3, output, query, expected):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"a\n", at=1.0)
+    output(n2.agent).write(JOB, 1, b"b\n", at=2.0)
+    output(n1.agent).write(JOB, 0, b"c\n", at=3.0)
+    output(n2.agent).write(JOB, 2, b"d\n", kind=b"e", at=4.0)
+    assert texts(await records_of(n3, query)) == expected
+
+
+@pytest.mark.parametrize("query", ["?rank=-1", "?rank=x", "?stream=out", "?tail=-1", "?cursor=%21", "?follow=maybe"])
+async def test_malformed_filters_are_refused(n1, query):
+    run(n1)
+    await n1.get(f"/v1/jobs/{JOB}/logs{query}", 400)
+
+
+async def test_a_follower_sees_queue_start_output_and_end(n1, n2, n3, output):
+    n1.agent.put(a_record(JOB, "n1"))
+    lines = Lines(await read(n3, "?follow=1"))
+    assert (await lines.next())["state"] == "queued"
+    n1.agent.change(JOB, reason="needs 3 GPUs, 1 free")
+    assert (await lines.next())["reason"] == "needs 3 GPUs, 1 free"
+    shares = a_record(JOB, "n1", nodes=TWO_NODES).shares
+    n1.agent.change(JOB, state=JobState.STARTING, phase=StartPhase.LAUNCH, shares=shares, attempt=1)
+    assert (await lines.next())["phase"] == "launch"
+    for desk in (n1, n2):
+        desk.agent.logs.opened((JOB, 1))
+    n1.agent.change(JOB, state=JobState.RUNNING, phase=StartPhase.NONE)
+    assert (await lines.next())["state"] == "running"
+    output(n2.agent).write(JOB, 2, b"hello\n")
+    assert texts([await lines.next()]) == [(2, "hello\n")]
+    output(n1.agent).write(JOB, 0, b"no newline")
+    assert texts([await lines.next()]) == [(0, "no newline")]
+    for desk in (n1, n2):
+        desk.agent.logs.closed((JOB, 1))
+    end(n1, exit_code=3)
+    records = await lines.rest()
+    assert [each["type"] for each in records] == ["state", "end"]
+    assert (records[-1]["exit_code"], records[-1]["shell_exit_code"], records[-1]["end_reason"]) == (3, 3, "failed")
+
+
+async def test_output_written_just_before_the_end_is_delivered_once(n1, n2, output):
+    run(n1)
+    lines = Lines(await read(n1, "?follow=1"))
+    await lines.until("state", state="running")
+    for number in range(50):
+        output(n2.agent).write(JOB, 1, f"{number}\n".encode(), at=float(number))
+    end(n1)
+    records = await lines.rest()
+    assert texts(records) == [(1, f"{number}\n") for number in range(50)]
+    assert records[-1]["type"] == "end"
+
+
+async def test_following_an_ended_job_gives_its_output_and_the_end(n1, n3, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"a\nb\n")
+    end(n1)
+    records = await records_of(n3, "?follow=1&tail=1")
+    assert [each["type"] for each in records] == ["state", "log", "end"]
+    assert texts(records) == [(0, "b\n")]
+
+
+async def test_a_second_attempt_is_followed_from_its_beginning(n1, n2, output):
+    run(n1, nodes=(("n1", 1),))
+    output(n1.agent).write(JOB, 0, b"first\n")
+    lines = Lines(await read(n1, "?follow=1"))
+    await lines.until("log", text="first\n")
+    shares = a_record(JOB, "n1", nodes=(("n2", 1),)).shares
+    n1.agent.change(JOB, state=JobState.QUEUED, shares=())
+    output(n2.agent).write(JOB, 0, b"second\n", attempt=2)
+    n1.agent.change(JOB, state=JobState.RUNNING, attempt=2, shares=shares)
+    assert (await lines.until("log"))["text"] == "second\n"
+    end(n1)
+    assert (await lines.rest())[-1]["type"] == "end"
+
+
+async def test_what_a_tail_left_out_is_not_sent_on_return(n1, n2, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"old\n", at=1.0)
+    output(n2.agent).write(JOB, 1, b"old\n", at=1.0)
+    for desk in (n1, n2):
+        desk.agent.logs.opened((JOB, 1))
+    lines = Lines(await read(n1, "?follow=1&tail=0"))
+    await lines.next()
+    async with asyncio.timeout(5):
+        while True:  # until both nodes have said where their output begins
+            output(n1.agent).write(JOB, 0, b"new\n", at=2.0)
+            record = await lines.until("log")
+            if set(decode_cursor(record["cursor"]).ranks) == {"0", "1"}:
+                break
+    lines.response.close()
+    output(n2.agent).write(JOB, 1, b"new\n", at=3.0)
+    records = await records_of(n2, f"?cursor={record['cursor']}")
+    assert texts(records) == [(1, "new\n")]
+
+
+def events_of(body):
+    """(event, id, data) of each message."""
+    found = []
+    for block in body.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
+        if fields:
+            found.append((fields["event"], fields["id"], json.loads(fields["data"])))
+    return found
+
+
+async def test_last_event_id_resumes_at_another_agent_without_loss_or_repetition(n1, n2, n3, output):
+    run(n1)
+    for number in range(6):
+        output((n1 if number % 2 else n2).agent).write(
+            JOB, 0 if number % 2 else 1, f"{number}\n".encode(), at=float(number)
+        )
+    end(n1)
+    whole = events_of(await (await read(n1, "?follow=1", SSE)).read())
+    assert [kind for kind, _, _ in whole] == ["state", *["log"] * 6, "end"]
+    for stop in range(1, 7):
+        seen = [data["text"] for kind, _, data in whole[: stop + 1] if kind == "log"]
+        response = await read(n3, "?follow=1&tail=0", {**SSE, "Last-Event-ID": whole[stop][1]})
+        rest = events_of(await response.read())
+        seen += [data["text"] for kind, _, data in rest if kind == "log"]
+        assert sorted(seen) == [f"{number}\n" for number in range(6)]
+        assert rest[-1][0] == "end"
+
+
+async def test_bytes_that_are_not_utf8_arrive_as_base64(n1, output):
+    run(n1, nodes=(("n1", 1),))
+    output(n1.agent).write(JOB, 0, b"\xff\x00\r\n")
+    (record,) = await records_of(n1)
+    assert record["data"] == "/wANCg=="
+    assert "text" not in record
+
+
+async def test_line_breaks_in_output_cannot_forge_events(n1, output):
+    run(n1, nodes=(("n1", 1),))
+    output(n1.agent).write(JOB, 0, b"x\n\nevent: end\ndata: {}\n\n\r")
+    end(n1)
+    kinds = [kind for kind, _, _ in events_of(await (await read(n1, "?follow=1", SSE)).read())]
+    assert kinds == ["state", "log", "end"]
+
+
+async def test_a_node_that_is_away_is_named_and_the_others_output_comes(n1, n2, n3, output, swarm):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"a\n")
+    swarm.down.add("n2")
+    records = await records_of(n3)
+    assert [(each["type"], each["node"]) for each in records] == [("warning", "n2"), ("log", "n1")]
+
+
+async def test_silence_is_filled_with_heartbeats(n1, monkeypatch):
+    monkeypatch.setattr(app_module, "HEARTBEAT_S", 0.02)
+    n1.agent.put(a_record(JOB, "n1"))
+    for headers, beat in ((SSE, stream_module.SSE_HEARTBEAT), ({}, stream_module.NDJSON_HEARTBEAT)):
+        response = await read(n1, "?follow=1", headers)
+        async with asyncio.timeout(5):
+            await response.content.readuntil(b"}\n\n" if headers else b"}\n")
+            assert await response.content.readexactly(len(beat)) == beat
+        response.close()
+
+
+async def test_a_slow_client_holds_back_its_own_stream_only(n1, n3, output, monkeypatch):
+    """The client reads nothing: memory stays bounded, other requests are answered, and then it is let go."""
+    monkeypatch.setattr(app_module, "SLOW_CLIENT_S", 0.3)
+    run(n1, nodes=(("n1", 1),))
+    line = b"x" * 1_000 + b"\n"
+    writer = output(n1.agent)
+    for _ in range(9):
+        writer.write(JOB, 0, line * 1_000)
+    end(n1)
+    slow = await n3.client.get(
+        f"/v1/jobs/{JOB}/logs?follow=1", headers={"Authorization": "Bearer a-token-for-tests-only"}, read_bufsize=1_024
+    )
+    assert (await n3.get(f"/v1/jobs/{JOB}"))["state"] == "ended"
+    slow.close()
+    assert [each["type"] for each in await records_of(n1, "?follow=1&tail=1")][-1] == "end"
+
+
+async def test_too_many_streams_are_refused_with_a_time_to_come_back(n1, monkeypatch):
+    monkeypatch.setattr(app_module, "STREAMS_LIMIT", 1)
+    n1.agent.put(a_record(JOB, "n1"))
+    first = await read(n1, "?follow=1")
+    response = await n1.ask("GET", f"/v1/jobs/{JOB}/logs?follow=1")
+    assert (response.status, response.headers["Retry-After"]) == (429, "5")
+    first.close()
+
+
+async def test_the_end_of_the_agent_ends_its_streams(n1):
+    n1.agent.put(a_record(JOB, "n1"))
+    response = await read(n1, "?follow=1")
+    lines = Lines(response)
+    await lines.next()
+    async with asyncio.timeout(5):
+        await n1.client.close()

@@ -1,0 +1,107 @@
+"""Members, nodes, GPUs and the swarm-wide setting."""
+
+import json
+
+from swarm_agent.http import nodes as nodes_module
+from swarm_agent.http.nodes import BodyCache
+from swarmsched.commands import ForgetMember, Refused, SetSwarmSetting
+from swarmsched.errors import FieldProblem
+from swarmsched.ids import NodeId
+
+
+async def test_nodes_carry_the_gpus_that_their_owners_tell(n1):
+    document = await n1.get("/v1/nodes")
+    assert [each["name"] for each in document["items"]] == ["n1", "n2", "n3"]
+    assert [gpu["uuid"] for each in document["items"] for gpu in each["gpus"]] == [
+        f"{name}-{at}" for name in ("n1", "n2", "n3") for at in range(2)
+    ]
+    assert document["staleness_seconds"] == 0.5
+
+
+async def test_gpus_of_a_silent_node_are_unknown_and_not_idle(n1, swarm):
+    swarm.down.add(NodeId("n2"))
+    by_name = {each["name"]: each for each in (await n1.get("/v1/nodes"))["items"]}
+    assert (by_name["n2"]["gpus"], by_name["n2"]["total_gpus"]) == (None, 2)
+    document = await n1.get("/v1/gpus")
+    assert document["silent_nodes"] == ["n2"]
+    assert {each["node"] for each in document["items"]} == {"n1", "n3"}
+
+
+async def test_one_node_and_the_nearest_to_a_misspelt_one(n1):
+    assert (await n1.get("/v1/nodes/n2"))["name"] == "n2"
+    problem = await n1.get("/v1/nodes/n22", 404)
+    assert (problem["code"], problem["nearest"]) == ("unknown_node", "n2")
+
+
+async def test_prometheus_gets_every_member_that_has_not_left(n1, swarm):
+    swarm.statuses |= {NodeId("n2"): "failed", NodeId("n3"): "left"}
+    assert await n1.get("/v1/members/prometheus") == [
+        {"targets": ["127.0.0.1:7000"], "labels": {"swarm_node": "n1"}},
+        {"targets": ["127.0.0.1:7001"], "labels": {"swarm_node": "n2"}},
+    ]
+
+
+async def test_only_members_that_are_gone_can_be_forgotten(n1, swarm):
+    response = await n1.ask("DELETE", "/v1/members/n2")
+    assert (response.status, (await response.json(content_type=None))["code"]) == (409, "conflict")
+    swarm.statuses[NodeId("n2")] = "failed"
+    assert (await n1.ask("DELETE", "/v1/members/n2")).status == 200
+    assert n1.agent.commands == [ForgetMember(NodeId("n2"))] * 2
+
+
+async def test_a_setting_changed_by_another_is_not_overwritten(n1):
+    first = await n1.ask("GET", "/v1/config")
+    body = {"policy": "las", "parameters": {"queues": 2}}
+    second = await n1.ask("PUT", "/v1/config", json=body, headers={"If-Match": first.headers["ETag"]})
+    assert (second.status, (await second.json())["policy"]) == (200, "las")
+    assert second.headers["ETag"] == (await n1.ask("GET", "/v1/config")).headers["ETag"] != first.headers["ETag"]
+    third = await n1.ask("PUT", "/v1/config", json=body, headers={"If-Match": first.headers["ETag"]})
+    assert (third.status, (await third.json(content_type=None))["code"]) == (412, "version_conflict")
+    assert third.headers["ETag"] == second.headers["ETag"]
+    assert n1.agent.commands == [SetSwarmSetting("las", {"queues": 2.0})]
+
+
+async def test_a_setting_that_cannot_be_used_names_the_field(n1):
+    async def no(_):
+        where = FieldProblem("/policy", "there is no policy 'fifoo'; did you mean 'fifo'?", "fifo, backfill or las")
+        return Refused("invalid", where.problem, where.remedy, (where,))
+
+    n1.agent.answer = no
+    for body, pointer in (
+        ({"policy": "fifoo"}, "/policy"),
+        ({}, "/policy"),
+        ({"policy": "las", "parameters": {"queues": "two"}}, "/parameters/queues"),
+        ({"policy": "las", "parameters": []}, "/parameters"),
+        ({"police": "las"}, "/police"),
+    ):
+        response = await n1.ask("PUT", "/v1/config", json=body)
+        assert (response.status, (await response.json(content_type=None))["errors"][0]["pointer"]) == (422, pointer)
+
+
+def test_a_body_is_remade_after_a_change_and_after_a_while(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(nodes_module.time, "monotonic", lambda: clock[0])
+    cache, made = BodyCache(), []
+
+    def make():
+        made.append(clock[0])
+        return {"made": clock[0]}
+
+    def get():
+        return json.loads(cache.get("x", make))["made"]
+
+    assert (get(), get()) == (100.0, 100.0)
+    cache.on_stepped()
+    assert get() == 100.0
+    clock[0] = 100.06
+    assert get() == 100.06
+    clock[0] = 100.20
+    assert get() == 100.06
+    clock[0] = 100.32
+    assert get() == 100.32
+    assert len(made) == 3
+
+
+async def test_head_of_a_document_has_no_body(n1):
+    response = await n1.ask("HEAD", "/v1/nodes")
+    assert (response.status, await response.read()) == (200, b"")
