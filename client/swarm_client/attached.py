@@ -108,7 +108,9 @@ class Attachment:
         job = record.get("job") or {}
         if job.get("handle"):
             self._handle = str(job["handle"])
-        self._is_running = record.get("state") in ("running", "stopping")
+        self._is_running = record.get("state") in ("running", "stopping", "ended")
+        if record.get("state") == "ended":
+            return  # the end record follows and says more
         self._state = describe_state(record)
         if self._shows_states and (self._shown_state or not self._is_running):
             self._show_state()

@@ -184,4 +184,4 @@ def describe_end(handle: str, end: Mapping[str, Any]) -> str:
     elif end.get("exit_code"):
         text += f" (exit code {end['exit_code']})"
     detail = str(job.get("detail") or "")
-    return f"{text}: {detail}" if detail else text
+    return f"{text}: {detail}" if detail and detail != reason else text

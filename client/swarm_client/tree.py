@@ -305,12 +305,17 @@ def _hash_file(full: str) -> str:
     with open(full, "rb") as stream:
         first = stream.read(READ_BYTES)
         head = first[:KEY_HEADER_BYTES]
-        if b"-----BEGIN " in head and b"PRIVATE KEY-----" in head:
+        if any(_is_key_header(line) for line in head.split(b"\n") if line.startswith(b"-----BEGIN ")):
             return ""
         digest = hashlib.sha256(first)
         while part := stream.read(READ_BYTES):
             digest.update(part)
     return digest.hexdigest()
+
+
+def _is_key_header(line: bytes) -> bool:
+    """A whole line, so that a program that mentions such a header is not taken for a key."""
+    return line.rstrip().endswith(b"PRIVATE KEY-----") and line.count(b"-----") == 2
 
 
 def cache_file(cache_home: str, root: str) -> str:

@@ -169,3 +169,8 @@ def test_no_sync_uses_the_same_path(swarm, agent, tmp_path):
     spec = agent.wait_for("POST", "/v1/jobs")[0]["spec"]
     assert spec["workdir"] == str(tmp_path / "work")
     assert "tree" not in spec
+
+
+def test_a_program_that_mentions_a_key_header_is_no_key(project):
+    (project / "train.py").write_text('HEADER = "-----BEGIN RSA PRIVATE KEY-----"\n')
+    assert "train.py" in paths(project)[0]
