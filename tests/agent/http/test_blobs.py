@@ -85,7 +85,7 @@ async def test_a_malformed_question_is_refused(n1, digests):
 
 
 async def test_a_full_disk_is_told_as_such(n1, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.open", full)
