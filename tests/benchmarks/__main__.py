@@ -13,7 +13,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-
 def main(names: list[str]) -> int:
     found = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
     unknown = [name for name in names if name not in found]
