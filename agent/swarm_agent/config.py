@@ -76,7 +76,6 @@ class AgentConfig:
     data_dir: Annotated[Path, Key(setting.path, "state that must survive: database, output, caches")] = Path(
         "/var/lib/swarm"
     )
-    run_dir: Annotated[Path, Key(setting.path, "sockets and leases; may vanish at a reboot")] = Path("/run/swarm")
     job_user: Annotated[str, Key(setting.text, "account that jobs run as; needs an agent that runs as root")] = ""
     env_allow: Annotated[
         tuple[str, ...],

@@ -268,7 +268,6 @@ def _launch(base: Path, name: str, port: int, seeds: list[str], settings: dict[s
         "listen": f"127.0.0.1:{port}",
         "seeds": seeds,
         "data_dir": str(home / "data"),
-        "run_dir": str(home / "run"),
         "cluster_key_file": str(base / "cluster.key"),
         "token_file": str(base / "token"),
         **settings,

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,11 +121,9 @@ class LocalSwarm:
 
     def _prepare(self, agents: int, gpus: int) -> None:
         """Write keys and configurations; nothing runs yet."""
-        run_folder = tempfile.mkdtemp(prefix="swarm-")  # short: socket paths have room for 107 bytes only
         ports = free_ports(agents)
         self.state = {
             "name": self.name,
-            "run_folder": run_folder,
             "gpus": gpus,
             "nodes": [
                 {"name": f"node{index + 1}", "address": f"127.0.0.1:{port}", "pid": 0, "start_ticks": 0}
@@ -141,9 +138,8 @@ class LocalSwarm:
 
     def _write_config(self, index: int, node: Mapping[str, Any], gpus: int) -> None:
         name = node["name"]
-        data, run = self.folder / name, Path(self.state["run_folder"]) / name
+        data = self.folder / name
         data.mkdir(mode=0o700)
-        run.mkdir(mode=0o700)
         width = (RENDEZVOUS_LAST - RENDEZVOUS_FIRST) // len(self.nodes)
         first = RENDEZVOUS_FIRST + index * width
         values: dict[str, Any] = {
@@ -154,7 +150,6 @@ class LocalSwarm:
             "cluster_key_file": str(self.folder / "cluster.key"),
             "token_file": str(self.folder / "token"),
             "data_dir": str(data),
-            "run_dir": str(run),
             "simulated_gpus": gpus,
             "rendezvous_ports": f"{first}-{first + width - 1}",
         }
@@ -324,8 +319,6 @@ class LocalSwarm:
     def _end_leftovers(self) -> None:
         """Tasks whose agent was killed: their shims name this swarm's folders on their command lines."""
         marks = [str(self.folder).encode() + b"/"]
-        if self.state.get("run_folder"):
-            marks.append(str(self.state["run_folder"]).encode() + b"/")
 
         def kill() -> bool:
             left = list(processes_of(marks))
@@ -340,8 +333,6 @@ class LocalSwarm:
         addresses = [_address(node) for node in self.nodes]
         if addresses:
             Path(memory_file_of(self._environment, self.name, addresses)).unlink(missing_ok=True)
-        if self.state.get("run_folder"):
-            shutil.rmtree(self.state["run_folder"], ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.state = {}
         base = Path(state_home(self._environment)) / "swarm"

@@ -40,6 +40,7 @@ class Health:
             for check in self._agent.readiness.checks()
         ]
         items += [self._telemetry(), self._members(), self._isolation()]
+        items += [_item(each.name, each.status, each.detail, each.remedy) for each in self._facts.diagnoses()]
         return answer({"api_version": "v1", "node": self._agent.config.name, "items": items, "next_cursor": None})
 
     async def metrics(self, call: Call) -> Answer:

@@ -4,7 +4,7 @@
 `Facts`.  Tests hand in small implementations of both.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,6 +125,26 @@ class Place:
     state: JobState
 
 
+class Finding(Protocol):
+    """One check of `swarm_agent.doctor`: `status` is ok, warning or failed."""
+
+    @property
+    def name(self) -> str:
+        """What was looked at."""
+
+    @property
+    def status(self) -> str:
+        """ok, warning or failed."""
+
+    @property
+    def detail(self) -> str:
+        """What was seen."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do; empty when nothing is wrong."""
+
+
 class Facts(Protocol):
     """Cheap read-only snapshots, taken between two steps of the core."""
 
@@ -160,6 +180,9 @@ class Facts(Protocol):
 
     def telemetry(self) -> tuple[str, str]:
         """How far the GPU readings can be trusted: a word and a sentence."""
+
+    def diagnoses(self) -> Sequence[Finding]:
+        """What the agent finds wrong with its own machine and its neighbours."""
 
 
 class Logs(Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from swarm_agent.agent import Agent
+from swarm_agent.doctor import Diagnosis, examine
 from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place
 from swarmsched.gossip.card import CardStatus
 from swarmsched.gossip.location import Location
@@ -104,6 +105,10 @@ class Snapshot:
         """How far the readings can be trusted."""
         snapshot = self._agent.telemetry.snapshot
         return snapshot.state.value, snapshot.sentence
+
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """Every check of the agent's doctor."""
+        return examine(self._agent)
 
     def _free(self) -> dict[str, int]:
         nodes = self.nodes()
