@@ -103,6 +103,7 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
         seeds=tuple(seed for seed in await _resolve_seeds(config) if seed != address),
         software_version=software_version(),
         utc_offset_s=time.time() - time.monotonic(),
+        packet_bytes=config.packet_bytes_max,
     )
     node = Node(node_config, Restored(store.load()), random.Random(os.urandom(16)))
     keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])

@@ -23,6 +23,7 @@ class NodeConfig:
     seeds: tuple[Address, ...] = ()
     software_version: str = ""
     utc_offset_s: float = 0.0
+    packet_bytes: int = 1_200  # most payload of a gossip packet
     retained_jobs: int = RETAINED_JOBS  # ended jobs whose records are kept; the oldest go first
 
 
