@@ -36,6 +36,7 @@ from swarmsched.ids import Address
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.node.protocol import PEER_CODEC
+from swarmsched.resources import GpuHealth
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
 
 BACKLOG = 1_024
@@ -247,8 +248,10 @@ def _state(agent: Agent) -> Check:
 
 
 def _gpus(agent: Agent) -> Check:
+    """One hung GPU is not offered and does not take the node with it; a node whose GPUs are all silent is not ready."""
     snapshot = agent.telemetry.snapshot
-    is_ok = snapshot.state.value not in UNANSWERED_STATES
+    is_answering = any(gpu.health is not GpuHealth.STALE for gpu in snapshot.gpus)
+    is_ok = is_answering or snapshot.state.value not in UNANSWERED_STATES
     remedy = "" if is_ok else "try nvidia-smi on this machine; reload the driver if it hangs"
     return Check("gpus", is_ok=is_ok, detail=snapshot.sentence, remedy=remedy)
 
