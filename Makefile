@@ -10,11 +10,15 @@ TRAIN_STAMP := $(TRAIN)/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 unexport PYTHONPATH
 
-.PHONY: all setup demo test lint format bench acceptance clean
+.PHONY: all setup bytecode demo test lint format bench acceptance clean
 
 all: lint test
 
-setup: $(STAMP)
+setup: bytecode
+
+# An interpreter that may not write bytecode would otherwise compile every agent and command anew at each start.
+bytecode: $(STAMP)
+	$(BIN)/python -m compileall -q swarmsched agent client
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,10 +36,10 @@ $(ANSIBLE_STAMP): $(STAMP)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(ANSIBLE)/bin/python 'ansible-core~=2.19.0' 'ansible-lint>=26,<27'
 	touch $@
 
-demo: $(STAMP) $(TRAIN_STAMP)
+demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
-test: $(STAMP) $(TRAIN_STAMP) $(ANSIBLE_STAMP)
+test: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -48,7 +52,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)
+bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
