@@ -53,8 +53,6 @@ class Barrier:
         self._writer_ended = False
         self._retry: asyncio.TimerHandle | None = None
         self.complaint = ""  # why the disk refuses, empty while it does not
-        self.commit_count = 0
-        self.entry_count = 0
         self.commit_elapsed_s = 0.0  # of the last commit
 
     @property
@@ -114,14 +112,11 @@ class Barrier:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._commit)
             return
         self._complain("")
-        self.commit_count += 1
         self.commit_elapsed_s = done.result()
         group, self._group = self._group, []
         self._is_committing = False
         for effect in group:
-            if isinstance(effect, Persist):
-                self.entry_count += 1
-            else:
+            if not isinstance(effect, Persist):
                 self._release(effect)
         self.flush()
 

@@ -105,26 +105,6 @@ class ScriptedMachine:
         return self.deadline_s
 
 
-class MemoryNetwork:
-    """Events between machines of one process, in order and without loss unless `is_cut` says otherwise."""
-
-    def __init__(self) -> None:
-        self._posts: dict[object, Callable[[Event], None]] = {}
-        self.is_cut: Callable[[object, object], bool] = lambda source, destination: False
-
-    def attach(self, place: object, post: Callable[[Event], None]) -> None:
-        """Deliver what is sent to `place` (a node id or an address)."""
-        self._posts[place] = post
-
-    def deliver(self, source: object, destination: object, event: Event) -> bool:
-        """Post an event at the destination; false when nobody is there or the way is cut."""
-        post = self._posts.get(destination)
-        if post is None or self.is_cut(source, destination):
-            return False
-        post(event)
-        return True
-
-
 @dataclass
 class RunningAgent:
     """A real agent process on loopback."""

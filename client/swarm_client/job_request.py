@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any  # not imported at run time, for the same reason as pathlib
 
-PRECEDENCE = ("option", "variable", "job file", "configuration")
-
 
 class JobRequest:
     """What to submit: the specification, and what is to be done with the working directory first."""

@@ -96,13 +96,3 @@ def show_bytes(amount: float | None) -> str:
 def show_ratio(ratio: float | None) -> str:
     """`37%`; `-` for none."""
     return "-" if ratio is None else f"{ratio * 100:.0f}%"
-
-
-def utc_seconds(text: str) -> float:
-    """Seconds since 1970 of an RFC 3339 time in UTC.  Written out because importing datetime is slow."""
-    year, month, day = int(text[0:4]), int(text[5:7]), int(text[8:10])
-    year -= month <= 2
-    era_year, day_of_year = year % 400, (153 * ((month + 9) % 12) + 2) // 5 + day - 1
-    days = (year // 400) * 146_097 + era_year * 365 + era_year // 4 - era_year // 100 + day_of_year - 719_468
-    clock = int(text[11:13]) * 3_600 + int(text[14:16]) * 60
-    return days * 86_400 + clock + float(text[17:].rstrip("Z") or 0)

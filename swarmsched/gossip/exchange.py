@@ -97,8 +97,6 @@ class FullStateAnswer:
     is_last: bool
 
 
-StateMessage = StateDigest | StateDelta | FullStateRequest | FullStateAnswer
-
 STATE_MESSAGES: Mapping[int, type] = {
     32: StateDigest,
     33: StateDelta,

@@ -160,9 +160,6 @@ class StreamPong:
     incarnation: U32
 
 
-MembershipMessage = Ping | Ack | PingRequest | RelayAnswer | Gossip | Hello | MemberList
-MembershipPeerMessage = MemberList | StreamPing | StreamPong
-
 MEMBERSHIP_KINDS: dict[int, type] = {
     1: Ping,
     2: Ack,

@@ -98,7 +98,6 @@ class StatePlane:
         self._desk = CardDesk()
         self._peers: tuple[MemberRef, ...] = ()
         self._peers_by_id: dict[NodeId, MemberRef] = {}
-        self._peer_generation = 0  # the highest among live peers
         self._courier = Courier(
             packet_bytes=config.packet_bytes,
             overhead_bytes=config.packet_overhead_bytes,
@@ -142,7 +141,6 @@ class StatePlane:
         """The live members other than this node; call it whenever they change."""
         self._peers = tuple(peer for peer in live if peer.node_id != self._config.node_id)
         self._peers_by_id = {peer.node_id: peer for peer in self._peers}
-        self._peer_generation = max((peer.generation for peer in self._peers), default=0)
 
     def publish_node(self, draft: NodeRecord, now_s: float) -> list[Effect]:
         """What this node would say of itself now; generation and version are filled in when it is due."""

@@ -34,7 +34,9 @@ def make_membership(config: NodeConfig, rng: random.Random) -> Membership:
 
 def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random) -> StatePlane:
     """Plane B of this node, with the swarm-wide setting as it was stored; SwarmError if that is unusable."""
-    plane = StatePlane(StateConfig(config.node_id, config.generation, packet_bytes=config.packet_bytes), rng, check_setting)
+    plane = StatePlane(
+        StateConfig(config.node_id, config.generation, packet_bytes=config.packet_bytes), rng, check_setting
+    )
     stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
     if stored is not None:
         plane.restore_setting(stored)

@@ -31,7 +31,6 @@ class Found:
 
     job_id: JobId
     candidates: tuple[NodeId, ...]
-    answered_by: tuple[NodeId, ...] = ()  # agents that said they have a record, when they were asked
 
 
 class JobFinder:
@@ -134,7 +133,7 @@ def _choose(
     chosen = _one_of(reference, list(merged.values()))
     job_id = JobId(str(chosen["id"]))
     shepherds = [NodeId(str(each["shepherd"])) for each in _with_id(matches.values(), job_id) if each.get("shepherd")]
-    return Found(job_id, tuple(first_unique([*shepherds, *owners[job_id]])), tuple(owners[job_id]))
+    return Found(job_id, tuple(first_unique([*shepherds, *owners[job_id]])))
 
 
 def _one_of(reference: str, candidates: list[Summary]) -> Summary:

@@ -4,7 +4,6 @@ import fcntl
 import hashlib
 import os
 import py_compile
-import select
 import shutil
 import sys
 import time
@@ -90,14 +89,6 @@ class ShimLink:
         except OSError:
             return False
         return True
-
-    def is_gone(self) -> bool:
-        """True when the shim has ended."""
-        if self.pidfd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
 
     def reap(self) -> None:
         """Take the ended shim's exit status, if it was our child."""

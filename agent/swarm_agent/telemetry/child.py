@@ -62,7 +62,6 @@ class SamplerChild:
         self._round = 0
         self._is_dismissed = False
         self.pid = 0
-        self.is_stuck = False  # SIGKILL was sent and did not help yet
 
     async def run(self) -> Outcome:
         """Start the child and talk to it until it ends.  Raises `OSError` when it cannot be started."""
@@ -138,11 +137,9 @@ class SamplerChild:
             process.kill()
         if await self._ended(process, kill_wait_s if kill_wait_s is not None else TERM_WAIT_S):
             return
-        self.is_stuck = True
         log.error("sampler is stuck in the kernel pid=%d remedy=reboot", process.pid)
         if kill_wait_s is None:
             await process.wait()
-            self.is_stuck = False
 
     async def _ended(self, process: Process, wait_s: float) -> bool:
         """True once the process is gone.  What it still writes is taken: a late reading is better than none."""

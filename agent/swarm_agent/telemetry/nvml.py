@@ -24,7 +24,6 @@ EVENTS_LIMIT = 64
 PROCESSES_LIMIT = 256
 REINIT_CODES = frozenset((pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN))
 LOST_CODES = frozenset((pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND))
-ABSENT_CODES = frozenset((pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
 WATCHED_EVENTS = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
 ECC_XID = 48  # what a double-bit ECC event stands for when the driver sends no XID with it
 
