@@ -21,6 +21,7 @@ START_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
 DIRECTIONS = ("received", "sent")
+PLANES = ("liveness", "state")
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
@@ -105,6 +106,14 @@ class Observed:
             plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
             values = {(direction,): counters.get(f"{direction}_bytes", 0) for direction in DIRECTIONS}
             yield _counter(name, f"Payload bytes of messages through {plane}.", ("direction",), values)
+
+        gossip = self._traffic.get("swarm_gossip_message_bytes", {})
+        yield _counter(
+            "swarm_gossip_plane_bytes",
+            "Sealed bytes of the gossip port by plane: liveness (membership) and state (records, cards, locations).",
+            ("plane", "direction"),
+            {(plane, way): gossip.get(f"{way}_bytes_{plane}", 0) for plane in PLANES for way in DIRECTIONS},
+        )
 
     def _ended_jobs(self, *, is_openmetrics: bool) -> Metric:
         """`swarm_jobs_total`.  In OpenMetrics its family would be `swarm_jobs`, the name of a gauge of ours."""

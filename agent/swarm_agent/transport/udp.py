@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from swarm_agent.transport.drops import DropLog
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import DatagramReceived, DatagramSendFailed, Event
+from swarmsched.gossip.membership import is_membership_payload
 from swarmsched.ids import Address
 from swarmsched.wire.sealing import Sealer
 
@@ -40,7 +41,8 @@ class UdpTransport:
         self._socket: socket.socket | None = None
         self._is_ipv6 = False
         self.drops = DropLog("datagram")
-        self.counters: Counter[str] = Counter()  # sent, received, sent_bytes, received_bytes, send_errors
+        # sent, received, sent_bytes, received_bytes, send_errors; bytes of each plane as sent_bytes_PLANE
+        self.counters: Counter[str] = Counter()
 
     @property
     def receive_buffer_bytes(self) -> int:
@@ -85,6 +87,7 @@ class UdpTransport:
             return
         self.counters["sent"] += 1
         self.counters["sent_bytes"] += len(packet)
+        self.counters[f"sent_bytes_{_plane_of(payload)}"] += len(packet)
 
     def _fail(self, destination: Address, error: str) -> None:
         self.counters["send_errors"] += 1
@@ -116,11 +119,16 @@ class UdpTransport:
         except RemoteProtocolError as error:
             self.drops.record(error, source[0])
             return
+        self.counters[f"received_bytes_{_plane_of(opened.payload)}"] += len(packet)
         self._post(DatagramReceived(source, opened.payload))
 
     def _to_kernel(self, destination: Address) -> Address:
         host, port = destination
         return (_MAPPED + host, port) if self._is_ipv6 and ":" not in host else destination
+
+
+def _plane_of(payload: bytes) -> str:
+    return "liveness" if is_membership_payload(payload) else "state"
 
 
 def _from_kernel(origin: tuple[str, int] | tuple[str, int, int, int]) -> Address:
