@@ -64,6 +64,7 @@ class Attempt:
         self.phase = AttemptPhase.HOLDING
         self.problem = ""
         self.refusing_node: NodeId | None = None
+        self.refusal = Refusal.NONE
         self.rendezvous: tuple[str, int] = (record.rendezvous_host, record.rendezvous_port)
         self._record = record
         self._ranking = ranking
@@ -99,6 +100,7 @@ class Attempt:
             return []
         del self._pending[answer.owner]
         if answer.refusal is not Refusal.NONE:
+            self.refusal = answer.refusal
             return self._fail(answer.owner, f"{answer.owner} refused: {answer.detail or answer.refusal.value}")
         if isinstance(pending, HoldRequest):
             return self._hold_granted(answer, now_s)
@@ -123,9 +125,25 @@ class Attempt:
         self._unstaged.discard(node)
         return self._launch_when_ready(now_s)
 
-    def undeliverable(self, node: NodeId, error: str) -> list[Effect]:
-        """The peer channel could not reach an owner.  While holding, that is a no; later, time repeats it."""
-        if self.phase is not AttemptPhase.HOLDING or node not in self._pending:
+    def lost(self, node: NodeId) -> None:
+        """An owner that had committed knows nothing of this attempt any more."""
+        if self.phase in (AttemptPhase.STAGING, AttemptPhase.LAUNCHING) and not self.awaits(node):
+            self._fail(node, f"{node} has lost what it committed to")
+
+    def awaits(self, node: NodeId) -> bool:
+        """True while a command to this node is repeated until it is answered."""
+        return node in self._pending
+
+    def has_launched(self, node: NodeId) -> bool:
+        """True when all committed and staged, and this node has acknowledged the launch."""
+        return self.phase in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) and not self.awaits(node)
+
+    def undeliverable(self, node: NodeId, command: OwnerCommand, error: str) -> list[Effect]:
+        """A command did not reach its owner.  While holding, that is a no; later, time repeats it.
+
+        News of an earlier command (a release, say, whose time-out comes late) says nothing about this attempt.
+        """
+        if self.phase is not AttemptPhase.HOLDING or self._pending.get(node) != command:
             return []
         return self._fail(node, f"{node} cannot be reached: {error}")
 

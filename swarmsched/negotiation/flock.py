@@ -18,7 +18,8 @@ from swarmsched.api import JobState
 from swarmsched.effects import ComputePlan
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.attempt import Ranking
-from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdEffect
+from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.policies.placement import choose, place_in, tie_break
 from swarmsched.policies.registry import make_policy
 from swarmsched.policies.room import Room

@@ -35,8 +35,9 @@ from swarmsched.events import (
     TaskStarted,
     TimerFired,
 )
-from swarmsched.fields import NodeName
+from swarmsched.fields import NodeName, Text
 from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
     CommitRequest,
@@ -52,7 +53,7 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
-from swarmsched.task import TaskOrder, TaskStage, TaskStatus
+from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
 
 REPORT_INTERVAL_S = 2.0
@@ -78,10 +79,16 @@ Key = tuple[JobId, int]
 
 @dataclass(frozen=True, slots=True)
 class StoredTask:
-    """What is durable of a task: its order, and who must hear of it even when its lease is gone."""
+    """What is durable of a task: its order, and who must hear of it even when its lease is gone.
+
+    The end of a task that was never launched is kept here too, for no shim has left a record of it.
+    """
 
     order: TaskOrder
     shepherd: NodeName
+    is_ended: bool = False
+    failure: TaskFailure = TaskFailure.NONE
+    detail: Text = ""
 
 
 @dataclass(slots=True)
@@ -113,7 +120,10 @@ class Owner:
         for data in entries.values():
             stored = decode_value(StoredTask, data)
             order = stored.order
-            task = _Task(order, stored.shepherd, self._fresh_status(order), next_report_s=now_s)
+            status = self._fresh_status(order)
+            if stored.is_ended:
+                status = replace(status, stage=TaskStage.EXITED, failure=stored.failure, detail=stored.detail)
+            task = _Task(order, stored.shepherd, status, next_report_s=now_s)
             self._tasks[order.job_id, order.attempt] = task
 
     @property
@@ -187,7 +197,7 @@ class Owner:
             return []
         answer, durable = self._ledger.hold(request, now_s)
         effects: list[Effect] = [*durable]
-        if answer.refusal is Refusal.NONE and request.wants_rendezvous:
+        if answer.refusal is Refusal.NONE and request.wants_rendezvous and key not in self._tasks:
             if key not in self._ports:
                 self._waiting_holds[key] = (request.shepherd, answer)
                 return [*effects, BindRendezvous(*key)]
@@ -220,9 +230,10 @@ class Owner:
         key = (request.job_id, request.attempt)
         answer, durable = self._ledger.commit(request, now_s)
         effects: list[Effect] = [*durable]
+        task = self._tasks.get(key)
+        answer = _corrected(answer, task)
         if answer.refusal is not Refusal.NONE:
             return [*effects, SendPeer(request.shepherd, answer)]
-        task = self._tasks.get(key)
         if task is None:
             effects += self._accept_order(request, now_s)
             task = self._tasks[key]
@@ -244,6 +255,7 @@ class Owner:
     def _launch(self, request: LaunchRequest, now_s: float) -> list[Effect]:
         answer, durable = self._ledger.check(request, now_s)
         task = self._tasks.get((request.job_id, request.attempt))
+        answer = _corrected(answer, task)
         if answer.refusal is Refusal.NONE and task is None:
             answer = replace(answer, refusal=Refusal.NOT_COMMITTED)
         effects: list[Effect] = [*durable]
@@ -313,9 +325,7 @@ class Owner:
             return replace(answer, refusal=Refusal.UNKNOWN), durable, None
         adopted = self._adopt(task, request.shepherd, request.epoch, now_s)
         durable = [*durable, *(effect for effect in adopted if isinstance(effect, Persist))]
-        if task.status.stage is TaskStage.EXITED:
-            answer = replace(answer, refusal=Refusal.NONE, detail="")
-        return answer, durable, task
+        return _corrected(answer, task), durable, task
 
     # Facts from the runner.
 
@@ -325,6 +335,8 @@ class Owner:
         now_s: float,
     ) -> list[Effect]:
         task = self._tasks.get((event.job_id, event.attempt))
+        if task is None and isinstance(event, TaskExited):
+            return [ForgetTask(event.job_id, event.attempt)]  # one that nobody ordered, or that was given up
         if task is None or task.status.stage is TaskStage.EXITED:
             return []
         match event:
@@ -354,7 +366,10 @@ class Owner:
         effects: list[Effect] = [*self._drop_port(key), *durable]
         if task.is_released:
             return [*effects, *self._forget(key)]
-        return [*effects, *self._change(task, now_s, stage=TaskStage.EXITED, **changes)]
+        was_launched = task.status.stage not in (TaskStage.ORDERED, TaskStage.STAGED)
+        report = self._change(task, now_s, stage=TaskStage.EXITED, **changes)
+        has_shim_record = was_launched and task.status.failure is TaskFailure.NONE
+        return [*effects, *([] if has_shim_record else [_persist(task)]), *report]
 
     def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
         """After a restart: the disk knows which tasks ever started; what it does not know was never launched."""
@@ -364,19 +379,27 @@ class Owner:
             status = found.pop(key, None)
             if status is not None:
                 effects += self._resume(task, status, now_s)
-            elif self._ledger.entry(*key) is None:
-                effects += self._forget(key)
-            elif task.order.needs_staging:
-                effects.append(StageTask(task.order))
-            else:
-                self._change(task, None, stage=TaskStage.STAGED)
+            elif task.status.stage is not TaskStage.EXITED:
+                effects += self._take_up(task, now_s)
+            entry = self._ledger.entry(*key)
+            if entry is not None and entry.state is BookingState.DRAINING:
+                task.is_released = task.is_stopping = True
+                effects.append(StopTask(*key, RELEASE_GRACE_S))
         for key in found:
             effects += [
                 Announce("task.orphaned", "found a task that nobody ordered; stopping it", key[0], self._node_id),
                 StopTask(*key, RELEASE_GRACE_S),
-                ForgetTask(*key),
             ]
         return effects
+
+    def _take_up(self, task: _Task, now_s: float) -> list[Effect]:
+        """A task that never started: with its lease it is brought as far as it was, without it its result is lost."""
+        if self._ledger.entry(task.order.job_id, task.order.attempt) is None:
+            detail = f"{self._node_id} has no record of how it ended"
+            return self._change(task, now_s, stage=TaskStage.EXITED, failure=TaskFailure.LOST, detail=detail)
+        if task.order.needs_staging:
+            return [StageTask(task.order)]
+        return self._change(task, now_s, stage=TaskStage.STAGED)
 
     def _resume(self, task: _Task, status: TaskStatus, now_s: float) -> list[Effect]:
         changes: dict[str, object] = {"exits": status.exits, "failure": status.failure, "detail": status.detail}
@@ -448,8 +471,18 @@ def _must_report(task: _Task) -> bool:
     return is_idle or task.acknowledged < task.status.revision
 
 
+def _corrected(answer: OwnerAnswer, task: _Task | None) -> OwnerAnswer:
+    """An ended task has no lease any more, but its attempt is not over before its result was heard."""
+    if task is None or task.status.stage is not TaskStage.EXITED or answer.refusal is Refusal.STALE_EPOCH:
+        return answer
+    return replace(answer, refusal=Refusal.NONE, detail="")
+
+
 def _persist(task: _Task) -> Persist:
-    return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, StoredTask(task.order, task.shepherd)))
+    status = task.status
+    is_ended = status.stage is TaskStage.EXITED
+    stored = StoredTask(task.order, task.shepherd, is_ended, status.failure, status.detail)
+    return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, stored))
 
 
 def _room_key(order: TaskOrder) -> str:

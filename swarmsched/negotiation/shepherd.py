@@ -6,30 +6,28 @@ update is durable is its continuation.  State changes go through the life cycle'
 """
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 
 from swarmsched.api import EndReason, JobState, StartPhase
-from swarmsched.effects import Announce, Effect, SendPeer
+from swarmsched.effects import Announce, SendPeer
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
-from swarmsched.jobs.register import UpdateRequested
 from swarmsched.ledger.message import (
     OwnerAnswer,
+    OwnerCommand,
     Refusal,
     ReleaseRequest,
-    SignalRequest,
-    StatusRequest,
-    StopRequest,
     TaskReport,
     TaskReportReceived,
 )
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.negotiation.inquiry import Commands, Inquiry
+from swarmsched.negotiation.outcome import Failures, has_failed
+from swarmsched.negotiation.record_writer import Change, Continuation, RecordWriter, ShepherdEffect
 from swarmsched.record import JobRecord, PlanState
 from swarmsched.resources import Share
-from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
+from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 STOP_RESEND_S = 2.0
 BACKOFF_S = 0.05
@@ -37,24 +35,11 @@ BACKOFF_S_MAX = 2.0
 RELAUNCHES_MAX = 3
 GANG_STOP_GRACE_S = 10.0
 AVOID_NODE_S = 60.0
-SIGTERM = 15
+ATTEMPTS_SKIPPED_MAX = 1_024
 DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
 INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRecord:
-    """Internal effect: node.py hands the update to the register and its outcome back to the shepherd."""
-
-    update: UpdateRequested
-
-
-ShepherdEffect = Effect | WriteRecord
-Continuation = Callable[[float], list[ShepherdEffect]]
-Change = Callable[[JobRecord], dict[str, object] | None]
-"""Made when its turn comes, from the record as it then is; None: no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +54,11 @@ class JobShepherd:
     """Acts for one job under one epoch."""
 
     def __init__(self, record: JobRecord, me: NodeId, rng: random.Random, update_ids: Iterator[int]) -> None:
-        self._record = record  # newest decided value
+        self._writer = RecordWriter(record, update_ids)
         self._me = me
         self._rng = rng
-        self._update_ids = update_ids
-        self._command_ids = count(1)
-        self._writes: deque[tuple[Change, Continuation]] = deque()
-        self._write_in_flight: int | None = None
+        self._commands = Commands(me)
+        self._inquiry = Inquiry()
         self._attempt: Attempt | None = None
         self._phase = record.phase
         self._reason = record.reason
@@ -83,13 +66,20 @@ class JobShepherd:
         self._stop_grace_s = record.spec.grace_s
         self._stop_resend_s = float("inf")
         self._is_gang_stopping = False
-        self._first_failed: tuple[NodeId, RankExit] | None = None  # as it was told, not as it is listed
+        self._failures = Failures()
         self._failed_attempts = 0  # since the last success, for the backoff
+        self._last_attempt = record.attempt  # numbers are never used twice
+        self._skipped_attempts = 0
+        self._silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
         self.queued_since_s = 0.0  # when it last became queued
         self.running_since_s = float("inf")
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
         self._utc_offset_s = 0.0
+
+    @property
+    def _record(self) -> JobRecord:
+        return self._writer.record
 
     # What others look at.
 
@@ -103,7 +93,11 @@ class JobShepherd:
         """The decided record with the volatile phase and reason laid over it."""
         if self._record.is_ended:
             return self._record
-        return replace(self._record, phase=self._phase, reason=self._reason)
+        reason = self._reason
+        silent = [share.node for share in self._record.shares if share.node in self._silent]
+        if silent:
+            reason = f"{', '.join(silent)} does not answer any more; its ranks may still run"
+        return replace(self._record, phase=self._phase, reason=reason)
 
     @property
     def is_waiting(self) -> bool:
@@ -113,7 +107,7 @@ class JobShepherd:
     @property
     def is_writing(self) -> bool:
         """A register update is under way or waits its turn."""
-        return self._write_in_flight is not None or bool(self._writes)
+        return self._writer.is_busy
 
     @property
     def unanswered_holds(self) -> tuple[Share, ...]:
@@ -127,9 +121,9 @@ class JobShepherd:
 
     @property
     def next_deadline_s(self) -> float:
-        """Earliest of: attempt timers, stop repeats, the job's time limit."""
+        """Earliest of: attempt timers, repeats of stops and questions, the job's time limit."""
         attempt_s = self._attempt.next_deadline_s if self._attempt else float("inf")
-        return min(attempt_s, self._stop_resend_s, self._time_limit_deadline_s())
+        return min(attempt_s, self._stop_resend_s, self._inquiry.next_deadline_s, self._time_limit_deadline_s())
 
     # Start of life.
 
@@ -158,37 +152,50 @@ class JobShepherd:
                 "shepherd_generation": generation,
             },
             self._reconcile,
-            clock.now_s,
         )
 
     def _reconcile(self, now_s: float) -> list[ShepherdEffect]:
-        if self._record.state is JobState.QUEUED or not self._record.shares:
-            return []
-        if self._record.state is JobState.STARTING and self._record.plan_state is PlanState.PREPARED:
-            self._attempt = self._new_attempt(self._record.attempt, self._record.shares, Ranking("", ()))
-            return [*self._attempt.prepared(self._record, now_s), *self._ask_status()]
-        if self._record.state is JobState.RUNNING:
-            self.running_since_s = now_s - max(0.0, self._utc_s(now_s) - self._record.started_utc_s)
-        if self._record.state is JobState.STOPPING:
-            self._stop_resend_s = now_s
-        return self._ask_status()
-
-    def _ask_status(self) -> list[ShepherdEffect]:
         record = self._record
-        return [
-            SendPeer(
-                share.node,
-                StatusRequest(record.job_id, record.epoch, record.attempt, next(self._command_ids), self._me),
-            )
-            for share in record.shares
-        ]
+        if record.state is JobState.QUEUED or not record.shares:
+            return []
+        if record.state is JobState.STARTING and record.plan_state is PlanState.PREPARED:
+            # The commits ask as well.  An answer "unknown" that a commit overtook must not be taken for a loss.
+            self._attempt = self._new_attempt(record.attempt, record.shares, Ranking("", ()))
+            return [*self._attempt.prepared(record, now_s)]
+        if record.started_utc_s:
+            self.running_since_s = now_s - max(0.0, self._utc_s(now_s) - record.started_utc_s)
+        if record.state is JobState.STOPPING:
+            self._stop_resend_s = now_s
+        return [*self._ask_status([share.node for share in record.shares], now_s)]
+
+    def _ask_status(self, nodes: list[NodeId], now_s: float) -> list[SendPeer]:
+        return self._inquiry.ask([self._commands.status(node, self._record) for node in nodes], now_s)
+
+    def note_silent_node(self, node: NodeId) -> bool:
+        """A node is believed failed: if it has ranks of this job, say so; they may well run on."""
+        if not self._has_share(node) or node in self._silent:
+            return False
+        self._silent[node] = None
+        return True
+
+    def note_returned_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
+        """A node is back, perhaps without its memory: ask what it still has of this job."""
+        self._see(clock)
+        self._silent.pop(node, None)
+        if not self._has_share(node) or (self._attempt is not None and self._attempt.awaits(node)):
+            return []
+        return [*self._ask_status([node], clock.now_s)]
+
+    def _has_share(self, node: NodeId) -> bool:
+        return not self._record.is_ended and any(share.node == node for share in self._record.shares)
 
     # Placement.
 
     def place(self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
         """Try these nodes; the caller has checked `is_waiting`."""
         self._see(clock)
-        self._attempt = self._new_attempt(self._record.attempt + 1 + self._failed_attempts, shares, ranking)
+        number = max(self._last_attempt, self._record.attempt) + 1 + self._skipped_attempts
+        self._attempt = self._new_attempt(number, shares, ranking)
         return [*self._attempt.begin(clock.now_s)]
 
     def explain(self, reason: str) -> None:
@@ -197,14 +204,17 @@ class JobShepherd:
             self._reason = reason[:1024]
 
     def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
-        self._tasks, self._first_failed = {}, None
-        return Attempt(self._record, number, shares, ranking, self._command_ids)
+        self._tasks, self._failures, self._last_attempt = {}, Failures(), number
+        return Attempt(self._record, number, shares, ranking, self._commands.ids)
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
         """An owner's answer to a command of this job."""
         self._see(clock)
         attempt = self._attempt
+        is_status = self._inquiry.answered(answer)
         if attempt is not None and attempt.number == answer.attempt:
+            if is_status and answer.refusal in NOTHING_LEFT:
+                attempt.lost(answer.owner)
             return [*attempt.answered(answer, clock.now_s), *self._after_attempt_moved(clock.now_s)]
         is_current = answer.attempt == self._record.attempt and not self._record.is_ended
         if not is_current or answer.refusal not in NOTHING_LEFT or self._record.state is JobState.QUEUED:
@@ -213,7 +223,7 @@ class JobShepherd:
 
     def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
         """A stop or status request met no task: it never began there, or every trace of it is lost."""
-        was_stopped = self._record.stop_reason is not EndReason.NONE
+        was_stopped = self._record.stop_reason is not EndReason.NONE or self._is_gang_stopping
         gone = TaskStatus(
             self.job_id,
             answer.epoch,
@@ -227,17 +237,14 @@ class JobShepherd:
         known = self._tasks.get(answer.owner)
         if known is not None and known.stage is TaskStage.EXITED:
             return []
-        return [SendPeer(answer.owner, self._release_request(answer.attempt)), *self._task_changed(gone, now_s)]
+        return [self._commands.release(answer.owner, self._record, answer.attempt), *self._task_changed(gone, now_s)]
 
-    def _release_request(self, attempt: int) -> ReleaseRequest:
-        return ReleaseRequest(self.job_id, self._record.epoch, attempt, next(self._command_ids), self._me)
-
-    def undeliverable(self, node: NodeId, error: str, clock: Clock) -> list[ShepherdEffect]:
+    def undeliverable(self, node: NodeId, command: OwnerCommand, error: str, clock: Clock) -> list[ShepherdEffect]:
         """A command could not be delivered."""
         self._see(clock)
         if self._attempt is None:
             return []
-        return [*self._attempt.undeliverable(node, error), *self._after_attempt_moved(clock.now_s)]
+        return [*self._attempt.undeliverable(node, command, error), *self._after_attempt_moved(clock.now_s)]
 
     def _after_attempt_moved(self, now_s: float) -> list[ShepherdEffect]:
         attempt = self._attempt
@@ -245,7 +252,7 @@ class JobShepherd:
             return []
         match attempt.phase:
             case AttemptPhase.HELD if not self.is_writing:
-                return self._write_prepared(attempt, now_s)
+                return self._write_prepared(attempt)
             case AttemptPhase.STAGING:
                 self._phase = self._staging_phase()
                 return []
@@ -254,14 +261,14 @@ class JobShepherd:
                 return []
             case AttemptPhase.LAUNCHED:
                 self._attempt = None
-                self._failed_attempts = 0
+                self._failed_attempts = self._skipped_attempts = 0
                 return []
             case AttemptPhase.FAILED:
                 return self._attempt_failed(attempt, now_s)
             case _:
                 return []
 
-    def _write_prepared(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
+    def _write_prepared(self, attempt: Attempt) -> list[ShepherdEffect]:
         host, port = attempt.rendezvous
         self._phase, self._reason = StartPhase.PLACE, ""
         changes: dict[str, object] = {
@@ -274,9 +281,8 @@ class JobShepherd:
             "rendezvous_port": port,
         }
         return self._write(
-            lambda record: _moved(record, JobEvent.PLACED) | changes,
+            lambda record: _moved(record, JobEvent.PLACED) | changes if record.state is JobState.QUEUED else None,
             lambda then_s: self._prepared(attempt, then_s),
-            now_s,
         )
 
     def _prepared(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
@@ -288,8 +294,11 @@ class JobShepherd:
 
     def _attempt_failed(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
         """Release everything and try again later; nothing has run."""
-        self._attempt = None
+        self._forget_attempt()
         self._failed_attempts += 1
+        if attempt.refusal is Refusal.RELEASED_ATTEMPT:
+            # An earlier life went further than our record says: leap ahead of its numbers instead of counting up.
+            self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
         self._back_off(now_s)
         if attempt.refusing_node is not None:
             self.avoided[attempt.refusing_node] = now_s + BACKOFF_S_MAX
@@ -306,6 +315,10 @@ class JobShepherd:
             return effects
         return [*effects, *self._requeue(attempt.problem, now_s)]
 
+    def _forget_attempt(self) -> None:
+        self._attempt, self._is_gang_stopping, self._stop_resend_s = None, False, float("inf")
+        self._inquiry.forget()
+
     def _requeue(self, reason: str, now_s: float, **changes: object) -> list[ShepherdEffect]:
         self._phase, self._reason = StartPhase.NONE, reason[:1024]
         self.queued_since_s, self.running_since_s = now_s, float("inf")
@@ -315,11 +328,12 @@ class JobShepherd:
             "plan_state": PlanState.ABORTED,
             "shares": (),
         }
-        return self._write(
-            lambda record: _moved(record, JobEvent.START_ABORTED) | aborted | changes,
-            lambda _now_s: [],
-            now_s,
-        )
+
+        def requeue(record: JobRecord) -> dict[str, object] | None:
+            is_starting = record.state is JobState.STARTING  # one that is being stopped meanwhile goes on being stopped
+            return _moved(record, JobEvent.START_ABORTED) | aborted | changes if is_starting else None
+
+        return self._write(requeue, lambda _now_s: [])
 
     def _back_off(self, now_s: float) -> None:
         longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
@@ -334,10 +348,21 @@ class JobShepherd:
         if not self._wants(status.attempt):
             return [*dismissal(self._record, self._me, status)]
         known = self._tasks.get(status.node)
-        if known is not None and known.news >= status.news:
+        if known is not None and known.news > status.news:
             return [] if status.stage is TaskStage.EXITED else [_heard(status)]
         effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [_heard(status)]
-        return [*effects, *self._task_changed(status, clock.now_s)]
+        if known is None or known.news < status.news:
+            effects += self._task_changed(status, clock.now_s)
+        return [*effects, *self._launch_again(status)]
+
+    def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
+        """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
+        is_wanted = self._record.state is JobState.STARTING and not self._is_gang_stopping and not self.is_writing
+        if status.stage is not TaskStage.STAGED or not is_wanted:
+            return []
+        if self._attempt is not None and not self._attempt.has_launched(status.node):
+            return []
+        return [self._commands.launch(status.node, self._record)]
 
     def _wants(self, attempt: int) -> bool:
         """True for the attempt that is being placed or runs; an aborted one is not wanted any more."""
@@ -350,9 +375,7 @@ class JobShepherd:
 
     def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._tasks[status.node] = status
-        culprit = _first_failing(status.exits)
-        if culprit is not None and self._first_failed is None:
-            self._first_failed = (status.node, culprit)
+        self._failures.see(status)
         effects: list[ShepherdEffect] = []
         if self._attempt is not None and status.stage is not TaskStage.EXITED:
             if status.stage is not TaskStage.ORDERED:
@@ -378,6 +401,8 @@ class JobShepherd:
         if not all(status is not None and _has_started(status) for status in statuses):
             return []
         self._phase = StartPhase.NONE
+        self._attempt = None  # an answer to a launch that is still missing says nothing new
+        self._failed_attempts = self._skipped_attempts = 0
         self.running_since_s = now_s
         utc_s = self._utc_s(now_s)
         first_utc_s = self._record.first_started_utc_s or utc_s
@@ -402,12 +427,11 @@ class JobShepherd:
             is_starting = record.state is JobState.STARTING
             return _moved(record, JobEvent.STARTED) | changes if is_starting else None
 
-        return self._write(run, lambda _now_s: [started], now_s)
+        return self._write(run, lambda _now_s: [started])
 
     def _stop_gang_when_one_failed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         """One failed rank dooms the gang: the others would wait in a collective for ever."""
-        has_failed = status.failure is not TaskFailure.NONE or any(_is_failure(each) for each in status.exits)
-        if not has_failed or self._is_gang_stopping or self._record.stop_reason is not EndReason.NONE:
+        if not has_failed(status) or self._is_gang_stopping or self._record.stop_reason is not EndReason.NONE:
             return []
         self._is_gang_stopping = True
         self._stop_grace_s = min(self._record.spec.grace_s, GANG_STOP_GRACE_S)
@@ -421,7 +445,7 @@ class JobShepherd:
     def _gang_ended(self, now_s: float) -> list[ShepherdEffect]:
         """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
         self._stop_resend_s = float("inf")
-        failure = self._first_failure()
+        failure = self._failures.task
         blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, TaskFailure.UNREACHABLE)
         may_relaunch = self._record.relaunches < RELAUNCHES_MAX and self._record.stop_reason is EndReason.NONE
         if failure is not None and blameless and may_relaunch and self._record.state is JobState.STARTING:
@@ -429,19 +453,14 @@ class JobShepherd:
         return self._finish(now_s)
 
     def _relaunch(self, failure: TaskStatus, now_s: float) -> list[ShepherdEffect]:
-        self._is_gang_stopping = False
-        self._attempt = None
+        self._forget_attempt()
         statuses, self._tasks = dict(self._tasks), {}
         if failure.failure is TaskFailure.UNREACHABLE:
             self.avoided[failure.node] = now_s + AVOID_NODE_S
         self._back_off(now_s)
-        heard = [_heard(status) for status in statuses.values()]
+        heard = _all_heard(statuses.values())
         reason = f"trying again: {failure.detail}"
         return [*self._requeue(reason, now_s, relaunches=self._record.relaunches + 1), *heard]
-
-    def _first_failure(self) -> TaskStatus | None:
-        failed = [status for status in self._tasks.values() if status.failure is not TaskFailure.NONE]
-        return failed[0] if failed else None
 
     # Stopping.
 
@@ -457,13 +476,7 @@ class JobShepherd:
         """Send a signal to every rank."""
         self._see(clock)
         record = self._record
-        return [
-            SendPeer(
-                share.node,
-                SignalRequest(record.job_id, record.epoch, record.attempt, next(self._command_ids), self._me, signal),
-            )
-            for share in record.shares
-        ]
+        return [self._commands.signal(share.node, record, signal) for share in record.shares]
 
     def _stop(self, why: EndReason, reason: str, now_s: float) -> list[ShepherdEffect]:
         if self._record.stop_reason is not EndReason.NONE:
@@ -478,7 +491,7 @@ class JobShepherd:
                 return self._final(record, JobEvent.STOP_REQUESTED, why, now_s) | wish
             return _moved(record, JobEvent.STOP_REQUESTED) | wish
 
-        return self._write(stop, self._stop_decided, now_s)
+        return self._write(stop, self._stop_decided)
 
     def _stop_decided(self, now_s: float) -> list[ShepherdEffect]:
         """The wish is durable.  A queued job has ended by it; a placed one has processes to stop first."""
@@ -498,15 +511,7 @@ class JobShepherd:
             for share in (self._attempt.shares if self._attempt else record.shares)
             if (status := self._tasks.get(share.node)) is None or status.stage is not TaskStage.EXITED
         ]
-        return [
-            SendPeer(
-                node,
-                StopRequest(
-                    record.job_id, record.epoch, attempt, next(self._command_ids), self._me, self._stop_grace_s
-                ),
-            )
-            for node in running
-        ]
+        return [self._commands.stop(node, record, attempt, self._stop_grace_s) for node in running]
 
     def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
         """Attempt timers, repeats of stop orders, and the time limit."""
@@ -514,6 +519,7 @@ class JobShepherd:
         effects: list[ShepherdEffect] = []
         if self._attempt is not None and clock.now_s >= self._attempt.next_deadline_s:
             effects += [*self._attempt.on_timer(clock.now_s), *self._after_attempt_moved(clock.now_s)]
+        effects += self._inquiry.on_timer(clock.now_s)
         if clock.now_s >= self._stop_resend_s:
             effects += self._send_stops(clock.now_s)
         if clock.now_s >= self._time_limit_deadline_s():
@@ -526,27 +532,21 @@ class JobShepherd:
         is_running = self._record.state is JobState.RUNNING and not self.is_writing
         return self.running_since_s + self._record.spec.time_limit_s if has_limit and is_running else float("inf")
 
-    def note_silent_node(self, node: NodeId) -> bool:
-        """A node is believed failed: if it has ranks of this job, say so; they may well run on."""
-        is_concerned = any(share.node == node for share in self._record.shares) and not self._record.is_ended
-        if is_concerned:
-            self._reason = f"{node} does not answer any more; its ranks may still run"
-        return is_concerned
-
     # The end.
 
     def _finish(self, now_s: float) -> list[ShepherdEffect]:
         def end(record: JobRecord) -> dict[str, object] | None:
-            return None if record.is_ended else self._final(record, JobEvent.EXITED, record.stop_reason, now_s)
+            has_gang = record.state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+            return self._final(record, JobEvent.EXITED, record.stop_reason, now_s) if has_gang else None
 
         self._attempt = None
-        return self._write(end, self._ended, now_s)
+        return self._write(end, self._ended)
 
     def _final(self, record: JobRecord, event: JobEvent, stop_reason: EndReason, now_s: float) -> dict[str, object]:
         utc_s = self._utc_s(now_s)
         return (
             _moved(record, event)
-            | self._outcome(stop_reason)
+            | self._failures.outcome(self._tasks.values(), stop_reason)
             | {
                 "phase": StartPhase.NONE,
                 "ended_utc_s": utc_s,
@@ -554,26 +554,10 @@ class JobShepherd:
             }
         )
 
-    def _outcome(self, stop_reason: EndReason) -> dict[str, object]:
-        """End reason, exit code and what failed: the first failing rank's code, otherwise the highest."""
-        exits = [each for status in self._tasks.values() for each in status.exits]
-        failed = self._first_failed
-        task_failure = self._first_failure()
-        outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
-        if failed is not None:
-            outcome |= _failed_rank(*failed)
-        if task_failure is not None and failed is None:
-            outcome |= _failed_task(task_failure)
-        if stop_reason is not EndReason.NONE:
-            outcome["end_reason"] = stop_reason
-            if not exits:
-                outcome |= {"signal": SIGTERM, "exit_code": 0}
-        return outcome
-
     def _ended(self, now_s: float) -> list[ShepherdEffect]:
         record = self._record
         self._reason = record.reason
-        heard = [_heard(s) for s in self._tasks.values() if s.generation < INFERRED_GENERATION]
+        heard = _all_heard(self._tasks.values())
         self._tasks = {}
         ended = Announce(
             "job.ended",
@@ -584,44 +568,25 @@ class JobShepherd:
         )
         return [*heard, ended]
 
-    # Register updates, one at a time.
+    # Register updates.
 
-    def _write(self, change: Change, then: Continuation, now_s: float) -> list[ShepherdEffect]:
-        self._writes.append((change, then))
-        return self._next_write(now_s)
-
-    def _next_write(self, _now_s: float) -> list[ShepherdEffect]:
-        while self._writes and self._write_in_flight is None:
-            changes = self._writes[0][0](self._record)
-            if changes is None:
-                self._writes.popleft()
-                continue
-            self._write_in_flight = next(self._update_ids)
-            value = self._record.updated(**changes)
-            holders, stamp = self._record.holders, self._record.stamp
-            return [WriteRecord(UpdateRequested(self._write_in_flight, self.job_id, holders, stamp, value))]
-        return []
+    def _write(self, change: Change, then: Continuation) -> list[ShepherdEffect]:
+        return self._writer.write(change, then)
 
     def written(self, update_id: int, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
         """The register has decided our update: run its continuation, then the next write."""
         self._see(clock)
-        if update_id != self._write_in_flight:
+        effects = self._writer.written(update_id, record, clock.now_s)
+        if effects is None:
             return []
-        self._write_in_flight = None
-        _, then = self._writes.popleft()
-        self._record = record
-        effects = [*then(clock.now_s), *self._next_write(clock.now_s)]
         if self._attempt is not None and self._attempt.phase is AttemptPhase.HELD:
             effects += self._after_attempt_moved(clock.now_s)
         return effects
 
     def rewrite(self, update_id: int, clock: Clock) -> list[ShepherdEffect]:
-        """The register could not decide (no majority yet): the same update again, since only we write."""
+        """The register could not tell whether our update is written: the same again."""
         self._see(clock)
-        if update_id != self._write_in_flight:
-            return []
-        self._write_in_flight = None
-        return self._next_write(clock.now_s)
+        return self._writer.repeat(update_id)
 
     # Small things.
 
@@ -656,39 +621,9 @@ def _heard(status: TaskStatus) -> SendPeer:
     return SendPeer(status.node, heard)
 
 
+def _all_heard(statuses: Iterable[TaskStatus]) -> list[ShepherdEffect]:
+    return [_heard(status) for status in statuses if status.generation < INFERRED_GENERATION]
+
+
 def _has_started(status: TaskStatus) -> bool:
     return status.stage is TaskStage.STARTED or (status.stage is TaskStage.EXITED and bool(status.exits))
-
-
-def _is_failure(rank_exit: RankExit) -> bool:
-    return rank_exit.exit_code != 0 or rank_exit.signal != 0
-
-
-def _first_failing(exits: Sequence[RankExit]) -> RankExit | None:
-    """The culprit among ranks that are told of together: rather one that was not merely terminated with the rest."""
-    failed = [each for each in exits if _is_failure(each)]
-    own = [each for each in failed if each.signal != SIGTERM]
-    return next(iter(own or failed), None)
-
-
-def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:
-    how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
-    return {
-        "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
-        "exit_code": failed.exit_code,
-        "signal": failed.signal,
-        "failed_node": node,
-        "failed_rank": failed.rank,
-        "detail": f"rank {failed.rank} on {node} {how}",
-    }
-
-
-def _failed_task(status: TaskStatus) -> dict[str, object]:
-    is_lost = status.failure is TaskFailure.LOST
-    codes = {TaskFailure.NOT_FOUND: 127, TaskFailure.NOT_EXECUTABLE: 126}
-    return {
-        "end_reason": EndReason.NODE_LOST if is_lost else EndReason.FAILED,
-        "exit_code": codes.get(status.failure, 125),
-        "failed_node": status.node,
-        "detail": status.detail or f"{status.node}: {status.failure.value}",
-    }

@@ -63,7 +63,8 @@ from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import OwnerAnswer, TaskReport, TaskReportReceived
 from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.owner import Owner
-from swarmsched.negotiation.shepherd import Clock, WriteRecord, dismissal
+from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.shepherd import Clock, dismissal
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.planes import (
     MEMBERSHIP_PEER_MESSAGES,
@@ -226,7 +227,7 @@ class Node:
             shepherd = self._flock.jobs.get(event.message.job_id)
             if shepherd is not None:
                 self._touched[event.message.job_id] = None
-                effects += shepherd.undeliverable(event.recipient, event.error, clock)
+                effects += shepherd.undeliverable(event.recipient, event.message, event.error, clock)
         return effects
 
     def _on_timer(self, clock: Clock) -> Iterable[NodeEffect]:
@@ -390,9 +391,18 @@ class Node:
             for job_id, shepherd in self._flock.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
                     self._touched[job_id] = None
+        effects = self._on_returned(member.node_id, clock) if member.status is MemberStatus.ALIVE else []
         text = f"{member.node_id} is {member.status.value}"
         fields = {"status": member.status.value, "address": "{}:{}".format(*member.address)}
-        return [Announce("member.changed", text, node=member.node_id, fields=fields)]
+        return [Announce("member.changed", text, node=member.node_id, fields=fields), *effects]
+
+    def _on_returned(self, node: NodeId, clock: Clock) -> list[NodeEffect]:
+        effects: list[NodeEffect] = []
+        for job_id, shepherd in self._flock.jobs.items():
+            if questions := shepherd.note_returned_node(node, clock):
+                self._touched[job_id] = None
+                effects += questions
+        return effects
 
     # Following up on what a step has changed.
 

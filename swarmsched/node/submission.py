@@ -23,7 +23,8 @@ from swarmsched.errors import CapacityError, FieldProblem
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
 from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.flock import Flock
-from swarmsched.negotiation.shepherd import Clock, ShepherdEffect, WriteRecord
+from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
+from swarmsched.negotiation.shepherd import Clock
 from swarmsched.policies.explain import impossible
 from swarmsched.record import JobRecord
 from swarmsched.resources import NodeResources
@@ -96,7 +97,7 @@ class Submission:
             return Refused(
                 "conflict",
                 f"the ticket names holders {', '.join(command.holders)}",
-                f"submit it at {command.holders[0]}",
+                f"submit it at {command.holders[0]}" if command.holders else "ask for a new ticket",
             )
         if known is not None:
             return (

@@ -5,10 +5,12 @@ They keep their own books from what they see and share no code with the machines
 
 from collections.abc import Sequence
 
-from swarmsched.effects import Effect, Persist, StartTask
+from swarmsched.effects import Announce, Effect, Persist, SendPeer, StartTask
 from swarmsched.events import Event
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import BookingState
+from swarmsched.ledger.message import OwnerAnswer
+from swarmsched.record import JobRecord
 from swarmsched.simulator.host import Host
 
 
@@ -32,13 +34,15 @@ class BookingChecker:
                 assert other == (entry.job_id, entry.attempt), f"{uuid} is booked for {other} and {entry}"
             key = (host.node_id, entry.job_id)
             assert entry.epoch >= self._epochs.get(key, 0), f"epoch fell at {key}: {entry}"
-            self._epochs[key] = entry.epoch
         installed = {gpu.uuid for gpu in host.resources.gpus}
         assert set(seen) <= installed, f"{host.node_id} booked GPUs that it has not: {set(seen) - installed}"
         self.busiest_count = max(self.busiest_count, len(seen))
 
     def performed(self, host: Host, effect: Effect) -> None:
-        """A task that starts must find its GPUs without processes of others."""
+        """A task that starts must find its GPUs without processes of others; an epoch that was told is durable."""
+        if isinstance(effect, SendPeer) and isinstance(effect.message, OwnerAnswer):
+            key = (host.node_id, effect.message.job_id)
+            self._epochs[key] = max(self._epochs.get(key, 0), effect.message.epoch)
         if isinstance(effect, StartTask):
             mine = {gpu.uuid for gpu in effect.gpus}
             for task in host.tasks.running:
@@ -74,6 +78,40 @@ class GangChecker:
         assert len(effect.gpus) == order.local_ranks * order.spec.demand.gpus
         self.started_count += 1
         self.widest_gang = max(self.widest_gang, len(wanted))
+
+
+class AttemptChecker:
+    """What was said of a job's end stays true, and only a relaunch runs the job a second time."""
+
+    def __init__(self) -> None:
+        self.started: dict[JobId, set[int]] = {}  # attempts of which ranks were started
+        self._ends: dict[JobId, JobRecord] = {}  # as announced, which is after they were durable
+        self._relaunches: dict[JobId, int] = {}
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Compare with the records as they ended."""
+        del event
+        assert host.node is not None
+        if not any(isinstance(effect, Persist) and effect.room == "register" for effect in effects):
+            return
+        for job_id, record in host.node.records().items():
+            ended = self._ends.get(job_id, record)
+            assert record == ended, f"{job_id} changed after its end: from {ended} to {record}"
+            self._relaunches[job_id] = max(self._relaunches.get(job_id, 0), record.relaunches)
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """Another attempt may start ranks only if the record counts a relaunch for it."""
+        if isinstance(effect, Announce) and effect.kind == "job.ended" and effect.job_id and host.node:
+            record = host.node.record(effect.job_id)
+            assert record is not None
+            self._ends[effect.job_id] = record
+        if not isinstance(effect, StartTask):
+            return
+        order = effect.order
+        attempts = self.started.setdefault(order.job_id, set())
+        attempts.add(order.attempt)
+        allowed = 1 + self._relaunches.get(order.job_id, 0)
+        assert len(attempts) <= allowed, f"{order.job_id} runs again without need: attempts {attempts}"
 
 
 class InvariantChecker:

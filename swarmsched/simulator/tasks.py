@@ -22,15 +22,16 @@ from swarmsched.events import (
     TaskExited,
     TaskPhaseChanged,
     TaskStaged,
+    TaskStageFailed,
     TaskStarted,
 )
 from swarmsched.ids import JobId
 from swarmsched.simulator.loop import EventLoop, Timer
-from swarmsched.task import RankExit, TaskOrder, TaskStage, TaskStatus
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 
 TaskEffect = BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ForgetTask
 TASK_EFFECTS = (BindRendezvous, ReleaseRendezvous, StageTask, StartTask, SignalTask, StopTask, ForgetTask)
-TaskFact = RendezvousBound | TaskPhaseChanged | TaskStaged | TaskStarted | RankExited | TaskExited
+TaskFact = RendezvousBound | TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | RankExited | TaskExited
 Key = tuple[JobId, int]
 
 BIND_S = 0.000_5
@@ -39,15 +40,21 @@ START_S = 0.020
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
+STAGE_FAILURES = (TaskFailure.SYNC, TaskFailure.ENVIRONMENT, TaskFailure.UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """How one rank will go: `duration_s` of running, then this exit code."""
+    """How one rank will go: `duration_s` of running, then this exit code.
+
+    A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
+    the failure is of that kind, otherwise at the launch.
+    """
 
     duration_s: float
     exit_code: int = 0
     obeys_sigterm: bool = True
+    failure: TaskFailure = TaskFailure.NONE
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -81,6 +88,7 @@ class RunningTask:
     exits: list[RankExit] = field(default_factory=list)
     timers: dict[int, Timer] = field(default_factory=dict)  # one for each rank whose end is known
     ends_s: dict[int, float] = field(default_factory=dict)  # when that timer fires
+    failure: TaskFailure = TaskFailure.NONE  # why no rank was started
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +99,8 @@ class RunningTask:
         """What a search of the disk finds."""
         stage = TaskStage.EXITED if self.is_over else TaskStage.STARTED if self.has_started else TaskStage.LAUNCHED
         order = self.order
-        return TaskStatus(order.job_id, order.epoch, order.attempt, order.node, stage, tuple(self.exits))
+        exits = tuple(self.exits)
+        return TaskStatus(order.job_id, order.epoch, order.attempt, order.node, stage, exits, self.failure)
 
 
 class TaskModel:
@@ -162,11 +171,15 @@ class TaskModel:
         phases = ["sync"] * bool(order.spec.tree) + ["environment"] * bool(order.spec.requirements)
         for phase in phases:
             self._tell(TaskPhaseChanged(*key, phase))
-        self._staging[key] = self._loop.call_later(STAGE_S * max(1, len(phases)), lambda: self._staged(key))
+        failure = self._behaviour(order, order.first_rank).failure
+        self._staging[key] = self._loop.call_later(STAGE_S * max(1, len(phases)), lambda: self._staged(key, failure))
 
-    def _staged(self, key: Key) -> None:
+    def _staged(self, key: Key, failure: TaskFailure) -> None:
         del self._staging[key]
-        self._tell(TaskStaged(*key))
+        if failure in STAGE_FAILURES:
+            self._tell(TaskStageFailed(*key, failure, f"simulated: {failure.value}"))
+        else:
+            self._tell(TaskStaged(*key))
 
     def _start(self, effect: StartTask) -> None:
         order = effect.order
@@ -183,6 +196,11 @@ class TaskModel:
     def _started(self, key: Key) -> None:
         task = self._tasks.get(key)
         if task is None or task.is_over:
+            return
+        failure = task.plans[task.order.first_rank].failure
+        if failure not in (TaskFailure.NONE, *STAGE_FAILURES):
+            task.failure, task.plans = failure, {}
+            self._tell(TaskExited(*key, (), failure, f"simulated: {failure.value}"))
             return
         task.has_started = True
         self._tell(TaskStarted(*key, self._loop.now_s))
@@ -215,8 +233,8 @@ class TaskModel:
             staging.cancel()
         task = self._tasks.get(key)
         if task is None or task.is_over:
-            exits = () if task is None else tuple(task.exits)
-            self._tell(TaskExited(*key, exits))
+            exits, failure = ((), TaskFailure.NONE) if task is None else (tuple(task.exits), task.failure)
+            self._tell(TaskExited(*key, exits, failure))
         else:
             self._terminate(key, grace_s)
 

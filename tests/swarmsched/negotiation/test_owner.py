@@ -22,6 +22,7 @@ from swarmsched.events import (
     TaskExited,
     TasksFound,
     TaskStaged,
+    TaskStageFailed,
     TaskStarted,
     TimerFired,
 )
@@ -42,7 +43,7 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.owner import REPORT_INTERVAL_S, Owner
 from swarmsched.resources import Demand, Gpu, NodeResources, Share
-from swarmsched.task import RankExit, TaskOrder, TaskStage
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
 
 JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 ME, BOSS = NodeId("gpu1"), NodeId("gpu2")
@@ -313,13 +314,66 @@ def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_g
     assert reports(effects)[0].exits == (RankExit(0, 4),)
 
 
-def test_restored_order_without_a_lease_or_a_process_is_forgotten():
+def restarted(durable, ledger):
+    after = Owner(ME, ledger)
+    after.restore(durable_entries(durable, "task"), 0.0)
+    return after
+
+
+def test_restored_order_without_a_lease_or_a_process_is_reported_as_lost():
+    """Its shepherd still waits for it; silence would keep the gang for ever."""
     before = Owner(ME, make_ledger())
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
-    after = Owner(ME, make_ledger())
-    after.restore(durable_entries(durable, "task"), 0.0)
-    assert ForgetTask(JOB, 1) in after.step(TasksFound(()), 0.0)
-    assert after.tasks == ()
+    (status,) = reports(restarted(durable, make_ledger()).step(TasksFound(()), 0.0))
+    assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.LOST)
+
+
+def test_failed_staging_is_still_told_after_a_restart():
+    """No shim has left a record of it, and the first report was lost."""
+    ledger = make_ledger()
+    before = Owner(ME, ledger)
+    durable = before.obey(BOSS, hold(wants_rendezvous=False), 0.0)
+    durable += before.obey(BOSS, commit(shares=(Share(BOSS, 2), Share(ME, 2))), 0.2)
+    durable += before.step(TaskStageFailed(JOB, 1, TaskFailure.ENVIRONMENT, "pip said no"), 0.3)
+    after = restarted(durable, ledger)
+    after.step(TasksFound(()), 0.0)
+    (status,) = reports(after.step(TimerFired(), 0.1))
+    assert (status.failure, status.detail) == (TaskFailure.ENVIRONMENT, "pip said no")
+
+
+def test_commit_and_launch_of_an_ended_task_are_answered_yes_so_that_its_result_is_heard(owner):
+    """A shepherd that restarted repeats them; a refusal would make it run the job again."""
+    launched(owner)
+    owner.step(TaskExited(JOB, 1, (RankExit(0, 0), RankExit(1, 0))), 1.0)
+    (answer,) = answers(owner.obey(BOSS, commit(epoch=2, command_id=1), 2.0))
+    assert (answer.refusal, answer.is_staged) == (Refusal.NONE, True)
+    assert reports(owner.step(TimerFired(), 2.0))[0].stage is TaskStage.EXITED
+    again = owner.obey(BOSS, LaunchRequest(JOB, 2, 1, 2, BOSS), 2.1)
+    assert answers(again)[0].refusal is Refusal.NONE
+    assert of(StartTask, again) == []
+
+
+def test_released_task_is_stopped_again_after_a_restart():
+    ledger = make_ledger()
+    before = Owner(ME, ledger)
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    before.obey(BOSS, launch(), 0.3)
+    before.obey(BOSS, ReleaseRequest(JOB, 1, 1, 8, BOSS), 1.0)
+    after = restarted(durable, ledger)
+    effects = after.step(TasksFound((type(before.tasks[0])(JOB, 1, 1, ME, TaskStage.STARTED),)), 0.0)
+    assert len(of(StopTask, effects)) == 1
+    assert ForgetTask(JOB, 1) in after.step(TaskExited(JOB, 1, ()), 1.0)
+
+
+def test_task_that_nobody_ordered_is_forgotten_once_it_has_exited(owner):
+    launched(other := Owner(ME, make_ledger()))
+    assert of(ForgetTask, owner.step(TasksFound(other.tasks), 0.0)) == []
+    assert owner.step(TaskExited(JOB, 1, ()), 1.0) == [ForgetTask(JOB, 1)]
+
+
+def test_late_copy_of_a_hold_binds_no_second_port_for_a_running_task(owner):
+    launched(owner)
+    assert of(BindRendezvous, owner.obey(BOSS, hold(), 1.0)) == []
 
 
 def test_lease_that_is_never_launched_is_told_again_so_that_its_shepherd_can_release_it(owner):

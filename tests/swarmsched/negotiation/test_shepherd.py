@@ -24,7 +24,8 @@ from swarmsched.ledger.message import (
     TaskReportReceived,
 )
 from swarmsched.negotiation.attempt import Ranking
-from swarmsched.negotiation.shepherd import Clock, JobShepherd, WriteRecord
+from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.record import JobRecord, shell_exit_code
 from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
@@ -367,3 +368,95 @@ def test_signal_reaches_every_owner(scene):
     scene.sent = []
     scene.do(scene.shepherd.signal(2, scene.clock))
     assert [(node, request.signal) for node, request in scene.take(SignalRequest)] == [(A, 2), (B, 2)]
+
+
+def test_stop_of_a_failed_attempt_does_not_hit_the_next_one(scene):
+    """The gang was being stopped when a commit was refused; the job is placed again."""
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    commits = scene.take(CommitRequest)
+    scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.UNREACHABLE, detail="no route")
+    scene.answer(commits[:1], Refusal.EXPIRED)
+    assert scene.record.state is JobState.QUEUED
+    scene.place()
+    scene.now_s += 3.0
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.take(StopRequest) == []
+
+
+def test_owner_that_has_nothing_left_does_not_hide_why_the_gang_was_stopped(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.take(CommitRequest)
+    scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.UNREACHABLE, detail="no route")
+    scene.answer(scene.take(StopRequest), Refusal.RELEASED_ATTEMPT)
+    scene.do(scene.shepherd.owner_answered(OwnerAnswer(JOB, 1, 1, 99, A, Refusal.UNKNOWN, FREE), scene.clock))
+    assert scene.record.end_reason is not EndReason.NODE_LOST
+
+
+def test_late_failure_to_deliver_says_nothing_about_a_newer_attempt(scene):
+    first = scene.place()
+    scene.answer(first[:1], Refusal.DOES_NOT_FIT)
+    second = scene.place()
+    scene.do(scene.shepherd.undeliverable(B, first[1][1], "timed out", scene.clock))
+    assert scene.shepherd.is_placing
+    scene.do(scene.shepherd.undeliverable(B, second[1][1], "timed out", scene.clock))
+    assert not scene.shepherd.is_placing
+
+
+def test_task_that_stands_staged_after_the_launch_is_launched_again(scene):
+    """Its owner had acknowledged the launch, and restarted before it could act on it."""
+    scene.launch()
+    scene.sent = []
+    scene.report(B, TaskStage.STAGED, 7)
+    assert [node for node, _ in scene.take(LaunchRequest)] == [B]
+    scene.report(B, TaskStage.STAGED, 7)
+    assert [node for node, _ in scene.take(LaunchRequest)] == [B]
+
+
+def test_unanswered_status_request_is_repeated(scene):
+    scene.run()
+    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
+    scene.shepherd, scene.sent = again, []
+    scene.do(again.resume(8, scene.clock))
+    asked = scene.take(StatusRequest)
+    scene.answer(asked[:1])
+    scene.now_s = again.next_deadline_s
+    scene.do(again.on_timer(scene.clock))
+    assert scene.take(StatusRequest) == asked[1:]
+
+
+def test_node_that_comes_back_without_the_task_ends_the_job_as_lost(scene):
+    scene.run()
+    assert scene.shepherd.note_silent_node(B)
+    assert "b does not answer" in scene.record.reason
+    scene.sent = []
+    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    assert scene.record.reason == ""
+    scene.answer(scene.take(StatusRequest), Refusal.UNKNOWN)
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
+    assert scene.record.failed_node in (A, B)
+    assert scene.record.end_reason is not EndReason.COMPLETED
+
+
+def test_victims_that_are_told_before_the_cause_do_not_become_it(scene):
+    """After a restart of the shepherd the owners report in any order."""
+    scene.run()
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
+    scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 3)])
+    assert (scene.record.failed_node, scene.record.exit_code) == (B, 3)
+
+
+def test_attempts_of_an_earlier_life_are_leapt_over(scene):
+    """They were released at the owners and never prepared, so the record does not know how many there were."""
+    numbers = []
+    for _ in range(6):
+        holds = scene.place()
+        numbers.append(holds[0][1].attempt)
+        scene.answer(holds[:1], Refusal.RELEASED_ATTEMPT)
+    assert numbers[-1] > 30
+
+
+def test_update_of_unknown_outcome_is_repeated_unchanged(scene):
+    effects = scene.shepherd.cancel(None, "", scene.clock)
+    (write,) = [effect for effect in effects if isinstance(effect, WriteRecord)]
+    scene.now_s += 20.0
+    assert scene.shepherd.rewrite(write.update.update_id, scene.clock) == [write]

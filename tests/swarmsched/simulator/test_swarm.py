@@ -5,61 +5,13 @@ import pytest
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import CancelJob, CreateTicket, JobAccepted, Refused, SetSwarmSetting, SettingStored, SubmitJob
 from swarmsched.errors import JobError, UnknownJob
-from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ids import NodeId, make_job_id
 from swarmsched.node.node import Node
 from swarmsched.resources import Demand, Free
-from swarmsched.simulator.checker import BookingChecker, GangChecker, InvariantChecker
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.tasks import RankPlan
-
-REPORTS_END_S = 45.0  # an owner whose report is not heard repeats it every 30 s at last
-
-
-class Watched:
-    """A swarm with all checkers, started and knowing itself."""
-
-    def __init__(self, node_count: int, gpus_per_node: int, seed: int, faults=None, **options) -> None:
-        self.bookings, self.gangs = BookingChecker(), GangChecker()
-        observers = [self.bookings, self.gangs, InvariantChecker()]
-        self.swarm = SimulatedSwarm(node_count, gpus_per_node, seed, faults, observers=observers, **options)
-        self.nodes = list(self.swarm.hosts)
-        self.swarm.start()
-        assert self.swarm.run_until(self.swarm.is_converged, 30.0), f"seed {seed}: members did not converge"
-        assert self.swarm.run_until(self.knows_all_gpus, 30.0), f"seed {seed}: records did not converge"
-
-    def knows_all_gpus(self) -> bool:
-        now_s = self.swarm.loop.now_s
-        total = sum(len(host.resources.gpus) for host in self.swarm.hosts.values())
-        views = (host.node.cluster_view(now_s).nodes for host in self.swarm.up if host.node is not None)
-        return all(sum(node.total_gpus for node in nodes) == total for nodes in views)
-
-    def submit(self, ranks: int, *command: str, gpus: int = 1, node: NodeId | None = None, **spec) -> JobId:
-        where = node or self.swarm.rng.choice(self.nodes)
-        return self.swarm.submit(where, JobSpec(command=command, ranks=ranks, demand=Demand(gpus=gpus), **spec))
-
-    def state(self, job_id: JobId) -> JobState:
-        return self.swarm.record(job_id).state
-
-    def finish(self, jobs: list[JobId], limit_s: float) -> None:
-        done = self.swarm.run_until(lambda: all(self.swarm.record(job).is_ended for job in jobs), limit_s)
-        open_jobs = [self.swarm.record(job) for job in jobs if not self.swarm.record(job).is_ended]
-        assert done, f"seed {self.swarm.seed}: not ended after {limit_s:g} s: {open_jobs}"
-
-    def assert_settled(self) -> None:
-        """Nothing is left of ended jobs: no booking, no task, no port."""
-        settled = self.swarm.run_until(lambda: not self.leftovers(), REPORTS_END_S)
-        assert settled, f"seed {self.swarm.seed}: {self.leftovers()}"
-
-    def leftovers(self) -> list[object]:
-        left: list[object] = []
-        for host in self.swarm.up:
-            assert host.node is not None
-            left += host.node.ledger.entries
-            left += host.node.tasks()
-            left += host.tasks.running
-            left += ["port"] * host.tasks.bound_ports
-        return left
+from swarmsched.simulator.testing import Watched
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,95 @@
+"""What a shepherd says to single owners of its job, and the questions that it repeats until they are answered."""
+
+from collections.abc import Iterator
+from itertools import count
+
+from swarmsched.effects import SendPeer
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import (
+    LaunchRequest,
+    OwnerAnswer,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
+    StopRequest,
+)
+from swarmsched.record import JobRecord
+
+ASK_AGAIN_S = 2.0
+ASK_AGAIN_S_MAX = 30.0
+
+
+class Commands:
+    """Commands of one shepherd, each with an id of its own within (job, epoch)."""
+
+    def __init__(self, me: NodeId) -> None:
+        self._me = me
+        self.ids: Iterator[int] = count(1)
+
+    def launch(self, node: NodeId, record: JobRecord) -> SendPeer:
+        """Start the ranks of the record's attempt."""
+        return SendPeer(
+            node, LaunchRequest(record.job_id, record.epoch, record.attempt, next(self.ids), record.shepherd)
+        )
+
+    def release(self, node: NodeId, record: JobRecord, attempt: int) -> SendPeer:
+        """Give up an attempt, whatever is left of it there."""
+        return SendPeer(node, ReleaseRequest(record.job_id, record.epoch, attempt, next(self.ids), self._me))
+
+    def stop(self, node: NodeId, record: JobRecord, attempt: int, grace_s: float) -> SendPeer:
+        """Stop the ranks, with grace."""
+        return SendPeer(node, StopRequest(record.job_id, record.epoch, attempt, next(self.ids), self._me, grace_s))
+
+    def signal(self, node: NodeId, record: JobRecord, signal: int) -> SendPeer:
+        """Send a signal to the ranks."""
+        request = SignalRequest(record.job_id, record.epoch, record.attempt, next(self.ids), self._me, signal)
+        return SendPeer(node, request)
+
+    def status(self, node: NodeId, record: JobRecord) -> SendPeer:
+        """Ask what is known of the record's attempt there."""
+        return SendPeer(
+            node, StatusRequest(record.job_id, record.epoch, record.attempt, next(self.ids), record.shepherd)
+        )
+
+
+class Inquiry:
+    """Questions that owners have not answered yet; repeated ever more slowly, for an owner may be down for long."""
+
+    def __init__(self) -> None:
+        self._pending: dict[NodeId, SendPeer] = {}
+        self._interval_s = ASK_AGAIN_S
+        self._again_s = float("inf")
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When to ask again."""
+        return self._again_s if self._pending else float("inf")
+
+    def ask(self, questions: list[SendPeer], now_s: float) -> list[SendPeer]:
+        """Send these, and again until each owner is heard."""
+        self._pending |= {question.recipient: question for question in questions}
+        self._interval_s = ASK_AGAIN_S
+        self._again_s = now_s + self._interval_s
+        return questions
+
+    def answered(self, answer: OwnerAnswer) -> bool:
+        """True when this answers one of our questions; it is asked no more."""
+        question = self._pending.get(answer.owner)
+        if question is None or not isinstance(question.message, StatusRequest):
+            return False
+        if question.message.command_id != answer.command_id:
+            return False
+        del self._pending[answer.owner]
+        return True
+
+    def forget(self) -> None:
+        """The attempt is over: nothing is asked any more."""
+        self._pending.clear()
+
+    def on_timer(self, now_s: float) -> list[SendPeer]:
+        """Repeat what is due."""
+        if now_s < self.next_deadline_s:
+            return []
+        self._interval_s = min(ASK_AGAIN_S_MAX, self._interval_s * 1.5)
+        self._again_s = now_s + self._interval_s
+        return list(self._pending.values())

@@ -1,0 +1,90 @@
+"""How a gang's end becomes the job's: which failure came first, and the code that `swarm run` returns for it."""
+
+from collections.abc import Iterable, Sequence
+
+from swarmsched.api import EndReason
+from swarmsched.ids import NodeId
+from swarmsched.task import RankExit, TaskFailure, TaskStatus
+
+SIGTERM = 15
+
+
+class Failures:
+    """The first failing rank and the first failing task of an attempt, in the order in which they were told."""
+
+    def __init__(self) -> None:
+        self._rank: tuple[NodeId, RankExit] | None = None
+        self._task: TaskStatus | None = None
+
+    @property
+    def task(self) -> TaskStatus | None:
+        """The first task that failed as a whole."""
+        return self._task
+
+    def see(self, status: TaskStatus) -> None:
+        """Take in a task's newest status.
+
+        A rank that was terminated stands aside for one that failed by itself: after a shepherd's restart the
+        victims of a gang's stop may be told before its cause.
+        """
+        if status.failure is not TaskFailure.NONE and self._task is None:
+            self._task = status
+        culprit = _first_failing(status.exits)
+        if culprit is not None and (self._rank is None or (_is_victim(self._rank[1]) and not _is_victim(culprit))):
+            self._rank = (status.node, culprit)
+
+    def outcome(self, statuses: Iterable[TaskStatus], stop_reason: EndReason) -> dict[str, object]:
+        """Changes of the record: end reason, exit code, and what failed where."""
+        outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
+        if self._rank is not None:
+            outcome |= _failed_rank(*self._rank)
+        elif self._task is not None:
+            outcome |= _failed_task(self._task)
+        if stop_reason is not EndReason.NONE:
+            outcome["end_reason"] = stop_reason
+            if not any(status.exits for status in statuses):
+                outcome |= {"signal": SIGTERM, "exit_code": 0}
+        return outcome
+
+
+def has_failed(status: TaskStatus) -> bool:
+    """True when the task as a whole or one of its ranks failed."""
+    return status.failure is not TaskFailure.NONE or any(_is_failure(each) for each in status.exits)
+
+
+def _is_failure(rank_exit: RankExit) -> bool:
+    return rank_exit.exit_code != 0 or rank_exit.signal != 0
+
+
+def _is_victim(rank_exit: RankExit) -> bool:
+    return rank_exit.signal == SIGTERM
+
+
+def _first_failing(exits: Sequence[RankExit]) -> RankExit | None:
+    """The culprit among ranks that are told of together: rather one that was not merely terminated with the rest."""
+    failed = [each for each in exits if _is_failure(each)]
+    own = [each for each in failed if not _is_victim(each)]
+    return next(iter(own or failed), None)
+
+
+def _failed_rank(node: NodeId, failed: RankExit) -> dict[str, object]:
+    how = f"was killed by signal {failed.signal}" if failed.signal else f"exited with {failed.exit_code}"
+    return {
+        "end_reason": EndReason.OOM if failed.is_oom else EndReason.FAILED,
+        "exit_code": failed.exit_code,
+        "signal": failed.signal,
+        "failed_node": node,
+        "failed_rank": failed.rank,
+        "detail": f"rank {failed.rank} on {node} {how}",
+    }
+
+
+def _failed_task(status: TaskStatus) -> dict[str, object]:
+    is_lost = status.failure is TaskFailure.LOST
+    codes = {TaskFailure.NOT_FOUND: 127, TaskFailure.NOT_EXECUTABLE: 126}
+    return {
+        "end_reason": EndReason.NODE_LOST if is_lost else EndReason.FAILED,
+        "exit_code": codes.get(status.failure, 125),
+        "failed_node": status.node,
+        "detail": status.detail or f"{status.node}: {status.failure.value}",
+    }

@@ -1,0 +1,72 @@
+"""A shepherd's updates of its job's record: one at a time, in order, each made from the record as it then is."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from swarmsched.effects import Effect
+from swarmsched.jobs.register import UpdateRequested
+from swarmsched.record import JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecord:
+    """Internal effect: the node hands the update to the register and its outcome back to the shepherd."""
+
+    update: UpdateRequested
+
+
+ShepherdEffect = Effect | WriteRecord
+Continuation = Callable[[float], list[ShepherdEffect]]
+"""Run with the present time once the update is durable."""
+Change = Callable[[JobRecord], dict[str, object] | None]
+"""Made when its turn comes, from the record as it then is; None: no longer wanted, and its continuation is dropped."""
+
+
+class RecordWriter:
+    """The newest decided record of one job, and the updates that wait behind the one under way."""
+
+    def __init__(self, record: JobRecord, update_ids: Iterator[int]) -> None:
+        self.record = record
+        self._update_ids = update_ids
+        self._waiting: deque[tuple[Change, Continuation]] = deque()
+        self._in_flight: UpdateRequested | None = None
+        self._then: Continuation | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an update is under way or waits its turn."""
+        return self._in_flight is not None or bool(self._waiting)
+
+    def write(self, change: Change, then: Continuation) -> list[ShepherdEffect]:
+        """Queue an update; it begins at once when none is under way."""
+        self._waiting.append((change, then))
+        return self._begin_next()
+
+    def written(self, update_id: int, record: JobRecord, now_s: float) -> list[ShepherdEffect] | None:
+        """Our update is decided: its continuation, then the next update.  None for an update that is not under way."""
+        if self._in_flight is None or update_id != self._in_flight.update_id or self._then is None:
+            return None
+        then, self._in_flight, self._then = self._then, None, None
+        self.record = record
+        return [*then(now_s), *self._begin_next()]
+
+    def repeat(self, update_id: int) -> list[ShepherdEffect]:
+        """The register could not tell whether it is written: the same update again, which is harmless if it is."""
+        if self._in_flight is None or update_id != self._in_flight.update_id:
+            return []
+        return [WriteRecord(self._in_flight)]
+
+    def _begin_next(self) -> list[ShepherdEffect]:
+        while self._waiting and self._in_flight is None:
+            change, then = self._waiting.popleft()
+            changes = change(self.record)
+            if changes is None:
+                continue
+            value = self.record.updated(**changes)
+            self._in_flight = UpdateRequested(
+                next(self._update_ids), value.job_id, self.record.holders, self.record.stamp, value
+            )
+            self._then = then
+            return [WriteRecord(self._in_flight)]
+        return []
