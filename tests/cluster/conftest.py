@@ -1,8 +1,16 @@
-"""Real agents on loopback, shared by the tests of a module that do not break them."""
+"""Real agents on loopback, shared by the tests of a module that do not break them, and the `swarm` command."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from swarm_agent.testing import start_agents, wait_until_sync
+
+TRAIN_VENV = Path(__file__).resolve().parents[2] / ".venv-train"
 
 
 def alive_count(agent):
@@ -33,3 +41,56 @@ def fresh_swarm():
     with start_agents(3) as agents:
         converge(agents)
         yield agents
+
+
+@dataclass
+class Shell:
+    """A user with a home of their own who types `swarm`."""
+
+    home: Path
+    folder: Path
+
+    def environment(self, agents, **more):
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SWARM_", "XDG_", "GIT_"))}
+        hosts = ",".join("{}:{}".format(*agent.address) for agent in agents)
+        ours = {"HOME": str(self.home), "LOGNAME": "ada", "SWARM_HOSTS": hosts, "SWARM_TOKEN": agents[0].token}
+        return {**kept, **ours, **more}
+
+    def start(self, agents, *words, folder=None, **variables):
+        command = [str(Path(sys.executable).with_name("swarm")), *map(str, words)]
+        environment = self.environment(agents, **variables)
+        return subprocess.Popen(
+            command,
+            cwd=folder or self.folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __call__(self, agents, *words, folder=None, timeout_s=60, **variables):
+        """Exit code, standard output and standard error."""
+        with self.start(agents, *words, folder=folder, **variables) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def shell(tmp_path):
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    home.mkdir()
+    folder.mkdir()
+    return Shell(home, folder)
+
+
+@pytest.fixture(scope="session")
+def train_venv():
+    """The environment with torch that the Makefile makes."""
+    if not (TRAIN_VENV / ".stamp").exists() and not (TRAIN_VENV / "bin" / "torchrun").exists():
+        pytest.skip(f"there is no {TRAIN_VENV} with torch; `make test` makes it")
+    return TRAIN_VENV

@@ -1,0 +1,61 @@
+"""Real training with real PyTorch: plain scripts that know nothing of the scheduler."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("torch")]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train_digits.py"
+
+
+@pytest.fixture
+def project(shell):
+    shutil.copy(SCRIPT, shell.folder)
+    (shell.folder / "swarm.toml").write_text("")
+    return shell.folder
+
+
+def accuracy_of(out, world_size):
+    found = re.search(rf"world size {world_size}, test accuracy ([0-9.]+)", out)
+    assert found, out
+    return float(found.group(1))
+
+
+def nodes_of(agents, name):
+    document = next(each for each in agents[1].get("/v1/jobs?all=true")["items"] if each["name"] == name)
+    return {node["node"] for node in agents[1].get(f"/v1/jobs/{document['id']}")["nodes"]}
+
+
+def test_data_parallel_training_spans_nodes_and_learns(swarm, shell, project, train_venv):
+    words = ("run", "-n", "digits", "-g", "4", "--venv", train_venv, "--", "python", "train_digits.py")
+    code, out, err = shell(swarm, *words, timeout_s=120)
+    assert code == 0, err
+    assert accuracy_of(out, 4) >= 0.95
+    assert len(nodes_of(swarm, "digits")) >= 2
+
+
+def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, train_venv):
+    shape = ("--per-node", "--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1")
+    words = ("run", "-n", "elastic", *shape, "--venv", train_venv, "--", "torchrun", "train_digits.py")
+    code, out, err = shell(swarm, *words, timeout_s=120)
+    assert code == 0, err
+    assert accuracy_of(out, 2) >= 0.95
+    assert nodes_of(swarm, "elastic") == {"n2", "n3"}
+
+
+def test_missing_module_is_hinted_at_with_the_options_that_bring_it(swarm, shell):
+    (shell.folder / "train.py").write_text("import no_such_framework\n")
+    code, out, err = shell(swarm, "run", "--", "python3", "train.py")
+    assert (code, out) == (1, "")
+    assert "no_such_framework" in err
+    assert "--venv" in err
+    assert "--requirements" in err
+
+
+def test_virtual_environment_that_is_not_on_the_node_is_named(swarm, shell):
+    code, _, err = shell(swarm, "run", "--no-sync", "--venv", "/nowhere/env", "--", "python", "-c", "pass")
+    assert code == 125
+    assert "/nowhere/env" in err

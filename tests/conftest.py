@@ -1,0 +1,17 @@
+"""In continuous integration a test that needs root or torch must run: a skip there is a hole that nobody sees."""
+
+import os
+
+import pytest
+
+NEVER_SKIPPED_IN_CI = ("root", "torch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    needs = [name for name in NEVER_SKIPPED_IN_CI if item.get_closest_marker(name)]
+    if os.environ.get("CI") == "true" and needs and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"a test marked {needs[0]} may not be skipped in CI: {report.longrepr[2]}"
+    return report
