@@ -124,7 +124,7 @@ class JobStream:
 
 
 class OutputWriter:
-    """Writes records of output where they belong: the job's stdout to ours, its stderr to ours."""
+    """Writes records of output where they belong: the job's stdout to ours; its stderr and the agents' words to stderr."""
 
     def __init__(self, *, label: bool = False, timestamps: bool = False, merge: bool = False) -> None:
         self._label, self._timestamps = label, timestamps
@@ -134,7 +134,7 @@ class OutputWriter:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Print one `log` or `gap` record; others are not output."""
-        stream = self._err if record.get("stream") == "stderr" else self._out
+        stream = self._out if record.get("stream", "stdout") == "stdout" else self._err
         if record["type"] == "gap":
             text = (
                 f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {record.get('rank')} were not kept\n"
