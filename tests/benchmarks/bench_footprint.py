@@ -74,9 +74,7 @@ def _shims(data_dir: str) -> list[int]:
 
 def _sampler_rows() -> list[Row]:
     """The sampler as an agent starts it; on a machine without a driver it says so and leaves."""
-    with subprocess.Popen(
-        SAMPLER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(SAMPLER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         peak = 0
