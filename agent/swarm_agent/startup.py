@@ -186,6 +186,7 @@ async def _task_config(config: AgentConfig) -> TaskConfig:
 async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
     agent.on_announce(metrics.observe_announce)
     metrics.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
+    metrics.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)

@@ -218,6 +218,14 @@ def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):
     assert {method for _, method, _ in series} == {"other"}
 
 
+def test_refused_messages_are_counted_by_channel_and_reason(observed):
+    observed.watch_drops(gossip=Counter(replayed=3), peer=Counter())
+    families = {family.name: family for family in observed.families(is_openmetrics=False)}
+    samples = {(s.labels["channel"], s.labels["reason"]): s.value for s in families["swarm_messages_dropped"].samples}
+    assert samples["gossip", "replayed"] == 3
+    assert samples["peer", "wrong_key"] == 0
+
+
 def test_traffic_is_read_from_the_live_counters(observed):
     gossip: Counter[str] = Counter()
     observed.watch_traffic(gossip=gossip, peer=Counter())

@@ -5,6 +5,6 @@ the scrape (`node`, `gpu`).  No job id, user, path or other unbounded value is e
 """
 
 from swarm_agent.metrics.exposition import MetricsSource, render
-from swarm_agent.metrics.observed import observe_announce, observe_http, watch_traffic
+from swarm_agent.metrics.observed import observe_announce, observe_http, watch_drops, watch_traffic
 
-__all__ = ["MetricsSource", "observe_announce", "observe_http", "render", "watch_traffic"]
+__all__ = ["MetricsSource", "observe_announce", "observe_http", "render", "watch_drops", "watch_traffic"]

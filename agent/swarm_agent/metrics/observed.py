@@ -11,6 +11,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFamily
 
+from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce
 
@@ -57,6 +58,7 @@ class Observed:
         self._rounds: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
         self._traffic: dict[str, Mapping[str, int]] = {}
+        self._drops: dict[str, Mapping[str, int]] = {}
 
     def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
         """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
@@ -86,6 +88,10 @@ class Observed:
         """Live counters of the transports with the keys `sent_bytes` and `received_bytes`; read at each scrape."""
         self._traffic = {"swarm_gossip_message_bytes": gossip, "swarm_peer_message_bytes": peer}
 
+    def watch_drops(self, *, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
+        """Live counters of refused messages by reason; read at each scrape."""
+        self._drops = {"gossip": gossip, "peer": peer}
+
     def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
@@ -113,6 +119,13 @@ class Observed:
             "Sealed bytes of the gossip port by plane: liveness (membership) and state (records, cards, locations).",
             ("plane", "direction"),
             {(plane, way): gossip.get(f"{way}_bytes_{plane}", 0) for plane in PLANES for way in DIRECTIONS},
+        )
+
+        yield _counter(
+            "swarm_messages_dropped",
+            "Messages that were refused: foreign, altered, oversized, replayed, sealed with another key and the like.",
+            ("channel", "reason"),
+            {(channel, why): counts.get(why, 0) for channel, counts in self._drops.items() for why in DROP_REASONS},
         )
 
     def _ended_jobs(self, *, is_openmetrics: bool) -> Metric:
@@ -144,6 +157,11 @@ def observe_http(method: str, route: str, code: int, seconds: float) -> None:
 def observe_announce(announce: Announce) -> None:
     """Count an event of the core."""
     OBSERVED.observe_announce(announce)
+
+
+def watch_drops(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
+    """Tell once where the transports count what they refuse, by reason."""
+    OBSERVED.watch_drops(gossip=gossip, peer=peer)
 
 
 def watch_traffic(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:

@@ -21,6 +21,8 @@ _REASONS = (
     ("exceeds", "oversized"),
 )
 
+DROP_REASONS = (*(reason for _, reason in _REASONS), "malformed")
+
 log = logging.getLogger("swarm.transport")
 
 
