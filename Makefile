@@ -42,6 +42,10 @@ demo: bytecode $(TRAIN_STAMP)
 test: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
+# What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone.
+acceptance: bytecode $(TRAIN_STAMP)
+	$(BIN)/pytest -m acceptance tests/acceptance $(PYTEST_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

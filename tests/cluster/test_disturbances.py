@@ -1,0 +1,175 @@
+"""A clock that jumps, a disk that fills up, an agent that dies with the answer: real agents go on, and say so."""
+
+import os
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.testing import start_agents, wait_until_sync
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("disturbances")]
+
+FAKE_CLOCK = Path(__file__).resolve().parents[1] / "testbed" / "fake_clock.c"
+DAY_S = 86_400
+
+
+@pytest.fixture
+def clock(tmp_path, monkeypatch):
+    """Agents started while this is set read a wall clock that the test moves; only theirs."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the clock that jumps (Debian package gcc)")
+    library, offset = tmp_path / "clock.so", tmp_path / "offset"
+    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-o", library, FAKE_CLOCK], check=True)
+    offset.write_text("0")
+
+    def move(seconds):
+        draft = tmp_path / "draft"
+        draft.write_text(str(seconds))
+        draft.rename(offset)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("LD_PRELOAD", str(library))
+        patch.setenv("FAKE_CLOCK_FILE", str(offset))
+        yield move, patch
+
+
+def statuses(agent):
+    return {each["name"]: each["status"] for each in agent.get("/v1/members")["items"]}
+
+
+def date_at(agent):
+    return agent.get("/v1/members")["as_of"][:10]
+
+
+def readiness(agent):
+    """Status and text of /readyz?verbose."""
+    try:
+        with urllib.request.urlopen(f"{agent.url}/readyz?verbose", timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_wall_clock_that_jumps_days_either_way_disturbs_nobody(fresh_swarm, clock):
+    """n3's wall clock goes five days forward and ten back under a running job; the others' clocks stay."""
+    move, patch = clock
+    jumper, other = fresh_swarm[2], fresh_swarm[0]
+    jumper.stop()
+    jumper.restart()
+    patch.undo()
+    wait_until_sync(lambda: set(statuses(other).values()) == {"alive"}, 15, "n3 is back")
+    healthy = dict.fromkeys(("n1", "n2", "n3"), "alive")
+    job = jumper.submit("sh", "-c", "echo begun; sleep 7; echo ended", nodes=["n3"], time_limit_seconds=60)
+    wait_until_sync(lambda: "begun" in other.output(job), 10)
+    incarnations = {each["name"]: each["generation"] for each in other.get("/v1/members")["items"]}
+    for offset_s in (5 * DAY_S, -5 * DAY_S):
+        move(offset_s)
+        assert date_at(jumper) != date_at(other), "the clock of n3 has not jumped"
+        quick = jumper.submit("sh", "-c", "echo $SWARM_NODE", nodes=["n3"], time_limit_seconds=30)
+        assert other.ended(quick)["end_reason"] == "completed"
+        assert other.output(quick) == "n3\n"
+        elsewhere = jumper.submit("true", nodes=["n1"])
+        assert jumper.ended(elsewhere)["end_reason"] == "completed"
+        assert all(statuses(agent) == healthy for agent in fresh_swarm)
+    done = other.ended(job)
+    assert done["end_reason"] == "completed"
+    assert other.output(job) == "begun\nended\n"
+    assert {each["name"]: each["generation"] for each in other.get("/v1/members")["items"]} == incarnations
+
+
+def test_agent_restarted_with_its_clock_set_back_is_heard_again(fresh_swarm, clock):
+    """Its generation must grow even though the clock says that it is earlier than at the start before."""
+    move, patch = clock
+    jumper, other = fresh_swarm[2], fresh_swarm[0]
+    jumper.kill()
+    move(-30 * DAY_S)
+    jumper.restart()
+    patch.undo()
+    wait_until_sync(lambda: statuses(other).get("n3") == "alive", 15, "n3 is back")
+    job = other.submit("true", nodes=["n3"])
+    assert other.ended(job)["end_reason"] == "completed"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(filler):
+    """Write until nothing more fits."""
+    with filler.open("wb", buffering=0) as stream, suppress(OSError):
+        while stream.write(b"x" * 4_096):
+            pass
+
+
+@pytest.mark.root
+def test_full_disk_makes_an_agent_unready_and_room_makes_it_ready_again(small_disk):
+    with start_agents(1, settings={"data_dir": str(small_disk / "data")}) as (agent,):
+        wait_until_sync(lambda: readiness(agent)[0] == 200, 10, "ready")
+        before = agent.ended(agent.submit("true"))
+        filler = small_disk / "filler"
+        fill(filler)
+        body = {"spec": {"command": ["true"], "name": "n" * 60}}
+        wait_until_sync(lambda: agent.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 503, 40, "refused")
+        status, text = readiness(agent)
+        assert status == 503
+        assert "[-]disk" in text
+        assert agent.is_live()
+        filler.unlink()
+        wait_until_sync(lambda: readiness(agent)[0] == 200, 20, "ready again")
+        assert agent.ended(agent.submit("true"))["end_reason"] == "completed"
+        assert agent.get(f"/v1/jobs/{before['id']}")["end_reason"] == "completed"
+
+
+def test_agent_that_died_with_the_answer_leaves_the_outcome_unknown_until_it_returns(fresh_swarm):
+    """The ticket names n1, which took the job or did not; n2 may not guess.  Once n1 is back there is one job."""
+    first, second = fresh_swarm[0], fresh_swarm[1]
+    _, ticket = first.call("POST", "/v1/tickets", {})
+    body = {
+        "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+        "spec": {"command": ["sh", "-c", "echo once"], "nodes": ["n2"]},
+    }
+    status, job = first.call("POST", "/v1/jobs", body)
+    assert status == 201
+    first.kill()
+    began_s = time.monotonic()
+    status, problem = second.call("POST", "/v1/jobs", body, timeout_s=30)
+    assert status == 503, problem
+    assert "unknown" in str(problem)
+    assert time.monotonic() - began_s < 20
+    first.restart()
+    wait_until_sync(lambda: second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 200, 30, "the ticket is known")
+    done = second.ended(job)
+    assert done["end_reason"] == "completed"
+    assert second.output(job) == "once\n"
+    assert [each["id"] for each in second.get("/v1/jobs?all=true")["items"]].count(job["id"]) == 1
+
+
+def test_ticket_never_used_before_its_agent_died_makes_one_job_when_it_returns(fresh_swarm):
+    first, second = fresh_swarm[0], fresh_swarm[1]
+    _, ticket = first.call("POST", "/v1/tickets", {})
+    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": {"command": ["true"]}}
+    first.kill()
+    status, problem = second.call("POST", "/v1/jobs", body, timeout_s=30)
+    assert status == 503, problem
+    first.restart()
+    wait_until_sync(lambda: second.call("POST", "/v1/jobs", body, timeout_s=30)[0] in (200, 201), 30, "accepted")
+    assert second.ended({"id": ticket["job_id"]})["end_reason"] == "completed"
