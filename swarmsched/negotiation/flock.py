@@ -80,7 +80,7 @@ class Flock:
     @property
     def waiting_count(self) -> int:
         """Queued jobs of this agent."""
-        return sum(job.record.state is JobState.QUEUED for job in self._jobs.values())
+        return sum(job.is_queued for job in self._jobs.values())
 
     @property
     def next_deadline_s(self) -> float:
@@ -160,6 +160,9 @@ class Flock:
         if not mine:
             return []
         room = self._room(around)
+        if not any(room.fits(demand) for demand in {job.record.spec.demand for job in mine.values()}):
+            self._remember_backoffs(mine, clock.now_s)
+            return self._ask_for_plan(around, clock)  # a full swarm: the queue need not be put in order to see it
         queue = self._queue(around, clock)
         effects, left = self._start_prefix(queue, room, mine, clock)
         if left:

@@ -76,6 +76,7 @@ class JobShepherd:
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
         self._utc_offset_s = 0.0
+        self._shown = self._shown_of = record  # as others saw it last, and what it was made of
 
     @property
     def _record(self) -> JobRecord:
@@ -91,13 +92,23 @@ class JobShepherd:
     @property
     def record(self) -> JobRecord:
         """The decided record with the volatile phase and reason laid over it."""
-        if self._record.is_ended:
-            return self._record
+        decided = self._record
+        if decided.is_ended:
+            return decided
         reason = self._reason
-        silent = [share.node for share in self._record.shares if share.node in self._silent]
-        if silent:
-            reason = f"{', '.join(silent)} does not answer any more; its ranks may still run"
-        return replace(self._record, phase=self._phase, reason=reason)
+        if self._silent:
+            silent = [share.node for share in decided.shares if share.node in self._silent]
+            if silent:
+                reason = f"{', '.join(silent)} does not answer any more; its ranks may still run"
+        # Read for every job at each look at the queue, and rarely another one: a copy each time would cost most of it.
+        if self._shown_of is not decided or self._shown.phase is not self._phase or self._shown.reason != reason:
+            self._shown_of, self._shown = decided, replace(decided, phase=self._phase, reason=reason)
+        return self._shown
+
+    @property
+    def is_queued(self) -> bool:
+        """The decided state, without the rest of the record."""
+        return self._record.state is JobState.QUEUED
 
     @property
     def is_waiting(self) -> bool:
