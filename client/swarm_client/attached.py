@@ -50,6 +50,7 @@ class Attachment:
         self._shown_state = self._state = ""
         self._shows_states = False
         self._is_running = False
+        self._is_known = is_known
         self._timed_out = False
         self._interrupted_s = float("-inf")
         contact_timeout_s = float(session.config.values["contact_timeout"])
@@ -71,8 +72,9 @@ class Attachment:
         try:
             with SignalWatch(waiter, self._on_signal) as self._signals, Keyboard(waiter, self._detach) as keyboard:
                 self._signals.keyboard = keyboard
-                if keyboard.is_active:
-                    self._session.tell(f"job {self._handle} (detach: Ctrl-\\ or Ctrl-P Ctrl-Q)")
+                self._has_keyboard = keyboard.is_active
+                if self._is_known:
+                    self._show_keys()
                 end = self._print_records()
         except _Leave as leave:
             return leave.exit_code
@@ -80,6 +82,11 @@ class Attachment:
             waiter.before_wait = None
             self._writer.flush()
         return self._finish(end)
+
+    def _show_keys(self) -> None:
+        if self._has_keyboard:
+            self._has_keyboard = False
+            self._session.tell(f"job {self._handle} (detach: Ctrl-\\ or Ctrl-P Ctrl-Q)")
 
     def _print_records(self) -> Mapping[str, Any]:
         for record in self._stream.records():
@@ -108,6 +115,8 @@ class Attachment:
         job = record.get("job") or {}
         if job.get("handle"):
             self._handle = str(job["handle"])
+            if record.get("state") != "ended":
+                self._show_keys()
         self._is_running = record.get("state") in ("running", "stopping", "ended")
         if record.get("state") == "ended":
             return  # the end record follows and says more

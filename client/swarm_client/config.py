@@ -267,13 +267,19 @@ def read_toml(file: str) -> tuple[dict[str, Any], str]:
     except FileNotFoundError:
         return {}, ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}", "check its permissions and encoding (UTF-8)") from error
+        raise UsageError(
+            f"{file} cannot be read: {_cause(error)}", "check its permissions and encoding (UTF-8)"
+        ) from error
     import tomllib  # only when there is a file: the import costs more than reading it
 
     try:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} is not TOML: {error}", "text needs quotes, lists need brackets") from error
+
+
+def _cause(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
 
 
 def line_of(text: str, key: str, section: str = "") -> int:
@@ -300,7 +306,7 @@ def read_token_file(file: str) -> str:
             token = stream.read(TOKEN_BYTES_LIMIT).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(
-            f"token file {file} cannot be read: {error}", "check token_file or SWARM_TOKEN_FILE", 4
+            f"token file {file} cannot be read: {_cause(error)}", "check token_file or SWARM_TOKEN_FILE", 4
         ) from error
     if mode & 0o027:
         raise Failure(f"token file {file} has mode {mode:04o}: others could read it", f"chmod 600 {file}", 4)

@@ -51,7 +51,7 @@ class Option:
         try:
             return self.read(text) if self.read else text
         except ValueError as error:
-            raise UsageError(f"{spelling} {text!r}: {error}", f"see swarm help: {self.summary}") from None
+            raise UsageError(f"{spelling} {text!r}: {error}", f"{spelling} is: {self.summary}") from None
 
 
 class Command:

@@ -90,7 +90,11 @@ class Printer:
         elif self.output.startswith("custom-columns="):
             self.table(items, custom_columns(self.output.partition("=")[2]))
         else:
-            self.table(items, [column for column in columns if not column.is_wide or self.output == "wide"])
+            self.table(items, self.chosen(columns))
+
+    def chosen(self, columns: Sequence[Column]) -> list[Column]:
+        """Without the columns that only `-o wide` shows, unless that was asked for."""
+        return [column for column in columns if not column.is_wide or self.output == "wide"]
 
     def document(self, document: Mapping[str, Any]) -> None:
         """Print one object as JSON, YAML, a template or its name."""
@@ -117,7 +121,10 @@ class Printer:
         rows = [[plain(column.show(item)) for column in columns] for item in items]
         widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
         if self.is_terminal:
-            widths = _fitted(widths, terminal_width(self.stream))
+            total = terminal_width(self.stream)
+            shown = _worth_showing(rows, widths, total)
+            columns, widths = [columns[i] for i in shown], _fitted([widths[i] for i in shown], total)
+            rows = [[row[i] for i in shown] for row in rows]
         lines = [self.paint(_line([column.title for column in columns], widths, columns), "bold")]
         for row in rows:
             cells = [_cut(text, width) for text, width in zip(row, widths, strict=True)]
@@ -165,12 +172,27 @@ def terminal_width(stream: TextIO) -> int:
         return 80
 
 
+def _excess(widths: Sequence[int], total: int) -> int:
+    return sum(widths) + 2 * (len(widths) - 1) - total
+
+
+def _worth_showing(rows: Sequence[Sequence[str]], widths: Sequence[int], total: int) -> list[int]:
+    """Indices of columns: on a narrow terminal those that say nothing in any row give way, the last ones first."""
+    shown = list(range(len(widths)))
+    for index in reversed(shown[1:]):
+        if rows and _excess([widths[i] for i in shown], total) > 0 and all(row[index] == "-" for row in rows):
+            shown.remove(index)
+    return shown
+
+
 def _fitted(widths: list[int], total: int) -> list[int]:
-    """Shrink the last column until the line fits, but not below 8."""
-    excess = sum(widths) + 2 * (len(widths) - 1) - total
-    if excess <= 0:
-        return widths
-    return [*widths[:-1], max(8, widths[-1] - excess)]
+    """Shrink the last column until the line fits, but not below 12; then the widest ones, but not below 8."""
+    excess = _excess(widths, total)
+    if excess > 0:
+        widths = [*widths[:-1], max(min(12, widths[-1]), widths[-1] - excess)]
+    while _excess(widths, total) > 0 and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    return widths
 
 
 def _cut(text: str, width: int) -> str:

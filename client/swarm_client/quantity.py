@@ -82,6 +82,11 @@ def show_duration(seconds: float | None) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
+def show_wait(seconds: float | None) -> str:
+    """As `show_duration`, with tenths below ten seconds, where they say something."""
+    return f"{seconds:.1f}s" if seconds is not None and seconds < 10 else show_duration(seconds)
+
+
 def show_bytes(amount: float | None) -> str:
     """`1.5 GiB`; `-` for none."""
     if amount is None:

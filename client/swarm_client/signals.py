@@ -8,6 +8,7 @@ import signal
 import sys
 import termios
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from swarm_client.failure import INTERRUPTED
@@ -59,15 +60,17 @@ class SignalWatch:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts >= 3:
-                self._leave(INTERRUPTED)
+                self._leave(INTERRUPTED, b"swarm: left at once; `swarm ps` shows what became of the job\n")
         elif number == signal.SIGTERM:
             self._terminations += 1
             if self._terminations >= 2:
                 self._leave(128 + number)
 
-    def _leave(self, code: int) -> None:
+    def _leave(self, code: int, words: bytes = b"") -> None:
         if self.keyboard is not None:
             self.keyboard.restore()
+        with suppress(OSError):  # nobody is there to read it
+            os.write(2, words)
         os._exit(code)
 
     def forget_interrupts(self) -> None:

@@ -58,7 +58,13 @@ def _add_tree(session: Session, request: JobRequest, blobs: dict[str, bytes | st
     from swarm_client import tree
 
     config = session.config
-    root, kind = tree.find_root(request.folder, tree.home_folders())
+    try:
+        root, kind = tree.find_root(request.folder, tree.home_folders())
+    except tree.NeverShipped as refusal:
+        if request.sync:
+            raise  # asked for by --sync
+        session.tell(f"{refusal.problem}: the job starts in an empty folder ({refusal.remedy})")
+        return
     cache = tree.cache_file(cache_home(config.environment), root)
     scan = tree.scan(root, kind, config.values["sync_exclude"], cache)
     for path in scan.left_out[:5]:

@@ -42,6 +42,10 @@ KEY_HEADER_BYTES = 8_192
 REFUSAL_REMEDY = "use --no-sync (the same path on the nodes), or put a swarm.toml into the folder that is to be shipped"
 
 
+class NeverShipped(UsageError):
+    """A folder that must not leave this machine as a whole."""
+
+
 class Scan:
     """What was found: the manifest, where its files are, what was left out and why."""
 
@@ -52,7 +56,7 @@ class Scan:
 def find_root(folder: str, home_folders: Sequence[str]) -> tuple[str, str]:
     """(root, kind) with kind "git", "project" or "plain": the nearest work tree or `swarm.toml` upward, else `folder`.
 
-    Raises `UsageError` for the file system's root, a home directory, or a folder that holds one.
+    Raises `NeverShipped` for the file system's root, a home directory, or a folder that holds one.
     """
     if not os.path.isdir(folder):
         raise UsageError(f"working directory {folder} does not exist here", "--no-sync uses a path of the nodes")
@@ -73,7 +77,7 @@ def find_root(folder: str, home_folders: Sequence[str]) -> tuple[str, str]:
         real_home = os.path.realpath(home)
         if real_home == real or real_home.startswith(real.rstrip("/") + "/"):
             what = "the root of the file system" if real == "/" else "a home directory"
-            raise UsageError(f"{root} is {what}, or holds one, and is never shipped", REFUSAL_REMEDY)
+            raise NeverShipped(f"{root} is {what}, or holds one, and is never shipped", REFUSAL_REMEDY)
     return root, kind
 
 

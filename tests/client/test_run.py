@@ -284,7 +284,7 @@ def test_attach_returns_the_jobs_code_and_wait_as_well(swarm, agent):
     agent.stream = lambda _: iter([state("running", "1"), log("x\n", "2"), end("3", 7, "failed")])
     assert swarm("attach", HANDLE)[:2] == (7, "x\n")
     agent.answers[f"GET /v1/jobs/{HANDLE}/wait"] = {"met": True, "job": ended(9, "failed")}
-    assert swarm("wait", HANDLE) == (9, "", "")
+    assert swarm("wait", HANDLE) == (9, "", f"swarm: job {HANDLE} failed (exit code 9)\n")
 
 
 def test_wait_times_out_with_124(swarm, agent):
@@ -294,4 +294,4 @@ def test_wait_times_out_with_124(swarm, agent):
     agent.answers[f"GET /v1/jobs/{JOB_ID}/wait"] = {"met": False, "job": job_document()}
     code, _, err = swarm("wait", HANDLE, "--timeout", "0.05")
     assert code == 124
-    assert "did not get there" in err
+    assert "is not done after" in err

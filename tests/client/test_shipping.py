@@ -81,6 +81,16 @@ def test_home_directories_and_the_root_are_refused(home):
         assert "--no-sync" in caught.value.remedy
 
 
+def test_from_a_home_directory_a_job_starts_in_an_empty_folder(home, swarm, agent, monkeypatch):
+    monkeypatch.chdir(home)
+    code, _, err = swarm("run", "-d", "--", "nvidia-smi")
+    assert code == 0
+    assert "is never shipped: the job starts in an empty folder" in err
+    (spec,) = [body["spec"] for body in agent.wait_for("POST", "/v1/jobs")]
+    assert not {"tree", "workdir"} & set(spec)
+    assert swarm("run", "-d", "--sync", "--", "true")[0] == 2
+
+
 def test_a_plain_folder_is_shipped_only_while_it_is_small(tmp_path, monkeypatch):
     folder = tmp_path / "work"
     monkeypatch.setattr(tree_module, "SMALL_FILES", 3)

@@ -1,5 +1,6 @@
 """Commands that show things: whole outputs are compared."""
 
+import io
 import json
 import subprocess
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from swarm_client.cli import ALIASES, COMMANDS, load_command, main
+from swarm_client.output import Column, Printer
 from swarm_client.testing import HANDLE, JOB_ID, ended, job_document, log, problem
 
 
@@ -75,7 +77,7 @@ def test_an_empty_list_is_its_headings(swarm, agent):
 def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):
     agent.answers["GET /v1/jobs"] = listing(silent_nodes=["gpu3"])
     code, _, err = swarm("ps", "-a", "--mine", "--state", "queued,running", "--limit", "5")
-    assert (code, err) == (0, "swarm: gpu3 did not answer; their jobs are shown as last heard of\n")
+    assert (code, err) == (0, "swarm: gpu3 did not answer; its jobs are shown as last heard of\n")
     assert ("GET", "/v1/jobs", {"all": "1", "state": "queued,running", "limit": "5", "user": "ada"}) in agent.requests
 
 
@@ -206,17 +208,19 @@ def test_logs_of_one_rank(swarm, agent):
 def test_top_prints_one_frame_without_a_terminal(swarm, agent):
     agent.answers["GET /v1/status"] = {
         "members": {"alive": 1, "suspect": 1},
-        "gpus": {"total": 2, "free": 1, "leased": 1},
+        "gpus": {"total": 2, "free": 2, "leased": 0},  # gossip is seconds behind the owners
         "jobs": {"running": 1, "queued": 2},
         "policy": {"name": "las"},
     }
-    agent.answers["GET /v1/gpus"] = listing(gpu(0, utilisation_ratio=0.5, memory_used_bytes=2**30), gpu(1))
+    agent.answers["GET /v1/gpus"] = listing(
+        gpu(0, state="leased", utilisation_ratio=0.5, memory_used_bytes=2**30), gpu(1)
+    )
     agent.answers["GET /v1/jobs"] = listing(job_document())
     agent.answers["GET /v1/nodes"] = listing(node("gpu1"))
     code, out, err = swarm("top", "--once")
     assert (code, err) == (0, "")
-    assert out.startswith("swarm: 1 nodes (1 away) | 1 of 2 GPUs busy, 1 free | 1 running, 2 queued | policy las\n")
-    assert "0 [#####     ] 50% 1.0 GiB free  1 free" in out
+    assert out.startswith("swarm: 1 node (1 away) | 1 of 2 GPUs busy, 1 free | 1 running, 2 queued | policy las\n")
+    assert "0 [#####     ] 50% 1.0 GiB leased  1 free" in out
 
 
 def test_doctor_names_an_unreachable_agent(swarm, point_at):
@@ -263,3 +267,41 @@ def test_the_version_is_that_of_the_distribution(swarm):
     from importlib.metadata import version
 
     assert swarm("version") == (0, f"swarm {version('swarmsched')}\n", "")
+
+
+def test_help_explains_the_swarm_and_each_command(swarm):
+    assert swarm("help")[:2] == (0, swarm("--help")[1])
+    assert swarm("help", "ps")[:2] == (0, swarm("ps", "--help")[1])
+    assert swarm("help", "pss")[0] == 2
+
+
+def test_nothing_is_free_on_a_node_that_is_gone(swarm, agent):
+    gone = node("gpu1", status="failed", gpus=None, gpu_groups=[{"model": "H200", "total": 2, "free": 2}])
+    agent.answers["GET /v1/nodes"] = listing(gone)
+    line = swarm("nodes")[1].splitlines()[1]
+    assert f"-/{gone['total_gpus']}" in line
+    assert "2x H200" in line
+
+
+def test_events_name_their_job_and_are_found_by_its_name(swarm, agent):
+    event = {"time": "2025-01-31T12:00:00.000Z", "agent": "gpu1", "kind": "job.ended", "text": "completed"}
+    job = job_document()
+    agent.answers["GET /v1/jobs/digits"] = job
+    agent.answers["GET /v1/events"] = listing({**event, "job_id": job["id"]})
+    code, out, _ = swarm("events", "--job", "digits")
+    assert (code, out.splitlines()[1].split()) == (0, [event["time"], "gpu1", "job.ended", HANDLE, "completed"])
+    assert ("GET", "/v1/events", {"job": job["id"]}) in agent.requests
+
+
+def test_a_narrow_terminal_loses_the_columns_that_say_nothing_first(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    columns = [Column(title, lambda item, key=title: item[key]) for title in ("ID", "ETA", "REASON")]
+    printer = Printer(color="never", stream=Terminal())
+    job = {"ID": "k3j9x0ab", "ETA": "-", "REASON": "needs 6 GPUs, 2 free"}
+    monkeypatch.setenv("COLUMNS", "20")
+    assert printer.table_lines([job], columns) == ["ID        REASON", "k3j9x0ab  needs 6 G…"]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert printer.table_lines([job], columns)[0] == "ID        ETA  REASON"

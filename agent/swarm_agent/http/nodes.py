@@ -39,6 +39,7 @@ FRESH_S = 0.05
 AGED_S = 0.25
 DETAILS_S = 1.0  # between two questions to the owners
 DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
+MISSING_S = 0.25  # between two questions while a live node has told nothing yet
 
 
 @dataclass(slots=True)
@@ -86,11 +87,12 @@ class GpuDetails:
     async def refresh(self) -> None:
         """Ask again if it is time; wait only when what is known is too old to be shown."""
         age_s = time.monotonic() - self._asked_s
-        if age_s < DETAILS_S:
+        is_missing = any(name not in self._known for name in self._peers.alive())
+        if age_s < (MISSING_S if is_missing else DETAILS_S):
             return
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask())
-        if age_s > DETAILS_LIMIT_S:
+        if is_missing or age_s > DETAILS_LIMIT_S:
             await asyncio.shield(self._asking)
 
     def of(self, node: NodeId) -> list[Document] | None:

@@ -45,6 +45,10 @@ class Peers:
         others = [member for member in self._facts.members() if member.name != self.own_name]
         return [m.name for m in others if m.status == "alive"] + [m.name for m in others if m.status == "suspect"]
 
+    def alive(self) -> list[NodeId]:
+        """Other members that nobody doubts."""
+        return [each.name for each in self._facts.members() if each.status == "alive" and each.name != self.own_name]
+
     def unreachable(self) -> list[NodeId]:
         """Other members that are known but failed or in conflict: they may have what we look for."""
         return [member.name for member in self._facts.members() if member.status in ("failed", "conflict")]

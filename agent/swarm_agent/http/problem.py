@@ -28,7 +28,9 @@ KINDS: dict[str, Kind] = {
     "bad_parameter": Kind(400, "A query parameter cannot be used", "`errors` names the parameter and what it accepts."),
     "bad_request": Kind(400, "The request is not well formed", "Check method, headers and body against /openapi.json."),
     "unauthorised": Kind(
-        401, "A bearer token is needed", "Send `Authorization: Bearer TOKEN`; `swarm login` stores the token for you."
+        401,
+        "A bearer token is needed",
+        "Give the swarm's token: `swarm login HOST --token-file FILE`, or the header `Authorization: Bearer TOKEN`.",
     ),
     "wrong_host": Kind(
         403,
@@ -43,11 +45,9 @@ KINDS: dict[str, Kind] = {
     "unknown_job": Kind(
         404,
         "There is no such job",
-        "`nearest` names a similar one. `silent_nodes` could not be asked: if the job may be theirs, ask again later.",
+        "`swarm ps -a` lists the jobs. Agents in `silent_nodes` could not be asked: what they alone know is missing.",
     ),
-    "unknown_node": Kind(
-        404, "There is no such node", "`swarm nodes` lists the members; `nearest` names a similar one."
-    ),
+    "unknown_node": Kind(404, "There is no such node", "`swarm nodes` lists the members."),
     "unknown_blob": Kind(404, "This agent does not have that blob", "Upload it with PUT /v1/blobs/SHA256."),
     "method_not_allowed": Kind(405, "The path does not take this method", "The `Allow` header lists those it takes."),
     "ambiguous_job": Kind(409, "More than one job matches", "`matches` lists them; give more characters of the id."),
@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
     "invalid": Kind(422, "The request has mistakes", "`errors` lists each with a pointer into the body and a remedy."),
     "impossible_request": Kind(
-        422, "The swarm never had that much", "Ask for less; `swarm nodes` and `swarm gpus` show what there is."
+        422, "The swarm never had that much", "Ask for less; `swarm nodes` shows what there is."
     ),
     "bad_blob": Kind(422, "The content does not match its digest", "Send the bytes again; the file may have changed."),
     "idempotency_key_reused": Kind(

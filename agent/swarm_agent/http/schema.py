@@ -174,7 +174,7 @@ def schemas() -> Schema:
     """All of them by name."""
     silent = {"silent_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
-    gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale")
+    gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
     needs = ("ranks", "gpus_per_rank", "gpus", "cpus_per_rank", "memory_bytes_per_rank", "gpu_memory_bytes")
     return {
         "Anything": {"type": "object"},

@@ -1,7 +1,7 @@
 """The JSON documents of the API: pure functions from facts to dicts, described in docs/http-api.md."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -233,8 +233,12 @@ def gpu_state(facts: GpuFacts) -> str:
     return "free" if facts.gpu.health is GpuHealth.OK else facts.gpu.health.value
 
 
-def gpu_counts(nodes: Sequence[NodeFacts]) -> dict[str, int]:
-    """GPUs of the swarm by what gossip tells of them; `leased` are those that are neither free nor out of use."""
+def gpu_counts(every: Sequence[NodeFacts], present: Collection[NodeId]) -> dict[str, int]:
+    """GPUs of the members that are there, by what gossip tells of them; those of the others are only counted.
+
+    `leased` are those that are neither free nor out of use.
+    """
+    nodes = [each for each in every if each.name in present]
     counts = {
         "total": sum(each.total_gpus for each in nodes),
         "free": sum(each.free_gpus for each in nodes),
@@ -243,7 +247,8 @@ def gpu_counts(nodes: Sequence[NodeFacts]) -> dict[str, int]:
         "stale": sum(each.stale_gpus for each in nodes),
         "draining": sum(each.draining_gpus for each in nodes),
     }
-    return {**counts, "leased": max(0, 2 * counts["total"] - sum(counts.values()))}
+    leased = max(0, 2 * counts["total"] - sum(counts.values()))
+    return {**counts, "leased": leased, "away": sum(each.total_gpus for each in every if each.name not in present)}
 
 
 def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:
@@ -279,7 +284,7 @@ def status_document(
         "version": version,
         "policy": setting,
         "members": {status: statuses[status] for status in MEMBER_STATUSES},
-        "gpus": gpu_counts(nodes),
+        "gpus": gpu_counts(nodes, frozenset(each.name for each in members if each.status in ("alive", "suspect"))),
         "jobs": {state: job_states[state] for state in LIVE_STATES},
         "silent_nodes": list(silent),
         **aged(now_utc_s, max((facts.age_s for facts in nodes), default=0.0)),

@@ -70,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     before = parse(words, COMMON, takes_command=True)
-    if not before.command:
+    if before.command and before.command[0] == "help":
+        before.command = [*before.command[1:2], "--help"][: len(before.command)]
+        before.values["help"] = True
+    if not before.command or before.command == ["--help"]:
         return _without_command(before)
     name = ALIASES.get(before.command[0], before.command[0])
     if name not in COMMANDS:

@@ -90,6 +90,8 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
         body = {} if arguments["grace"] is None else {"grace_seconds": arguments["grace"]}
         path = job_path(reference, "/cancel")
         job = session.agents.call(f"cannot cancel {reference}", "POST", path, query=query, body=body)
+    if job.get("state") == "ended":
+        session.tell(f"job {job['handle']} had ended before ({job.get('end_reason')})")
     if session.printer.is_for_people:
         session.printer.line(str(job["handle"]))
     else:

@@ -14,7 +14,12 @@ from swarm_client.http import Address, parse_address, spell
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
 
-COMMAND = Command("doctor", "doctor", "Look for what is wrong and say how to mend it.")
+COMMAND = Command(
+    "doctor",
+    "doctor",
+    "Look for what is wrong and say how to mend it.",
+    details="Shows what is not in order; with `-o wide` every check.",
+)
 CLOCK_OFFSET_LIMIT_S = 5.0
 COLUMNS = (
     Column("WHERE", lambda item: str(item["node"])),
@@ -28,11 +33,25 @@ Check = dict[str, str]
 def execute(session: Session, arguments: Arguments) -> int:
     """0 when nothing failed (warnings are allowed), else 1."""
     items = list(_checks(session))
-    session.printer.items(items, COLUMNS)
+    is_brief = session.printer.is_for_people and session.printer.output != "wide"
+    session.printer.items(_brief(items) if is_brief else items, COLUMNS)
     failed = sum(item["status"] == "failed" for item in items)
     if failed and session.printer.is_for_people:
         session.tell(f"{failed} of {len(items)} checks failed")
     return FAILED if failed else OK
+
+
+def _brief(items: list[Check]) -> list[Check]:
+    """What is not in order, and how many checks were, place by place; `-o wide` shows each of them."""
+    rows: list[Check] = []
+    for place in dict.fromkeys(item["node"] for item in items):
+        here = [item for item in items if item["node"] == place]
+        well = sum(item["status"] == "ok" for item in here)
+        if well:
+            rest = "other " if well < len(here) else ""
+            rows.append(_check(place, "-", "ok", f"{well} {rest}check{'s' * (well != 1)} passed"))
+        rows += [item for item in here if item["status"] != "ok"]
+    return rows
 
 
 def _check(node: str, name: str, status: str, detail: str, remedy: str = "") -> Check:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 from swarm_client.agents import read_problem
 from swarm_client.cli.session import Session
-from swarm_client.failure import OK, SWARM_FAILED, Failure, UsageError
+from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, UsageError
 from swarm_client.follow import RETRY_PAUSES_S
 from swarm_client.http import ConnectionBroken
+from swarm_client.job_id import for_user, job_path
+from swarm_client.job_request import caller
 from swarm_client.options import Arguments, Command, Option
-from swarm_client.output import Column
+from swarm_client.output import Column, plain
 from swarm_client.quantity import whole
 
 TYPE_CHECKING = False
@@ -34,9 +36,12 @@ COLUMNS = (
     Column("TIME", lambda event: str(event["time"])),
     Column("AGENT", lambda event: str(event["agent"])),
     Column("KIND", lambda event: str(event["kind"])),
+    Column("JOB", lambda event: (event.get("job_id") or "")[10:18] or "-"),
     Column("TEXT", lambda event: str(event["text"])),
 )
+FOLLOWED_WIDTHS = (24, 8, 16, 8, 0)  # lines that come one by one cannot wait for the widest
 SILENCE_S = 40.0
+ID_LENGTH = 8  # of a handle, the shortest that names a job by itself
 
 
 def execute(session: Session, arguments: Arguments) -> int:
@@ -44,12 +49,26 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments.positionals:
         raise UsageError(f"events takes no {arguments.positionals[0]!r}", "use --job, --node or --kind")
     query = {key: str(arguments[key]) for key in ("limit", "kind", "job", "node") if arguments[key] is not None}
+    if "job" in query:
+        query["job"] = _job_id(session, query["job"])
     if arguments["follow"]:
         return _follow(session, {**query, "follow": "1"})
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
     more = {key: value for key, value in document.items() if key != "items"}
     session.printer.items(document["items"], COLUMNS, **more)
     return OK
+
+
+def _job_id(session: Session, reference: str) -> str:
+    """The id behind a name or `@last`; of a job that is gone its events may still be there, under its id."""
+    asked = for_user({}, reference, caller(session.config.environment))
+    try:
+        job = session.agents.call(f"cannot list events of {reference}", "GET", job_path(reference), query=asked)
+    except Failure as failure:
+        if failure.exit_code == NOT_FOUND and len(reference) >= ID_LENGTH:
+            return reference
+        raise
+    return str(job["id"])
 
 
 def _follow(session: Session, query: dict[str, str]) -> int:
@@ -80,7 +99,8 @@ def _print(session: Session, event: Mapping[str, Any]) -> None:
     if "kind" not in event:
         return
     if printer.is_for_people:
-        printer.line("  ".join(column.show(event) for column in COLUMNS))
+        cells = (column.show(event).ljust(width) for column, width in zip(COLUMNS, FOLLOWED_WIDTHS, strict=True))
+        printer.line(plain("  ".join(cells)))
     else:
         printer.items([event], COLUMNS) if printer.output == "name" or printer.template else printer.line(_line(event))
     printer.stream.flush()

@@ -25,13 +25,28 @@ HANDLE = slice(10, 18)
 
 
 def _of(free: str, total: str) -> Any:
-    return lambda node: "-" if node.get(total) is None else f"{node.get(free)}/{node[total]}"
+    def show(node: Mapping[str, Any]) -> str:
+        if node.get(total) is None:
+            return "-"
+        return f"{node.get(free) if _is_present(node) else '-'}/{node[total]}"
+
+    return show
+
+
+def _is_present(node: Mapping[str, Any]) -> bool:
+    """Nothing is free on a node that is gone, whatever it said last."""
+    return node.get("status") in ("alive", "suspect")
 
 
 def _memory(node: Mapping[str, Any]) -> str:
     if node.get("memory_bytes") is None:
         return "-"
-    return f"{show_bytes(node.get('free_memory_bytes'))}/{show_bytes(node['memory_bytes'])}"
+    free = show_bytes(node.get("free_memory_bytes")) if _is_present(node) else "-"
+    return f"{free}/{show_bytes(node['memory_bytes'])}"
+
+
+def _load(key: str) -> Any:
+    return lambda node: show_ratio(node.get(key)) if _is_present(node) else "-"
 
 
 def _jobs(node: Mapping[str, Any]) -> str:
@@ -42,10 +57,13 @@ def _jobs(node: Mapping[str, Any]) -> str:
 
 
 def _models(node: Mapping[str, Any]) -> str:
+    """As the node itself tells; while it does not, as it was gossiped."""
     counts: dict[str, int] = {}
     for gpu in node.get("gpus") or []:
         label = f"{gpu['model']}{' (simulated)' if gpu.get('is_simulated') else ''}"
         counts[label] = counts.get(label, 0) + 1
+    if not counts:
+        counts = {group["model"]: group["total"] for group in node.get("gpu_groups") or []}
     return ", ".join(f"{count}x {label}" for label, count in counts.items()) or "-"
 
 
@@ -61,12 +79,12 @@ COLUMNS = (
     Column("NAME", lambda node: str(node["name"])),
     Column("STATUS", lambda node: str(node["status"]), style=state_style),
     Column("ADDRESS", lambda node: str(node.get("address") or "-"), is_wide=True),
-    Column("GPUS", _of("free_gpus", "total_gpus"), is_right=True),
-    Column("CPUS", _of("free_cpus", "cpu_count"), is_right=True),
-    Column("MEMORY", _memory, is_right=True),
-    Column("CPU", lambda node: show_ratio(node.get("cpu_utilisation_ratio")), is_right=True),
-    Column("GPU", lambda node: show_ratio(node.get("gpu_utilisation_ratio")), is_right=True),
-    Column("AGE", lambda node: show_duration(node.get("staleness_seconds")), is_right=True),
+    Column("FREE GPUS", _of("free_gpus", "total_gpus"), is_right=True),
+    Column("FREE CPUS", _of("free_cpus", "cpu_count"), is_right=True),
+    Column("FREE MEMORY", _memory, is_right=True),
+    Column("CPU", _load("cpu_utilisation_ratio"), is_right=True),
+    Column("GPU", _load("gpu_utilisation_ratio"), is_right=True),
+    Column("HEARD", lambda node: show_duration(node.get("staleness_seconds")), is_right=True),
     Column("VERSION", lambda node: str(node.get("version") or "-"), is_wide=True),
     Column("SINCE", lambda node: show_duration(node.get("since_seconds")), is_wide=True, is_right=True),
     Column("JOBS", _jobs),

@@ -69,7 +69,7 @@ def _elapsed(job: Mapping[str, Any]) -> str:
 
 def _reason(job: Mapping[str, Any]) -> str:
     if job.get("state") != "ended":
-        return str(job.get("reason") or "-")
+        return str(job.get("reason") or ("not looked at yet" if job.get("state") == "queued" else "-"))
     code = job.get("shell_exit_code")
     text = str(job.get("detail") or "")
     return text or (f"exit code {code}" if code else "-")
@@ -131,14 +131,15 @@ def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
 
 def _lines(session: Session, query: dict[str, str]) -> list[str]:
     document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
-    return session.printer.table_lines(document["items"], COLUMNS)
+    return session.printer.table_lines(document["items"], session.printer.chosen(COLUMNS))
 
 
 def _remarks(session: Session, document: Mapping[str, Any]) -> None:
     """What the table cannot show, on standard error."""
     silent = document.get("silent_nodes") or []
     if silent:
-        session.tell(f"{', '.join(map(str, silent))} did not answer; their jobs are shown as last heard of")
+        whose = "its" if len(silent) == 1 else "their"
+        session.tell(f"{', '.join(map(str, silent))} did not answer; {whose} jobs are shown as last heard of")
     total, shown = document.get("total"), len(document["items"])
     if document.get("next_cursor") and total:
         session.tell(f"{total - shown} more jobs are not shown; use --limit")

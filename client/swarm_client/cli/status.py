@@ -11,7 +11,7 @@ from swarm_client.job_id import for_user, job_path
 from swarm_client.job_request import caller, word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
-from swarm_client.quantity import show_bytes, show_duration
+from swarm_client.quantity import show_bytes, show_duration, show_wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def execute(session: Session, arguments: Arguments) -> int:
         printer.line(f"{printer.paint(f'{name}:', 'bold'):{22 if printer.has_color else 14}} {shown}")
     _print_events(session, job)
     return OK
+
+
+def _when(text: object) -> str:
+    """A time of the API to the second, which is what people read."""
+    whole, point, _ = str(text or "-").partition(".")
+    return f"{whole}Z" if point else whole
 
 
 def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -110,11 +116,11 @@ def _share(share: Mapping[str, Any]) -> str:
 
 
 def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "Submitted", str(job.get("submitted_at") or "-")
+    yield "Submitted", _when(job.get("submitted_at"))
     if job.get("started_at"):
-        yield "Started", f"{job['started_at']} (after {show_duration(job.get('queued_seconds'))} in the queue)"
+        yield "Started", f"{_when(job['started_at'])} (after {show_wait(job.get('queued_seconds'))} in the queue)"
     if job.get("ended_at"):
-        yield "Ended", str(job["ended_at"])
+        yield "Ended", _when(job["ended_at"])
     if job.get("started_at"):
         yield "Elapsed", show_duration(job.get("elapsed_seconds"))
     if spec.get("time_limit_seconds"):

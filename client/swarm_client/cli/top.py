@@ -32,7 +32,9 @@ ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 BAR_WIDTH = 10
 
 NODE_COLUMNS = tuple(
-    c for c in nodes_command.COLUMNS if c.title in ("NAME", "STATUS", "GPUS", "CPUS", "MEMORY", "CPU", "AGE")
+    c
+    for c in nodes_command.COLUMNS
+    if c.title in ("NAME", "STATUS", "FREE GPUS", "FREE CPUS", "FREE MEMORY", "CPU", "HEARD")
 )
 JOB_COLUMNS = tuple(
     c for c in ps.COLUMNS if c.title in ("ID", "NAME", "USER", "STATE", "GPUS", "NODES", "ELAPSED", "REASON")
@@ -98,10 +100,19 @@ def frame(session: Session) -> list[str]:
     status, gpus, jobs, nodes = _read(session)
     printer = session.printer
     node_columns = (*NODE_COLUMNS, Column("GPU LOAD", _loads(gpus)))
-    lines = [printer.paint(headline(status), "bold"), ""]
+    lines = [printer.paint(headline({**status, "gpus": counted(status["gpus"], gpus)}), "bold"), ""]
     lines += printer.table_lines(nodes, node_columns)
     lines += ["", *printer.table_lines(jobs, JOB_COLUMNS)]
     return lines
+
+
+def counted(gossiped: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Counts of GPUs as their owners tell; as gossip tells, which is seconds older, while not all owners answer."""
+    if len(gpus) != gossiped.get("total"):
+        return gossiped
+    states = [gpu.get("state") for gpu in gpus]
+    busy = sum(state in ("held", "leased", "draining") for state in states)
+    return {**gossiped, "free": states.count("free"), "leased": busy}
 
 
 def headline(status: Mapping[str, Any]) -> str:
@@ -109,7 +120,8 @@ def headline(status: Mapping[str, Any]) -> str:
     members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
     away = sum(members.get(key) or 0 for key in ("suspect", "failed", "conflict"))
     parts = [
-        f"{members.get('alive', 0)} nodes" + (f" ({away} away)" if away else ""),
+        f"{members.get('alive', 0)} node{'' if members.get('alive') == 1 else 's'}"
+        + (f" ({away} away)" if away else ""),
         f"{gpus.get('leased', 0)} of {gpus.get('total', 0)} GPUs busy, {gpus.get('free', 0)} free",
         f"{jobs.get('running', 0)} running, {jobs.get('queued', 0)} queued",
         f"policy {(status.get('policy') or {}).get('name') or '-'}",

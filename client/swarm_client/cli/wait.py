@@ -6,6 +6,7 @@ import time
 
 from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
+from swarm_client.follow import describe_end
 from swarm_client.job_id import for_user, job_path
 from swarm_client.job_request import caller
 from swarm_client.options import Arguments, Command, Option
@@ -35,7 +36,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         for reference in arguments.positionals:
             found = _wait(session, reference, arguments.get("for", "done"), end_s)
             if found == TIMED_OUT and time.monotonic() >= end_s:
-                session.tell(f"{reference} did not get there within {limit_s:g} s")
+                session.tell(f"{reference} is not {arguments.get('for', 'done')} after {limit_s:g} s")
                 return TIMED_OUT
             code = code or found
     except Failure as failure:
@@ -53,6 +54,8 @@ def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
         job = answer["job"]
         path = job_path(str(job["id"]), "/wait")
         if job["state"] == "ended":
+            if job["end_reason"] != "completed" or job["shell_exit_code"]:
+                session.tell(describe_end(str(job["handle"]), {**job, "job": job}))
             return SWARM_FAILED if job["shell_exit_code"] is None else int(job["shell_exit_code"])
         if answer["met"]:
             return OK

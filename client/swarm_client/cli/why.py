@@ -44,7 +44,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
     yield f"Free now: {gpus} on {_count(free.get('nodes', 0), 'node')}."
     obstacles = [node for node in report.get("nodes") or [] if node.get("obstacle")]
-    if obstacles:
+    if obstacles and report["state"] == "queued":
         yield "What stands against it on each node:"
         yield from (f"  {node['node']}: {_fitting(node)}{node['obstacle']}" for node in obstacles[:SHOWN])
         yield from _more(obstacles)
