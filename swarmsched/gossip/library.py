@@ -88,6 +88,7 @@ class Library:
         self.setting = SettingRegister(node_id, check_setting)
         self.round_number = 0
         self.generation_limit = 0  # records of a higher generation are refused
+        self.freed_count = 0  # adopted node records with more to give than the one before
         self.counters: Counter[str] = Counter()
 
     def take_in(self, parcel: Parcel, now_s: float) -> NodeRecord | JobCard | Location | SwarmSetting | None:
@@ -141,6 +142,7 @@ class Library:
             return False
         if record.generation > self.generation_limit:
             return self._refuse("refused_generations", self.nodes, record.node_id, record.stamp)
+        before = self.nodes.get(record.node_id)
         verdict = self.nodes.offer(
             record.node_id,
             record.node_id,
@@ -151,6 +153,8 @@ class Library:
             now_s=now_s,
             round_number=self.round_number,
         )
+        if verdict is Verdict.ADOPTED:
+            self.freed_count += before is None or _has_more(record, before.value)
         return self._judge(verdict, self.nodes, record.node_id, record.stamp)
 
     def offer_card(self, card: JobCard, body: bytes, age_s: float, now_s: float) -> bool:
@@ -362,6 +366,15 @@ def _newer(replica: Replica[T], theirs: dict[bytes, Stamp], since_round: int, *,
 def _wanted(replica: Replica[T], theirs: dict[bytes, Stamp]) -> list[tuple[bytes, Stamp]]:
     wants = ((identity, replica.wants(identity, stamp)) for identity, stamp in theirs.items())
     return [(identity, known) for identity, known in wants if known is not None]
+
+
+def _has_more(now: NodeRecord, before: NodeRecord) -> bool:
+    return (
+        now.free_gpus > before.free_gpus
+        or now.cpus_free > before.cpus_free
+        or now.memory_free_bytes > before.memory_free_bytes
+        or now.flags != before.flags
+    )
 
 
 def _asked(replica: Replica[T], listing: bytes) -> list[Entry[T]]:

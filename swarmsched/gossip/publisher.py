@@ -53,6 +53,13 @@ class RecordPublisher:
         self._deadline_s = None
         self._draft = replace(draft, generation=self._generation, version=0, flags=int(draft.flags))
 
+    def set_generation(self, generation: int) -> None:
+        """Write under another generation from now on, at once."""
+        self._generation = generation
+        self._given = self._published = self._deadline_s = None
+        if self._draft is not None:
+            self._draft = replace(self._draft, generation=generation)
+
     def outbid(self, version: int) -> None:
         """Somebody holds a version of ours that we did not write (a lost disk, or a forger): write above it."""
         if self._version < version < self._version + VERSION_JUMP_LIMIT:  # a larger leap no peer would follow

@@ -92,6 +92,7 @@ class StatePlane:
 
     def __init__(self, config: StateConfig, rng: random.Random, check_setting: CheckSetting) -> None:
         self._config = config
+        self._generation = config.generation
         self._rng = rng
         self._library = Library(config.node_id, check_setting, rng)
         self._publisher = RecordPublisher(config.generation)
@@ -115,6 +116,7 @@ class StatePlane:
         self._outbox: dict[tuple[str, str], None] = {}  # what is to be pushed: (kind, key), oldest first
         self._repairs: dict[NodeId, tuple[OwnerReport, float]] = {}  # owners' answers newer than their records
         self._join_cursor: tuple[int, bytes] = (0, b"")
+        self.opening_count = 0  # how often gossip told of more free capacity, or of a job that waits no longer
         self.is_synchronised = False  # a full state was fetched, or there was nobody to fetch it from
 
     def step(self, event: StateEvent, now_s: float) -> list[Effect]:
@@ -136,6 +138,11 @@ class StatePlane:
             return own
         join = math.inf if self.is_synchronised else self._join_at_s
         return min(own, self._round_at_s, self._full_at_s, self._flush_at_s, join)
+
+    def set_generation(self, generation: int) -> None:
+        """Membership has raised this node's generation: records of the old one would lose against those of others."""
+        self._generation = generation
+        self._publisher.set_generation(generation)
 
     def set_peers(self, live: Sequence[MemberRef]) -> None:
         """The live members other than this node; call it whenever they change."""
@@ -216,7 +223,7 @@ class StatePlane:
     @property
     def generation_ahead(self) -> int:
         """The highest generation under our own name that somebody holds, if above ours; else 0."""
-        return self._generation_ahead if self._generation_ahead > self._config.generation else 0
+        return self._generation_ahead if self._generation_ahead > self._generation else 0
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -234,7 +241,7 @@ class StatePlane:
         self._library.validate()
         assert len(self._outbox) <= OUTBOX_LIMIT
         own = self._library.nodes.get(self._config.node_id)
-        assert own is None or own.stamp <= (self._config.generation, self._publisher.version)
+        assert own is None or own.stamp <= (self._generation, self._publisher.version)
 
     def _begin(self, now_s: float) -> None:
         """Settle what depends on time before an event is handled."""
@@ -246,12 +253,12 @@ class StatePlane:
         uptime_s = int(now_s - self._started_s)
         known = max((peer.generation for peer in self._peers), default=0)
         self._settle_claims()
-        self._library.generation_limit = max(self._config.generation + uptime_s, known) + DAY_S
+        self._library.generation_limit = max(self._generation + uptime_s, known) + DAY_S
 
     def _settle_claims(self) -> None:
         """Records under our name that we did not write: outbid versions, report generations."""
         for generation, version in self._library.claims:
-            if generation == self._config.generation:
+            if generation == self._generation:
                 self._publisher.outbid(version)
             self._generation_ahead = max(self._generation_ahead, generation)
         self._library.claims.clear()
@@ -395,11 +402,15 @@ class StatePlane:
     def _take_in(self, parcels: Sequence[Parcel], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for parcel in parcels:
+            freed_count = self._library.freed_count
             news = self._library.take_in(parcel, now_s)
             if isinstance(news, SwarmSetting):
                 effects.append(Persist(SETTING_ROOM, SETTING_KEY, encode_setting(news)))
             elif isinstance(news, JobCard) and news.job_id in self._desk:
                 self._desk.outbid(news.job_id, news.epoch, news.counter)
+            is_card_gone = isinstance(news, JobCard) and news.state is not JobState.QUEUED
+            is_job_over = isinstance(news, Location) and bool(news.ended_utc_s)
+            self.opening_count += is_card_gone or is_job_over or self._library.freed_count != freed_count
         return effects
 
     def _record_deadline_s(self) -> float:

@@ -103,6 +103,10 @@ class Ledger:
             self._restart_clocks(now_s)
         self._refresh()
 
+    def set_generation(self, generation: int) -> None:
+        """Report under another generation from now on: peers knew a newer one of this name than its disk did."""
+        self._generation = generation
+
     def set_draining(self, is_draining: bool) -> list[Persist]:
         """Offer nothing to new holds (or offer again); durable.  Bookings and their commits are not touched."""
         if is_draining == self._is_draining:

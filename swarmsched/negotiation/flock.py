@@ -60,6 +60,7 @@ class Flock:
         self._plan_versions = count(1)
         self._plan_pending: int | None = None
         self._next_plan_s = 0.0
+        self._has_news = True  # since the last plan was asked for
         self._evaluate_s = float("inf")
 
     @property
@@ -116,20 +117,24 @@ class Flock:
 
     def look_soon(self, now_s: float) -> None:
         """Something about the queue changed: look at the next opportunity."""
+        self._has_news = True
         self._evaluate_s = min(self._evaluate_s, now_s)
 
-    def capacity_released(self, around: Surroundings, now_s: float) -> None:
+    def capacity_released(self, around: Surroundings, clock: Clock) -> None:
         """Resources came free somewhere: look after a delay that spreads competing shepherds."""
-        self._evaluate_s = min(self._evaluate_s, now_s + self._start_delay_s(around))
+        self._has_news = True
+        self._evaluate_s = min(self._evaluate_s, clock.now_s + self._start_delay_s(around, clock))
 
-    def _start_delay_s(self, around: Surroundings) -> float:
-        if not around.foreign_queued_count and not any(j.state is JobState.QUEUED for j in around.foreign_jobs):
+    def _start_delay_s(self, around: Surroundings, clock: Clock) -> float:
+        queued = [job for job in around.foreign_jobs if job.state is JobState.QUEUED]
+        if not around.foreign_queued_count and not queued:
             return 0.0
-        mine = [self._policy.rank_key(view) for view in self.views(0.0, 0.0) if view.state is JobState.QUEUED]
+        views = self.views(clock.now_s, clock.utc_s)
+        mine = [self._policy.rank_key(view) for view in views if view.state is JobState.QUEUED]
         if not mine:
             return START_DELAY_S
         first = min(mine)
-        ahead = sum(self._policy.rank_key(job) < first for job in around.foreign_jobs if job.state is JobState.QUEUED)
+        ahead = sum(self._policy.rank_key(job) < first for job in queued)
         return min(START_DELAY_S_MAX, START_DELAY_S + ahead * START_DELAY_PER_RANK_S)
 
     def plan_computed(self, plan: Plan, clock: Clock) -> None:
@@ -145,7 +150,7 @@ class Flock:
             job = self._jobs.get(entry.job_id)
             if job is not None and entry.action is Action.WAIT:
                 job.explain(entry.reason)
-        self.look_soon(clock.now_s)
+        self._evaluate_s = min(self._evaluate_s, clock.now_s)
 
     def plan_failed(self, version: int, now_s: float) -> None:
         """No advice this time; asked again after the usual interval."""
@@ -244,15 +249,17 @@ class Flock:
         self._evaluate_s = min([self._evaluate_s, *waits])
 
     def _ask_for_plan(self, around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
-        """At most once in max(1 s, 20 x the last plan's time); the queue is looked at again in any case."""
-        self._evaluate_s = min(self._evaluate_s, clock.now_s + PLAN_REFRESH_S)
-        if self._plan_pending is not None:
+        """At most once in max(1 s, 20 x the last plan's time), and without news only when the last is old."""
+        is_fresh = self._plan is not None and clock.now_s < self._plan_seen_s + PLAN_REFRESH_S
+        refresh_s = (self._plan_seen_s if is_fresh else clock.now_s) + PLAN_REFRESH_S
+        self._evaluate_s = min(self._evaluate_s, refresh_s)
+        if self._plan_pending is not None or (is_fresh and not self._has_news):
             return []
         if clock.now_s < self._next_plan_s:
             self._evaluate_s = min(self._evaluate_s, self._next_plan_s)
             return []
         version = next(self._plan_versions)
-        self._plan_pending = version
+        self._plan_pending, self._has_news = version, False
         self._next_plan_s = clock.now_s + PLAN_INTERVAL_S
         return [ComputePlan(self._setting, self.cluster_view(around, clock, version))]
 

@@ -114,6 +114,7 @@ class Owner:
         self._tasks: dict[Key, _Task] = {}
         self._waiting_holds: dict[Key, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
         self._ports: dict[Key, tuple[str, int]] = {}
+        self.is_in_conflict = False  # two machines answer under our name: nothing new is begun here
 
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
         """Take back the orders of committed tasks; call before the first step."""
@@ -195,6 +196,8 @@ class Owner:
         key = (request.job_id, request.attempt)
         if key in self._waiting_holds:
             return []
+        if self.is_in_conflict and self._ledger.entry(*key) is None:
+            return [SendPeer(request.shepherd, self._name_is_shared(request))]
         answer, durable = self._ledger.hold(request, now_s)
         effects: list[Effect] = [*durable]
         if answer.refusal is Refusal.NONE and request.wants_rendezvous and key not in self._tasks:
@@ -203,6 +206,18 @@ class Owner:
                 return [*effects, BindRendezvous(*key)]
             answer = self._with_port(key, answer)
         return [*effects, SendPeer(request.shepherd, answer)]
+
+    def _name_is_shared(self, request: HoldRequest) -> OwnerAnswer:
+        return OwnerAnswer(
+            request.job_id,
+            self._ledger.epoch_of(request.job_id),
+            request.attempt,
+            request.command_id,
+            self._node_id,
+            Refusal.CONFLICT,
+            self._ledger.report(),
+            f"two machines are called {self._node_id}",
+        )
 
     def _on_bound(self, event: RendezvousBound) -> list[Effect]:
         key = (event.job_id, event.attempt)
@@ -444,6 +459,13 @@ class Owner:
         task.status = replace(task.status, epoch=max(epoch, task.status.epoch))
         task.acknowledged, task.next_report_s = -1, now_s
         return [_persist(task)]
+
+    def generation_changed(self, now_s: float) -> None:
+        """This node speaks under a newer generation: whatever was told under the old one is told again."""
+        generation = self._ledger.report().generation
+        for task in self._tasks.values():
+            task.status = replace(task.status, generation=generation)
+            task.acknowledged, task.next_report_s = -1, now_s
 
     def _fresh_status(self, order: TaskOrder) -> TaskStatus:
         generation = self._ledger.report().generation

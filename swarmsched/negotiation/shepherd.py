@@ -360,8 +360,8 @@ class JobShepherd:
             return [*dismissal(self._record, self._me, status)]
         known = self._tasks.get(status.node)
         if known is not None and known.news > status.news:
-            return [] if status.stage is TaskStage.EXITED else [_heard(status)]
-        effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [_heard(status)]
+            return [] if status.stage is TaskStage.EXITED else [heard(status)]
+        effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [heard(status)]
         if known is None or known.news < status.news:
             effects += self._task_changed(status, clock.now_s)
         return [*effects, *self._launch_again(status)]
@@ -622,18 +622,19 @@ def _served_gpu_s(record: JobRecord, utc_s: float) -> float:
 def dismissal(record: JobRecord, me: NodeId, status: TaskStatus) -> list[SendPeer]:
     """A report of an attempt that is over: heard, and released in case the first release was lost."""
     if status.stage is TaskStage.EXITED:
-        return [_heard(status)]
+        return [heard(status)]
     release = ReleaseRequest(record.job_id, record.epoch, status.attempt, DISMISSAL_COMMAND_ID, me)
-    return [_heard(status), SendPeer(status.node, release)]
+    return [heard(status), SendPeer(status.node, release)]
 
 
-def _heard(status: TaskStatus) -> SendPeer:
-    heard = TaskReportReceived(status.job_id, status.attempt, status.revision, status.generation)
-    return SendPeer(status.node, heard)
+def heard(status: TaskStatus) -> SendPeer:
+    """The acknowledgement of a report; of an exit only once its result is in the register, or wanted by nobody."""
+    received = TaskReportReceived(status.job_id, status.attempt, status.revision, status.generation)
+    return SendPeer(status.node, received)
 
 
 def _all_heard(statuses: Iterable[TaskStatus]) -> list[ShepherdEffect]:
-    return [_heard(status) for status in statuses if status.generation < INFERRED_GENERATION]
+    return [heard(status) for status in statuses if status.generation < INFERRED_GENERATION]
 
 
 def _has_started(status: TaskStatus) -> bool:

@@ -9,21 +9,9 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from swarmsched.commands import (
-    CancelJob,
-    Command,
-    CreateTicket,
-    Done,
-    ForgetMember,
-    JobAccepted,
-    Refused,
-    SetSwarmSetting,
-    SettingStored,
-    SignalJob,
-    SubmitJob,
-)
+from swarmsched.commands import CancelJob, Refused, SignalJob, SubmitJob
 from swarmsched.effects import Announce, Effect, ReplyToClient
-from swarmsched.errors import ConfigError, FieldProblem, RemoteProtocolError
+from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
@@ -64,7 +52,8 @@ from swarmsched.ledger.message import OwnerAnswer, TaskReport, TaskReportReceive
 from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.record_writer import WriteRecord
-from swarmsched.negotiation.shepherd import Clock, dismissal
+from swarmsched.negotiation.shepherd import Clock, dismissal, heard
+from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.planes import (
     MEMBERSHIP_PEER_MESSAGES,
@@ -75,14 +64,12 @@ from swarmsched.node.planes import (
 )
 from swarmsched.node.protocol import OWNER_COMMANDS, REGISTER_MESSAGES
 from swarmsched.node.publication import Publication
-from swarmsched.node.submission import Submission, with_reason
+from swarmsched.node.submission import Submission
 from swarmsched.node.surroundings import Landscape
 from swarmsched.policies.explain import WhyReport, explain
 from swarmsched.record import JobRecord
-from swarmsched.task import TaskStatus
-from swarmsched.view import ClusterView, PolicySetting
-
-SETTLE_S = 5.0  # after the start, until the swarm's totals are trusted
+from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import ClusterView
 
 Internal = WriteRecord | MemberChanged | UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
 NodeEffect = Effect | Internal
@@ -107,16 +94,20 @@ class Node:
         self._submission = Submission(me, config.generation, self._flock, _fork(rng))
         self._publication = Publication(me, self._state, self._ledger, self._flock, config.software_version)
         self._landscape = Landscape(me, self._membership, self._state, self._ledger)
+        self._counter = CommandCounter(
+            self._submission, self._membership, self._state, self._landscape, self._flock, bool(config.seeds)
+        )
         self._ended: deque[JobId] = deque(
             sorted((job_id for job_id, record in self._register.records.items() if record.is_ended), key=self._ended_at)
         )
         self._touched: dict[JobId, None] = {}
         self._seen_ledger_version = -1
         self._seen_free_gpus = 0
+        self._seen_opening_count = 0
+        self._generation = config.generation  # that peers see; membership may raise it
         self._seen_setting = self._state.setting
         self._flock.set_policy(self._seen_setting.policy_setting, 0.0)
         self._has_read = self._has_looked = False  # resources, and tasks of an earlier life
-        self._awake_since_s = 0.0
         self._is_awake = False  # both, and our jobs taken up again
         self.counters: Counter[str] = Counter()
 
@@ -144,9 +135,8 @@ class Node:
     def _route(self, event: Event, clock: Clock) -> Iterable[NodeEffect]:
         now_s = clock.now_s
         match event:
-            case DatagramReceived(payload=payload):
-                plane = self._membership if is_membership_payload(payload) else self._state
-                return plane.step(event, now_s)
+            case DatagramReceived():
+                return self._on_datagram(event, clock)
             case PeerMessageReceived():
                 return self._route_peer(event, clock)
             case TimerFired():
@@ -192,8 +182,22 @@ class Node:
         if isinstance(message, MEMBERSHIP_PEER_MESSAGES):
             return self._membership.step(event, clock.now_s)
         if isinstance(message, STATE_PEER_MESSAGES):
-            return self._state.step(event, clock.now_s)
+            return self._on_state(event, clock)
         raise RemoteProtocolError("no machine takes it", kind=type(message).__name__, peer=event.sender)
+
+    def _on_datagram(self, event: DatagramReceived, clock: Clock) -> Iterable[NodeEffect]:
+        if is_membership_payload(event.payload):
+            return self._membership.step(event, clock.now_s)
+        return self._on_state(event, clock)
+
+    def _on_state(self, event: DatagramReceived | PeerMessageReceived, clock: Clock) -> list[Effect]:
+        """Gossip on nodes and jobs; where it tells of room for what waits here, the queue is looked at."""
+        effects = self._state.step(event, clock.now_s)
+        if self._state.opening_count != self._seen_opening_count:
+            self._seen_opening_count = self._state.opening_count
+            if self._flock.waiting_count:
+                self._flock.capacity_released(self._landscape.around(clock.now_s), clock)
+        return effects
 
     def _on_owner_said(self, sender: NodeId, message: OwnerAnswer | TaskReport, clock: Clock) -> list[NodeEffect]:
         """An owner answered or reported: its free counts repair our view first."""
@@ -215,6 +219,8 @@ class Node:
             return []
         status = message.status
         record = self._register.records.get(status.job_id)
+        if record is None and status.stage is TaskStage.EXITED:
+            return [heard(status)]  # its record is past its retention, or lost: nobody will ever ask for the result
         if record is None or not record.is_ended:
             return []
         return [*dismissal(record, self._config.node_id, status)]
@@ -257,16 +263,16 @@ class Node:
         """Once, when this node knows what it has and what runs on it: take its jobs up again."""
         if self._is_awake or not (self._has_read and self._has_looked):
             return []
-        self._is_awake, self._awake_since_s = True, clock.now_s
-        effects: list[NodeEffect] = []
-        for record in list(self._register.records.values()):
+        self._is_awake = True
+        self._counter.open(clock.now_s)
+        records = list(self._register.records.values())
+        effects: list[NodeEffect] = [*self._publication.tell_restored(records, clock)]
+        for record in records:
             if not record.is_ended and record.shepherd == self._config.node_id:
                 effects += self._flock.add(record).resume(self._config.generation, clock)
                 self._touched[record.job_id] = None
         self._flock.look_soon(clock.now_s)
         return effects
-
-    # Commands.
 
     def _on_command(self, event: ClientCommandReceived, now_s: float) -> Iterable[NodeEffect]:
         self._utc_offset_s = event.now_utc_s - now_s
@@ -274,65 +280,12 @@ class Node:
         if not self._is_awake:
             problem = "this agent is still starting: its resources are not read yet"
             return [ReplyToClient(event.request_id, Refused("not_ready", problem, "try again in a second"))]
-        return self._obey(event.request_id, event.command, clock)
-
-    def _obey(self, request_id: int, command: Command, clock: Clock) -> Iterable[NodeEffect]:
-        match command:
-            case CreateTicket():
-                return [ReplyToClient(request_id, self._submission.ticket(command, clock))]
-            case SubmitJob():
-                return self._submit(request_id, command, clock)
-            case CancelJob():
-                self._touched[command.job_id] = None
-                return self._submission.cancel(request_id, command, self.record(command.job_id), clock)
-            case SignalJob():
-                return self._submission.signal(request_id, command, self.record(command.job_id), clock)
-            case SetSwarmSetting():
-                return self._change_setting(request_id, command, clock)
-            case ForgetMember(node=node):
-                return self._forget_member(request_id, node, clock)
-
-    def _submit(self, request_id: int, command: SubmitJob, clock: Clock) -> Iterable[NodeEffect]:
-        self._touched[command.job_id] = None
-        known = self.record(command.job_id)
-        capacities = self._landscape.capacities(clock.now_s) if self._knows_totals(clock.now_s) else None
-        effects = self._submission.submit(request_id, command, known, capacities, clock)
-        if not command.is_dry_run:
-            return effects
-        return [self._with_forecast(effect, clock) for effect in effects]
-
-    def _knows_totals(self, now_s: float) -> bool:
-        """False just after the start, when a request that is possible may look impossible."""
-        has_settled = not self._config.seeds or now_s >= self._awake_since_s + SETTLE_S
-        return has_settled and self._landscape.is_complete(now_s)
-
-    def _with_forecast(self, effect: NodeEffect, clock: Clock) -> NodeEffect:
-        if not isinstance(effect, ReplyToClient) or not isinstance(effect.reply, JobAccepted):
-            return effect
-        reason = self._forecast(effect.reply, clock)
-        return ReplyToClient(effect.request_id, with_reason(effect.reply, reason))
-
-    def _forecast(self, reply: JobAccepted, clock: Clock) -> str:
-        report = explain(reply.record, self.cluster_view(clock.now_s), self._flock.policy, clock.now_s)
-        return " ".join(report.sentences())
-
-    def _change_setting(self, request_id: int, command: SetSwarmSetting, clock: Clock) -> Iterable[NodeEffect]:
-        try:
-            effects = self._state.propose_setting(PolicySetting(command.policy, command.parameters), clock.now_s)
-        except ConfigError as error:
-            problem = FieldProblem("/" + error.key.replace(".", "/"), error.problem, error.remedy)
-            return [ReplyToClient(request_id, Refused("invalid", str(error), error.remedy, (problem,)))]
-        setting = self._state.setting
-        return [*effects, ReplyToClient(request_id, SettingStored(setting.policy, setting.parameters, setting.version))]
-
-    def _forget_member(self, request_id: int, node: NodeId, clock: Clock) -> Iterable[NodeEffect]:
-        member = self._membership.member(node)
-        if member is None:
-            return [ReplyToClient(request_id, Refused("not_found", f"no member is called {node}", "swarm nodes"))]
-        if member.status is MemberStatus.ALIVE:
-            problem = f"{node} is alive; forgetting is for members that are gone for good"
-            return [ReplyToClient(request_id, Refused("conflict", problem, "stop its agent first"))]
-        return [*self._membership.forget(node, clock.now_s), ReplyToClient(request_id, Done())]
+        command = event.command
+        known = None
+        if isinstance(command, SubmitJob | CancelJob | SignalJob):
+            self._touched[command.job_id] = None
+            known = self.record(command.job_id)
+        return self._counter.obey(event.request_id, command, known, clock)
 
     # Settling what machines tell one another.
 
@@ -387,6 +340,9 @@ class Node:
         member = change.member
         self._state.set_peers(peers_of(self._membership, clock.now_s))
         self._flock.look_soon(clock.now_s)
+        if member.node_id == self._config.node_id:
+            is_in_conflict = member.status is MemberStatus.CONFLICT
+            self._owner.is_in_conflict = self._publication.is_in_conflict = is_in_conflict
         if member.status is MemberStatus.FAILED:
             for job_id, shepherd in self._flock.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
@@ -409,6 +365,7 @@ class Node:
     def _needs_follow_up(self, now_s: float) -> bool:
         return (
             bool(self._touched)
+            or self._has_jumped
             or self._state.setting is not self._seen_setting
             or self._ledger.version != self._seen_ledger_version
             or (self._is_awake and self._flock.evaluation_due_s <= now_s)
@@ -416,6 +373,8 @@ class Node:
 
     def _follow_up(self, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
+        if self._has_jumped:
+            effects += self._generation_jumped(clock)
         if self._state.setting is not self._seen_setting:
             effects += self._setting_changed(clock)
         if self._ledger.version != self._seen_ledger_version:
@@ -424,6 +383,19 @@ class Node:
             effects += self._flock.evaluate(self._landscape.around(clock.now_s), clock)
             self._touched |= dict.fromkeys(self._flock.placing)
         return [*effects, *self._tell_touched(clock)]
+
+    @property
+    def _has_jumped(self) -> bool:
+        """Peers knew a newer life of this node.  Two machines of one name must not outbid one another, though."""
+        return self._membership.generation > self._generation and not self._publication.is_in_conflict
+
+    def _generation_jumped(self, clock: Clock) -> list[NodeEffect]:
+        """What is told under the old generation would lose against what the newer life has left with peers."""
+        self._generation = self._membership.generation
+        self._ledger.set_generation(self._generation)
+        self._state.set_generation(self._generation)
+        self._owner.generation_changed(clock.now_s)
+        return [*self._publication.tell_node(clock)]
 
     def _setting_changed(self, clock: Clock) -> list[NodeEffect]:
         self._seen_setting = setting = self._state.setting
@@ -436,7 +408,7 @@ class Node:
         free = len(self._ledger.free(clock.now_s).gpus)
         has_more, self._seen_free_gpus = free > self._seen_free_gpus, free
         if has_more and self._flock.waiting_count:
-            self._flock.capacity_released(self._landscape.around(clock.now_s), clock.now_s)
+            self._flock.capacity_released(self._landscape.around(clock.now_s), clock)
         return [*self._publication.tell_node(clock)]
 
     def _touch_all(self) -> list[NodeEffect]:
@@ -479,8 +451,8 @@ class Node:
 
     @property
     def generation(self) -> int:
-        """This life's generation."""
-        return self._config.generation
+        """This life's generation, as peers see it."""
+        return self._generation
 
     @property
     def is_awake(self) -> bool:

@@ -3,6 +3,8 @@
 When each of these travels is the state plane's business; a job that lives for less than a second leaves no card.
 """
 
+from collections.abc import Iterable
+
 from swarmsched.effects import Effect
 from swarmsched.events import ResourcesRead
 from swarmsched.gossip.card import card_of
@@ -27,6 +29,7 @@ class Publication:
         self._flock = flock
         self._software_version = software_version
         self._telemetry: ResourcesRead | None = None
+        self.is_in_conflict = False
         self._located: dict[JobId, tuple[int, bool]] = {}  # epoch and whether ended, as last told
 
     def telemetry(self, reading: ResourcesRead) -> None:
@@ -71,6 +74,8 @@ class Publication:
 
     def _flags(self, resources: NodeResources) -> NodeFlag:
         flags = NodeFlag.HTTP_READY
+        if self.is_in_conflict:
+            flags |= NodeFlag.CONFLICT
         if self._ledger.is_draining:
             flags |= NodeFlag.DRAINING
         if any(gpu.is_simulated for gpu in resources.gpus):
@@ -97,6 +102,11 @@ class Publication:
         effects = [*self._state.withdraw_card(record.job_id, clock.now_s), *self._locate(record, clock)]
         self._located.pop(record.job_id, None)
         return effects
+
+    def tell_restored(self, records: Iterable[JobRecord], clock: Clock) -> list[Effect]:
+        """Jobs that had ended in an earlier life: it may have died before others heard, who still queue behind them."""
+        ended = sorted((record for record in records if record.is_ended), key=lambda record: record.ended_utc_s)
+        return [effect for record in ended for effect in self.tell_ended(record, clock)]
 
     def _locate(self, record: JobRecord, clock: Clock) -> list[Effect]:
         told = (record.epoch, record.is_ended)

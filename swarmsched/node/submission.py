@@ -29,8 +29,8 @@ from swarmsched.policies.explain import impossible
 from swarmsched.record import JobRecord
 from swarmsched.resources import NodeResources
 
-SUBMIT_SKEW_S = 300.0
 SIGNAL_LIMIT = 64
+_TICKET_USED = Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
 
 
 @dataclass(slots=True)
@@ -78,6 +78,8 @@ class Submission:
             return [ReplyToClient(request_id, JobAccepted(known, was_known=True))]
         for creation in self._creations.values():
             if creation.record.job_id == command.job_id:
+                if not _is_same_job(creation.record.spec, command.spec):
+                    return [ReplyToClient(request_id, _TICKET_USED)]
                 creation.waiting.append(request_id)
                 return []
         record = self._first_record(command, clock)
@@ -100,11 +102,7 @@ class Submission:
                 f"submit it at {command.holders[0]}" if command.holders else "ask for a new ticket",
             )
         if known is not None:
-            return (
-                None
-                if _is_same_job(known.spec, command.spec)
-                else Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
-            )
+            return None if _is_same_job(known.spec, command.spec) else _TICKET_USED
         error = impossible(command.spec, capacities) if capacities is not None else None
         return _too_much(error) if error is not None else None
 
@@ -134,7 +132,8 @@ class Submission:
                 self._flock.look_soon(clock.now_s)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
-                reply = JobAccepted(current, was_known=True)
+                is_same = _is_same_job(current.spec, creation.record.spec)
+                reply = JobAccepted(current, was_known=True) if is_same else _TICKET_USED
             case UpdateConflicted():
                 reply = Refused("unavailable", "the register changed under the submit", "repeat with the same ticket")
             case UpdateUncertain(reason=reason):
