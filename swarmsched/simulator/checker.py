@@ -33,7 +33,8 @@ class BookingChecker:
                 other = seen.setdefault(uuid, (entry.job_id, entry.attempt))
                 assert other == (entry.job_id, entry.attempt), f"{uuid} is booked for {other} and {entry}"
             key = (host.node_id, entry.job_id)
-            assert entry.epoch >= self._epochs.get(key, 0), f"epoch fell at {key}: {entry}"
+            epoch = host.node.ledger.epoch_of(entry.job_id)
+            assert epoch >= self._epochs.get(key, 0), f"epoch fell at {key} to {epoch}: {entry}"
         installed = {gpu.uuid for gpu in host.resources.gpus}
         assert set(seen) <= installed, f"{host.node_id} booked GPUs that it has not: {set(seen) - installed}"
         self.busiest_count = max(self.busiest_count, len(seen))

@@ -169,7 +169,7 @@ class Hunt:
 
 
 def seeds() -> range:
-    first, _, last = os.environ.get("SWARMSCHED_HUNT_SEEDS", "1:13").partition(":")
+    first, _, last = os.environ.get("SWARMSCHED_HUNT_SEEDS", "1:11").partition(":")
     return range(int(first), int(last))
 
 

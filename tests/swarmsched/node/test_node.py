@@ -1,0 +1,260 @@
+"""One node alone: what it routes, refuses before it is ready, and remembers of jobs that have ended."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.commands import (
+    CancelJob,
+    CreateTicket,
+    ForgetMember,
+    JobAccepted,
+    Refused,
+    SetSwarmSetting,
+    SettingStored,
+    SignalJob,
+    SubmitJob,
+)
+from swarmsched.effects import Persist, ReplyToClient, SendPeer
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import ClientCommandReceived, PeerMessageReceived, ResourcesRead, TasksFound, TimerFired
+from swarmsched.gossip.member import MemberChanged, MemberStatus
+from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ledger.message import (
+    FreeReport,
+    HoldRequest,
+    OwnerAnswer,
+    Refusal,
+    TaskReport,
+    TaskReportReceived,
+)
+from swarmsched.negotiation.shepherd import Clock
+from swarmsched.node import Node, NodeConfig, Restored
+from swarmsched.resources import Demand, Gpu, NodeResources
+from swarmsched.task import TaskStage, TaskStatus
+
+ME, OTHER = NodeId("n1"), NodeId("n2")
+UTC = 1_700_000_000.0
+RESOURCES = NodeResources(tuple(Gpu(f"g{n}", n, "H100", 2**36) for n in range(2)), 16, 2**37)
+SPEC = JobSpec(("true",), ranks=1, demand=Demand(gpus=1))
+
+
+class Scene:
+    """A node whose disk is kept and whose messages to itself are looped back."""
+
+    def __init__(self, entries=None, is_awake=True, seeds=(), **config):
+        self.now_s = 1.0
+        self.disk = entries or {}
+        self.requests = 0
+        self.sent = []
+        restored = Restored({room: dict(values) for room, values in self.disk.items()})
+        options = {"generation": 5, "instance_id": b"i" * 16, "seeds": seeds, "utc_offset_s": UTC, **config}
+        self.node = Node(NodeConfig(node_id=ME, address=("10.0.0.1", 7400), **options), restored, random.Random(3))
+        if is_awake:
+            self.step(TasksFound(()))
+            self.step(ResourcesRead(RESOURCES))
+
+    def step(self, event):
+        replies = []
+        work = [event]
+        while work:
+            for effect in self.node.step(work.pop(0), self.now_s):
+                match effect:
+                    case Persist(room=room, key=key, value=None):
+                        self.disk.get(room, {}).pop(key, None)
+                    case Persist(room=room, key=key, value=value):
+                        self.disk.setdefault(room, {})[key] = value
+                    case SendPeer(recipient=recipient, message=message) if recipient == ME:
+                        work.append(PeerMessageReceived(ME, message))
+                    case SendPeer():
+                        self.sent.append((effect.recipient, effect.message))
+                    case ReplyToClient():
+                        replies.append(effect)
+        return replies
+
+    def ask(self, command):
+        self.requests += 1
+        (reply,) = self.step(ClientCommandReceived(self.requests, command, UTC + self.now_s))
+        assert reply.request_id == self.requests
+        return reply.reply
+
+    def submit(self, spec=SPEC, **options):
+        ticket = self.ask(CreateTicket())
+        return ticket, self.ask(SubmitJob(ticket.job_id, ticket.holders, spec, **options))
+
+    def end(self, spec=SPEC):
+        """Submit a job that cannot start, and cancel it."""
+        ticket, _ = self.submit(spec)
+        self.now_s += 1.0
+        self.ask(CancelJob(ticket.job_id))
+        return ticket.job_id
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+WAITING = JobSpec(("true",), ranks=9, demand=Demand(gpus=1))
+
+
+def waiting_scene(**options):
+    """A node that does not know the swarm's totals yet takes jobs that are too large for what it knows."""
+    return Scene(seeds=(("10.0.0.2", 7400),), **options)
+
+
+def test_nothing_is_taken_before_resources_are_read_and_old_tasks_are_looked_for():
+    scene = Scene(is_awake=False)
+    assert scene.ask(CreateTicket()).code == "not_ready"
+    scene.step(TasksFound(()))
+    assert scene.ask(CreateTicket()).code == "not_ready"
+    scene.step(ResourcesRead(RESOURCES))
+    assert not isinstance(scene.ask(CreateTicket()), Refused)
+
+
+def test_a_submitted_job_is_on_disk_before_the_answer(scene):
+    ticket, reply = scene.submit()
+    assert isinstance(reply, JobAccepted)
+    assert not reply.was_known
+    assert scene.disk["register"]
+    assert scene.node.is_shepherd(ticket.job_id)
+
+
+def test_a_dry_run_makes_no_job_and_says_what_would_happen(scene):
+    ticket, reply = scene.submit(is_dry_run=True)
+    assert reply.record.reason
+    assert scene.node.record(ticket.job_id) is None
+
+
+def test_a_repeated_ticket_meets_the_same_job_and_another_job_is_refused(scene):
+    ticket, _ = scene.submit()
+    again = scene.ask(SubmitJob(ticket.job_id, ticket.holders, SPEC))
+    assert again.was_known
+    other = scene.ask(SubmitJob(ticket.job_id, ticket.holders, JobSpec(("false",))))
+    assert other.code == "conflict"
+
+
+@pytest.mark.parametrize(("holders", "remedy"), [((OTHER,), "submit it at n2"), ((), "ask for a new ticket")])
+def test_a_ticket_of_another_holder_is_refused_with_the_way_there(scene, holders, remedy):
+    refused = scene.ask(SubmitJob(make_job_id(UTC, random.Random(1)), holders, SPEC))
+    assert (refused.code, refused.remedy) == ("conflict", remedy)
+
+
+def test_a_malformed_job_id_is_refused_by_field(scene):
+    refused = scene.ask(SubmitJob(JobId("nonsense"), (ME,), SPEC))
+    assert (refused.code, refused.fields[0].pointer) == ("invalid", "/ticket/job_id")
+
+
+def test_more_than_the_swarm_has_is_refused_only_when_its_totals_are_known():
+    alone = Scene()
+    assert alone.submit(WAITING)[1].code == "impossible"
+    starting = waiting_scene()
+    assert isinstance(starting.submit(WAITING)[1], JobAccepted)
+    starting.now_s += 10.0
+    assert starting.submit(WAITING)[1].code == "impossible"
+
+
+def test_cancelling_twice_and_cancelling_an_unknown_job():
+    scene = waiting_scene()
+    job = scene.end(WAITING)
+    again = scene.ask(CancelJob(job))
+    assert (again.record.state, again.record.end_reason) == (JobState.ENDED, EndReason.CANCELLED)
+    assert scene.ask(CancelJob(make_job_id(UTC, random.Random(1)))).code == "not_found"
+
+
+@pytest.mark.parametrize("signal", [0, 65])
+def test_an_impossible_signal_is_refused(scene, signal):
+    ticket, _ = scene.submit()
+    assert scene.ask(SignalJob(ticket.job_id, signal)).code == "invalid"
+
+
+def test_a_setting_is_stored_and_a_wrong_one_is_refused_with_its_field(scene):
+    stored = scene.ask(SetSwarmSetting("backfill"))
+    assert isinstance(stored, SettingStored)
+    assert scene.node.setting.policy == "backfill"
+    refused = scene.ask(SetSwarmSetting("bakfill"))
+    assert refused.code == "invalid"
+    assert refused.fields
+    assert scene.node.setting.policy == "backfill"
+    assert Scene(scene.disk).node.setting.policy == "backfill"
+
+
+def test_forgetting_an_unknown_or_live_member_is_refused(scene):
+    assert scene.ask(ForgetMember(OTHER)).code == "not_found"
+    assert scene.ask(ForgetMember(ME)).code == "conflict"
+
+
+def test_the_oldest_ended_jobs_are_dropped_beyond_the_limit():
+    scene = waiting_scene(retained_jobs=2)
+    jobs = [scene.end(WAITING) for _ in range(4)]
+    assert sorted(scene.node.records()) == sorted(jobs[2:])
+    assert sorted(Scene(scene.disk, retained_jobs=2).node.records()) == sorted(jobs[2:])
+
+
+def test_a_restarted_node_tells_again_that_a_job_has_ended():
+    """It may have died before anybody heard; others would queue behind the job's card for minutes."""
+    scene = waiting_scene()
+    job = scene.end(WAITING)
+    assert Scene(scene.disk, generation=6).node.locations()[job].ended_utc_s > 0
+
+
+def test_a_restarted_node_takes_its_jobs_up_under_a_new_epoch():
+    scene = waiting_scene()
+    ticket, _ = scene.submit(WAITING)
+    again = waiting_scene(entries=scene.disk, generation=6)
+    record = again.node.record(ticket.job_id)
+    assert (record.epoch, record.shepherd_generation) == (2, 6)
+
+
+def report(job, stage):
+    return TaskReport(TaskStatus(job, 1, 1, OTHER, stage, revision=4, generation=9), FreeReport(9, 1, 0, 0, 0))
+
+
+def test_the_result_of_a_job_that_nobody_knows_is_acknowledged_and_a_running_one_is_left_alone(scene):
+    job = make_job_id(UTC, random.Random(1))
+    scene.sent = []
+    scene.step(PeerMessageReceived(OTHER, report(job, TaskStage.STARTED)))
+    assert scene.sent == []
+    scene.step(PeerMessageReceived(OTHER, report(job, TaskStage.EXITED)))
+    assert scene.sent == [(OTHER, TaskReportReceived(job, 1, 4, 9))]
+
+
+def test_a_message_that_no_machine_takes_is_the_peers_fault(scene):
+    with pytest.raises(RemoteProtocolError, match="no machine"):
+        scene.step(PeerMessageReceived(OTHER, object()))
+
+
+def hold_answer(scene, job):
+    scene.sent = []
+    scene.step(PeerMessageReceived(OTHER, HoldRequest(job, 1, 1, 1, OTHER, 1, SPEC.demand, "fifo", (1,), False)))
+    (answer,) = [message for _, message in scene.sent if isinstance(message, OwnerAnswer)]
+    return answer.refusal
+
+
+def test_a_node_whose_name_is_shared_begins_nothing_new_until_that_is_over(scene):
+    def become(status, previous):
+        (view,) = scene.node.members(scene.now_s)
+        changed = MemberChanged(replace(view, status=status), previous)
+        scene.node._settle([changed], Clock(scene.now_s, UTC + scene.now_s))
+
+    jobs = [make_job_id(UTC, random.Random(seed)) for seed in range(3)]
+    assert hold_answer(scene, jobs[0]) is Refusal.NONE
+    become(MemberStatus.CONFLICT, MemberStatus.ALIVE)
+    assert hold_answer(scene, jobs[0]) is Refusal.NONE, "what was promised stands"
+    assert hold_answer(scene, jobs[1]) is Refusal.CONFLICT
+    become(MemberStatus.ALIVE, MemberStatus.CONFLICT)
+    assert hold_answer(scene, jobs[2]) is Refusal.NONE
+
+
+def test_a_node_whose_peers_knew_a_newer_life_of_it_speaks_under_a_newer_generation(scene):
+    """Otherwise its record and its answers would lose against those of the life that they remember."""
+    identity = scene.node._membership._identity
+    identity.update = replace(identity.update, generation=40)
+    scene.step(TimerFired())
+    assert scene.node.generation == 40
+    (status,) = scene.node.node_records(scene.now_s)
+    assert status.record.generation == 40
+    assert scene.node.ledger.report().generation == 40
+    scene.node.validate()
