@@ -23,7 +23,7 @@ from tests.benchmarks.loopback import compiled_bytecode, settled_agents
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 SLOTS = 16
 AGENTS = 4
-RUNS = 15
+RUNS = 11
 SBATCH_RUNS = 5
 ROUNDS = 3
 JOBS = 200

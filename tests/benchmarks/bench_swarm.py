@@ -21,7 +21,7 @@ from tests.benchmarks.loopback import (
     settled_agents,
 )
 
-RUNS = 15
+RUNS = 11
 ROUNDS = 3
 JOBS = 200
 SUBMITTERS = 4
