@@ -62,14 +62,14 @@ def test_jobs_run_on_while_an_idle_agent_is_killed(fresh_swarm):
     wait_until_sync(lambda: member(fresh_swarm[0], "n3")["status"] == "failed", 15)
 
 
-def test_agent_stopped_for_thirty_seconds_comes_back_and_its_job_runs_on(fresh_swarm):
+def test_agent_stopped_until_it_is_believed_dead_comes_back_and_its_job_runs_on(fresh_swarm):
+    """The whole 30 s are in the acceptance tests."""
     sleeper = fresh_swarm[2]
-    job = sleeper.submit("sh", "-c", "sleep 33; echo awake", nodes=["n3"])
+    job = sleeper.submit("sh", "-c", "sleep 12; echo awake", nodes=["n3"])
     wait_until_sync(lambda: sleeper.get(f"/v1/jobs/{job['id']}")["state"] == "running", 10)
     os.kill(sleeper.process.pid, signal.SIGSTOP)
     try:
         wait_until_sync(lambda: member(fresh_swarm[0], "n3")["status"] == "failed", 28)
-        time.sleep(10)
     finally:
         os.kill(sleeper.process.pid, signal.SIGCONT)
     wait_until_sync(lambda: member(fresh_swarm[0], "n3")["status"] == "alive", 15)

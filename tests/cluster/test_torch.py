@@ -37,7 +37,17 @@ def test_data_parallel_training_spans_nodes_and_learns(swarm, shell, project, tr
     assert len(nodes_of(swarm, "digits")) >= 2
 
 
-def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, train_venv):
+@pytest.fixture
+def one_gpu_each(swarm):
+    """One GPU of n2 and one of n3 are taken, so that two are found only on two nodes."""
+    holders = [swarm[0].submit("sleep", "600", ranks=1, gpus_per_rank=1, nodes=[name]) for name in ("n2", "n3")]
+    yield
+    for job in holders:
+        swarm[0].call("POST", f"/v1/jobs/{job['id']}/cancel", {"grace_seconds": 0.5})
+        swarm[0].ended(job)
+
+
+def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, train_venv, one_gpu_each):
     shape = ("--per-node", "--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1")
     words = ("run", "-n", "elastic", *shape, "--venv", train_venv, "--", "torchrun", "train_digits.py")
     code, out, err = shell(swarm, *words, timeout_s=120)
