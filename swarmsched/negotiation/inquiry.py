@@ -15,16 +15,21 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.record import JobRecord
 
+ID_RANGE, ID_RANGES = 2**20, 4_000  # all below the ids that are set apart at the end of 32 bits
 ASK_AGAIN_S = 2.0
 ASK_AGAIN_S_MAX = 30.0
 
 
 class Commands:
-    """Commands of one shepherd, each with an id of its own within (job, epoch)."""
+    """Commands of one shepherd, each with an id of its own.
 
-    def __init__(self, me: NodeId) -> None:
+    Every epoch has its range of ids: a late answer to a command of an earlier life must not pass for an answer to
+    one of this life.
+    """
+
+    def __init__(self, me: NodeId, epoch: int) -> None:
         self._me = me
-        self.ids: Iterator[int] = count(1)
+        self.ids: Iterator[int] = count(1 + (epoch % ID_RANGES) * ID_RANGE)
 
     def launch(self, node: NodeId, record: JobRecord) -> SendPeer:
         """Start the ranks of the record's attempt."""

@@ -57,7 +57,7 @@ class JobShepherd:
         self._writer = RecordWriter(record, update_ids)
         self._me = me
         self._rng = rng
-        self._commands = Commands(me)
+        self._commands = Commands(me, record.epoch)
         self._inquiry = Inquiry()
         self._attempt: Attempt | None = None
         self._phase = record.phase
@@ -156,6 +156,7 @@ class JobShepherd:
         """This agent is back: retake the job under a new epoch, then find out what became of its attempt."""
         self._see(clock)
         self.queued_since_s = clock.now_s
+        self._commands = Commands(self._me, self._record.epoch + 1)
         return self._write(
             lambda record: {
                 "epoch": record.epoch + 1,

@@ -460,3 +460,15 @@ def test_update_of_unknown_outcome_is_repeated_unchanged(scene):
     (write,) = [effect for effect in effects if isinstance(effect, WriteRecord)]
     scene.now_s += 20.0
     assert scene.shepherd.rewrite(write.update.update_id, scene.clock) == [write]
+
+
+def test_a_late_answer_to_an_earlier_life_moves_nothing(scene):
+    """Command ids of two lives must not meet: a refusal of the old epoch would abort the new one's gang."""
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    old = scene.take(CommitRequest)
+    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
+    scene.shepherd, scene.sent = again, []
+    scene.do(again.resume(8, scene.clock))
+    assert not {request.command_id for _, request in old} & {r.command_id for _, r in scene.take(CommitRequest)}
+    scene.answer(old, Refusal.STALE_EPOCH)
+    assert again.record.state is JobState.STARTING
