@@ -39,7 +39,7 @@ from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
 from swarmsched.gossip.membership import is_membership_payload
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.jobs.register import (
     ReadDecided,
     Register,
@@ -100,6 +100,7 @@ class Node:
         self._ended: deque[JobId] = deque(
             sorted((job_id for job_id, record in self._register.records.items() if record.is_ended), key=self._ended_at)
         )
+        self._alive_at: dict[NodeId, Address] = {}  # where each member was first alive since it last failed or left
         self._touched: dict[JobId, None] = {}
         self._seen_ledger_version = -1
         self._seen_free_gpus = 0
@@ -347,10 +348,21 @@ class Node:
             for job_id, shepherd in self._flock.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
                     self._touched[job_id] = None
-        effects = self._on_returned(member.node_id, clock) if member.status is MemberStatus.ALIVE else []
+        effects = self._on_returned(member.node_id, clock) if self._has_come_back(member) else []
         text = f"{member.node_id} is {member.status.value}"
         fields = {"status": member.status.value, "address": "{}:{}".format(*member.address)}
         return [Announce("member.changed", text, node=member.node_id, fields=fields), *effects]
+
+    def _has_come_back(self, member: MemberView) -> bool:
+        """False for one that answers from two addresses: what a second agent of that name does not know is not lost.
+
+        It takes seconds until such a conflict is certain.  An owner that moved in earnest reports by itself.
+        """
+        if member.status is not MemberStatus.ALIVE:
+            if member.status in (MemberStatus.FAILED, MemberStatus.LEFT):
+                self._alive_at.pop(member.node_id, None)
+            return False
+        return self._alive_at.setdefault(member.node_id, member.address) == member.address
 
     def _on_returned(self, node: NodeId, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
