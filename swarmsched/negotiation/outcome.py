@@ -41,6 +41,8 @@ class Failures:
         elif self._task is not None:
             outcome |= _failed_task(self._task)
         if stop_reason is not EndReason.NONE:
+            # Nobody failed: the ranks did what they were told, and the record says already who told them.
+            outcome = {key: outcome[key] for key in ("exit_code", "signal", "reason")}
             outcome["end_reason"] = stop_reason
             if not any(status.exits for status in statuses):
                 outcome |= {"signal": SIGTERM, "exit_code": 0}

@@ -245,6 +245,7 @@ def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
     scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)
+    assert (scene.record.detail, scene.record.failed_rank) == ("cancelled", -1)
 
 
 def test_stop_is_repeated_until_the_owner_has_stopped(scene):
