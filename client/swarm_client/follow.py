@@ -124,7 +124,7 @@ class JobStream:
 
 
 class OutputWriter:
-    """Writes records of output where they belong: the job's stdout to ours; its stderr and the agents' words to stderr."""
+    """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr."""
 
     def __init__(self, *, label: bool = False, timestamps: bool = False, merge: bool = False) -> None:
         self._label, self._timestamps = label, timestamps
