@@ -109,6 +109,7 @@ async def test_an_existing_folder_is_not_written_into(blobs: BlobStore, tmp_path
     assert (tmp_path / "work").is_dir()
 
 
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 async def test_everything_belongs_to_the_job_user(blobs: BlobStore, tmp_path: Path) -> None:
     tree = Tree.of([await entry(blobs, "a/b"), TreeEntry("a/l", EntryKind.LINK, target="b")])

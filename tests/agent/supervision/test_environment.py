@@ -124,6 +124,7 @@ def test_unknown_job_user_is_refused_with_a_remedy() -> None:
     assert "useradd" in caught.value.remedy
 
 
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_job_user_is_found_with_its_groups() -> None:
     account = find_account("nobody")

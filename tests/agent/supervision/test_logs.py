@@ -218,6 +218,7 @@ def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None
 
 
 @pytest.mark.root
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk_costs_output_and_says_so_when_there_is_room_again(tmp_path: Path) -> None:
     mount = tmp_path / "small"

@@ -237,6 +237,7 @@ async def test_rank_has_default_signals_and_no_descriptors_of_ours(bench: Bench)
     assert int(count) == 4  # standard three, and that of the listing itself
 
 
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 async def test_job_user_owns_the_ranks_and_not_the_shim(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):  # pytest's folders are root's alone
