@@ -8,6 +8,8 @@ from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
 from swarmsched.resources import Share
 
+SIGTERM = 15
+
 
 class PlanState(Enum):
     """How far the current attempt's placement has come (protocol, plane D)."""
@@ -79,4 +81,6 @@ def shell_exit_code(record: JobRecord) -> int:
         return 125
     if record.signal:
         return 128 + record.signal
+    if record.end_reason is EndReason.CANCELLED and not record.started_utc_s:
+        return 128 + SIGTERM  # no rank ever ran; the code that a terminated one would have given
     return record.exit_code

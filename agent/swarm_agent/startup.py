@@ -235,7 +235,7 @@ def _membership(agent: Agent) -> Check:
     others = [member for member in agent.node.members(agent.now_s()) if member.node_id != agent.config.name]
     alive = sum(member.status.value == "alive" for member in others)
     if alive:
-        return Check("membership", is_ok=True, detail=f"{alive} other member(s) alive")
+        return Check("membership", is_ok=True, detail=f"other members alive: {alive}")
     if not agent.config.seeds:
         return Check("membership", is_ok=True, detail="alone; no seeds are configured")
     remedy = "check that an agent runs at a seed address, that UDP and TCP reach it, and that key and label agree"

@@ -1,6 +1,6 @@
 """How a gang's end becomes the job's: which failure came first, and the code that `swarm run` returns for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from swarmsched.api import EndReason
 from swarmsched.ids import NodeId
@@ -33,7 +33,7 @@ class Failures:
         if culprit is not None and (self._rank is None or (_is_victim(self._rank[1]) and not _is_victim(culprit))):
             self._rank = (status.node, culprit)
 
-    def outcome(self, statuses: Iterable[TaskStatus], stop_reason: EndReason) -> dict[str, object]:
+    def outcome(self, stop_reason: EndReason) -> dict[str, object]:
         """Changes of the record: end reason, exit code, and what failed where."""
         outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
         if self._rank is not None:
@@ -44,8 +44,6 @@ class Failures:
             # Nobody failed: the ranks did what they were told, and the record says already who told them.
             outcome = {key: outcome[key] for key in ("exit_code", "signal", "reason")}
             outcome["end_reason"] = stop_reason
-            if not any(status.exits for status in statuses):
-                outcome |= {"signal": SIGTERM, "exit_code": 0}
         return outcome
 
 

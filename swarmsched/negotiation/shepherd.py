@@ -426,7 +426,7 @@ class JobShepherd:
         }
         started = Announce(
             "job.started",
-            f"all {self._record.spec.ranks} ranks run",
+            "its only rank runs" if self._record.spec.ranks == 1 else f"all {self._record.spec.ranks} ranks run",
             self.job_id,
             self._me,
             {
@@ -558,7 +558,7 @@ class JobShepherd:
         utc_s = self._utc_s(now_s)
         return (
             _moved(record, event)
-            | self._failures.outcome(self._tasks.values(), stop_reason)
+            | self._failures.outcome(stop_reason)
             | {
                 "phase": StartPhase.NONE,
                 "ended_utc_s": utc_s,

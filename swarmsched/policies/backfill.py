@@ -23,7 +23,7 @@ from swarmsched.policies.base import (
     submit_rank_key,
 )
 from swarmsched.policies.placement import choose, place_in, tie_break
-from swarmsched.policies.reason import shortage, start_reason
+from swarmsched.policies.reason import fits_now, shortage, start_reason
 from swarmsched.policies.room import Room, without
 from swarmsched.resources import Gpu, Share, suits
 from swarmsched.view import Action, ClusterView, JobView, NodeView, Plan, PlanEntry, RankKey
@@ -175,6 +175,6 @@ def _wait(job: JobView, room: Room, reservation: _Reservation | None, ahead: Seq
     elif reservation.head is job:
         known = math.isfinite(reservation.shadow_s)
         promise = f"reserved in {reservation.shadow_s:.0f} s at the latest" if known else "reserved, end unknown"
-    elif shortage(job, room).endswith("which are free"):
+    elif fits_now(job, room):
         promise = "would delay the head of the line"
     return joined(shortage(job, room), promise, ahead_sentence(ahead))

@@ -7,12 +7,21 @@ from swarmsched.resources import Share
 from swarmsched.view import JobView
 
 
+def fits_now(job: JobView, room: Room) -> bool:
+    """True when the room holds the whole gang on the nodes that the job allows."""
+    return _held(job, room) >= job.ranks
+
+
+def _held(job: JobView, room: Room) -> int:
+    return sum(permitted(room.fits(job.demand), job.nodes, job.exclude).values())
+
+
 def shortage(job: JobView, room: Room) -> str:
-    """What the job needs and what there is: `needs 4 GPUs, 2 free`."""
+    """What the job needs and what there is: `needs 4 GPUs, 2 free`; it may also merely have to wait its turn."""
     asked = f"needs {need(job.demand, job.ranks)}"
-    held = sum(permitted(room.fits(job.demand), job.nodes, job.exclude).values())
+    held = _held(job, room)
     if held >= job.ranks:
-        return f"{asked}, which are free"
+        return f"{asked}; fits now and waits its turn"
     if not room.nodes:
         return f"{asked}, but no node is available"
     where = " on the nodes that the job allows" if job.nodes or job.exclude else ""

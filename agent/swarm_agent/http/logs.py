@@ -60,6 +60,7 @@ class JobLogs:
             return stream_answer(call, _Follower(self._source, query, cursor).records(documents))
         async with closing(documents):
             document = await anext(documents)
+        _check_ranks(query, document)
         return stream_answer(call, self._past(document, query, cursor))
 
     async def _past(self, document: Document, query: LogQuery, cursor: LogCursor) -> AsyncIterator[Record]:
@@ -69,6 +70,16 @@ class JobLogs:
         async with closing(past_records(self._source, document, query, cursor, attempt)) as records:
             async for record in records:
                 yield record
+
+
+def _check_ranks(query: LogQuery, document: Document) -> None:
+    """A rank that the job does not have is a mistake, not an empty log."""
+    beyond = [rank for rank in query.ranks if rank >= document["ranks"]]
+    if beyond:
+        last = document["ranks"] - 1
+        raise bad_parameter(
+            "rank", f"the job has no rank {beyond[0]}", f"its ranks are 0 to {last}" if last else "only 0"
+        )
 
 
 async def past_records(

@@ -256,7 +256,7 @@ def a_record(
     """A queued job; `nodes` places it as attempt 1."""
     record = JobRecord(
         job_id=job,
-        spec=spec or JobSpec(command=("true",)),
+        spec=spec or JobSpec(command=("true",), ranks=max(1, sum(ranks for _, ranks in nodes))),
         submitted_utc_s=SUBMITTED_UTC_S,
         epoch=1,
         version=1,

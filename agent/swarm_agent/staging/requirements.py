@@ -141,7 +141,8 @@ class EnvironmentStore:
             code, output = await self._run(step, deadline_s - time.monotonic(), account, cwd=path)
             if code:
                 what = " ".join(Path(step[0]).name if word is step[0] else word for word in step[:4])
-                raise EnvironmentFailed(f"{what} ended with {code}", output)
+                last = output.strip().rpartition("\n")[2]
+                raise EnvironmentFailed(f"{what} ended with {code}" + (f": {last[:300]}" if last else ""), output)
 
     async def _run(
         self, argv: list[str], timeout_s: float, account: Account | None = None, cwd: Path | None = None

@@ -14,6 +14,8 @@ from swarm_client.quantity import duration, whole
 def _since(text: str) -> str:
     if "T" in text.upper() and len(text) >= 20:
         return text
+    if ":" in text:
+        raise UsageError(f"--since {text!r}: a length of time or a time of day?", "write 10m, or 2026-01-31T11:04:00Z")
     return f"{duration(text):g}"
 
 

@@ -63,6 +63,13 @@ def end(desk, exit_code=0):
     desk.agent.change(JOB, state=JobState.ENDED, exit_code=exit_code, end_reason=reason)
 
 
+async def test_a_rank_that_the_job_does_not_have_is_a_mistake_and_not_an_empty_log(n1):
+    run(n1)
+    response = await n1.ask("GET", f"/v1/jobs/{JOB}/logs?rank=9")
+    assert response.status == 400
+    assert "no rank 9" in (await response.json())["detail"]
+
+
 async def test_kept_output_of_all_nodes_is_merged_by_time_at_any_agent(n1, n2, n3, output):
     run(n1)
     output(n1.agent).write(JOB, 0, b"a\n", at=1.0)

@@ -76,7 +76,7 @@ def test_fifo_lets_no_smaller_job_pass_a_blocked_head() -> None:
     plan = plan_of(FIFO, [node("n1", 2)], [waiting(1, 4), waiting(2, 1)])
     assert set(actions(plan).values()) == {"wait"}
     assert plan.entries[0].reason == "needs 4 GPUs, 2 free"
-    assert plan.entries[1].reason == f"needs 1 GPU, which are free; 1 job ahead ({handle(job_id(1))})"
+    assert plan.entries[1].reason == f"needs 1 GPU; fits now and waits its turn; 1 job ahead ({handle(job_id(1))})"
 
 
 def test_running_jobs_are_kept_and_ended_ones_left_out() -> None:
