@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from swarmsched.ids import Address, NodeId
 
-RETAINED_JOBS = 10_000
+RETAINED_JOBS = 2_000  # some 2 kB of memory each
 
 
 @dataclass(frozen=True, slots=True)

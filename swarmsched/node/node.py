@@ -73,6 +73,7 @@ from swarmsched.view import ClusterView
 
 Internal = WriteRecord | MemberChanged | UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
 NodeEffect = Effect | Internal
+INTERNAL = (WriteRecord, MemberChanged, UpdateDecided, UpdateConflicted, UpdateUncertain, ReadDecided)
 
 
 class Node:
@@ -295,20 +296,23 @@ class Node:
         done: list[Effect] = []
         while work:
             effect = work.popleft()
-            match effect:
-                case WriteRecord(update=update):
-                    more: Sequence[NodeEffect] = self._register.step(update, clock.now_s)
-                case UpdateDecided() | UpdateConflicted() | UpdateUncertain():
-                    more = self._on_register(effect, clock)
-                case MemberChanged():
-                    more = self._on_member(effect, clock)
-                case ReadDecided():
-                    more = []
-                case _:
-                    done.append(effect)
-                    continue
-            work.extendleft(reversed(more))
+            if isinstance(effect, INTERNAL):
+                work.extendleft(reversed(self._react(effect, clock)))
+            else:
+                done.append(effect)
         return done
+
+    def _react(self, effect: Internal, clock: Clock) -> Sequence[NodeEffect]:
+        """What one machine told the others."""
+        match effect:
+            case WriteRecord(update=update):
+                return self._register.step(update, clock.now_s)
+            case MemberChanged():
+                return self._on_member(effect, clock)
+            case ReadDecided():
+                return []
+            case _:
+                return self._on_register(effect, clock)
 
     def _on_register(
         self, result: UpdateDecided | UpdateConflicted | UpdateUncertain, clock: Clock
