@@ -105,5 +105,5 @@ class Policy(Protocol):
 class PolicySetting:
     """Which policy the swarm uses: a name and its parameters, swarm-wide and versioned."""
 
-    name: str = "fifo"
+    name: str = "backfill"
     parameters: Mapping[str, float] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class SwarmSetting:
 
     version: U53 = 0
     node_id: Annotated[str, MaxLength(63)] = ""  # who set it
-    policy: Name = "fifo"
+    policy: Name = "backfill"
     parameters: Annotated[Mapping[Name, Real], MaxLength(16)] = field(default_factory=dict)
 
     @property

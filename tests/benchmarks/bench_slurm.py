@@ -6,6 +6,7 @@ temporary folder, with the machine passed off as one node of 16 CPUs; nothing of
 
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -84,6 +85,7 @@ def _cluster(scheduling: str) -> Iterator[Path]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))
         folder.chmod(0o755)  # clients of munged must reach its socket
+        stack.callback(_end_steps, folder)
         _write_configuration(folder, scheduling)
         munged = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
         munged += [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
@@ -103,6 +105,16 @@ def _start(stack: ExitStack, folder: Path, words: list[str]) -> None:
             [program, *words[1:]], env=_environment(folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
     stack.callback(_end, process)
+
+
+def _end_steps(folder: Path) -> None:
+    """Step daemons outlive slurmd; those of this cluster have its folder in their environment."""
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdecimal() and str(folder).encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue  # it ended meanwhile
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
