@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from swarmsched.api import EndReason
 from swarmsched.ids import NodeId
+from swarmsched.record import SIGTERM
 from swarmsched.task import RankExit, TaskFailure, TaskStatus
-
-SIGTERM = 15
 
 
 class Failures:

@@ -30,6 +30,7 @@ class Landscape:
         self._state = state
         self._ledger = ledger
         self._views: dict[NodeId, tuple[NodeRecord, bool, NodeView]] = {}
+        self._capacities: dict[NodeId, tuple[object, NodeResources]] = {}
         self.own_resources = NodeResources((), 0, 0)
 
     def around(self, now_s: float) -> Surroundings:
@@ -48,9 +49,18 @@ class Landscape:
     def capacities(self, now_s: float) -> dict[NodeId, NodeResources]:
         """All that every known node has, whether or not it is up now."""
         others = {
-            NodeId(status.record.node_id): capacity_of(status.record) for status in self._state.node_records(now_s)
+            NodeId(status.record.node_id): self._capacity(status.record) for status in self._state.node_records(now_s)
         }
         return {**others, self._me: self.own_resources}
+
+    def _capacity(self, record: NodeRecord) -> NodeResources:
+        """What a node has rarely changes, and every submit asks: made anew only when it did."""
+        kinds = tuple((group.model, group.count, group.memory_bytes) for group in record.groups)
+        facts = (kinds, record.cpus_total, record.memory_total_bytes)
+        known = self._capacities.get(record.node_id)
+        if known is None or known[0] != facts:
+            known = self._capacities[record.node_id] = (facts, capacity_of(record))
+        return known[1]
 
     def _own_view(self) -> NodeView:
         is_available = not self._ledger.is_draining and not self._is_in_conflict(self._me)

@@ -207,7 +207,6 @@ class Session:
             "energy_joules": energy / 1000 if energy is not None else None,
             "sm_clock_hz": sm_clock * 10**6 if sm_clock is not None else None,
             "memory_clock_hz": memory_clock * 10**6 if memory_clock is not None else None,
-            "throttle_reasons": value(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
             "ecc_uncorrected_count": value(lambda: _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
         }
 

@@ -62,7 +62,6 @@ class GpuReading:
     energy_joules: float | None = None  # since the driver was loaded
     sm_clock_hz: int | None = None
     memory_clock_hz: int | None = None
-    throttle_reasons: int | None = None  # NVML's bit mask of clock event reasons
     ecc_corrected_count: int | None = None  # volatile: since the GPU was last reset
     ecc_uncorrected_count: int | None = None
     pcie_replay_count: int | None = None
