@@ -35,6 +35,7 @@ U64 = Annotated[int, Range(0, 2**64 - 1)]
 I32 = Annotated[int, Range(-(2**31), 2**31 - 1)]
 Port = Annotated[int, Range(0, 65535)]
 Seconds = Annotated[float, Range(0.0, 1e10)]
+Ratio = Annotated[float, Range(0.0, 1.0)]
 Amount = Annotated[float, Range(0.0, 1e18)]
 Real = Annotated[float, Range(-1e18, 1e18)]
 
