@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from swarmsched.errors import LocalProtocolError, RemoteProtocolError
 from swarmsched.fields import I32, U8, U32, U64, MaxLength, Name, NodeName, Range, Ratio, Seconds
+from swarmsched.gossip.exchange import DATAGRAM_CODEC
+from swarmsched.gossip.message import MEMBERSHIP_CODEC
 from swarmsched.ids import NodeId
+from swarmsched.node.protocol import PEER_CODEC
 from swarmsched.wire.codec import Codec, decode_value, encode_value, pack, unpack
+from swarmsched.wire.shapes import shape_of
 
 
 class Colour(Enum):
@@ -246,7 +250,7 @@ def test_the_outermost_bound_wins() -> None:
         unpack(Narrow, [4])
 
 
-def test_a_declaration_the_codec_does_not_understand_is_refused_at_once() -> None:
+def test_a_declaration_the_codec_does_not_understand_is_refused_with_its_field() -> None:
     @dataclass(frozen=True, slots=True)
     class Odd:
         things: set[int]
@@ -256,9 +260,17 @@ def test_a_declaration_the_codec_does_not_understand_is_refused_at_once() -> Non
         count: int
 
     with pytest.raises(TypeError, match=r"Odd\.things"):
-        Codec({1: Odd})
+        Codec({1: Odd}).encode(Odd(set()))
     with pytest.raises(TypeError, match=r"Keyword\.count"):
-        Codec({1: Keyword})
+        Codec({1: Keyword}).encode(Keyword(count=1))
+
+
+@pytest.mark.parametrize("codec", [PEER_CODEC, MEMBERSHIP_CODEC, DATAGRAM_CODEC])
+def test_every_message_of_the_protocol_has_a_declaration_that_is_understood(codec: Codec) -> None:
+    for kind, cls in codec.kinds.items():
+        with pytest.raises(RemoteProtocolError, match="expected the fields of"):
+            codec.decode(bytes([kind]) + msgpack.packb(0))
+        assert shape_of(cls)
     with pytest.raises(LocalProtocolError, match="outside 1"):
         Codec({0: Inner})
     with pytest.raises(LocalProtocolError, match="two kind numbers"):
