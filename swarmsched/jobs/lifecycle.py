@@ -7,6 +7,9 @@ the table:
 * *A job that may have processes leaves through STOPPING or by their exit.*  STARTING and RUNNING therefore never
   go straight to ENDED or QUEUED on a wish, only on a report that no process is left (EXITED, START_ABORTED,
   START_FAILED, REQUEUED).  QUEUED has no process, so a stop ends it at once.
+* *A lost gang is queued with its leftovers.*  GANG_LOST alone leads to QUEUED while processes may be left, on nodes
+  that do not answer or are just being told; the record names them, its holders forbid them to run on, and nothing new
+  starts before each is settled.
 
 Reports of a gang come from several owners and overtake one another.  That is why EXITED is allowed in STARTING (a
 short job is over before the last owner said that it began) and STARTED in STOPPING (the stop overtook the report).
@@ -30,6 +33,7 @@ class JobEvent(Enum):
     STOP_REQUESTED = "stop requested"  # a user, the time limit, or the death of one rank ends the whole gang
     EXITED = "exited"  # no process is left and the result stands
     REQUEUED = "requeued"  # no process is left, for a reason that is not the job's own: run it again
+    GANG_LOST = "gang lost"  # a node of the gang is gone: what is left of the attempt is given up
 
 
 TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = MappingProxyType(
@@ -41,6 +45,8 @@ TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = MappingProxyType(
         (JobState.STARTING, JobEvent.START_FAILED): JobState.ENDED,
         (JobState.STARTING, JobEvent.STOP_REQUESTED): JobState.STOPPING,
         (JobState.STARTING, JobEvent.EXITED): JobState.ENDED,
+        (JobState.STARTING, JobEvent.GANG_LOST): JobState.QUEUED,
+        (JobState.RUNNING, JobEvent.GANG_LOST): JobState.QUEUED,
         (JobState.RUNNING, JobEvent.STOP_REQUESTED): JobState.STOPPING,
         (JobState.RUNNING, JobEvent.EXITED): JobState.ENDED,
         (JobState.RUNNING, JobEvent.REQUEUED): JobState.QUEUED,

@@ -1,6 +1,8 @@
 """Plane C messages: one CASPaxos register per job (Rystsov, "CASPaxos: Replicated State Machines without logs", 2018).
 
 A ballot is (counter, node name, generation).  Holders put promise and accepted value on disk before they answer.
+Every request names the store that is meant, and every answer the one that answers: a machine that lost its disk is
+another holder and must not vote in the place of the one that it was.
 """
 
 from dataclasses import dataclass
@@ -20,15 +22,18 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """Promise not to accept anything below `ballot`, and say what you accepted."""
+    """Promise not to accept anything below `ballot`, and say what you accepted.  The counter is 2 or more."""
 
     job_id: Job
     ballot: Ballot
+    store: U53 = 0  # of the holder that is meant
+    takes_over: bool = False  # for a change of shepherd: a vote, which a running lease forbids
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareAnswer:
-    """`is_promised` false: `promised` is the ballot that stands in the way.  The accepted pair is always told."""
+    """`is_promised` false: `promised` is the ballot that stands in the way, or the lease of the accepted record's
+    shepherd does, if `promised` is not above `ballot`.  The accepted pair is always told."""
 
     job_id: Job
     ballot: Ballot
@@ -36,16 +41,22 @@ class PrepareAnswer:
     promised: Ballot
     accepted_ballot: Ballot
     accepted: JobRecord | None
+    store: U53 = 0  # of the holder that answers
+    is_over: bool = False  # the job's end was decided, and its record is past its retention here: no vote, ever
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptRequest:
-    """Accept `value` under `ballot`; `next_ballot` is promised along with it, so a steady proposer needs one round."""
+    """Accept `value` under `ballot`; `next_ballot` is promised along with it, so a steady proposer needs one round.
+
+    Counter 1 is for a first record alone, and belongs to the first of its holders.
+    """
 
     job_id: Job
     ballot: Ballot
     value: JobRecord
     next_ballot: Ballot
+    store: U53 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,20 @@ class AcceptAnswer:
     ballot: Ballot
     is_accepted: bool
     promised: Ballot
+    store: U53 = 0
+    is_over: bool = False  # as in `PrepareAnswer`
 
 
-RegisterMessage = PrepareRequest | PrepareAnswer | AcceptRequest | AcceptAnswer
+@dataclass(frozen=True, slots=True)
+class EndDecided:
+    """To a holder, once: the end of the job that was accepted under `ballot` is decided.
+
+    Without it a holder has to ask before it may drop the record, so it may be lost.
+    """
+
+    job_id: Job
+    ballot: Ballot
+    store: U53 = 0  # of the holder that is meant
+
+
+RegisterMessage = PrepareRequest | PrepareAnswer | AcceptRequest | AcceptAnswer | EndDecided

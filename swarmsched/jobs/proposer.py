@@ -1,25 +1,37 @@
 """The asking side of the register: rounds of prepare and accept for one job at a time (CASPaxos, sections 2.1, 2.2).
 
-A round prepares a ballot at a majority of the job's holders, learns the newest accepted record from their promises,
-and has the next record accepted by a majority.  A majority's accept carries the promise for the proposer's next
-ballot, so as long as nobody else interferes an update costs one round trip.
+A round prepares a ballot at a quorum of the job's holders, learns the newest accepted record from their promises,
+and has the next record accepted by a quorum.  Those accepts carry the promise for the proposer's next ballot, so as
+long as nobody else interferes an update costs one round trip.  Who the holders are is told by the newest record itself
+(`succession`): a round that finds others than it asked goes on with those, under the same ballot.
 
-Three results are told apart with care.  *Decided*: a majority accepted.  *Conflicted*: this request wrote nothing,
+A holder that has dropped an ended job refuses every vote on it and says that it is over (`tombstones`).  Whoever wants
+to go on with the job has to hear that from one holder only.  Whoever reads, or writes an end, takes it for a refusal
+first: others may still have the record.
+
+Three results are told apart with care.  *Decided*: a quorum accepted.  *Conflicted*: this request wrote nothing,
 for certain.  *Uncertain*: an accept of this request may be lying at a minority and may yet be found and completed by
 somebody's later round, or it was completed and overtaken.
+
+Ballots with counter 1 are kept for first records.  No ballot is below them, so there is nothing that a prepare could
+learn, and only one proposer may use one: the first of the holders that the ticket names, once, after its own slot,
+which was empty, has the record on disk.  After a crash the slot is not empty, or nothing was ever sent; after the loss
+of the disk the store is another, and so is the holder.
 """
 
 import math
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 
 from swarmsched.effects import SendPeer
+from swarmsched.holders import Configuration, Holder, Quorum
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
+from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, EndDecided, PrepareAnswer
+from swarmsched.jobs.prepared import Prepared
+from swarmsched.jobs.round import Phase, Round
+from swarmsched.jobs.succession import may_follow
 from swarmsched.jobs.update import (
+    JobOver,
     ReadDecided,
     ReadRequested,
     Request,
@@ -31,62 +43,15 @@ from swarmsched.jobs.update import (
 )
 from swarmsched.record import JobRecord
 
-Quorum = Callable[[int], int]
-"""How many of that many holders must answer; any two quorums must share a holder."""
-
 RESEND_S = 0.5
 BACKOFF_MIN_S, BACKOFF_MAX_S, BACKOFF_LIMIT_S = 0.010, 0.100, 1.0
 COUNTER_MAX = 2**31  # acceptors drop higher ballots: a broken peer must not drive the counter to its 32 bits' end
+FIRST_COUNTER = 1
+MOVES_MAX = 100  # configurations that one request may follow
 QUEUE_MAX = 64  # requests waiting for one job; more are answered uncertain at once
 REMEMBERED_MAX = 100_000  # jobs with a prepared ballot; at the limit the oldest pays one more round trip
 
-
-class Phase(Enum):
-    """What a round is waiting for."""
-
-    PREPARE = "prepare"
-    ACCEPT = "accept"
-    BACKOFF = "backoff"
-
-
-@dataclass(slots=True)
-class Round:
-    """One request's attempts.  Answers count only for the present `ballot`, once per holder."""
-
-    request: Request
-    deadline_s: float
-    quorum: int
-    phase: Phase = Phase.PREPARE
-    ballot: Ballot = field(default_factory=Ballot)
-    wake_s: float = math.inf  # send again, or end of backoff
-    promises: dict[NodeId, PrepareAnswer] = field(default_factory=dict)
-    acceptances: dict[NodeId, None] = field(default_factory=dict)
-    refusals: dict[NodeId, None] = field(default_factory=dict)
-    proposal: AcceptRequest | None = None  # what ACCEPT sends
-    outcome: Result | None = None  # what a majority of acceptances means
-    is_own: bool = False  # `proposal` carries the request's value, not a repair of the current one
-    was_maybe_written: bool = False  # an earlier ballot's accept of the own value may lie somewhere
-    conflicts: int = 0
-
-    @property
-    def silent(self) -> list[NodeId]:
-        """Holders that have not answered the present ballot, in their order."""
-        answered = {**self.promises, **self.acceptances, **self.refusals}
-        return [holder for holder in self.request.holders if holder not in answered]
-
-    @property
-    def is_lost(self) -> bool:
-        """True when too many refused for the ballot to win."""
-        return len(self.refusals) > len(self.request.holders) - self.quorum
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A ballot that a majority has promised us, and the record that was current then."""
-
-    ballot: Ballot
-    holders: tuple[NodeId, ...]
-    current: JobRecord | None
+Output = list[SendPeer | Result]
 
 
 class Proposer:
@@ -104,7 +69,7 @@ class Proposer:
         self._waiting: dict[JobId, deque[tuple[Request, float]]] = {}  # with deadline; only jobs that have a round
         self._prepared: dict[JobId, Prepared] = {}  # each ballot is used at most once; oldest first
         self._counters: dict[JobId, int] = {}  # highest counter used or reported per job; never falls
-        self._counter_floor = 0  # highest counter of all forgotten jobs, so that no ballot is ever used again
+        self._counter_floor = FIRST_COUNTER  # highest of all forgotten jobs', so that no ballot is ever used again
 
     @property
     def next_deadline_s(self) -> float:
@@ -114,6 +79,10 @@ class Proposer:
     def is_busy(self, job_id: JobId) -> bool:
         """True while a request for the job is under way."""
         return job_id in self._rounds
+
+    def has_met(self, job_id: JobId) -> bool:
+        """True once a ballot for the job was used or heard of."""
+        return job_id in self._counters
 
     def next_ballot(self, job_id: JobId) -> Ballot:
         """A ballot above all that were used or reported for the job."""
@@ -126,34 +95,58 @@ class Proposer:
         if ballot.counter > self._counters.get(job_id, 0):
             self._counters[job_id] = ballot.counter
 
-    def request(self, request: Request, now_s: float) -> list[SendPeer | Result]:
+    def request(self, request: Request, now_s: float) -> Output:
         """Begin, or queue behind the job's request under way."""
         deadline_s = now_s + self._update_timeout_s
-        if request.job_id not in self._rounds:
+        under_way = self._rounds.get(request.job_id)
+        if under_way is None:
             return self._begin(request, deadline_s, now_s)
+        if isinstance(request, UpdateRequested) and request.is_forced and not under_way.is_forced:
+            return [*self._make_way(request.job_id, now_s), *self._begin(request, deadline_s, now_s)]
         queue = self._waiting.setdefault(request.job_id, deque())
         if len(queue) >= QUEUE_MAX:
             return [UpdateUncertain(request.update_id, f"{QUEUE_MAX} updates of this job wait already")]
         queue.append((request, deadline_s))
         return []
 
-    def receive(self, sender: NodeId, answer: PrepareAnswer | AcceptAnswer, now_s: float) -> list[SendPeer | Result]:
+    def first_accept(self, job_id: JobId, value: JobRecord) -> AcceptRequest:
+        """What creates a job without a prepare.  The caller's own acceptor takes it over first, then `begin_first`."""
+        ballot = Ballot(FIRST_COUNTER, self._node_id, self._generation)
+        self.observe(job_id, ballot)
+        return AcceptRequest(job_id, ballot, value, self.next_ballot(job_id))
+
+    def begin_first(self, request: UpdateRequested, accept: AcceptRequest, me: Holder, now_s: float) -> Output:
+        """Ask the other holders to accept what this node's acceptor has just accepted."""
+        round_ = Round(request, now_s + self._update_timeout_s, request.value.configuration)
+        self._rounds[request.job_id] = round_
+        round_.ballot = accept.ballot
+        round_.is_own = True
+        round_.phase, round_.proposal = Phase.ACCEPT, accept
+        round_.outcome = UpdateDecided(request.update_id, request.value)
+        round_.acceptances[me] = None
+        round_.wake_s = now_s + RESEND_S
+        return [*round_.messages(), *self._settle_accept(round_, now_s)]
+
+    def receive(self, sender: NodeId, answer: PrepareAnswer | AcceptAnswer, now_s: float) -> Output:
         """A holder answered; answers to ballots that are over, and second answers, change nothing."""
         round_ = self._rounds.get(answer.job_id)
-        if round_ is None or answer.ballot != round_.ballot or sender not in round_.silent:
+        holder = Holder(sender, answer.store)
+        if round_ is None or answer.ballot != round_.ballot or holder not in round_.silent:
             return []
         self.observe(answer.job_id, answer.promised)
+        if answer.is_over:
+            return self._on_over(round_, holder, now_s)
         match answer:
             case PrepareAnswer() if round_.phase is Phase.PREPARE:
-                return self._on_prepare_answer(round_, sender, answer, now_s)
+                return self._on_prepare_answer(round_, holder, answer, now_s)
             case AcceptAnswer() if round_.phase is Phase.ACCEPT:
-                return self._on_accept_answer(round_, sender, answer, now_s)
+                return self._on_accept_answer(round_, holder, answer, now_s)
             case _:
                 return []
 
-    def fire(self, now_s: float) -> list[SendPeer | Result]:
+    def fire(self, now_s: float) -> Output:
         """Send again, end backoffs, give up what is past its deadline."""
-        output: list[SendPeer | Result] = []
+        output: Output = []
         due = [each for each in self._rounds.values() if min(each.wake_s, each.deadline_s) <= now_s]
         for round_ in due:
             output += self._wake(round_, now_s)
@@ -174,139 +167,204 @@ class Proposer:
             assert job_id not in self._prepared
             assert round_.wake_s < math.inf
             assert round_.ballot.counter <= max(self._counters.get(job_id, 0), self._counter_floor)
-            assert (round_.phase is not Phase.ACCEPT) or (round_.proposal is not None and round_.outcome is not None)
+            assert (round_.phase is not Phase.ACCEPT) or round_.proposal is not None
 
     # --- rounds
 
-    def _begin(self, request: Request, deadline_s: float, now_s: float) -> list[SendPeer | Result]:
-        prepared = self._prepared.get(request.job_id)
-        if isinstance(request, UpdateRequested) and prepared is not None and prepared.current == request.value:
-            return [UpdateDecided(request.update_id, request.value)]
-        self._prepared.pop(request.job_id, None)
-        round_ = Round(request, deadline_s, self._quorum(len(request.holders)))
-        self._rounds[request.job_id] = round_
-        if (
-            isinstance(request, UpdateRequested)
-            and prepared is not None
-            and prepared.holders == request.holders
-            and _stamp(prepared.current) == request.expected
-        ):
-            round_.ballot = prepared.ballot
+    def _begin(self, request: Request, deadline_s: float, now_s: float) -> Output:
+        prepared = self._prepared.pop(request.job_id, None)
+        round_ = Round(request, deadline_s, _first_asked(request))
+        if isinstance(request, UpdateRequested) and prepared is not None and prepared.serves(request):
+            self._rounds[request.job_id] = round_
+            round_.ballot, round_.configuration = prepared.ballot, prepared.configuration
             return self._propose_own(round_, request, now_s)
+        self._rounds[request.job_id] = round_
         return self._prepare(round_, now_s)
 
-    def _prepare(self, round_: Round, now_s: float) -> list[SendPeer | Result]:
+    def _prepare(self, round_: Round, now_s: float) -> Output:
         job_id = round_.request.job_id
-        if self._counters.get(job_id, 0) >= COUNTER_MAX - 1:
-            reason = f"a holder of {job_id} reports a ballot counter of {COUNTER_MAX} or more"
-            return self._finish(round_, UpdateUncertain(round_.request.update_id, reason), now_s)
+        if self._has_no_ballot(job_id):  # not given up at once: whoever then asks again at once would never end
+            round_.phase, round_.wake_s = Phase.BACKOFF, round_.deadline_s
+            return []
         round_.phase = Phase.PREPARE
         round_.ballot = self.next_ballot(job_id)
-        return [*self._send(round_, now_s)]
+        return self._send(round_, now_s)
 
-    def _on_prepare_answer(
-        self, round_: Round, sender: NodeId, answer: PrepareAnswer, now_s: float
-    ) -> list[SendPeer | Result]:
-        if not answer.is_promised:
-            return self._on_refusal(round_, sender, now_s)
-        round_.promises[sender] = answer
-        if len(round_.promises) < round_.quorum:
-            return []
-        newest = max(round_.promises.values(), key=lambda promise: promise.accepted_ballot)
-        agreeing = [each for each in round_.promises.values() if each.accepted_ballot == newest.accepted_ballot]
-        return self._on_current(round_, newest.accepted, len(agreeing) >= round_.quorum, now_s)
-
-    def _on_current(
-        self, round_: Round, current: JobRecord | None, is_chosen: bool, now_s: float
-    ) -> list[SendPeer | Result]:
-        """The promises told the newest record.  Unless a whole majority had it under one ballot, it must be accepted
-        again before anybody is told of it: it might lie at a minority that the next reader does not ask."""
+    def _on_over(self, round_: Round, holder: Holder, now_s: float) -> Output:
+        round_.is_over = True
+        round_.refusals[holder] = None
         request = round_.request
-        outcome: Result
+        goes_on = isinstance(request, UpdateRequested) and not request.value.is_ended
+        return self._finish_over(round_, now_s) if goes_on or round_.is_lost(self._quorum) else []
+
+    def _finish_over(self, round_: Round, now_s: float) -> Output:
+        return self._finish(round_, JobOver(round_.request.update_id, round_.request.job_id), now_s)
+
+    def _on_prepare_answer(self, round_: Round, holder: Holder, answer: PrepareAnswer, now_s: float) -> Output:
+        if not answer.is_promised:
+            if round_.takes_over and answer.promised <= answer.ballot and answer.accepted is not None:
+                round_.leaseholder = answer.accepted.shepherd
+            return self._on_refusal(round_, holder, now_s)
+        round_.promises[holder] = answer
+        return self._settle_prepare(round_, now_s)
+
+    def _settle_prepare(self, round_: Round, now_s: float) -> Output:
+        """Go on when the holders of the newest record have promised; ask them when they were not known yet."""
+        messages: list[SendPeer] = []
+        while round_.is_promised(self._quorum) or round_.is_exchange_over:
+            ballot, current = round_.newest
+            wanted = _first_asked(round_.request) if current is None or round_.is_forced else current.configuration
+            if wanted == round_.configuration:
+                return self._on_current(round_, current, round_.is_decided(ballot, self._quorum), now_s)
+            round_.moves += 1
+            if round_.moves > MOVES_MAX:
+                return self._give_up(round_, f"the holders changed more than {MOVES_MAX} times", now_s)
+            round_.configuration = wanted
+            messages = list(round_.messages())
+        return [*messages]
+
+    def _on_current(self, round_: Round, current: JobRecord | None, is_decided: bool, now_s: float) -> Output:
+        """The promises told the newest record.  Unless a whole quorum had it under one ballot, it must be accepted
+        again before anybody is told of it, or its holders are left: it might lie at a minority that the next reader
+        does not ask.  A read that spreads it has it accepted again in any case."""
+        request = round_.request
+        if round_.is_over and (current is None or not current.is_ended):
+            return self._finish_over(round_, now_s)
+        outcome: Result | None
         match request:
             case ReadRequested():
                 outcome = ReadDecided(request.update_id, current)
             case UpdateRequested() if current == request.value:
                 outcome = UpdateDecided(request.update_id, request.value)
-            case UpdateRequested() if _stamp(current) == request.expected:
-                return self._propose_own(round_, request, now_s)
+            case UpdateRequested(is_forced=True):
+                return self._force(round_, request, current, now_s)
+            case UpdateRequested() if _may_replace(request, current):
+                if is_decided or current is None or current.configuration == request.value.configuration:
+                    return self._propose_own(round_, request, now_s)
+                outcome = None
             case UpdateRequested() if round_.was_maybe_written:
-                reason = "another update came after this one or instead of it"
-                return self._finish(round_, UpdateUncertain(request.update_id, reason), now_s)
+                return self._give_up(round_, "another update came after this one or instead of it", now_s)
             case UpdateRequested():
                 outcome = UpdateConflicted(request.update_id, current)
-        if current is None or is_chosen:
-            self._remember(request, round_.ballot, current)
-            return self._finish(round_, outcome, now_s)
+        must_spread = isinstance(request, ReadRequested) and request.spreads
+        if outcome is not None and (current is None or (is_decided and not must_spread)):
+            told = self._tell_end(round_.newest[0], current)
+            self._remember(round_, round_.ballot, current)
+            return [*told, *self._finish(round_, outcome, now_s)]
+        assert current is not None
         round_.is_own = False
-        return self._propose(round_, current, outcome, now_s)
+        return self._propose(round_, round_.ballot, current, outcome, now_s)
 
-    def _propose_own(self, round_: Round, request: UpdateRequested, now_s: float) -> list[SendPeer | Result]:
+    def _force(self, round_: Round, request: UpdateRequested, current: JobRecord | None, now_s: float) -> Output:
+        if current is None or current.epoch < request.value.epoch:
+            return self._propose_own(round_, request, now_s)
+        if round_.was_maybe_written:
+            return self._give_up(round_, "another update came after this one or instead of it", now_s)
+        return self._finish(round_, UpdateConflicted(request.update_id, current), now_s)
+
+    def _propose_own(self, round_: Round, request: UpdateRequested, now_s: float) -> Output:
         round_.is_own = True
-        return self._propose(round_, request.value, UpdateDecided(request.update_id, request.value), now_s)
+        outcome = UpdateDecided(request.update_id, request.value)
+        return self._propose(round_, round_.ballot, request.value, outcome, now_s)
 
-    def _propose(self, round_: Round, value: JobRecord, outcome: Result, now_s: float) -> list[SendPeer | Result]:
+    def _propose(self, round_: Round, ballot: Ballot, value: JobRecord, outcome: Result | None, now_s: float) -> Output:
         job_id = round_.request.job_id
         round_.phase = Phase.ACCEPT
-        round_.proposal = AcceptRequest(job_id, round_.ballot, value, self.next_ballot(job_id))
+        round_.ballot = ballot
+        round_.proposal = AcceptRequest(job_id, ballot, value, self.next_ballot(job_id))
         round_.outcome = outcome
-        return [*self._send(round_, now_s)]
+        return self._send(round_, now_s)
 
-    def _on_accept_answer(
-        self, round_: Round, sender: NodeId, answer: AcceptAnswer, now_s: float
-    ) -> list[SendPeer | Result]:
+    def _on_accept_answer(self, round_: Round, holder: Holder, answer: AcceptAnswer, now_s: float) -> Output:
         if not answer.is_accepted:
-            return self._on_refusal(round_, sender, now_s)
-        round_.acceptances[sender] = None
-        if len(round_.acceptances) < round_.quorum:
+            return self._on_refusal(round_, holder, now_s)
+        round_.acceptances[holder] = None
+        return self._settle_accept(round_, now_s)
+
+    def _settle_accept(self, round_: Round, now_s: float) -> Output:
+        if not round_.is_accepted(self._quorum):
             return []
-        assert round_.proposal is not None
-        assert round_.outcome is not None
-        self._remember(round_.request, round_.proposal.next_ballot, round_.proposal.value)
-        return self._finish(round_, round_.outcome, now_s)
+        proposal, request = round_.proposal, round_.request
+        assert proposal is not None
+        round_.configuration = proposal.value.configuration
+        if round_.outcome is None:
+            assert isinstance(request, UpdateRequested)
+            round_.ballot = proposal.next_ballot
+            return self._propose_own(round_, request, now_s)
+        self._remember(round_, proposal.next_ballot, proposal.value)
+        return [*self._tell_end(proposal.ballot, proposal.value), *self._finish(round_, round_.outcome, now_s)]
 
-    def _on_refusal(self, round_: Round, sender: NodeId, now_s: float) -> list[SendPeer | Result]:
-        round_.refusals[sender] = None
-        return self._back_off(round_, now_s) if round_.is_lost else []
+    def _tell_end(self, ballot: Ballot, record: JobRecord | None) -> list[SendPeer]:
+        """The other holders may drop the record when its time comes, and need not ask before."""
+        if record is None or not record.is_ended:
+            return []
+        others = (holder for holder in record.configuration.members if holder.node != self._node_id)
+        return [SendPeer(holder.node, EndDecided(record.job_id, ballot, holder.store)) for holder in others]
 
-    def _back_off(self, round_: Round, now_s: float) -> list[SendPeer | Result]:
+    def _on_refusal(self, round_: Round, holder: Holder, now_s: float) -> Output:
+        round_.refusals[holder] = None
+        return self._back_off(round_, now_s) if round_.is_lost(self._quorum) else []
+
+    def _back_off(self, round_: Round, now_s: float) -> Output:
+        if round_.phase is Phase.PREPARE and round_.leaseholder is not None:
+            return self._give_up(round_, f"{round_.leaseholder} still has its lease", now_s)
         # A holder that refused a ballot refuses it for ever, so a ballot that all refused wrote nothing.
         if round_.phase is Phase.ACCEPT and round_.is_own:
-            round_.was_maybe_written |= len(round_.refusals) < len(round_.request.holders)
+            round_.was_maybe_written |= bool(round_.acceptances) or bool(round_.silent)
         wait_s = self._rng.uniform(BACKOFF_MIN_S, BACKOFF_MAX_S) * 2.0 ** min(round_.conflicts, 10)
         round_.conflicts += 1
         round_.phase = Phase.BACKOFF
         round_.wake_s = now_s + min(wait_s, BACKOFF_LIMIT_S)
         return []
 
-    def _wake(self, round_: Round, now_s: float) -> list[SendPeer | Result]:
-        request = round_.request
+    def _wake(self, round_: Round, now_s: float) -> Output:
+        if round_.deadline_s <= now_s and round_.is_over:
+            return self._finish_over(round_, now_s)
         if round_.deadline_s <= now_s:
-            silent = ", ".join(round_.silent) or "none"
-            reason = f"no majority within {self._update_timeout_s:g} s; silent: {silent}"
-            return self._finish(round_, UpdateUncertain(request.update_id, reason), now_s)
+            return self._give_up(round_, self._why_undecided(round_), now_s)
         if round_.phase is Phase.BACKOFF:
             return self._prepare(round_, now_s)
         if round_.refusals:  # the silent ones may be dead: a higher ballot may win without them
             return self._back_off(round_, now_s)
         round_.wake_s = now_s + RESEND_S
-        return [SendPeer(holder, _message(round_)) for holder in round_.silent]
+        return [*round_.messages()]
 
-    def _send(self, round_: Round, now_s: float) -> list[SendPeer]:
-        round_.promises, round_.acceptances, round_.refusals = {}, {}, {}
+    def _why_undecided(self, round_: Round) -> str:
+        if self._has_no_ballot(round_.request.job_id):
+            return f"a holder of {round_.request.job_id} reports a ballot counter near {COUNTER_MAX}, the last one"
+        silent = ", ".join(dict.fromkeys(holder.node for holder in round_.silent)) or "none"
+        return f"no majority within {self._update_timeout_s:g} s; silent: {silent}"
+
+    def _has_no_ballot(self, job_id: JobId) -> bool:
+        return self._counters.get(job_id, 0) >= COUNTER_MAX - 1
+
+    def _send(self, round_: Round, now_s: float) -> Output:
+        round_.forget_answers()
         round_.wake_s = now_s + RESEND_S
-        message = _message(round_)
-        return [SendPeer(holder, message) for holder in round_.request.holders]
+        return [*round_.messages()]
 
-    def _remember(self, request: Request, ballot: Ballot, current: JobRecord | None) -> None:
-        self._prepared[request.job_id] = Prepared(ballot, request.holders, current)
+    def _remember(self, round_: Round, ballot: Ballot, current: JobRecord | None) -> None:
+        self._prepared[round_.request.job_id] = Prepared(ballot, round_.configuration, current)
         while len(self._prepared) > REMEMBERED_MAX:
             self.drop(next(iter(self._prepared)))
 
-    def _finish(self, round_: Round, result: Result, now_s: float) -> list[SendPeer | Result]:
+    def _make_way(self, job_id: JobId, now_s: float) -> Output:
+        """An operator replaces the holders: whoever still asks the lost ones would ask in vain, and bar the way."""
+        reason = "an operator replaces the job's holders"
+        waiting = self._waiting.pop(job_id, deque())
+        output: Output = [UpdateUncertain(request.update_id, reason) for request, _ in waiting]
+        round_ = self._rounds.get(job_id)
+        return output if round_ is None else [*output, *self._give_up(round_, reason, now_s)]
+
+    def _give_up(self, round_: Round, reason: str, now_s: float) -> Output:
+        return self._finish(round_, UpdateUncertain(round_.request.update_id, reason), now_s)
+
+    def _finish(self, round_: Round, result: Result, now_s: float) -> Output:
         job_id = round_.request.job_id
         del self._rounds[job_id]
-        output: list[SendPeer | Result] = [result]
+        output: Output = [result]
+        if round_.is_forced:
+            output += self._make_way(job_id, now_s)
         while job_id in self._waiting and job_id not in self._rounds:
             queue = self._waiting[job_id]
             request, deadline_s = queue.popleft()
@@ -316,17 +374,14 @@ class Proposer:
         return output
 
 
-def majority(holder_count: int) -> int:
-    """More than half."""
-    return holder_count // 2 + 1
+def _first_asked(request: Request) -> Configuration:
+    """Whom a round asks that has heard of no record."""
+    if isinstance(request, UpdateRequested) and request.is_forced:
+        return request.value.configuration
+    return request.configuration
 
 
-def _stamp(record: JobRecord | None) -> tuple[int, int] | None:
-    return None if record is None else record.stamp
-
-
-def _message(round_: Round) -> PrepareRequest | AcceptRequest:
-    if round_.phase is Phase.ACCEPT:
-        assert round_.proposal is not None
-        return round_.proposal
-    return PrepareRequest(round_.request.job_id, round_.ballot)
+def _may_replace(request: UpdateRequested, current: JobRecord | None) -> bool:
+    if current is None:
+        return request.expected is None
+    return request.expected == current.stamp and may_follow(request.value.configuration, current.configuration)

@@ -2,32 +2,42 @@
 
 Each node runs one `Register` with both sides: an acceptor for the jobs that it holds and a proposer for the jobs that
 it acts for.  Messages to the own acceptor take the same way as all others (`SendPeer` to oneself, after the durable
-barrier), with one exception: a job whose only holder is this node is updated within the step, so that it costs one
-write and no message.
+barrier), with two exceptions within the step: a job whose only holder is this node is updated at the cost of one write
+and no message, and the first holder of a new job accepts its first record before it asks the others.
 
-What the protocol leaves out on purpose: it knows no leases, no shepherds and no epochs.  They are fields of the value.
+What the protocol leaves out on purpose: it knows no shepherds and no epochs, which are fields of the value.  Leases it
+knows as votes only: safety never rests on them.  How the holders of a job change is told in `succession`.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from types import MappingProxyType
 from typing import assert_never
 
 from swarmsched.effects import Persist, SendPeer
 from swarmsched.errors import LocalProtocolError
 from swarmsched.events import PeerMessageReceived, TimerFired
+from swarmsched.holders import Holder, Quorum, majority
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.acceptor import Acceptor
+from swarmsched.jobs.acceptor import Acceptor, MayChangeShepherd
 from swarmsched.jobs.message import (
     AcceptAnswer,
     AcceptRequest,
+    Ballot,
+    EndDecided,
     PrepareAnswer,
     PrepareRequest,
     RegisterMessage,
 )
-from swarmsched.jobs.proposer import COUNTER_MAX, Proposer, Quorum, majority
+from swarmsched.jobs.proposer import COUNTER_MAX, FIRST_COUNTER, Proposer
+from swarmsched.jobs.succession import configuration_problem, may_follow
+from swarmsched.jobs.tombstones import TOMBSTONES_MAX
 from swarmsched.jobs.update import (
+    EndConfirmed,
+    JobOver,
     ReadDecided,
     ReadRequested,
+    RecordAccepted,
     Request,
     Result,
     UpdateConflicted,
@@ -39,8 +49,11 @@ from swarmsched.record import JobRecord
 
 __all__ = [
     "UPDATE_TIMEOUT_S",
+    "EndConfirmed",
+    "JobOver",
     "ReadDecided",
     "ReadRequested",
+    "RecordAccepted",
     "Register",
     "RegisterEffect",
     "RegisterEvent",
@@ -53,36 +66,43 @@ __all__ = [
 ]
 
 UPDATE_TIMEOUT_S = 10.0
-HOLDERS_MAX = 5
 
 RegisterEvent = PeerMessageReceived | TimerFired | UpdateRequested | ReadRequested
-RegisterEffect = SendPeer | Persist | Result
+RegisterEffect = SendPeer | Persist | RecordAccepted | EndConfirmed | Result
+
+
+def _always(_shepherd: NodeId, _generation: int, _now_s: float) -> bool:
+    return True
 
 
 class Register:
-    """Both sides of all registers of one node.
+    """All registers of one node.  Drive it with `step`, and with `TimerFired` when `next_deadline_s` has come.
 
-    `majority` maps the number of holders to the quorum; any two quorums must share a holder.  Results of this node's
-    requests come as effects, after the writes they rest on.
+    `store_id` is the identity of the database behind it: another one after the disk was lost.  `may_change_shepherd`
+    says whether the lease that this holder gave to a shepherd is over at a time.  `quorum` says how many of how many
+    are enough.  `tombstones_max`: of how many dropped jobs it is kept that they are over.
     """
 
     def __init__(
         self,
         node_id: NodeId,
         generation: int,
+        store_id: int,
         rng: random.Random,
         *,
-        majority: Quorum = majority,
+        quorum: Quorum = majority,
+        may_change_shepherd: MayChangeShepherd = _always,
         update_timeout_s: float = UPDATE_TIMEOUT_S,
+        tombstones_max: int = TOMBSTONES_MAX,
     ) -> None:
-        self._node_id = node_id
-        self._acceptor = Acceptor()
-        self._proposer = Proposer(node_id, generation, rng, majority, update_timeout_s)
-        self._dropped_message_count = 0
+        self._me = Holder(node_id, store_id)
+        self._acceptor = Acceptor(self._me, may_change_shepherd, tombstones_max)
+        self._proposer = Proposer(node_id, generation, rng, quorum, update_timeout_s)
+        self._dropped_messages: dict[str, int] = {}
 
-    def restore(self, entries: Mapping[str, bytes]) -> None:
-        """Read back the room `register`; raises `StorageError`, with nothing restored."""
-        self._acceptor.restore(entries)
+    def restore(self, entries: Mapping[str, bytes], tombstones: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Read back the rooms `register` and `over`; raises `StorageError`, with nothing restored."""
+        self._acceptor.restore(entries, tombstones)
 
     def step(self, event: RegisterEvent, now_s: float) -> list[RegisterEffect]:
         """Handle one event; late, repeated and reordered messages are harmless.
@@ -110,12 +130,36 @@ class Register:
         return self._acceptor.records
 
     @property
+    def open_records(self) -> Mapping[JobId, JobRecord]:
+        """Those of `records` that have not ended and name this node and its store as a holder, present or leaving."""
+        return self._acceptor.open_records
+
+    @property
+    def dropped_messages(self) -> Mapping[str, int]:
+        """Messages without an answer, by reason: nonsense, no_room, wrong_store."""
+        return MappingProxyType(self._dropped_messages)
+
+    @property
     def dropped_message_count(self) -> int:
-        """Messages that broke the protocol or found no room."""
-        return self._dropped_message_count
+        """The sum of `dropped_messages`."""
+        return sum(self._dropped_messages.values())
+
+    def is_holder(self, job_id: JobId) -> bool:
+        """True if the latest record accepted here names this node and its store as a holder, present or leaving."""
+        record = self._acceptor.records.get(job_id)
+        return record is not None and self._me in record.configuration.members
+
+    @property
+    def over(self) -> Container[JobId]:
+        """Those jobs of which `is_over` is true."""
+        return self._acceptor.over
+
+    def is_over(self, job_id: JobId) -> bool:
+        """True for a job whose end was decided, and of which no more than that is kept here."""
+        return job_id in self._acceptor.over
 
     def drop(self, job_id: JobId) -> list[Persist]:
-        """Delete a job that is past its retention.  Call it only for jobs that nobody updates any more."""
+        """Keep of a job no more than that it is over.  Call it only for jobs whose end is known to be decided."""
         self._proposer.drop(job_id)
         return self._acceptor.drop(job_id)
 
@@ -125,46 +169,62 @@ class Register:
         self._proposer.validate()
 
     def _on_message(self, sender: NodeId, message: object, now_s: float) -> list[RegisterEffect]:
+        problem = self._problem(sender, message)
+        if problem:
+            self._dropped_messages[problem] = self._dropped_messages.get(problem, 0) + 1
+            return []
         match message:
-            case PrepareRequest() if self._is_acceptable(sender, message):
-                promise, writes = self._acceptor.prepare(message)
+            case PrepareRequest():
+                promise, effects = self._acceptor.prepare(message, now_s)
                 self._proposer.observe(message.job_id, message.ballot)
-                return [*writes, SendPeer(sender, promise)]
-            case AcceptRequest() if self._is_acceptable(sender, message):
-                acceptance, writes = self._acceptor.accept(message)
+                return [*effects, SendPeer(sender, promise)]
+            case AcceptRequest():
+                acceptance, effects = self._acceptor.accept(message)
                 self._proposer.observe(message.job_id, message.next_ballot)
-                return [*writes, SendPeer(sender, acceptance)]
-            case PrepareAnswer() | AcceptAnswer() if _is_about_one_job(message):
+                return [*effects, SendPeer(sender, acceptance)]
+            case EndDecided():
+                return [*self._acceptor.end_decided(message)]
+            case PrepareAnswer() | AcceptAnswer():
                 return [*self._proposer.receive(sender, message, now_s)]
             case _:
-                self._dropped_message_count += 1
                 return []
 
-    def _is_acceptable(self, sender: NodeId, request: PrepareRequest | AcceptRequest) -> bool:
-        """A ballot belongs to the node that it names; a value to the job that it is sent for."""
-        ballots = [request.ballot, request.next_ballot] if isinstance(request, AcceptRequest) else [request.ballot]
-        is_own_ballot = all(each.node == sender and 0 < each.counter <= COUNTER_MAX for each in ballots)
-        return is_own_ballot and _is_about_one_job(request) and self._acceptor.has_room(request.job_id)
+    def _problem(self, sender: NodeId, message: object) -> str:
+        """Why a message gets no answer; empty if it may."""
+        if not isinstance(message, RegisterMessage) or not _makes_sense(sender, message):
+            return "nonsense"
+        if isinstance(message, PrepareRequest | AcceptRequest | EndDecided):
+            if message.store != self._me.store:
+                return "wrong_store"
+            if not self._acceptor.has_room(message.job_id):
+                return "no_room"
+        return ""
 
     def _on_request(self, request: Request, now_s: float) -> list[RegisterEffect]:
-        self._check_request(request)
-        if request.holders == (self._node_id,) and not self._proposer.is_busy(request.job_id):
-            return self._serve_alone(request)
-        if self._node_id in request.holders:
+        _check_request(request)
+        if self.is_over(request.job_id):
+            return [JobOver(request.update_id, request.job_id)]
+        if not self._proposer.is_busy(request.job_id):
+            if self._is_alone(request):
+                return self._serve_alone(request, now_s)
+            if isinstance(request, UpdateRequested) and self._may_skip_prepare(request):
+                return self._create(request, now_s)
+        if self._acceptor.has_slot(request.job_id):
             self._proposer.observe(request.job_id, self._acceptor.slot(request.job_id).promised)
         return [*self._proposer.request(request, now_s)]
 
-    def _check_request(self, request: Request) -> None:
-        if not 1 <= len(request.holders) <= HOLDERS_MAX or len(set(request.holders)) != len(request.holders):
-            raise LocalProtocolError(f"holders must be 1 to {HOLDERS_MAX} different nodes, not {request.holders}")
+    def _is_alone(self, request: Request) -> bool:
+        """True if this node is the only holder, by the request, by what it holds and by the new value."""
+        current = self._acceptor.slot(request.job_id).accepted
+        asked = [request.configuration, *([] if current is None else [current.configuration])]
         if isinstance(request, UpdateRequested):
-            if request.value.job_id != request.job_id:
-                raise LocalProtocolError(f"the record of {request.value.job_id} cannot be that of {request.job_id}")
-            if request.expected is not None and request.value.stamp <= request.expected:
-                raise LocalProtocolError(f"stamp {request.value.stamp} is not above {request.expected}")
+            asked.append(request.value.configuration)
+            if request.is_forced:
+                return False
+        return all(configuration.members == (self._me,) for configuration in asked)
 
-    def _serve_alone(self, request: Request) -> list[RegisterEffect]:
-        """The only holder is this node: what its acceptor accepted is what was decided."""
+    def _serve_alone(self, request: Request, now_s: float) -> list[RegisterEffect]:
+        """What the acceptor of the only holder accepted is what was decided."""
         slot = self._acceptor.slot(request.job_id)
         current = slot.accepted
         if isinstance(request, ReadRequested):
@@ -173,19 +233,87 @@ class Register:
             return [UpdateDecided(request.update_id, request.value)]
         if (None if current is None else current.stamp) != request.expected:
             return [UpdateConflicted(request.update_id, current)]
+        if request.takes_over and not self._acceptor.may_promise(request.job_id, self._me.node, now_s):
+            return [UpdateUncertain(request.update_id, f"{current.shepherd if current else ''} still has its lease")]
         if not self._acceptor.has_room(request.job_id):
             return [UpdateUncertain(request.update_id, "this node holds as many jobs as it can")]
         self._proposer.observe(request.job_id, slot.promised)
         ballot = self._proposer.next_ballot(request.job_id)
-        accept = AcceptRequest(request.job_id, ballot, request.value, next_ballot=ballot)
-        _, writes = self._acceptor.accept(accept)
-        return [*writes, UpdateDecided(request.update_id, request.value)]
+        _, effects = self._acceptor.accept(AcceptRequest(request.job_id, ballot, request.value, next_ballot=ballot))
+        return [*effects, UpdateDecided(request.update_id, request.value)]
+
+    def _may_skip_prepare(self, request: UpdateRequested) -> bool:
+        """True for the first holder of a job of which it has never heard; why that is safe: see `proposer`."""
+        is_first_record = request.expected is None and not request.takes_over and not request.is_forced
+        is_first_holder = request.value.holders[0] == self._me
+        is_new = not self._acceptor.has_slot(request.job_id) and not self._proposer.has_met(request.job_id)
+        return is_first_record and is_first_holder and is_new and self._acceptor.has_room(request.job_id)
+
+    def _create(self, request: UpdateRequested, now_s: float) -> list[RegisterEffect]:
+        accept = self._proposer.first_accept(request.job_id, request.value)
+        _, effects = self._acceptor.accept(accept)
+        return [*effects, *self._proposer.begin_first(request, accept, self._me, now_s)]
 
 
-def _is_about_one_job(message: RegisterMessage) -> bool:
-    value: JobRecord | None = None
-    if isinstance(message, AcceptRequest):
-        value = message.value
-    elif isinstance(message, PrepareAnswer):
-        value = message.accepted
-    return value is None or value.job_id == message.job_id
+def _check_request(request: Request) -> None:
+    problem = configuration_problem(request.configuration)
+    if isinstance(request, UpdateRequested):
+        problem = problem or _value_problem(request)
+    if problem:
+        raise LocalProtocolError(problem)
+
+
+def _value_problem(request: UpdateRequested) -> str:
+    value = request.value
+    problem = configuration_problem(value.configuration)
+    if problem:
+        return problem
+    if value.job_id != request.job_id:
+        return f"the record of {value.job_id} cannot be that of {request.job_id}"
+    if request.is_forced:
+        return ""
+    if request.expected is None:
+        return "" if value.configuration == request.configuration else "a first record must name the holders asked"
+    if value.stamp <= request.expected:
+        return f"stamp {value.stamp} is not above {request.expected}"
+    if not may_follow(value.configuration, request.configuration):
+        return "holders may only change with the present ones leaving: set leaving_holders"
+    return ""
+
+
+def _makes_sense(sender: NodeId, message: RegisterMessage) -> bool:
+    match message:
+        case PrepareRequest(ballot=ballot):
+            return _is_own_ballot(ballot, sender) and ballot.counter > FIRST_COUNTER
+        case AcceptRequest(ballot=ballot, value=value):
+            is_own = _is_own_ballot(ballot, sender) and _is_own_ballot(message.next_ballot, sender)
+            is_first = not value.leaving_holders and value.configuration.nodes[:1] == (sender,)
+            is_allowed = ballot.counter > FIRST_COUNTER or is_first
+            return is_own and is_allowed and _is_record_of(message.job_id, value)
+        case PrepareAnswer(accepted=record):
+            is_whole = (record is None) == (message.accepted_ballot == Ballot())
+            is_kept = not message.is_promised or message.promised == message.ballot
+            is_possible = is_kept and message.accepted_ballot <= message.promised and _is_ballot(message.promised)
+            if message.is_over and (message.is_promised or record is not None):
+                return False
+            return is_whole and is_possible and (record is None or _is_record_of(message.job_id, record))
+        case AcceptAnswer():
+            is_kept = not message.is_accepted or message.promised >= message.ballot
+            return is_kept and _is_ballot(message.promised) and not (message.is_over and message.is_accepted)
+        case EndDecided(ballot=ballot):
+            return ballot.counter > 0 and _is_ballot(ballot)
+        case _:
+            assert_never(message)
+
+
+def _is_own_ballot(ballot: Ballot, sender: NodeId) -> bool:
+    return ballot.node == sender and ballot.counter > 0 and _is_ballot(ballot)
+
+
+def _is_ballot(ballot: Ballot) -> bool:
+    """False for what no holder can have promised, since all refuse to."""
+    return ballot.counter <= COUNTER_MAX
+
+
+def _is_record_of(job_id: JobId, record: JobRecord) -> bool:
+    return record.job_id == job_id and not configuration_problem(record.configuration)

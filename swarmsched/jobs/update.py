@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from swarmsched.ids import JobId, NodeId
+from swarmsched.holders import Configuration
+from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
 
 Stamp = tuple[int, int]
@@ -13,25 +14,59 @@ Stamp = tuple[int, int]
 class UpdateRequested:
     """Replace the record whose stamp is `expected` (None: there must be none) by `value`.
 
-    `holders` are the nodes that keep this job's register.  Answered by exactly one of `UpdateDecided`,
-    `UpdateConflicted` and `UpdateUncertain` with the same id.  Repeating a request whose value is still the current
-    one is decided again.
+    `configuration` is that of the record to be replaced, as far as the caller knows, or of the first one.  A value with
+    another configuration changes the holders.  With `takes_over` the value names another shepherd than the present
+    one, and holders whose lease to the present one runs do not vote for it: if too many refuse, the answer is an
+    `UpdateUncertain` ("... still has its lease") at once, so that the caller chooses when to try again.
+
+    With `is_forced` only the holders of the value are asked: an operator has given up the others.  Nothing is compared
+    then but the epoch, which must be above that of the newest record among those asked; else it conflicts.
+
+    A change of holders must be joint: the value keeps the present holders as its `leaving_holders`, and a later update
+    takes those away.  Where the record that is found has holders that the value's may not follow, it conflicts.
+
+    Answered by exactly one of `UpdateDecided`, `UpdateConflicted`, `UpdateUncertain` and `JobOver` with the same id.
+    Repeating a request whose value is still the current one is decided again.
     """
 
     update_id: int
     job_id: JobId
-    holders: tuple[NodeId, ...]
+    configuration: Configuration
     expected: Stamp | None
     value: JobRecord
+    takes_over: bool = False
+    is_forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequested:
-    """Read linearizably.  Answered by `ReadDecided`, or `UpdateUncertain` when no majority answers."""
+    """Read linearizably.  Answered by `ReadDecided`, `JobOver`, or `UpdateUncertain` when no majority answers.
+
+    With `spreads` the record is also sent to all its holders again: one that has missed it gets it so.
+    """
 
     update_id: int
     job_id: JobId
-    holders: tuple[NodeId, ...]
+    configuration: Configuration
+    spreads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAccepted:
+    """This node's acceptor has taken over a record; with several holders it may not be decided yet.
+
+    `is_by_shepherd` is False for one that somebody else found and had accepted again: its shepherd may be long gone.
+    """
+
+    record: JobRecord
+    is_by_shepherd: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EndConfirmed:
+    """The ended record that this node's acceptor has taken over is decided."""
+
+    job_id: JobId
 
 
 Request = UpdateRequested | ReadRequested
@@ -69,4 +104,12 @@ class ReadDecided:
     record: JobRecord | None
 
 
-Result = UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """Some holder had the job's decided end and keeps it no more.  Whatever record is here may be dropped."""
+
+    update_id: int
+    job_id: JobId
+
+
+Result = UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided | JobOver
