@@ -20,6 +20,8 @@ API_VERSION = "v1"
 DEFAULT_QUEUE = "default"
 QUEUES = (DEFAULT_QUEUE,)
 DEFAULT_GRACE_S = 30.0
+DEFAULT_MAX_RESTARTS = 5
+RESTARTS_LIMIT = 1_000
 PRIORITY_LIMIT = 1_000
 RANKS_LIMIT = 4_096
 ENVIRONMENT_BYTES_LIMIT = 32_768
@@ -97,6 +99,7 @@ class JobSpec:
     blob_sources: Annotated[tuple[NodeName, ...], MaxLength(16)] = ()  # agents that hold tree and requirements
     umask: U32 = 0o022
     held_bytes: U53 = 0  # bytes of the shipped tree, for display
+    max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
 
     @property
     def total_gpus(self) -> int:
@@ -136,6 +139,7 @@ class JobSpec:
             "blob_sources": list(self.blob_sources),
             "umask": self.umask,
             "tree_bytes": self.held_bytes,
+            "max_restarts": self.max_restarts,
         }
 
 
@@ -187,6 +191,7 @@ class _SpecReader:
             blob_sources=self._nodes("blob_sources"),
             umask=self._integer("umask", 0, 0o777, 0o022),
             held_bytes=self._integer("tree_bytes", 0, 2**50, 0),
+            max_restarts=self._integer("max_restarts", 0, RESTARTS_LIMIT, DEFAULT_MAX_RESTARTS),
         )
         if self._problems:
             raise JobRejected(self._problems)

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarmsched.api import JobSpec
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import FieldProblem
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 
@@ -23,7 +25,7 @@ class SubmitJob:
     """Create the job of a ticket, once, whoever is asked how often.  Reply: `JobAccepted` or a refusal."""
 
     job_id: JobId
-    holders: tuple[NodeId, ...]
+    holders: tuple[Holder, ...]
     spec: JobSpec
     is_dry_run: bool = False
 
@@ -60,7 +62,28 @@ class ForgetMember:
     node: NodeId
 
 
-Command = CreateTicket | SubmitJob | CancelJob | SignalJob | SetSwarmSetting | ForgetMember
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """A rank of a task on this node says that its checkpoint is complete.  Reply: `CheckpointCommitted`, or a refusal
+    (conflict when a newer attempt runs or the job is over)."""
+
+    job_id: JobId
+    attempt: int
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverJob:
+    """Go on without the job's lost holders: an operator's decision.  Refused while a majority of them answers.
+
+    Reply: `JobAccepted` with the forced record."""
+
+    job_id: JobId
+
+
+Command = (
+    CreateTicket | SubmitJob | CancelJob | SignalJob | SetSwarmSetting | ForgetMember | CommitCheckpoint | RecoverJob
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +91,15 @@ class TicketIssued:
     """A fresh id and the nodes that would hold the job."""
 
     job_id: JobId
-    holders: tuple[NodeId, ...]
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """The register knows it; the next attempt resumes from it."""
+
+    checkpoint: Checkpoint
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +126,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It did not happen.  `code` maps to an HTTP status: not_found 404, conflict 409, impossible 422, invalid 422,
-    not_ready 503, unavailable 503 (outcome unknown, repeat with the same ticket)."""
+    """It did not happen.  `code` maps to an HTTP status: not_found 404, over 410 (past its retention), conflict
+    409, impossible 422, invalid 422, not_ready 503, unavailable 503 (outcome unknown, repeat with the same ticket)."""
 
     code: str
     problem: str
@@ -104,4 +135,4 @@ class Refused:
     fields: tuple[FieldProblem, ...] = ()
 
 
-Reply = TicketIssued | JobAccepted | SettingStored | Done | Refused
+Reply = TicketIssued | JobAccepted | CheckpointCommitted | SettingStored | Done | Refused

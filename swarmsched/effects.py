@@ -5,6 +5,7 @@ or a later one, is performed only once it is on disk, with the exception of `Sen
 Fsyncs of one loop turn may share one commit.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ class SendPeer:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, ledger, setting, task."""
+    """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, over, ledger, setting, task."""
 
     room: str
     key: str
@@ -81,10 +82,14 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class StartTask:
-    """Start the shim and its ranks on these GPUs; report `TaskStarted`, `RankExited`, `TaskExited`."""
+    """Start the shim and its ranks on these GPUs; report `TaskStarted`, `RankExited`, `TaskExited`.
+
+    They may run until `until_s` on the driver's monotonic clock, unless `ExtendTask` follows.
+    """
 
     order: TaskOrder
     gpus: tuple[Gpu, ...]
+    until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,19 @@ class StopTask:
     job_id: JobId
     attempt: int
     grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendTask:
+    """The ranks may run until `until_s` on the driver's monotonic clock (infinite: without limit).
+
+    A later one replaces an earlier one.  When the time has come and no extension has, the ranks are frozen; a later
+    extension lets them go on.  Must take effect although the agent dies: the shim keeps the time.
+    """
+
+    job_id: JobId
+    attempt: int
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,7 @@ Effect = (
     | StartTask
     | SignalTask
     | StopTask
+    | ExtendTask
     | ForgetTask
     | Announce
 )

@@ -68,7 +68,10 @@ class InvalidTransition(SwarmError):
 
 
 class StorageError(SwarmError):
-    """A database or file that cannot be used as it is; it was left untouched."""
+    """A database or file that cannot be used as it is; it was left untouched.
+
+    The core names an entry as its path, and knows no remedy for one that is damaged: who owns the file adds both.
+    """
 
     code = "storage"
 

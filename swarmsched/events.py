@@ -144,6 +144,15 @@ class TaskStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskFreezeChanged:
+    """The shim froze the task's ranks because their time was over, or let them go on."""
+
+    job_id: JobId
+    attempt: int
+    is_frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RankExited:
     """One rank ended; others may still run."""
 
@@ -187,6 +196,7 @@ Event = (
     | TaskStaged
     | TaskStageFailed
     | TaskStarted
+    | TaskFreezeChanged
     | RankExited
     | TaskExited
     | TasksFound

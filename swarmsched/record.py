@@ -5,7 +5,9 @@ from enum import Enum
 from typing import Annotated, Self
 
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.resources import Share
 
 SIGTERM = 15
@@ -18,6 +20,14 @@ class PlanState(Enum):
     PREPARED = "prepared"  # every owner holds; durable before any commit
     LAUNCHED = "launched"  # every owner committed; ranks may run
     ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A task of an earlier attempt that may still have processes: nothing new starts before it is settled."""
+
+    node: NodeName
+    attempt: U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class JobRecord:
     version: U32
     shepherd: NodeName
     shepherd_generation: U53
-    holders: Annotated[tuple[NodeName, ...], MaxLength(5)]
+    holders: Holders
     state: JobState = JobState.QUEUED
     phase: StartPhase = StartPhase.NONE
     reason: Text = ""  # why it is in this state, for people
@@ -56,6 +66,11 @@ class JobRecord:
     is_forced: bool = False  # an operator overrode a lost quorum
     first_started_utc_s: Amount = 0.0
     relaunches: U32 = 0  # of the current job for reasons that are not its own
+    leaving_holders: Holders = ()  # while holders change: a majority of these must agree as well
+    leftovers: Annotated[tuple[Leftover, ...], MaxLength(512)] = ()
+    restarts: U32 = 0  # attempts whose ranks had run and were lost with a node
+    preemptions: U32 = 0
+    checkpoint: Checkpoint | None = None  # what the next attempt resumes from
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -63,14 +78,23 @@ class JobRecord:
         return (self.epoch, self.version)
 
     @property
+    def configuration(self) -> Configuration:
+        """Who holds this record."""
+        return Configuration(self.holders, self.leaving_holders)
+
+    @property
     def is_ended(self) -> bool:
         """True once nothing about the job changes any more."""
         return self.state is JobState.ENDED
 
     def updated(self, **changes: object) -> Self:
-        """A copy with changes and the next version."""
+        """A copy with changes and the next version.
+
+        The lowest versions are set apart for first records, one for each holder: those whom a ticket is given to at
+        once make records that differ, and a stamp must not name two.
+        """
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return type(self)(**{**values, "version": self.version + 1, **changes})
+        return type(self)(**{**values, "version": max(self.version, HOLDERS_MAX) + 1, **changes})
 
 
 def shell_exit_code(record: JobRecord) -> int:

@@ -8,7 +8,9 @@ from enum import Enum
 from typing import Annotated
 
 from swarmsched.api import JobSpec
-from swarmsched.fields import I32, U16, U32, U53, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.holders import Configuration
 from swarmsched.resources import Share, world_size
 
 RENDEZVOUS_PORTS_PER_GPU = 20
@@ -30,6 +32,9 @@ class TaskOrder:
     shares: Annotated[tuple[Share, ...], MaxLength(512)]
     rendezvous_host: Host
     rendezvous_port: Port
+    configuration: Configuration = Configuration()  # noqa: RUF009  # frozen; whose word the ranks run on
+    version: U32 = 0  # of the record that this was made from
+    checkpoint: Checkpoint | None = None  # to resume from
 
     @property
     def world_size(self) -> int:
@@ -53,8 +58,8 @@ class TaskOrder:
 
     @property
     def needs_staging(self) -> bool:
-        """True when files or an environment must reach the node, or peers' reach of rank 0 must be probed."""
-        return bool(self.spec.tree or self.spec.requirements) or self.node_rank > 0
+        """True when files, an environment or a checkpoint must reach the node, or rank 0 be probed from there."""
+        return bool(self.spec.tree or self.spec.requirements or self.checkpoint) or self.node_rank > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class TaskStatus:
     phase: Annotated[str, MaxLength(16)] = ""  # StartPhase value while staging
     revision: U32 = 0  # grows with each change in one life of the owner's agent
     generation: U53 = 0  # that life: after a restart revisions begin anew
+    is_frozen: bool = False  # its node has lost contact with the job's holders
+    ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
 
     @property
     def news(self) -> tuple[int, int]:

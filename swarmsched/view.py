@@ -47,6 +47,8 @@ class JobView:
     nodes: tuple[NodeId, ...] = ()  # only these, if any
     exclude: tuple[NodeId, ...] = ()
     first_started_utc_s: float = 0.0  # 0: never ran
+    shepherd: str = ""  # the node that acts for it
+    preemptions: int = 0  # how often it made room for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class PlanEntry:
     rank_key: RankKey
     reason: str
     shares: tuple[Share, ...] = ()
+    victims: tuple[JobId, ...] = ()  # running jobs that must make room first; then `shares` is where the job will fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ class Policy(Protocol):
 
     def rank_key(self, job: JobView) -> RankKey:
         """The job's place in the order; cheap enough to call for each job at each event."""
+
+    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey) -> str:
+        """Why a running job need not stop for one with that key; empty when it must."""
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Order all live jobs and say which queued ones may start now, and why the others may not."""

@@ -150,7 +150,7 @@ def read_entries(entries: Mapping[str, bytes]) -> StoredLedger:
             elif key.startswith(FENCE_PREFIX):
                 fences[JobId(key.removeprefix(FENCE_PREFIX))] = decode_value(StoredFence, entries[key])
         except ProtocolError as error:
-            raise StorageError(f"{ROOM}/{key}", f"unreadable entry: {error}", "restore the database") from error
+            raise StorageError(f"{ROOM}/{key}", f"unreadable entry: {error}", "") from error
     _refuse_double_booking(bookings)
     return StoredLedger(tuple(bookings), fences, DRAINING_KEY in entries)
 
@@ -162,4 +162,4 @@ def _refuse_double_booking(bookings: list[Booking]) -> None:
             other = seen.setdefault(uuid, booking)
             if other is not booking:
                 problem = f"GPU {uuid} is booked for {other.key} and for {booking.key}"
-                raise StorageError(f"{ROOM}/{booking_entry(booking.key)}", problem, "restore the database")
+                raise StorageError(f"{ROOM}/{booking_entry(booking.key)}", problem, "")

@@ -14,7 +14,7 @@ Every changing method returns its answer together with the writes that must be o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from swarmsched.effects import Persist
@@ -34,7 +34,9 @@ from swarmsched.ledger.booking import (
     fence_entry,
     read_entries,
 )
+from swarmsched.ledger.claims import Claims
 from swarmsched.ledger.message import (
+    ClaimRequest,
     CommitRequest,
     FreeReport,
     HoldRequest,
@@ -67,6 +69,8 @@ class Ledger:
         self._deadlines: dict[BookingKey, float] = {}  # exactly the held bookings
         self._gpu_bookings: dict[str, BookingKey] = {}  # uuid of every booked GPU, offered or not
         self._fences: dict[JobId, Fence] = {}  # every job with a booking has one
+        self._claims = Claims()
+        self._requests: dict[BookingKey, HoldRequest] = {}  # of held bookings, as far as this life has seen them
         self._idle: dict[JobId, None] = {}  # jobs with a fence and no booking, longest idle first
         self._is_draining = False
         self._is_schema_stored = False
@@ -154,15 +158,40 @@ class Ledger:
         known = self._bookings.get((request.job_id, request.attempt))
         if known is not None and known.state is not BookingState.DRAINING:
             return self._hold_again(known, request, now_s)
-        refusal, detail = self._judge_hold(request)
+        refusal, detail = self._judge_hold(request, now_s)
         if refusal is not Refusal.NONE:
             return self._refuse(request, refusal, detail)
         writes = self._raise_fence(request.job_id, request.epoch, released_attempt=max(request.attempt, 1) - 1)
         writes += self._drop_earlier_holds(request, now_s)
+        self._claims.drop(request.job_id)
         booking = self._new_booking(request)
         self._put(booking, now_s)
+        self._requests[booking.key] = request
         self._refresh()
         return self._accept(request, [*writes, booking.persisted()])
+
+    def in_the_way(self, request: HoldRequest) -> tuple[LedgerEntry, ...]:
+        """Undecided holds that rank lower and without which this one would fit; nothing if it would not even then."""
+        lower = [key for key, held in self._requests.items() if key in self._deadlines and _ranks_above(request, held)]
+        if not lower or not fits(self._free_without(lower), request.demand, request.ranks):
+            return ()
+        return tuple(self._entry(self._bookings[key]) for key in lower)
+
+    def retract(self, request: HoldRequest) -> None:
+        """Its refusal was not told yet: judge it anew when it is asked again."""
+        fence = self._fences.get(request.job_id)
+        if fence is not None:
+            fence.answers.pop((fence.epoch, request.attempt, request.command_id), None)
+
+    def claim(self, request: ClaimRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """Keep what is free, and what comes free, from jobs that rank lower; books nothing and is not durable."""
+        fence = self._fences.get(request.job_id)
+        if fence is not None and request.epoch < fence.epoch:
+            detail = f"epoch {request.epoch} was succeeded by {fence.epoch}"
+            return self._answer(request, Refusal.STALE_EPOCH, detail, fence.epoch), []
+        has_room = self._claims.put(request, now_s)
+        refusal = Refusal.NONE if has_room else Refusal.CLAIMED
+        return self._answer(request, refusal, "" if has_room else "too many claims stand here", request.epoch), []
 
     def commit(self, request: CommitRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
         """Turn a live hold into a lease.  A higher epoch with the same attempt takes the booking over."""
@@ -237,6 +266,7 @@ class Ledger:
 
     def expire(self, now_s: float) -> tuple[list[ExpiredHold], list[Persist]]:
         """Free the holds whose deadline has come, and drop fences that have been idle for an hour."""
+        self._claims.expire(now_s)
         if self._is_waking:
             return [], []
         due = sorted(key for key, deadline_s in self._deadlines.items() if deadline_s <= now_s)
@@ -250,8 +280,9 @@ class Ledger:
 
     @property
     def next_deadline_s(self) -> float:
-        """When `expire` has a hold to free; infinite without holds."""
-        return math.inf if self._is_waking else min(self._deadlines.values(), default=math.inf)
+        """When `expire` has a hold to free or a claim to drop; infinite without any."""
+        holds_s = math.inf if self._is_waking else min(self._deadlines.values(), default=math.inf)
+        return min(holds_s, self._claims.next_deadline_s)
 
     @property
     def version(self) -> int:
@@ -262,6 +293,11 @@ class Ledger:
     def is_draining(self) -> bool:
         """True while nothing is offered to new holds."""
         return self._is_draining
+
+    @property
+    def claims(self) -> tuple[JobId, ...]:
+        """Jobs for which something is kept here."""
+        return self._claims.jobs
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -326,7 +362,7 @@ class Ledger:
             return self._answer(command, Refusal.STALE_EPOCH, detail, fence.epoch)
         return self.repeated(command)
 
-    def _judge_hold(self, request: HoldRequest) -> tuple[Refusal, str]:
+    def _judge_hold(self, request: HoldRequest, now_s: float) -> tuple[Refusal, str]:
         fence = self._fences.get(request.job_id)
         if fence is not None and request.attempt <= fence.released_attempt:
             return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
@@ -338,6 +374,8 @@ class Ledger:
             return Refusal.DOES_NOT_FIT, f"this node has {BOOKINGS_MAX} bookings, the most it keeps"
         if not fits(self._free, request.demand, request.ranks):
             return Refusal.DOES_NOT_FIT, _shortage(self._free, request.demand, request.ranks)
+        if not fits(self._claims.left_for(request, self._free, now_s), request.demand, request.ranks):
+            return Refusal.CLAIMED, f"what is free is kept for {', '.join(self._claims.jobs)}"
         return Refusal.NONE, ""
 
     def _judge_missing(self, command: OwnerCommand, otherwise: Refusal) -> tuple[Refusal, str]:
@@ -424,6 +462,7 @@ class Ledger:
 
     def _remove(self, booking: Booking, now_s: float) -> list[Persist]:
         del self._bookings[booking.key]
+        self._requests.pop(booking.key, None)
         self._deadlines.pop(booking.key, None)
         for uuid in booking.gpus:
             del self._gpu_bookings[uuid]
@@ -510,11 +549,16 @@ class Ledger:
             self._fences[job_id].idle_since_s = now_s
 
     def _compute_free(self) -> Free:
+        return self._free_without(())
+
+    def _free_without(self, gone: Collection[BookingKey]) -> Free:
+        """What would be free were those bookings not there."""
         if self._is_draining:
             return Free((), 0, 0)
-        booked = self._bookings.values()
+        booked = [booking for key, booking in self._bookings.items() if key not in gone]
         offered = (gpu for gpu in self._resources.gpus if gpu.health is GpuHealth.OK)
-        gpus = sorted((gpu for gpu in offered if gpu.uuid not in self._gpu_bookings), key=lambda gpu: gpu.index)
+        taken = self._gpu_bookings if not gone else {u: key for u, key in self._gpu_bookings.items() if key not in gone}
+        gpus = sorted((gpu for gpu in offered if gpu.uuid not in taken), key=lambda gpu: gpu.index)
         cpus = self._resources.cpu_count - sum(booking.cpus for booking in booked)
         memory_bytes = self._resources.memory_bytes - sum(booking.memory_bytes for booking in booked)
         return Free(tuple(gpus), max(0, cpus), max(0, memory_bytes))
@@ -525,6 +569,13 @@ class Ledger:
             return list(writes)
         self._is_schema_stored = True
         return [Persist(ROOM, SCHEMA_KEY, SCHEMA_VERSION), *writes]
+
+
+def _ranks_above(request: HoldRequest, held: HoldRequest) -> bool:
+    """Keys of different policies are never compared; then the first to come holds."""
+    is_comparable = request.policy_id == held.policy_id and bool(request.rank_key)
+    is_other = request.job_id != held.job_id
+    return is_other and is_comparable and (request.rank_key, request.job_id) < (held.rank_key, held.job_id)
 
 
 def _state_refusal(command: CheckedCommand, state: BookingState) -> Refusal:

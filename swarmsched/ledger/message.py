@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from swarmsched.fields import U16, U32, U53, Host, Job, MaxLength, Name, NodeName, Port, Seconds, Text
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.fields import U16, U32, U53, Amount, Host, Job, MaxLength, Name, NodeName, Port, Seconds, Text
 from swarmsched.resources import Demand
 from swarmsched.task import TaskOrder, TaskStatus
 
 HOLD_TTL_S = 5.0
+CLAIM_TTL_S = 60.0
 
 
 class Refusal(Enum):
@@ -27,6 +29,7 @@ class Refusal(Enum):
     DRAINING = "draining"
     NO_PORT = "no_port"  # no rendezvous port could be bound
     CONFLICT = "conflict"  # this name is held by two machines
+    CLAIMED = "claimed"  # what is free is kept for a job that ranks higher
     UNKNOWN = "unknown"  # nothing is known of such a task
 
 
@@ -60,6 +63,29 @@ class HoldRequest:
     rank_key: Annotated[tuple[U53, ...], MaxLength(4)]
     wants_rendezvous: bool  # rank 0 will live here: answer with host and bound port
     ttl_s: Seconds = HOLD_TTL_S
+    lasts_s: Seconds = 0.0  # its time limit: it may pass a claim that it does not delay; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Keep `ranks` ranks of `demand` for this job, of what is free and of what comes free, until `ttl_s` after receipt.
+
+    Holds of jobs that rank lower are refused what is left over by less, unless they end within `starts_within_s`
+    (0: not known).  Claims book nothing and are not durable; a claim of no ranks gives up the earlier one.
+    """
+
+    job_id: Job
+    epoch: U32
+    attempt: U32
+    command_id: U32
+    shepherd: NodeName
+    ranks: U16
+    demand: Demand
+    policy_id: Name
+    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]
+    submitted_utc_s: Amount  # orders claims of different policies
+    starts_within_s: Seconds
+    ttl_s: Seconds = CLAIM_TTL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +158,14 @@ class StatusRequest:
 
 
 OwnerCommand = (
-    HoldRequest | CommitRequest | LaunchRequest | ReleaseRequest | StopRequest | SignalRequest | StatusRequest
+    HoldRequest
+    | ClaimRequest
+    | CommitRequest
+    | LaunchRequest
+    | ReleaseRequest
+    | StopRequest
+    | SignalRequest
+    | StatusRequest
 )
 
 
@@ -159,6 +192,63 @@ class TaskReport:
 
     status: TaskStatus
     free: FreeReport
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptRequest:
+    """Shepherd of the taker to that of a running victim: would it make room, and, once `is_decided`, do so."""
+
+    job_id: Job  # the victim
+    command_id: U32
+    taker: Job
+    shepherd: NodeName  # of the taker
+    policy_id: Name
+    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]  # of the taker
+    is_decided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptAnswer:
+    """The victim's shepherd: yes, or why not.  A yes to a question binds nobody."""
+
+    job_id: Job
+    command_id: U32
+    taker: Job
+    is_granted: bool
+    detail: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class YieldRequest:
+    """Owner to the shepherd of a hold: one that ranks higher wants this; give way if PREPARED is not written."""
+
+    job_id: Job
+    attempt: U32
+    owner: NodeName
+    wanted_by: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """Owner to shepherd: ranks of this attempt have completed a checkpoint.  Repeated until answered."""
+
+    job_id: Job
+    attempt: U32
+    command_id: U53  # unique over all lives of the owner's agent
+    owner: NodeName
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnswer:
+    """Shepherd to owner: committed under `epoch`, or why not."""
+
+    job_id: Job
+    attempt: U32
+    command_id: U53
+    epoch: U32
+    is_committed: bool
+    detail: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""Claims: what an owner keeps for jobs that are next, of what is free and of what comes free.
+
+A claim books nothing.  It is a reason to refuse holds of jobs that rank lower, unless they surely end before the
+claim's job is expected to start.  So the biggest gang is not starved by small ones that take each GPU as it comes
+free, and what victims of a preemption leave goes to whom it was taken for (protocol notes, section 5).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarmsched.ids import JobId
+from swarmsched.ledger.message import ClaimRequest, HoldRequest
+from swarmsched.resources import Demand, Free, pick_gpus, ranks_that_fit
+
+CLAIMS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One job's claim here.  Times are seconds on the owner's monotonic clock."""
+
+    request: ClaimRequest
+    deadline_s: float
+    starts_s: float  # expected start; infinite when nobody knows
+
+
+class Claims:
+    """All claims of one owner, in memory: after a restart they are made again within their renewal."""
+
+    def __init__(self) -> None:
+        self._claims: dict[JobId, Claim] = {}
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the next one lapses; infinite without claims."""
+        return min([claim.deadline_s for claim in self._claims.values()]) if self._claims else math.inf
+
+    @property
+    def jobs(self) -> tuple[JobId, ...]:
+        """Whose claims stand, in the order in which they were first made."""
+        return tuple(self._claims)
+
+    def put(self, request: ClaimRequest, now_s: float) -> bool:
+        """Take over a claim, or drop the earlier one where it claims no ranks.  False when there is no room for it."""
+        if not request.ranks:
+            self.drop(request.job_id)
+            return True
+        if request.job_id not in self._claims and len(self._claims) >= CLAIMS_MAX:
+            return False
+        starts_s = now_s + request.starts_within_s if request.starts_within_s else math.inf
+        self._claims[request.job_id] = Claim(request, now_s + request.ttl_s, starts_s)
+        return True
+
+    def drop(self, job_id: JobId) -> None:
+        """The job has what it claimed, or wants it no more."""
+        self._claims.pop(job_id, None)
+
+    def expire(self, now_s: float) -> bool:
+        """Drop what has lapsed; true when something had."""
+        lapsed = [job_id for job_id, claim in self._claims.items() if claim.deadline_s <= now_s]
+        for job_id in lapsed:
+            del self._claims[job_id]
+        return bool(lapsed)
+
+    def left_for(self, request: HoldRequest, free: Free, now_s: float) -> Free:
+        """What of the free resources is not kept from that hold by others' claims."""
+        for claim in self._standing_against(request, now_s):
+            free = _without(free, claim.request.demand, claim.request.ranks)
+        return free
+
+    def _standing_against(self, request: HoldRequest, now_s: float) -> Iterable[Claim]:
+        for job_id, claim in self._claims.items():
+            is_over = claim.deadline_s <= now_s
+            ends_before = request.lasts_s > 0.0 and now_s + request.lasts_s <= claim.starts_s < math.inf
+            if job_id != request.job_id and not is_over and not ends_before and not _outranks(request, claim.request):
+                yield claim
+
+
+def _outranks(request: HoldRequest, claim: ClaimRequest) -> bool:
+    """Keys of different policies are not compared: then the claim stands."""
+    if request.policy_id != claim.policy_id or not request.rank_key:
+        return False
+    return (request.rank_key, request.job_id) < (claim.rank_key, claim.job_id)
+
+
+def _without(free: Free, demand: Demand, ranks: int) -> Free:
+    """Less as many ranks as fit: what is claimed and not free yet will come."""
+    kept = min(ranks, ranks_that_fit(free, demand))
+    uuids = {gpu.uuid for gpu in pick_gpus(free, demand, kept)}
+    return Free(
+        tuple(gpu for gpu in free.gpus if gpu.uuid not in uuids),
+        free.cpus - kept * demand.cpus,
+        free.memory_bytes - kept * demand.memory_bytes,
+    )
