@@ -65,6 +65,7 @@ class Attempt:
         self.problem = ""
         self.refusing_node: NodeId | None = None
         self.refusal = Refusal.NONE
+        self.may_have_run = False  # a launch was sent, by us or perhaps by an earlier shepherd
         self.rendezvous: tuple[str, int] = (record.rendezvous_host, record.rendezvous_port)
         self._record = record
         self._ranking = ranking
@@ -130,6 +131,10 @@ class Attempt:
         if self.phase in (AttemptPhase.STAGING, AttemptPhase.LAUNCHING) and not self.awaits(node):
             self._fail(node, f"{node} has lost what it committed to")
 
+    def give_way(self, node: NodeId, problem: str) -> None:
+        """Another job ranks higher there, and nothing is decided yet."""
+        self._fail(node, problem)
+
     def awaits(self, node: NodeId) -> bool:
         """True while a command to this node is repeated until it is answered."""
         return node in self._pending
@@ -189,7 +194,7 @@ class Attempt:
         if self._unstaged:
             self.phase = AttemptPhase.STAGING
             return []
-        self.phase = AttemptPhase.LAUNCHING
+        self.phase, self.may_have_run = AttemptPhase.LAUNCHING, True
         return self._send_all(now_s, self._launch_request)
 
     def _fail(self, node: NodeId | None, problem: str) -> list[Effect]:
@@ -214,12 +219,22 @@ class Attempt:
             policy_id=self._ranking.policy_id,
             rank_key=self._ranking.rank_key,
             wants_rendezvous=share == self.shares[0],
+            lasts_s=record.spec.time_limit_s,
         )
 
     def _commit_request(self, share: Share) -> CommitRequest:
         record = self._record
         order = TaskOrder(
-            record.job_id, record.epoch, self.number, share.node, record.spec, self.shares, *self.rendezvous
+            record.job_id,
+            record.epoch,
+            self.number,
+            share.node,
+            record.spec,
+            self.shares,
+            *self.rendezvous,
+            configuration=record.configuration,
+            version=record.version,
+            checkpoint=record.checkpoint,
         )
         return CommitRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd, order)
 

@@ -17,11 +17,13 @@ from itertools import count
 from swarmsched.api import JobState
 from swarmsched.effects import ComputePlan
 from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import PreemptRequest
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd import PRODUCTION, Clock, JobShepherd, ShepherdParts
 from swarmsched.policies.placement import choose, place_in, tie_break
 from swarmsched.policies.registry import make_policy
+from swarmsched.policies.release import busy_devices
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
@@ -45,11 +47,15 @@ class Surroundings:
     foreign_queued_count: int  # from node records: includes jobs too young to have a card
 
 
+NOBODY = Surroundings((), (), 0)
+
+
 class Flock:
     """The shepherds of one agent."""
 
-    def __init__(self, me: NodeId, rng: random.Random) -> None:
+    def __init__(self, me: NodeId, rng: random.Random, parts: ShepherdParts = PRODUCTION) -> None:
         self._me = me
+        self._parts = parts
         self._rng = rng
         self._jobs: dict[JobId, JobShepherd] = {}
         self._update_ids = count(1)
@@ -84,6 +90,11 @@ class Flock:
         return sum(job.is_queued for job in self._jobs.values())
 
     @property
+    def has_waiting(self) -> bool:
+        """True when `evaluate` needs to know what is around."""
+        return any(job.is_waiting for job in self._jobs.values())
+
+    @property
     def next_deadline_s(self) -> float:
         """Earliest of the jobs' own timers and the next look at the queue."""
         return min([self._evaluate_s, *(job.next_deadline_s for job in self._jobs.values())])
@@ -97,7 +108,7 @@ class Flock:
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
-        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids)
+        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts)
         self._jobs[record.job_id] = shepherd
         return shepherd
 
@@ -167,11 +178,17 @@ class Flock:
         room = self._room(around)
         if not any(room.fits(demand) for demand in {job.record.spec.demand for job in mine.values()}):
             self._remember_backoffs(mine, clock.now_s)
-            return self._ask_for_plan(around, clock)  # a full swarm: the queue need not be put in order to see it
+            claims = (
+                self._claim_places(self._queue(around, clock), around, clock)
+                if self._has_to_claim(mine, clock.now_s)
+                else []
+            )
+            return [*claims, *self._ask_for_plan(around, clock)]  # a full swarm: the queue need not be put in order
         queue = self._queue(around, clock)
         effects, left = self._start_prefix(queue, room, mine, clock)
         if left:
             effects += self._follow_plan(left, room, mine, clock)
+        effects += self._claim_places(queue, around, clock)
         self._remember_backoffs(mine, clock.now_s)
         still = [view for view in left if view.job_id in mine and mine[view.job_id].is_waiting]
         return [*effects, *self._ask_for_plan(around, clock)] if still else effects
@@ -236,6 +253,56 @@ class Flock:
         self._plan = replace(self._plan, entries=tuple(unused))
         return effects
 
+    def _has_to_claim(self, mine: Mapping[JobId, JobShepherd], now_s: float) -> bool:
+        is_told = self._plan is not None and any(entry.victims for entry in self._plan.entries)
+        return is_told or any(job.is_starving(now_s) and not job.is_claiming for job in mine.values())
+
+    def _claim_places(self, queue: Sequence[JobView], around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
+        """Where a job of ours needs victims by the plan, or is the first in line and has waited for long."""
+        effects = self._follow_preemptions(around, clock)
+        first = queue[0] if queue else None
+        job = self._jobs.get(first.job_id) if first is not None else None
+        if first is None or job is None or not job.is_starving(clock.now_s) or job.is_claiming:
+            return effects
+        place = self._place_when_empty(first, around)
+        if place is None:
+            return effects
+        running = [view for view in self._all_views(around, clock) if view.shares]
+        starts_s = expected_start_s(place, running)
+        return [*effects, *job.claim(place, {}, self._ranking(first), starts_s, clock)]
+
+    def _follow_preemptions(self, around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
+        if self._plan is None or clock.now_s - self._plan_seen_s > PLAN_AGE_S_MAX:
+            return []
+        effects: list[ShepherdEffect] = []
+        views = {view.job_id: view for view in self._all_views(around, clock)}
+        for entry in self._plan.entries:
+            job = self._jobs.get(entry.job_id)
+            if not entry.victims or job is None or not job.is_waiting or job.is_claiming:
+                continue
+            shepherds = {victim: NodeId(views[victim].shepherd) for victim in entry.victims if victim in views}
+            if len(shepherds) == len(entry.victims):
+                effects += job.claim(entry.shares, shepherds, self._ranking(views[entry.job_id]), 0.0, clock)
+        return effects
+
+    def _all_views(self, around: Surroundings, clock: Clock) -> list[JobView]:
+        foreign = [job for job in around.foreign_jobs if job.job_id not in self._jobs]
+        return [*self.views(clock.now_s, clock.utc_s), *foreign]
+
+    def _place_when_empty(self, view: JobView, around: Surroundings) -> tuple[Share, ...] | None:
+        """Where it would fit if nothing ran, on what is free already as far as possible."""
+        room = Room(around.nodes)
+        for node, devices in busy_devices(around.nodes, room).items():
+            room.give(node, devices, view.ranks * view.demand.cpus, view.ranks * view.demand.memory_bytes)
+        return place_in(room, view)
+
+    def refuses_to_make_room(self, request: PreemptRequest, clock: Clock) -> str:
+        """Why a job of ours need not stop for another, by the policy and our own fresh figures."""
+        job = self._jobs[request.job_id]
+        if request.policy_id != self._policy.policy_id:
+            return f"the policy here is {self._policy.policy_id}, not {request.policy_id}"
+        return self._policy.refuses_to_make_room(job_view(job, clock.now_s, clock.utc_s), request.rank_key)
+
     def _place(self, view: JobView, room: Room, *, is_mine: bool) -> tuple[Share, ...] | None:
         if not is_mine:
             return place_in(room, view)
@@ -265,8 +332,7 @@ class Flock:
 
     def cluster_view(self, around: Surroundings, clock: Clock, version: int = 0) -> ClusterView:
         """Everything a policy may see."""
-        foreign = [job for job in around.foreign_jobs if job.job_id not in self._jobs]
-        return ClusterView(version, tuple(around.nodes), (*self.views(clock.now_s, clock.utc_s), *foreign))
+        return ClusterView(version, tuple(around.nodes), tuple(self._all_views(around, clock)))
 
     def views(self, now_s: float, utc_s: float) -> list[JobView]:
         """Our own live jobs as a policy sees them."""
@@ -274,6 +340,15 @@ class Flock:
 
     def _ranking(self, view: JobView) -> Ranking:
         return Ranking(self._policy.policy_id, self._policy.rank_key(view))
+
+
+def expected_start_s(place: Sequence[Share], running: Sequence[JobView]) -> float:
+    """When, by their time limits, all that runs on those nodes has ended, in seconds from now; 0: nobody can say."""
+    nodes = {share.node for share in place}
+    there = [view for view in running if nodes & {share.node for share in view.shares}]
+    if any(not view.time_limit_s for view in there):
+        return 0.0
+    return max((max(0.0, view.time_limit_s - view.running_s) for view in there), default=0.0)
 
 
 def job_view(job: JobShepherd, now_s: float, utc_s: float) -> JobView:
@@ -299,4 +374,6 @@ def job_view(job: JobShepherd, now_s: float, utc_s: float) -> JobView:
         nodes=spec.nodes,
         exclude=(*spec.exclude, *avoided),
         first_started_utc_s=record.first_started_utc_s,
+        shepherd=record.shepherd,
+        preemptions=record.preemptions,
     )

@@ -5,29 +5,31 @@ repeated command gets the stored answer, a repeated task event changes nothing, 
 shepherd has acknowledged its revision.  GPUs come free only when no process of the task is left.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from swarmsched.authority.contact import ContactLine
+from swarmsched.authority.message import ContactAnswered
 from swarmsched.effects import (
     Announce,
-    BindRendezvous,
     Effect,
     ForgetTask,
     Persist,
-    ReleaseRendezvous,
     SendPeer,
     SignalTask,
     StageTask,
     StartTask,
     StopTask,
 )
-from swarmsched.errors import RemoteProtocolError
+from swarmsched.errors import ProtocolError, RemoteProtocolError, StorageError
 from swarmsched.events import (
     RankExited,
     RendezvousBound,
     RendezvousFailed,
     TaskExited,
+    TaskFreezeChanged,
     TaskPhaseChanged,
     TasksFound,
     TaskStaged,
@@ -40,6 +42,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
+    ClaimRequest,
     CommitRequest,
     HoldRequest,
     LaunchRequest,
@@ -53,6 +56,8 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
+from swarmsched.negotiation.hold_desk import HoldDesk, Key
+from swarmsched.record import JobRecord
 from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -61,7 +66,6 @@ REPORT_INTERVAL_S_MAX = 30.0
 UNLAUNCHED_REPORT_S = 15.0
 RELEASE_GRACE_S = 5.0
 TASK_ROOM = "task"
-OWN_COMMAND_ID = 2**32 - 1  # of a command that we give ourselves; shepherds count from 1
 
 TaskEvent = (
     RendezvousBound
@@ -70,11 +74,11 @@ TaskEvent = (
     | TaskStaged
     | TaskStageFailed
     | TaskStarted
+    | TaskFreezeChanged
     | RankExited
     | TaskExited
     | TasksFound
 )
-Key = tuple[JobId, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,31 +105,36 @@ class _Task:
     acknowledged: int = -1
     next_report_s: float = 0.0
     report_interval_s: float = REPORT_INTERVAL_S
+    started_s: float = math.inf  # on our monotonic clock
+    is_launch_wanted: bool = False
     is_stopping: bool = False  # a launch that arrives now comes too late
+    is_superseded: bool = False  # a majority of the holders says that its attempt is over
     is_released: bool = False  # nobody wants to hear of it any more
 
 
 class Owner:
     """Plane D of one node."""
 
-    def __init__(self, node_id: NodeId, ledger: Ledger) -> None:
+    def __init__(self, node_id: NodeId, ledger: Ledger, line: ContactLine) -> None:
         self._node_id = node_id
         self._ledger = ledger
+        self._line = line
         self._tasks: dict[Key, _Task] = {}
-        self._waiting_holds: dict[Key, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
-        self._ports: dict[Key, tuple[str, int]] = {}
-        self.is_in_conflict = False  # two machines answer under our name: nothing new is begun here
+        self._desk = HoldDesk(node_id, ledger, self._tasks.__contains__)
 
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
-        """Take back the orders of committed tasks; call before the first step."""
-        for data in entries.values():
-            stored = decode_value(StoredTask, data)
+        """Take back the orders of committed tasks; call before the first step.  Raises `StorageError`."""
+        for key, data in entries.items():
+            stored = _read_task(key, data)
             order = stored.order
             status = self._fresh_status(order)
             if stored.is_ended:
                 status = replace(status, stage=TaskStage.EXITED, failure=stored.failure, detail=stored.detail)
             task = _Task(order, stored.shepherd, status, next_report_s=now_s)
             self._tasks[order.job_id, order.attempt] = task
+            self._watch(order, now_s)
+            if stored.is_ended:
+                self._line.ended(order.job_id, order.attempt)
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
@@ -139,9 +148,18 @@ class Owner:
 
     @property
     def next_deadline_s(self) -> float:
-        """When a report or the end of a hold is due."""
+        """When a report, a contact or the end of a hold is due."""
         due = [task.next_report_s for task in self._tasks.values() if _must_report(task)]
-        return min([self._ledger.next_deadline_s, *due])
+        return min([self._ledger.next_deadline_s, self._line.next_deadline_s, self._desk.next_deadline_s, *due])
+
+    @property
+    def is_in_conflict(self) -> bool:
+        """True while two machines answer under our name: nothing new is begun here."""
+        return self._desk.is_in_conflict
+
+    @is_in_conflict.setter
+    def is_in_conflict(self, is_in_conflict: bool) -> None:
+        self._desk.is_in_conflict = is_in_conflict
 
     def step(self, event: TaskEvent | TimerFired, now_s: float) -> list[Effect]:
         """Task facts from the runner, or time."""
@@ -149,9 +167,9 @@ class Owner:
             case TimerFired():
                 return self._on_timer(now_s)
             case RendezvousBound():
-                return self._on_bound(event)
+                return self._desk.bound(event)
             case RendezvousFailed():
-                return self._on_bind_failed(event, now_s)
+                return self._desk.bind_failed(event, now_s)
             case TasksFound():
                 return self._on_found(event, now_s)
             case _:
@@ -163,7 +181,10 @@ class Owner:
             raise RemoteProtocolError(f"names shepherd {command.shepherd}", kind=type(command).__name__, peer=sender)
         match command:
             case HoldRequest():
-                return self._hold(command, now_s)
+                return self._desk.hold(command, now_s)
+            case ClaimRequest():
+                answer, durable = self._ledger.claim(command, now_s)
+                return [*durable, SendPeer(command.shepherd, answer)]
             case CommitRequest():
                 return self._commit(command, now_s)
             case LaunchRequest():
@@ -192,53 +213,6 @@ class Owner:
 
     # Commands, in the order of a placement.
 
-    def _hold(self, request: HoldRequest, now_s: float) -> list[Effect]:
-        key = (request.job_id, request.attempt)
-        if key in self._waiting_holds:
-            return []
-        if self.is_in_conflict and self._ledger.entry(*key) is None:
-            return [SendPeer(request.shepherd, self._name_is_shared(request))]
-        answer, durable = self._ledger.hold(request, now_s)
-        effects: list[Effect] = [*durable]
-        if answer.refusal is Refusal.NONE and request.wants_rendezvous and key not in self._tasks:
-            if key not in self._ports:
-                self._waiting_holds[key] = (request.shepherd, answer)
-                return [*effects, BindRendezvous(*key)]
-            answer = self._with_port(key, answer)
-        return [*effects, SendPeer(request.shepherd, answer)]
-
-    def _name_is_shared(self, request: HoldRequest) -> OwnerAnswer:
-        return OwnerAnswer(
-            request.job_id,
-            self._ledger.epoch_of(request.job_id),
-            request.attempt,
-            request.command_id,
-            self._node_id,
-            Refusal.CONFLICT,
-            self._ledger.report(),
-            f"two machines are called {self._node_id}",
-        )
-
-    def _on_bound(self, event: RendezvousBound) -> list[Effect]:
-        key = (event.job_id, event.attempt)
-        waiting = self._waiting_holds.pop(key, None)
-        if waiting is None:
-            return [ReleaseRendezvous(*key)]
-        self._ports[key] = (event.host, event.port)
-        shepherd, answer = waiting
-        return [SendPeer(shepherd, self._with_port(key, answer))]
-
-    def _on_bind_failed(self, event: RendezvousFailed, now_s: float) -> list[Effect]:
-        waiting = self._waiting_holds.pop((event.job_id, event.attempt), None)
-        if waiting is None:
-            return []
-        shepherd, answer = waiting
-        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd)
-        _, durable = self._ledger.release(release, now_s)
-        refused = replace(answer, refusal=Refusal.NO_PORT, detail=event.error[:1024], free=self._ledger.report())
-        self._ledger.amend(refused)
-        return [*durable, SendPeer(shepherd, refused)]
-
     def _commit(self, request: CommitRequest, now_s: float) -> list[Effect]:
         if request.order.node != self._node_id:
             raise RemoteProtocolError(f"order is for {request.order.node}", kind="CommitRequest", peer=request.shepherd)
@@ -261,7 +235,8 @@ class Owner:
         unlaunched_s = now_s + UNLAUNCHED_REPORT_S
         task = _Task(order, request.shepherd, self._fresh_status(order), acknowledged=0, next_report_s=unlaunched_s)
         self._tasks[order.job_id, order.attempt] = task
-        effects: list[Effect] = [_persist(task)]
+        self._watch(order, now_s)
+        effects: list[Effect] = [_persist(task), *self._line.on_timer(now_s)]
         if order.needs_staging:
             return [*effects, StageTask(order)]
         task.status = replace(task.status, stage=TaskStage.STAGED)
@@ -276,22 +251,28 @@ class Owner:
         effects: list[Effect] = [*durable]
         if answer.refusal is Refusal.NONE and task is not None:
             effects += self._adopt(task, request.shepherd, request.epoch, now_s)
-            effects += self._start(task)
+            task.is_launch_wanted = True
+            effects += self._start(task, now_s)
         return [*effects, SendPeer(request.shepherd, answer)]
 
-    def _start(self, task: _Task) -> list[Effect]:
-        if task.status.stage is not TaskStage.STAGED or task.is_stopping:
+    def _start(self, task: _Task, now_s: float) -> list[Effect]:
+        """Once it is wanted, and a majority of the holders has said that it may run."""
+        if task.status.stage is not TaskStage.STAGED or task.is_stopping or not task.is_launch_wanted:
             return []  # already launched, being stopped, or not staged: the shepherd hears of that by report
+        until_s = self._line.deadline_s(task.order.job_id, task.order.attempt)
+        if until_s <= now_s:
+            return []
         gpus = self._ledger.gpus_of(task.order.job_id, task.order.attempt)
         self._change(task, None, stage=TaskStage.LAUNCHED)
         task.acknowledged = task.status.revision  # the answer to the command says it
-        self._ports.pop((task.order.job_id, task.order.attempt), None)
-        return [StartTask(task.order, gpus)]
+        self._desk.launched((task.order.job_id, task.order.attempt))
+        return [StartTask(task.order, gpus, until_s)]
 
     def _release(self, request: ReleaseRequest, now_s: float) -> list[Effect]:
         key = (request.job_id, request.attempt)
         answer, durable = self._ledger.release(request, now_s)
-        effects: list[Effect] = [*durable, *self._drop_port(key), SendPeer(request.shepherd, answer)]
+        effects: list[Effect] = [*durable, *self._desk.withdraw(key), SendPeer(request.shepherd, answer)]
+        effects += self._desk.retry(now_s)
         task = self._tasks.get(key)
         if task is None or answer.refusal is Refusal.STALE_EPOCH:
             return effects
@@ -346,7 +327,13 @@ class Owner:
 
     def _on_task_event(
         self,
-        event: TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | RankExited | TaskExited,
+        event: TaskPhaseChanged
+        | TaskStaged
+        | TaskStageFailed
+        | TaskStarted
+        | TaskFreezeChanged
+        | RankExited
+        | TaskExited,
         now_s: float,
     ) -> list[Effect]:
         task = self._tasks.get((event.job_id, event.attempt))
@@ -364,7 +351,10 @@ class Owner:
             case TaskStageFailed(failure=failure, detail=detail):
                 return self._exited(task, now_s, failure=failure, detail=detail[:1024])
             case TaskStarted():
+                task.started_s = now_s
                 return self._change(task, now_s, stage=TaskStage.STARTED, phase="")
+            case TaskFreezeChanged(is_frozen=is_frozen):
+                return [self._tell_freeze(task, is_frozen), *self._change(task, now_s, is_frozen=is_frozen)]
             case RankExited(exit=rank_exit):
                 if any(known.rank == rank_exit.rank for known in task.status.exits):
                     return []
@@ -377,8 +367,9 @@ class Owner:
     def _exited(self, task: _Task, now_s: float, **changes: object) -> list[Effect]:
         """No process is left: the lease ends, and only then is anybody told."""
         key = (task.order.job_id, task.order.attempt)
+        self._line.ended(*key)
         _, durable = self._ledger.end(*key, now_s)
-        effects: list[Effect] = [*self._drop_port(key), *durable]
+        effects: list[Effect] = [*self._desk.drop_port(key), *durable]
         if task.is_released:
             return [*effects, *self._forget(key)]
         was_launched = task.status.stage not in (TaskStage.ORDERED, TaskStage.STAGED)
@@ -411,16 +402,24 @@ class Owner:
         """A task that never started: with its lease it is brought as far as it was, without it its result is lost."""
         if self._ledger.entry(task.order.job_id, task.order.attempt) is None:
             detail = f"{self._node_id} has no record of how it ended"
+            self._line.ended(task.order.job_id, task.order.attempt)
             return self._change(task, now_s, stage=TaskStage.EXITED, failure=TaskFailure.LOST, detail=detail)
         if task.order.needs_staging:
             return [StageTask(task.order)]
         return self._change(task, now_s, stage=TaskStage.STAGED)
 
     def _resume(self, task: _Task, status: TaskStatus, now_s: float) -> list[Effect]:
-        changes: dict[str, object] = {"exits": status.exits, "failure": status.failure, "detail": status.detail}
+        changes: dict[str, object] = {
+            "exits": status.exits,
+            "failure": status.failure,
+            "detail": status.detail,
+            "is_frozen": status.is_frozen,
+        }
         task.acknowledged = -1
         if status.stage is TaskStage.EXITED:
             return self._exited(task, now_s, **changes)
+        if status.ran_s:
+            task.started_s = now_s - status.ran_s
         return self._change(task, now_s, stage=status.stage, **changes)
 
     # Reports.
@@ -436,14 +435,17 @@ class Owner:
     def _report(self, task: _Task, now_s: float) -> list[Effect]:
         task.next_report_s = now_s + task.report_interval_s
         task.report_interval_s = min(REPORT_INTERVAL_S_MAX, task.report_interval_s * 1.5)
-        return [SendPeer(task.shepherd, TaskReport(task.status, self._ledger.report()))]
+        status = replace(task.status, ran_s=max(0.0, now_s - task.started_s))
+        return [SendPeer(task.shepherd, TaskReport(status, self._ledger.report()))]
 
     def _on_timer(self, now_s: float) -> list[Effect]:
         expired_holds, durable = self._ledger.expire(now_s)
         effects: list[Effect] = [*durable]
         for expired in expired_holds:
-            effects += self._drop_port((expired.job_id, expired.attempt))
+            effects += self._desk.drop_port((expired.job_id, expired.attempt))
             effects.append(Announce("hold.expired", "hold ran out undecided", expired.job_id, self._node_id))
+        effects += self._line.on_timer(now_s)
+        effects += self._desk.retry(now_s)
         for task in self._tasks.values():
             if _must_report(task) and now_s >= task.next_report_s:
                 effects += self._report(task, now_s)
@@ -473,16 +475,60 @@ class Owner:
             order.job_id, order.epoch, order.attempt, order.node, TaskStage.ORDERED, generation=generation
         )
 
-    def _with_port(self, key: Key, answer: OwnerAnswer) -> OwnerAnswer:
-        host, port = self._ports[key]
-        return replace(answer, rendezvous_host=host, rendezvous_port=port)
+    def forget(self, job_id: JobId, now_s: float) -> list[Effect]:
+        """The job has ended: free the holds that are left of it here, and the ports that were bound for them."""
+        _, durable = self._ledger.forget(job_id, now_s)
+        return [*durable, *self._desk.drop_idle_ports(job_id)]
 
-    def _drop_port(self, key: Key) -> list[Effect]:
-        was_waiting = self._waiting_holds.pop(key, None) is not None
-        was_bound = self._ports.pop(key, None) is not None
-        return [ReleaseRendezvous(*key)] if was_waiting or was_bound else []
+    # What the holders say.
+
+    def contact_answered(self, sender: NodeId, message: ContactAnswered, now_s: float) -> list[Effect]:
+        """A holder lets our tasks run on, or tells that some are over: those end at once, without last words.
+
+        The result of one that had ended before is wanted by nobody then, and its shepherd may never acknowledge it.
+        """
+        effects: list[Effect] = [*self._line.answered(sender, message, now_s)]
+        for key in self._line.over:
+            effects += self._end_superseded(key)
+        for task in self._tasks.values():
+            effects += self._start(task, now_s)
+        return effects
+
+    def learn(self, record: JobRecord, now_s: float) -> list[Effect]:
+        """Our own store has this record: its holders count from this moment (else, as one of two old holders, we would
+        go on believing that nobody can decide without us)."""
+        return [*self._line.learned(record.job_id, record.stamp, record.configuration, now_s)]
+
+    def shepherd_of(self, job_id: JobId, attempt: int) -> NodeId | None:
+        """Whom a running task reports to."""
+        task = self._tasks.get((job_id, attempt))
+        return None if task is None or task.status.stage is TaskStage.EXITED else task.shepherd
+
+    def _end_superseded(self, key: Key) -> list[Effect]:
+        task = self._tasks.get(key)
+        if task is None:
+            return []
+        if task.status.stage is TaskStage.EXITED:
+            return self._forget(key)
+        if task.is_superseded:
+            return []
+        task.is_superseded = task.is_stopping = True
+        text = "its job has gone on without it, or has ended"
+        return [Announce("task.killed_over", text, key[0], self._node_id, {"attempt": key[1]}), StopTask(*key, 0.0)]
+
+    def _tell_freeze(self, task: _Task, is_frozen: bool) -> Announce:
+        kind, text = ("task.frozen", "no majority of the job's holders answers: its ranks are frozen")
+        if not is_frozen:
+            kind, text = ("task.thawed", "the job's holders answer again: its ranks go on")
+        return Announce(kind, text, task.order.job_id, self._node_id, {"attempt": task.order.attempt})
+
+    def _watch(self, order: TaskOrder, now_s: float) -> None:
+        stamp = (order.epoch, order.version)
+        isolation = order.spec.on_isolation
+        self._line.watch(order.job_id, order.attempt, order.configuration, stamp, isolation, now_s)
 
     def _forget(self, key: Key) -> list[Effect]:
+        self._line.forget(*key)
         task = self._tasks.pop(key)
         return [Persist(TASK_ROOM, _room_key(task.order), None), ForgetTask(*key)]
 
@@ -505,6 +551,13 @@ def _persist(task: _Task) -> Persist:
     is_ended = status.stage is TaskStage.EXITED
     stored = StoredTask(task.order, task.shepherd, is_ended, status.failure, status.detail)
     return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, stored))
+
+
+def _read_task(key: str, data: bytes) -> StoredTask:
+    try:
+        return decode_value(StoredTask, data)
+    except ProtocolError as error:
+        raise StorageError(f"{TASK_ROOM}/{key}", f"unreadable entry: {error}", "") from error
 
 
 def _room_key(order: TaskOrder) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from swarmsched.effects import Effect
-from swarmsched.jobs.register import UpdateRequested
+from swarmsched.jobs.register import ReadRequested, UpdateRequested
+from swarmsched.negotiation.changes import Change
 from swarmsched.record import JobRecord
 
 
@@ -16,11 +17,16 @@ class WriteRecord:
     update: UpdateRequested
 
 
-ShepherdEffect = Effect | WriteRecord
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """Internal effect: the node hands the question to the register."""
+
+    read: ReadRequested
+
+
+ShepherdEffect = Effect | WriteRecord | ReadRecord
 Continuation = Callable[[float], list[ShepherdEffect]]
 """Run with the present time once the update is durable."""
-Change = Callable[[JobRecord], dict[str, object] | None]
-"""Made when its turn comes, from the record as it then is; None: no longer wanted, and its continuation is dropped."""
 
 
 class RecordWriter:
@@ -29,19 +35,25 @@ class RecordWriter:
     def __init__(self, record: JobRecord, update_ids: Iterator[int]) -> None:
         self.record = record
         self._update_ids = update_ids
-        self._waiting: deque[tuple[Change, Continuation]] = deque()
+        self._waiting: deque[tuple[Change, Continuation, Continuation]] = deque()
         self._in_flight: UpdateRequested | None = None
         self._then: Continuation | None = None
+        self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
         """True while an update is under way or waits its turn."""
         return self._in_flight is not None or bool(self._waiting)
 
-    def write(self, change: Change, then: Continuation) -> list[ShepherdEffect]:
-        """Queue an update; it begins at once when none is under way."""
-        self._waiting.append((change, then))
-        return self._begin_next()
+    def write(self, change: Change, then: Continuation, otherwise: Continuation, now_s: float) -> list[ShepherdEffect]:
+        """Queue an update; it begins at once when none is under way.  `otherwise` runs when it is no longer wanted."""
+        self._waiting.append((change, then, otherwise))
+        return self._begin_next(now_s)
+
+    def close(self) -> None:
+        """Write nothing more: the job is another's."""
+        self._is_closed = True
+        self._waiting.clear()
 
     def written(self, update_id: int, record: JobRecord, now_s: float) -> list[ShepherdEffect] | None:
         """Our update is decided: its continuation, then the next update.  None for an update that is not under way."""
@@ -49,7 +61,7 @@ class RecordWriter:
             return None
         then, self._in_flight, self._then = self._then, None, None
         self.record = record
-        return [*then(now_s), *self._begin_next()]
+        return [*then(now_s), *self._begin_next(now_s)]
 
     def repeat(self, update_id: int) -> list[ShepherdEffect]:
         """The register could not tell whether it is written: the same update again, which is harmless if it is."""
@@ -57,16 +69,18 @@ class RecordWriter:
             return []
         return [WriteRecord(self._in_flight)]
 
-    def _begin_next(self) -> list[ShepherdEffect]:
-        while self._waiting and self._in_flight is None:
-            change, then = self._waiting.popleft()
+    def _begin_next(self, now_s: float) -> list[ShepherdEffect]:
+        effects: list[ShepherdEffect] = []
+        while self._waiting and self._in_flight is None and not self._is_closed:
+            change, then, otherwise = self._waiting.popleft()
             changes = change(self.record)
             if changes is None:
+                effects += otherwise(now_s)
                 continue
             value = self.record.updated(**changes)
             self._in_flight = UpdateRequested(
-                next(self._update_ids), value.job_id, self.record.holders, self.record.stamp, value
+                next(self._update_ids), value.job_id, self.record.configuration, self.record.stamp, value
             )
             self._then = then
-            return [WriteRecord(self._in_flight)]
-        return []
+            effects.append(WriteRecord(self._in_flight))
+        return effects

@@ -6,26 +6,39 @@ update is durable is its continuation.  State changes go through the life cycle'
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from swarmsched.api import EndReason, JobState, StartPhase
-from swarmsched.effects import Announce, SendPeer
-from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.lifecycle import JobEvent, next_state
+from swarmsched.api import EndReason, Isolation, JobState, StartPhase
+from swarmsched.authority.message import SilenceAnswer
+from swarmsched.commands import JobAccepted, Refused
+from swarmsched.effects import Announce, ReplyToClient, SendPeer
+from swarmsched.holders import Holders, Quorum, majority
+from swarmsched.ids import JobId, NodeId, handle
+from swarmsched.jobs.lifecycle import JobEvent
 from swarmsched.ledger.message import (
+    CheckpointAnswer,
+    CheckpointRequest,
     OwnerAnswer,
     OwnerCommand,
+    PreemptAnswer,
+    PreemptRequest,
     Refusal,
-    ReleaseRequest,
     TaskReport,
-    TaskReportReceived,
+    YieldRequest,
 )
+from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.negotiation.changes import REASON_LENGTH, Change
+from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt, is_overtaken
+from swarmsched.negotiation.claiming import Claiming, ClaimPhase
+from swarmsched.negotiation.gang import Gang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
-from swarmsched.negotiation.outcome import Failures, has_failed
-from swarmsched.negotiation.record_writer import Change, Continuation, RecordWriter, ShepherdEffect
-from swarmsched.record import JobRecord, PlanState
+from swarmsched.negotiation.outcome import has_failed
+from swarmsched.negotiation.record_writer import Continuation, RecordWriter, ShepherdEffect
+from swarmsched.negotiation.reports import INFERRED_GENERATION, dismissal, heard
+from swarmsched.negotiation.settlement import Settlement
+from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
@@ -36,10 +49,17 @@ RELAUNCHES_MAX = 3
 GANG_STOP_GRACE_S = 10.0
 AVOID_NODE_S = 60.0
 ATTEMPTS_SKIPPED_MAX = 1_024
-DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
-INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
+
+STARVING_S = 60.0
+STARVING_ATTEMPTS = 5
+RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
+RESTART_DELAY_S_MAX = 60.0
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
+
+
+def _nothing(_now_s: float) -> list[ShepherdEffect]:
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +70,43 @@ class Clock:
     utc_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ShepherdParts:
+    """What the simulator replaces to see that its checkers notice."""
+
+    make_attempt: type[Attempt] = Attempt
+    may_commit: CommitRule = is_of_present_attempt
+    quorum: Quorum = majority
+
+
+PRODUCTION = ShepherdParts()
+
+
 class JobShepherd:
     """Acts for one job under one epoch."""
 
-    def __init__(self, record: JobRecord, me: NodeId, rng: random.Random, update_ids: Iterator[int]) -> None:
+    def __init__(
+        self,
+        record: JobRecord,
+        me: NodeId,
+        rng: random.Random,
+        update_ids: Iterator[int],
+        parts: ShepherdParts = PRODUCTION,
+    ) -> None:
         self._writer = RecordWriter(record, update_ids)
         self._me = me
         self._rng = rng
         self._commands = Commands(me, record.epoch)
         self._inquiry = Inquiry()
+        self._settlement = Settlement(self._commands, parts.quorum)
+        self._parts = parts
         self._attempt: Attempt | None = None
+        self._claiming: Claiming | None = None
         self._phase = record.phase
         self._reason = record.reason
-        self._tasks: dict[NodeId, TaskStatus] = {}
+        self._gang = Gang()
         self._stop_grace_s = record.spec.grace_s
         self._stop_resend_s = float("inf")
-        self._is_gang_stopping = False
-        self._failures = Failures()
         self._failed_attempts = 0  # since the last success, for the backoff
         self._last_attempt = record.attempt  # numbers are never used twice
         self._skipped_attempts = 0
@@ -75,7 +115,8 @@ class JobShepherd:
         self.running_since_s = float("inf")
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
-        self._utc_offset_s = 0.0
+        self._now_s = self._utc_offset_s = 0.0
+        self._asking: dict[int, bool] = {}  # clients who wait for what is decided, and whether they name a known job
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
 
     @property
@@ -96,6 +137,9 @@ class JobShepherd:
         if decided.is_ended:
             return decided
         reason = self._reason
+        if decided.leftovers and decided.state is JobState.QUEUED:
+            nodes = ", ".join(sorted({leftover.node for leftover in decided.leftovers}))
+            reason = f"{reason}; waiting until what is left on {nodes} has surely stopped"[:REASON_LENGTH]
         if self._silent:
             silent = [share.node for share in decided.shares if share.node in self._silent]
             if silent:
@@ -112,13 +156,19 @@ class JobShepherd:
 
     @property
     def is_waiting(self) -> bool:
-        """Queued, with no attempt and no write under way: may be placed."""
-        return self._record.state is JobState.QUEUED and self._attempt is None and not self.is_writing
+        """Queued, with no attempt, no write under way and nothing left of an earlier attempt: may be placed."""
+        is_free = self._record.state is JobState.QUEUED and self._attempt is None and not self.is_writing
+        return is_free and not self._record.leftovers
 
     @property
     def is_writing(self) -> bool:
         """A register update is under way or waits its turn."""
         return self._writer.is_busy
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing is under way that a change of holders or of the shepherd would disturb."""
+        return not self.is_writing and self._attempt is None and not self._record.is_ended
 
     @property
     def unanswered_holds(self) -> tuple[Share, ...]:
@@ -134,7 +184,14 @@ class JobShepherd:
     def next_deadline_s(self) -> float:
         """Earliest of: attempt timers, repeats of stops and questions, the job's time limit."""
         attempt_s = self._attempt.next_deadline_s if self._attempt else float("inf")
-        return min(attempt_s, self._stop_resend_s, self._inquiry.next_deadline_s, self._time_limit_deadline_s())
+        return min(
+            attempt_s,
+            self._stop_resend_s,
+            self._inquiry.next_deadline_s,
+            self._settlement.next_deadline_s,
+            self._claiming.next_deadline_s if self._claiming else float("inf"),
+            self._time_limit_deadline_s(),
+        )
 
     # Start of life.
 
@@ -152,33 +209,31 @@ class JobShepherd:
             )
         ]
 
-    def resume(self, generation: int, clock: Clock) -> list[ShepherdEffect]:
-        """This agent is back: retake the job under a new epoch, then find out what became of its attempt."""
+    def take_up(self, lost_nodes: Collection[NodeId], clock: Clock) -> list[ShepherdEffect]:
+        """The register has made us its shepherd: find out what became of its attempt, and go on from there."""
         self._see(clock)
         self.queued_since_s = clock.now_s
-        self._commands = Commands(self._me, self._record.epoch + 1)
-        return self._write(
-            lambda record: {
-                "epoch": record.epoch + 1,
-                "shepherd": self._me,
-                "shepherd_generation": generation,
-            },
-            self._reconcile,
-        )
+        effects = self._reconcile(clock.now_s)
+        for share in self._record.shares:
+            if share.node in lost_nodes:
+                effects += self.note_lost_node(share.node, clock)
+        return effects
 
     def _reconcile(self, now_s: float) -> list[ShepherdEffect]:
         record = self._record
+        effects: list[ShepherdEffect] = [*self._settlement.begin(record.leftovers, record, now_s)]
         if record.state is JobState.QUEUED or not record.shares:
-            return []
+            return effects
         if record.state is JobState.STARTING and record.plan_state is PlanState.PREPARED:
             # The commits ask as well.  An answer "unknown" that a commit overtook must not be taken for a loss.
             self._attempt = self._new_attempt(record.attempt, record.shares, Ranking("", ()))
-            return [*self._attempt.prepared(record, now_s)]
+            self._attempt.may_have_run = True
+            return [*effects, *self._attempt.prepared(record, now_s)]
         if record.started_utc_s:
-            self.running_since_s = now_s - max(0.0, self._utc_s(now_s) - record.started_utc_s)
+            self.running_since_s = now_s  # until its owners tell for how long it has run
         if record.state is JobState.STOPPING:
             self._stop_resend_s = now_s
-        return [*self._ask_status([share.node for share in record.shares], now_s)]
+        return [*effects, *self._ask_status([share.node for share in record.shares], now_s)]
 
     def _ask_status(self, nodes: list[NodeId], now_s: float) -> list[SendPeer]:
         return self._inquiry.ask([self._commands.status(node, self._record) for node in nodes], now_s)
@@ -213,17 +268,23 @@ class JobShepherd:
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""
         if self._record.state is JobState.QUEUED:
-            self._reason = reason[:1024]
+            self._reason = reason[:REASON_LENGTH]
 
     def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
-        self._tasks, self._failures, self._last_attempt = {}, Failures(), number
-        return Attempt(self._record, number, shares, ranking, self._commands.ids)
+        self._gang, self._last_attempt = Gang(), number
+        return self._parts.make_attempt(self._record, number, shares, ranking, self._commands.ids)
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
         """An owner's answer to a command of this job."""
         self._see(clock)
         attempt = self._attempt
         is_status = self._inquiry.answered(answer)
+        if self._claiming is not None:
+            claimed = self._claiming.owner_answered(answer, self._record, clock.now_s)
+            if claimed or self._claiming.phase is ClaimPhase.FAILED:
+                return [*claimed, *self._after_claim_moved()]
+        if answer.refusal in NOTHING_LEFT and self._settlement.ended(answer.owner, answer.attempt):
+            return self._leftover_settled(answer.owner, answer.attempt, clock.now_s)
         if attempt is not None and attempt.number == answer.attempt:
             if is_status and answer.refusal in NOTHING_LEFT:
                 attempt.lost(answer.owner)
@@ -235,7 +296,7 @@ class JobShepherd:
 
     def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
         """A stop or status request met no task: it never began there, or every trace of it is lost."""
-        was_stopped = self._record.stop_reason is not EndReason.NONE or self._is_gang_stopping
+        was_stopped = self._record.stop_reason is not EndReason.NONE or self._gang.is_stopping
         gone = TaskStatus(
             self.job_id,
             answer.epoch,
@@ -246,8 +307,7 @@ class JobShepherd:
             detail="" if was_stopped else f"{answer.owner} knows nothing of the task any more",
             generation=INFERRED_GENERATION,
         )
-        known = self._tasks.get(answer.owner)
-        if known is not None and known.stage is TaskStage.EXITED:
+        if self._gang.has_exited(answer.owner):
             return []
         return [self._commands.release(answer.owner, self._record, answer.attempt), *self._task_changed(gone, now_s)]
 
@@ -266,7 +326,7 @@ class JobShepherd:
             case AttemptPhase.HELD if not self.is_writing:
                 return self._write_prepared(attempt)
             case AttemptPhase.STAGING:
-                self._phase = self._staging_phase()
+                self._phase = self._gang.phase
                 return []
             case AttemptPhase.LAUNCHING:
                 self._phase = StartPhase.LAUNCH
@@ -274,38 +334,30 @@ class JobShepherd:
             case AttemptPhase.LAUNCHED:
                 self._attempt = None
                 self._failed_attempts = self._skipped_attempts = 0
-                return []
+                return self._use_claim(attempt.shares)
             case AttemptPhase.FAILED:
                 return self._attempt_failed(attempt, now_s)
             case _:
                 return []
 
     def _write_prepared(self, attempt: Attempt) -> list[ShepherdEffect]:
-        host, port = attempt.rendezvous
         self._phase, self._reason = StartPhase.PLACE, ""
-        changes: dict[str, object] = {
-            "phase": StartPhase.PLACE,
-            "reason": "",
-            "attempt": attempt.number,
-            "plan_state": PlanState.PREPARED,
-            "shares": attempt.shares,
-            "rendezvous_host": host,
-            "rendezvous_port": port,
-        }
         return self._write(
-            lambda record: _moved(record, JobEvent.PLACED) | changes if record.state is JobState.QUEUED else None,
+            changes.prepared(attempt.number, attempt.shares, attempt.rendezvous),
             lambda then_s: self._prepared(attempt, then_s),
         )
 
     def _prepared(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
-        if self._attempt is not attempt:
-            return []
+        if self._attempt is not attempt:  # given up while the register was silent, and its holds with it
+            return self._requeue(attempt.problem, now_s)
         where = ", ".join(f"{share.node} ({share.ranks})" for share in attempt.shares)
         placed = Announce("job.placed", f"placed on {where}", self.job_id, self._me, {"attempt": attempt.number})
         return [placed, *attempt.prepared(self._record, now_s), *self._after_attempt_moved(now_s)]
 
     def _attempt_failed(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
-        """Release everything and try again later; nothing has run."""
+        """Try again later: after a release where nothing has run, else after the end of whatever has."""
+        if self._record.state is JobState.STARTING and attempt.may_have_run:
+            return self._give_up_started(attempt, now_s)
         self._forget_attempt()
         self._failed_attempts += 1
         if attempt.refusal is Refusal.RELEASED_ATTEMPT:
@@ -323,29 +375,25 @@ class JobShepherd:
         )
         effects: list[ShepherdEffect] = [*attempt.abandon(), round_lost]
         if self._record.state is JobState.QUEUED:
-            self._reason = attempt.problem[:1024]
+            self._reason = attempt.problem[:REASON_LENGTH]
             return effects
         return [*effects, *self._requeue(attempt.problem, now_s)]
 
+    def _give_up_started(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
+        self._attempt = None
+        left = tuple(Leftover(share.node, attempt.number) for share in attempt.shares)
+        if self._may_restart:
+            return self._restart(attempt.problem, left, now_s)
+        return self._stop(EndReason.NODE_LOST, attempt.problem, now_s)
+
     def _forget_attempt(self) -> None:
-        self._attempt, self._is_gang_stopping, self._stop_resend_s = None, False, float("inf")
+        self._attempt, self._gang.is_stopping, self._stop_resend_s = None, False, float("inf")
         self._inquiry.forget()
 
-    def _requeue(self, reason: str, now_s: float, **changes: object) -> list[ShepherdEffect]:
-        self._phase, self._reason = StartPhase.NONE, reason[:1024]
+    def _requeue(self, reason: str, now_s: float, *, relaunches: int = 0) -> list[ShepherdEffect]:
+        self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
         self.queued_since_s, self.running_since_s = now_s, float("inf")
-        aborted: dict[str, object] = {
-            "phase": StartPhase.NONE,
-            "reason": reason[:1024],
-            "plan_state": PlanState.ABORTED,
-            "shares": (),
-        }
-
-        def requeue(record: JobRecord) -> dict[str, object] | None:
-            is_starting = record.state is JobState.STARTING  # one that is being stopped meanwhile goes on being stopped
-            return _moved(record, JobEvent.START_ABORTED) | aborted | changes if is_starting else None
-
-        return self._write(requeue, lambda _now_s: [])
+        return self._write(changes.aborted(reason, relaunches=relaunches), _nothing)
 
     def _back_off(self, now_s: float) -> None:
         longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
@@ -357,9 +405,11 @@ class JobShepherd:
         """A task changed.  Old revisions are acknowledged again and change nothing."""
         self._see(clock)
         status = report.status
+        if status.stage is TaskStage.EXITED and self._settlement.ended(status.node, status.attempt):
+            return [heard(status), *self._leftover_settled(status.node, status.attempt, clock.now_s)]
         if not self._wants(status.attempt):
             return [*dismissal(self._record, self._me, status)]
-        known = self._tasks.get(status.node)
+        known = self._gang.task(status.node)
         if known is not None and known.news > status.news:
             return [] if status.stage is TaskStage.EXITED else [heard(status)]
         effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [heard(status)]
@@ -369,7 +419,7 @@ class JobShepherd:
 
     def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
-        is_wanted = self._record.state is JobState.STARTING and not self._is_gang_stopping and not self.is_writing
+        is_wanted = self._record.state is JobState.STARTING and not self._gang.is_stopping and not self.is_writing
         if status.stage is not TaskStage.STAGED or not is_wanted:
             return []
         if self._attempt is not None and not self._attempt.has_launched(status.node):
@@ -385,32 +435,29 @@ class JobShepherd:
     def _current_attempt(self) -> int:
         return self._attempt.number if self._attempt else self._record.attempt
 
+    @property
+    def _current_shares(self) -> tuple[Share, ...]:
+        return self._attempt.shares if self._attempt else self._record.shares
+
     def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
-        self._tasks[status.node] = status
-        self._failures.see(status)
+        self._gang.put(status)
+        if status.ran_s and self._record.started_utc_s:
+            self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
         effects: list[ShepherdEffect] = []
         if self._attempt is not None and status.stage is not TaskStage.EXITED:
             if status.stage is not TaskStage.ORDERED:
                 effects += self._attempt.staged(status.node, now_s)
             effects += self._after_attempt_moved(now_s)
         if self._record.state is JobState.STARTING:
-            self._phase = self._staging_phase()
+            self._phase = self._gang.phase
             effects += self._start_when_all_run(now_s)
         effects += self._stop_gang_when_one_failed(status, now_s)
         if self._all_exited():
             effects += self._gang_ended(now_s)
         return effects
 
-    def _staging_phase(self) -> StartPhase:
-        phases = {status.phase for status in self._tasks.values()}
-        for phase in (StartPhase.SYNC, StartPhase.ENVIRONMENT):
-            if phase.value in phases:
-                return phase
-        return StartPhase.LAUNCH
-
     def _start_when_all_run(self, now_s: float) -> list[ShepherdEffect]:
-        statuses = [self._tasks.get(share.node) for share in self._record.shares]
-        if not all(status is not None and _has_started(status) for status in statuses):
+        if not self._gang.have_all_started(self._record.shares):
             return []
         self._phase = StartPhase.NONE
         self._attempt = None  # an answer to a launch that is still missing says nothing new
@@ -418,12 +465,6 @@ class JobShepherd:
         self.running_since_s = now_s
         utc_s = self._utc_s(now_s)
         first_utc_s = self._record.first_started_utc_s or utc_s
-        changes: dict[str, object] = {
-            "phase": StartPhase.NONE,
-            "plan_state": PlanState.LAUNCHED,
-            "started_utc_s": utc_s,
-            "first_started_utc_s": first_utc_s,
-        }
         started = Announce(
             "job.started",
             "its only rank runs" if self._record.spec.ranks == 1 else f"all {self._record.spec.ranks} ranks run",
@@ -435,54 +476,319 @@ class JobShepherd:
             },
         )
 
-        def run(record: JobRecord) -> dict[str, object] | None:
-            is_starting = record.state is JobState.STARTING
-            return _moved(record, JobEvent.STARTED) | changes if is_starting else None
-
-        return self._write(run, lambda _now_s: [started])
+        write = self._write(changes.started(utc_s), lambda _now_s: [started])
+        return [*write, *self._use_claim(self._record.shares)]
 
     def _stop_gang_when_one_failed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         """One failed rank dooms the gang: the others would wait in a collective for ever."""
-        if not has_failed(status) or self._is_gang_stopping or self._record.stop_reason is not EndReason.NONE:
+        if not has_failed(status) or self._gang.is_stopping or self._record.stop_reason is not EndReason.NONE:
             return []
-        self._is_gang_stopping = True
+        self._gang.is_stopping = True
         self._stop_grace_s = min(self._record.spec.grace_s, GANG_STOP_GRACE_S)
         return self._send_stops(now_s)
 
     def _all_exited(self) -> bool:
-        shares = self._attempt.shares if self._attempt else self._record.shares
-        statuses = [self._tasks.get(share.node) for share in shares]
-        return bool(shares) and all(s is not None and s.stage is TaskStage.EXITED for s in statuses)
+        return self._gang.have_all_exited(self._current_shares)
 
     def _gang_ended(self, now_s: float) -> list[ShepherdEffect]:
         """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
         self._stop_resend_s = float("inf")
-        failure = self._failures.task
+        failure = self._gang.failures.task
+        if self._record.stop_reason is EndReason.PREEMPTED:
+            return self._requeue_preempted(now_s)
+        if failure is not None and failure.failure is TaskFailure.LOST and self._may_restart:
+            return self._restart(failure.detail, (), now_s)
         blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, TaskFailure.UNREACHABLE)
         may_relaunch = self._record.relaunches < RELAUNCHES_MAX and self._record.stop_reason is EndReason.NONE
         if failure is not None and blameless and may_relaunch and self._record.state is JobState.STARTING:
             return self._relaunch(failure, now_s)
         return self._finish(now_s)
 
+    def _requeue_preempted(self, now_s: float) -> list[ShepherdEffect]:
+        self._forget_attempt()
+        told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
+        reason = f"preempted: {self._record.reason}"
+        self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
+        self.queued_since_s, self.running_since_s = now_s, float("inf")
+        # Somebody may have ordered it to end for good meanwhile; then it ends.
+        return self._write(changes.made_room(reason, ran_s), lambda _now_s: [*told], self._finish)
+
     def _relaunch(self, failure: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._forget_attempt()
-        statuses, self._tasks = dict(self._tasks), {}
         if failure.failure is TaskFailure.UNREACHABLE:
             self.avoided[failure.node] = now_s + AVOID_NODE_S
         self._back_off(now_s)
-        heard = _all_heard(statuses.values())
-        reason = f"trying again: {failure.detail}"
-        return [*self._requeue(reason, now_s, relaunches=self._record.relaunches + 1), *heard]
+        told = self._gang.dismissed()
+        return [*self._requeue(f"trying again: {failure.detail}", now_s, relaunches=1), *told]
+
+    # Losing a node.
+
+    @property
+    def _may_restart(self) -> bool:
+        has_run = self._record.state in (JobState.STARTING, JobState.RUNNING)
+        is_wanted = self._record.stop_reason is EndReason.NONE
+        return has_run and is_wanted and self._record.restarts < self._record.spec.max_restarts
+
+    def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
+        """A node is believed to be gone for good: if it has ranks of this job, give up the whole gang.
+
+        Safety does not rest on that belief: what is left there is settled before anything new starts.
+        """
+        self._see(clock)
+        self.note_silent_node(node)
+        if not self._has_share(node) or self.is_writing:
+            return []  # told again soon
+        if self._runs_in_isolation and self._record.state is not JobState.STOPPING:
+            return []  # its ranks run on: only their owner, or an operator, can say that they do not
+        left = tuple(Leftover(share.node, self._record.attempt) for share in self._record.shares)
+        if self._may_restart:
+            return self._restart(f"{node} was lost", left, clock.now_s)
+        if self._record.state is not JobState.STOPPING:
+            why = f"{node} was lost, and it was restarted {self._record.restarts} times already"
+            effects = self._stop(EndReason.NODE_LOST, why, clock.now_s)
+        else:
+            effects = []
+        return [*effects, *self._give_up((Leftover(node, self._record.attempt),), clock.now_s)]
+
+    @property
+    def _runs_in_isolation(self) -> bool:
+        return self._record.spec.on_isolation is Isolation.CONTINUE
+
+    @property
+    def waits_for_lost(self) -> bool:
+        """Something of it may be left on nodes that do not answer."""
+        return bool(self._settlement.open) or any(self._has_share(node) for node in self._silent)
+
+    def _give_up(self, left: tuple[Leftover, ...], now_s: float) -> list[ShepherdEffect]:
+        """A gang that is being stopped ends without waiting for those."""
+        return self._write(
+            changes.unreachable(left), lambda then_s: [*self._settlement.begin(left, self._record, then_s)]
+        )
+
+    def _restart(
+        self, why: str, left: tuple[Leftover, ...], now_s: float, *, vouched: Collection[NodeId] = ()
+    ) -> list[ShepherdEffect]:
+        """Give up the attempt as a whole and queue the job again; nothing starts before `left` is settled."""
+        self._forget_attempt()
+        exited = [each for each in left if self._gang.has_exited(each.node) or each.node in vouched]
+        told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
+        restarts = self._record.restarts + 1
+        delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(restarts - 2, 10)) if restarts > 1 else 0.0
+        self.may_try_after_s = now_s + delay_s
+        reason = f"restarting ({restarts} of {self._record.spec.max_restarts}): {why}"[:REASON_LENGTH]
+        self._phase, self._reason = StartPhase.NONE, reason
+        self.queued_since_s, self.running_since_s = now_s, float("inf")
+
+        restarted = Announce(
+            "job.restarted", reason, self.job_id, self._me, {"restarts": restarts, "attempt": self._record.attempt}
+        )
+
+        def settle(then_s: float) -> list[ShepherdEffect]:
+            begun = self._settlement.begin(left, self._record, then_s)
+            settled: list[ShepherdEffect] = []
+            for each in exited:
+                self._settlement.ended(each.node, each.attempt)
+                settled += self._leftover_settled(each.node, each.attempt, then_s)
+            return [restarted, *begun, *told, *settled]
+
+        return self._write(changes.given_up(reason, left, ran_s), settle)
+
+    def silence_told(self, sender: NodeId, answer: SilenceAnswer, clock: Clock) -> list[ShepherdEffect]:
+        """A holder says for how long a leftover has heard nothing that lets it run."""
+        self._see(clock)
+        if not self._settlement.silence_told(sender, answer, self._record):
+            return []
+        return self._leftover_settled(answer.owner, answer.attempt, clock.now_s)
+
+    def declare_lost(self, clock: Clock) -> list[ShepherdEffect]:
+        """An operator vouches for it that nothing is left on the nodes that do not answer."""
+        self._see(clock)
+        silent = [node for node in self._silent if self._has_share(node)]
+        if silent and self._may_restart and not self.is_writing:
+            left = tuple(Leftover(share.node, self._record.attempt) for share in self._record.shares)
+            why = f"an operator declared {', '.join(silent)} lost"
+            return self._restart(why, left, clock.now_s, vouched=silent)
+        effects: list[ShepherdEffect] = []
+        for leftover in self._settlement.open:
+            self._settlement.ended(leftover.node, leftover.attempt)
+            effects += self._leftover_settled(leftover.node, leftover.attempt, clock.now_s)
+        return effects
+
+    def _leftover_settled(self, node: NodeId, attempt: int, now_s: float) -> list[ShepherdEffect]:
+        """One is settled: a stopping gang counts it as ended; a queued job may start when it was the last."""
+        record = self._record
+        fence = self._commands.release(node, record, attempt)  # against a launch that is still on its way
+        if record.state is JobState.STOPPING and attempt == record.attempt:
+            gone = TaskStatus(
+                self.job_id, record.epoch, attempt, node, TaskStage.EXITED, generation=INFERRED_GENERATION
+            )
+            return [fence, *self._task_changed(gone, now_s)]
+        if self._settlement.open:
+            return [fence]
+        return [fence, *self._write(changes.settled, _nothing)]
+
+    # Making room.
+
+    def is_starving(self, now_s: float) -> bool:
+        """It has waited or tried for so long that its place must be kept for it."""
+        waited_s = now_s - self.queued_since_s
+        return self.is_waiting and (waited_s >= STARVING_S or self._failed_attempts >= STARVING_ATTEMPTS)
+
+    @property
+    def is_claiming(self) -> bool:
+        """A place is being kept for it."""
+        return self._claiming is not None
+
+    def claim(
+        self,
+        shares: tuple[Share, ...],
+        victims: Mapping[JobId, NodeId],
+        ranking: Ranking,
+        starts_within_s: float,
+        clock: Clock,
+    ) -> list[ShepherdEffect]:
+        """Have these places kept, and have the victims make room for it; the caller has checked `is_waiting`."""
+        self._see(clock)
+        self._claiming = Claiming(shares, victims, ranking, starts_within_s, self._commands)
+        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
+        text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
+        claimed = Announce("claim.made", text, self.job_id, self._me, {"victims": len(victims)})
+        return [claimed, *self._claiming.begin(self._record, clock.now_s)]
+
+    def victim_answered(self, answer: PreemptAnswer, clock: Clock) -> list[ShepherdEffect]:
+        """The shepherd of a job that should make room for this one."""
+        self._see(clock)
+        if self._claiming is None:
+            return []
+        told = self._claiming.victim_answered(answer, self._record, clock.now_s)
+        return [*told, *self._after_claim_moved()]
+
+    def _after_claim_moved(self) -> list[ShepherdEffect]:
+        if self._claiming is None or self._claiming.phase is not ClaimPhase.FAILED:
+            return []
+        lost = Announce("claim.failed", self._claiming.problem, self.job_id, self._me)
+        return [lost, *self._withdraw_claim()]
+
+    def _use_claim(self, shares: tuple[Share, ...]) -> list[ShepherdEffect]:
+        """It has its place, perhaps the one that was kept for it; nothing more need be kept."""
+        kept = {share.node for share in self._claiming.shares} if self._claiming is not None else set()
+        used = [share.node for share in shares if share.node in kept]
+        text = f"took the place that was kept for it on {', '.join(used)}"
+        return [*([Announce("claim.used", text, self.job_id, self._me)] if used else []), *self._withdraw_claim()]
+
+    def _withdraw_claim(self) -> list[ShepherdEffect]:
+        claiming, self._claiming = self._claiming, None
+        return [] if claiming is None else [*claiming.withdraw(self._record)]
+
+    def preempt(self, request: PreemptRequest, refusal: str, clock: Clock) -> list[ShepherdEffect]:
+        """Another job wants this one's place; `refusal` is the policy's reason why not, by this node's own figures."""
+        self._see(clock)
+        record = self._record
+        is_stopping = record.stop_reason is EndReason.PREEMPTED
+        if not refusal and not is_stopping and (record.state is not JobState.RUNNING or self.is_writing):
+            refusal = f"it is {record.state.value}"
+        told = PreemptAnswer(self.job_id, request.command_id, request.taker, not refusal, refusal[:REASON_LENGTH])
+        answer = SendPeer(request.shepherd, told)
+        if refusal or is_stopping or not request.is_decided:
+            return [answer]
+        self._stop_grace_s = record.spec.grace_s
+        reason = f"makes room for {handle(request.taker)}"
+        preempted = Announce("job.preempted", reason, self.job_id, self._me, {"taker": request.taker})
+        return [answer, preempted, *self._stop(EndReason.PREEMPTED, reason, clock.now_s)]
+
+    def asked_to_yield(self, request: YieldRequest, clock: Clock) -> list[ShepherdEffect]:
+        """A hold of ours stands in the way of a job that ranks higher: give way while nothing is decided."""
+        self._see(clock)
+        attempt = self._attempt
+        if attempt is None or attempt.number != request.attempt or attempt.phase is not AttemptPhase.HOLDING:
+            return []
+        text = f"gave way to {handle(request.wanted_by)} on {request.owner}"
+        attempt.give_way(request.owner, text)
+        yielded = Announce("job.yielded", text, self.job_id, self._me, {"taker": request.wanted_by})
+        return [yielded, *self._after_attempt_moved(clock.now_s)]
+
+    # Checkpoints.
+
+    def commit_checkpoint(self, request: CheckpointRequest, clock: Clock) -> list[ShepherdEffect]:
+        """Make it the one that the next attempt resumes from, if its attempt is the present one when its turn
+        comes."""
+        self._see(clock)
+
+        def answer(problem: str) -> SendPeer:
+            epoch, detail = self._record.epoch, problem[:REASON_LENGTH]
+            told = CheckpointAnswer(request.job_id, request.attempt, request.command_id, epoch, not problem, detail)
+            return SendPeer(request.owner, told)
+
+        def commit(record: JobRecord) -> dict[str, object] | None:
+            is_new = record.checkpoint != request.checkpoint
+            return {"checkpoint": request.checkpoint} if is_new and not self._refuses(record, request) else None
+
+        refusal = self._refuses(self._record, request)
+        if refusal or self._record.checkpoint == request.checkpoint:
+            return [answer(refusal)]
+        text = f"checkpoint {request.checkpoint.name} of attempt {request.attempt}"
+        saved = Announce("job.checkpointed", text, self.job_id, self._me, {"bytes": request.checkpoint.size_bytes})
+        return self._write(commit, lambda _now_s: [saved, answer("")])
+
+    def _refuses(self, record: JobRecord, request: CheckpointRequest) -> str:
+        if is_overtaken(record.checkpoint, request.checkpoint):
+            return "a newer checkpoint of this attempt is committed already"
+        return self._parts.may_commit(record, request.attempt)
 
     # Stopping.
 
-    def cancel(self, grace_s: float | None, reason: str, clock: Clock) -> list[ShepherdEffect]:
-        """Stop on a user's wish; harmless when repeated, a shorter grace shortens the wait."""
+    def cancel(self, request_id: int, grace_s: float | None, reason: str, clock: Clock) -> list[ShepherdEffect]:
+        """Stop on a user's wish, and answer once that is durable; a shorter grace shortens the wait."""
         self._see(clock)
         if self._record.is_ended:
-            return []
+            return self.tell(request_id, clock)
         self._stop_grace_s = self._record.spec.grace_s if grace_s is None else grace_s
-        return self._stop(EndReason.CANCELLED, reason or "cancelled", clock.now_s)
+        effects = self._stop(EndReason.CANCELLED, reason or "cancelled", clock.now_s)
+        return [*effects, *self.tell(request_id, clock)]
+
+    def tell(self, request_id: int, clock: Clock, *, was_known: bool = False) -> list[ShepherdEffect]:
+        """Answer a client with the record, after the updates under way: others may have told of their outcome already,
+        and nobody may be told of an older one then."""
+        self._see(clock)
+        self._asking[request_id] = was_known
+        return self._write(lambda record: None, _nothing, self._answer_clients)
+
+    def _answer_clients(self, _now_s: float) -> list[ShepherdEffect]:
+        asking, self._asking = self._asking, {}
+        return [
+            ReplyToClient(request_id, JobAccepted(self.record, was_known=was_known))
+            for request_id, was_known in asking.items()
+        ]
+
+    def change_holders(self, holders: Holders, leaving: Holders, clock: Clock) -> list[ShepherdEffect]:
+        """Exchange the holders: both old and new must agree until the second update has ended the exchange."""
+        self._see(clock)
+        names = ", ".join(holder.node for holder in holders)
+        changed = Announce("holder.replaced", f"held by {names}", self.job_id, self._me)
+
+        def end(_now_s: float) -> list[ShepherdEffect]:
+            return self._write(lambda record: {"leaving_holders": ()}, lambda _then_s: [changed])
+
+        if not leaving:
+            return end(clock.now_s)
+        return self._write(lambda record: {"holders": holders, "leaving_holders": leaving}, end)
+
+    def hand_over(self, successor: NodeId, clock: Clock) -> list[ShepherdEffect]:
+        """Make another holder the shepherd; it acts as soon as it sees the record."""
+        self._see(clock)
+
+        def leave(_now_s: float) -> list[ShepherdEffect]:
+            self._writer.close()
+            return [Announce("job.handed_over", f"{successor} shepherds it from now on", self.job_id, self._me)]
+
+        return self._write(changes.handed_over(successor), leave)
+
+    def farewell(self) -> list[ShepherdEffect]:
+        """This node does not act for the job any more: nobody here will answer those who wait."""
+        asking, self._asking = self._asking, {}
+        remedy = "ask again: another shepherd acts for it soon"
+        refusal = Refused("unavailable", "outcome unknown: this node lost its authority over the job", remedy)
+        return [ReplyToClient(request_id, refusal) for request_id in asking]
 
     def signal(self, signal: int, clock: Clock) -> list[ShepherdEffect]:
         """Send a signal to every rank."""
@@ -491,38 +797,26 @@ class JobShepherd:
         return [self._commands.signal(share.node, record, signal) for share in record.shares]
 
     def _stop(self, why: EndReason, reason: str, now_s: float) -> list[ShepherdEffect]:
-        if self._record.stop_reason is not EndReason.NONE:
+        if self._record.stop_reason not in (EndReason.NONE, EndReason.PREEMPTED):
             return self._send_stops(now_s)
-        self._reason = reason[:1024]
-        wish: dict[str, object] = {"stop_reason": why, "reason": reason[:1024], "detail": reason[:1024]}
-
-        def stop(record: JobRecord) -> dict[str, object] | None:
-            if record.is_ended or record.stop_reason is not EndReason.NONE:
-                return None
-            if record.state is JobState.QUEUED:
-                return self._final(record, JobEvent.STOP_REQUESTED, why, now_s) | wish
-            return _moved(record, JobEvent.STOP_REQUESTED) | wish
-
-        return self._write(stop, self._stop_decided)
+        self._reason = reason[:REASON_LENGTH]
+        end = changes.ended(JobEvent.STOP_REQUESTED, self._gang.failures, why, self._utc_s(now_s), 0.0)
+        return self._write(changes.stopped(why, self._reason, end), self._stop_decided, self._answer_clients)
 
     def _stop_decided(self, now_s: float) -> list[ShepherdEffect]:
         """The wish is durable.  A queued job has ended by it; a placed one has processes to stop first."""
         if self._record.is_ended:
             abandoned = self._attempt.abandon() if self._attempt else []
             self._attempt = None
-            return [*abandoned, *self._ended(now_s)]
+            return [*self._answer_clients(now_s), *abandoned, *self._ended(now_s)]
         self._attempt = None  # late answers to commits and launches no longer matter
-        return self._send_stops(now_s)
+        return [*self._answer_clients(now_s), *self._send_stops(now_s)]
 
     def _send_stops(self, now_s: float) -> list[ShepherdEffect]:
         self._stop_resend_s = now_s + STOP_RESEND_S
         record = self._record
         attempt = self._current_attempt
-        running = [
-            share.node
-            for share in (self._attempt.shares if self._attempt else record.shares)
-            if (status := self._tasks.get(share.node)) is None or status.stage is not TaskStage.EXITED
-        ]
+        running = self._gang.unfinished(self._current_shares)
         return [self._commands.stop(node, record, attempt, self._stop_grace_s) for node in running]
 
     def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
@@ -532,6 +826,9 @@ class JobShepherd:
         if self._attempt is not None and clock.now_s >= self._attempt.next_deadline_s:
             effects += [*self._attempt.on_timer(clock.now_s), *self._after_attempt_moved(clock.now_s)]
         effects += self._inquiry.on_timer(clock.now_s)
+        effects += self._settlement.on_timer(self._record, clock.now_s)
+        if self._claiming is not None and clock.now_s >= self._claiming.next_deadline_s:
+            effects += [*self._claiming.on_timer(self._record, clock.now_s), *self._after_claim_moved()]
         if clock.now_s >= self._stop_resend_s:
             effects += self._send_stops(clock.now_s)
         if clock.now_s >= self._time_limit_deadline_s():
@@ -547,30 +844,21 @@ class JobShepherd:
     # The end.
 
     def _finish(self, now_s: float) -> list[ShepherdEffect]:
+        self._attempt = None
+
         def end(record: JobRecord) -> dict[str, object] | None:
             has_gang = record.state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
-            return self._final(record, JobEvent.EXITED, record.stop_reason, now_s) if has_gang else None
+            failures, utc_s = self._gang.failures, self._utc_s(now_s)
+            change = changes.ended(JobEvent.EXITED, failures, record.stop_reason, utc_s, self._ran_s(now_s))
+            return change(record) if has_gang else None
 
-        self._attempt = None
         return self._write(end, self._ended)
-
-    def _final(self, record: JobRecord, event: JobEvent, stop_reason: EndReason, now_s: float) -> dict[str, object]:
-        utc_s = self._utc_s(now_s)
-        return (
-            _moved(record, event)
-            | self._failures.outcome(stop_reason)
-            | {
-                "phase": StartPhase.NONE,
-                "ended_utc_s": utc_s,
-                "attained_gpu_s": record.attained_gpu_s + _served_gpu_s(record, utc_s),
-            }
-        )
 
     def _ended(self, now_s: float) -> list[ShepherdEffect]:
         record = self._record
         self._reason = record.reason
-        heard = _all_heard(self._tasks.values())
-        self._tasks = {}
+        self._settlement.forget()
+        told = [*self._gang.dismissed(), *self._withdraw_claim()]
         ended = Announce(
             "job.ended",
             record.detail or record.end_reason.value,
@@ -578,12 +866,12 @@ class JobShepherd:
             self._me,
             {"end_reason": record.end_reason.value, "exit_code": record.exit_code, "signal": record.signal},
         )
-        return [*heard, ended]
+        return [*told, ended]
 
     # Register updates.
 
-    def _write(self, change: Change, then: Continuation) -> list[ShepherdEffect]:
-        return self._writer.write(change, then)
+    def _write(self, change: Change, then: Continuation, otherwise: Continuation = _nothing) -> list[ShepherdEffect]:
+        return self._writer.write(change, then, otherwise, self._now_s)
 
     def written(self, update_id: int, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
         """The register has decided our update: run its continuation, then the next write."""
@@ -603,40 +891,11 @@ class JobShepherd:
     # Small things.
 
     def _see(self, clock: Clock) -> None:
-        self._utc_offset_s = clock.utc_s - clock.now_s
+        self._now_s, self._utc_offset_s = clock.now_s, clock.utc_s - clock.now_s
+
+    def _ran_s(self, now_s: float) -> float:
+        """For how long the gang has run; 0 while it does not."""
+        return max(0.0, now_s - self.running_since_s)
 
     def _utc_s(self, now_s: float) -> float:
         return now_s + self._utc_offset_s
-
-
-def _moved(record: JobRecord, event: JobEvent) -> dict[str, object]:
-    return {"state": next_state(record.state, event, f"job {record.job_id}")}
-
-
-def _served_gpu_s(record: JobRecord, utc_s: float) -> float:
-    """GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t)."""
-    if not record.started_utc_s or not record.shares:
-        return 0.0
-    return record.spec.total_gpus * max(0.0, utc_s - record.started_utc_s)
-
-
-def dismissal(record: JobRecord, me: NodeId, status: TaskStatus) -> list[SendPeer]:
-    """A report of an attempt that is over: heard, and released in case the first release was lost."""
-    if status.stage is TaskStage.EXITED:
-        return [heard(status)]
-    release = ReleaseRequest(record.job_id, record.epoch, status.attempt, DISMISSAL_COMMAND_ID, me)
-    return [heard(status), SendPeer(status.node, release)]
-
-
-def heard(status: TaskStatus) -> SendPeer:
-    """The acknowledgement of a report; of an exit only once its result is in the register, or wanted by nobody."""
-    received = TaskReportReceived(status.job_id, status.attempt, status.revision, status.generation)
-    return SendPeer(status.node, received)
-
-
-def _all_heard(statuses: Iterable[TaskStatus]) -> list[ShepherdEffect]:
-    return [heard(status) for status in statuses if status.generation < INFERRED_GENERATION]
-
-
-def _has_started(status: TaskStatus) -> bool:
-    return status.stage is TaskStage.STARTED or (status.stage is TaskStage.EXITED and bool(status.exits))

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmsched.ids import NodeId
 from swarmsched.policies.base import (
     ParameterSpec,
     ahead_sentence,
@@ -24,9 +23,10 @@ from swarmsched.policies.base import (
 )
 from swarmsched.policies.placement import choose, place_in, tie_break
 from swarmsched.policies.reason import fits_now, shortage, start_reason
-from swarmsched.policies.room import Room, without
-from swarmsched.resources import Gpu, Share, suits
-from swarmsched.view import Action, ClusterView, JobView, NodeView, Plan, PlanEntry, RankKey
+from swarmsched.policies.release import busy_devices, release
+from swarmsched.policies.room import Room
+from swarmsched.resources import Share
+from swarmsched.view import Action, ClusterView, JobView, Plan, PlanEntry, RankKey
 
 PARAMETERS = (
     ParameterSpec(
@@ -62,6 +62,10 @@ class Backfill:
     def rank_key(self, job: JobView) -> RankKey:
         """Priority, then submit time in milliseconds."""
         return submit_rank_key(job)
+
+    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey) -> str:
+        """Running jobs are never stopped for others."""
+        return "the policy backfill does not preempt"
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start in order until one does not fit, reserve for it, then fill the gaps."""
@@ -103,10 +107,10 @@ class Backfill:
     def _reserve(self, head: JobView, view: ClusterView, room: Room, started: Sequence[_Held]) -> _Reservation | None:
         """Release running jobs in the order of their ends until the head fits; None if it never does."""
         spare = room.copy()
-        busy = _busy_devices(view.nodes, room)
+        busy = busy_devices(view.nodes, room)
         for end_s, (job, shares) in self._ends(view, started):
             for share in shares:
-                _release(job, share, spare, busy)
+                release(job, share, spare, busy)
             placed = place_in(spare, head)
             if placed is not None:
                 spare.take(placed, head.demand)
@@ -116,10 +120,10 @@ class Backfill:
     def _emptied(self, view: ClusterView, room: Room, started: Sequence[_Held]) -> Room:
         """The room when all running jobs have ended; the same at any point of one plan."""
         empty = room.copy()
-        busy = _busy_devices(view.nodes, room)
+        busy = busy_devices(view.nodes, room)
         for _, (job, shares) in self._ends(view, started):
             for share in shares:
-                _release(job, share, empty, busy)
+                release(job, share, empty, busy)
         return empty
 
     def _ends(self, view: ClusterView, started: Sequence[_Held]) -> list[tuple[float, _Held]]:
@@ -145,22 +149,6 @@ def _place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | 
     room.take_like(shares, job.demand, picks)
     spare.take_like(shares, job.demand, picks)
     return shares
-
-
-def _busy_devices(nodes: Sequence[NodeView], room: Room) -> dict[NodeId, tuple[Gpu, ...]]:
-    """Offered devices of the available nodes that are not free now."""
-    return {node.node: without(node.devices, room.free(node.node).gpus) for node in nodes if node.is_available}
-
-
-def _release(job: JobView, share: Share, spare: Room, busy: dict[NodeId, tuple[Gpu, ...]]) -> None:
-    """Give back what a share holds.  Which devices it has is not gossiped: the first busy ones that suit it."""
-    held = busy.get(share.node)
-    if held is None:
-        return
-    wanted = share.ranks * job.demand.gpus
-    gpus = tuple(gpu for gpu in held if suits(gpu, job.demand))[:wanted]
-    busy[share.node] = without(held, gpus)
-    spare.give(share.node, gpus, share.ranks * job.demand.cpus, share.ranks * job.demand.memory_bytes)
 
 
 def _start(job: JobView, shares: tuple[Share, ...], reservation: _Reservation | None) -> str:

@@ -16,6 +16,10 @@ class Fifo:
         """Priority, then submit time in milliseconds."""
         return submit_rank_key(job)
 
+    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey) -> str:
+        """Running jobs are never stopped for others."""
+        return "the policy fifo does not preempt"
+
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start from the head of the line until one does not fit."""
         room = Room(view.nodes)

@@ -18,7 +18,12 @@ POLICIES: Mapping[str, PolicyKind] = {
         PolicyKind(
             "backfill", "fifo, with gaps filled where the first in line is not delayed", backfill.PARAMETERS, Backfill
         ),
-        PolicyKind("las", "least attained GPU-time first (Tiresias), order only", las.PARAMETERS, LeastAttainedService),
+        PolicyKind(
+            "las",
+            "least attained GPU-time first, stopping running jobs for it (Tiresias)",
+            las.PARAMETERS,
+            LeastAttainedService,
+        ),
     )
 }
 

@@ -1,9 +1,14 @@
 """The owner obeys as far as its ledger allows, runs each task once, and repeats itself until it is heard."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarmsched.api import JobSpec
+from swarmsched.authority.contact import ContactLine
+from swarmsched.authority.message import ContactAnswered, OwnerContact, Standing, TaskNews
 from swarmsched.effects import (
+    Announce,
     BindRendezvous,
     ForgetTask,
     Persist,
@@ -26,6 +31,7 @@ from swarmsched.events import (
     TaskStarted,
     TimerFired,
 )
+from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
@@ -57,9 +63,13 @@ def make_ledger():
     return ledger
 
 
+def owner_of(ledger):
+    return Owner(ME, ledger, ContactLine(ME, 1))
+
+
 @pytest.fixture
 def owner():
-    return Owner(ME, make_ledger())
+    return owner_of(make_ledger())
 
 
 def hold(attempt=1, command_id=1, wants_rendezvous=True, epoch=1):
@@ -70,7 +80,7 @@ ALONE = (Share(ME, 2),)
 
 
 def commit(attempt=1, command_id=2, shares=ALONE, epoch=1):
-    order = TaskOrder(JOB, epoch, attempt, ME, SPEC, shares, "10.0.0.1", 29500)
+    order = TaskOrder(JOB, epoch, attempt, ME, SPEC, shares, "10.0.0.1", 29500, Configuration((Holder(ME, 1),)))
     return CommitRequest(JOB, epoch, attempt, command_id, BOSS, order)
 
 
@@ -95,9 +105,16 @@ def held(owner):
     return owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 0.1)
 
 
+def in_contact(owner, effects, now_s):
+    """Every holder that was asked lets the tasks run on."""
+    contacts = [each for each in of(SendPeer, effects) if isinstance(each.message, OwnerContact)]
+    answers = [(each.recipient, ContactAnswered(each.message.sequence)) for each in contacts]
+    return [effect for holder, answer in answers for effect in owner.contact_answered(holder, answer, now_s)]
+
+
 def launched(owner):
     held(owner)
-    owner.obey(BOSS, commit(), 0.2)
+    in_contact(owner, owner.obey(BOSS, commit(), 0.2), 0.25)
     return owner.obey(BOSS, launch(), 0.3)
 
 
@@ -133,6 +150,25 @@ def test_port_bound_for_an_expired_hold_is_closed_again(owner):
     owner.obey(BOSS, hold(), 0.0)
     owner.step(TimerFired(), 10.0)
     assert owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 10.1) == [ReleaseRendezvous(JOB, 1)]
+
+
+def test_hold_that_is_left_of_a_job_that_has_ended_goes_with_its_port(owner):
+    held(owner)
+    effects = owner.forget(JOB, 1.0)
+    assert of(ReleaseRendezvous, effects) == [ReleaseRendezvous(JOB, 1)]
+    assert durable_entries(effects, "ledger")
+    assert of(ReleaseRendezvous, owner.forget(JOB, 2.0)) == []
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_hold_that_a_later_attempt_replaces_goes_with_its_port(owner, is_bound):
+    first, second = (replace(hold(attempt, attempt), ranks=1) for attempt in (1, 2))
+    owner.obey(BOSS, first, 0.0)
+    if is_bound:
+        owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 0.1)
+    effects = owner.obey(BOSS, second, 0.2)
+    assert of(ReleaseRendezvous, effects) == [ReleaseRendezvous(JOB, 1)]
+    assert of(BindRendezvous, effects) == [BindRendezvous(JOB, 2)]
 
 
 def test_commit_of_a_task_that_needs_nothing_is_staged_at_once(owner):
@@ -267,9 +303,9 @@ def durable_entries(effects, room):
 def test_restarted_owner_takes_up_its_tasks_and_does_not_start_them_twice():
     """The agent was killed while the task ran; its shim is found."""
     ledger = make_ledger()
-    before = Owner(ME, ledger)
+    before = owner_of(ledger)
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
-    after = Owner(ME, ledger)
+    after = owner_of(ledger)
     after.restore(durable_entries(durable, "task"), 0.0)
     status = before.tasks[0]
     found = TasksFound((type(status)(JOB, 1, 1, ME, TaskStage.STARTED),))
@@ -279,17 +315,71 @@ def test_restarted_owner_takes_up_its_tasks_and_does_not_start_them_twice():
 
 def test_restarted_owner_starts_a_task_that_was_ordered_but_never_launched():
     ledger = make_ledger()
-    before = Owner(ME, ledger)
+    before = owner_of(ledger)
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
-    after = Owner(ME, ledger)
+    after = owner_of(ledger)
     after.restore(durable_entries(durable, "task"), 0.0)
     after.step(TasksFound(()), 0.0)
+    in_contact(after, after.step(TimerFired(), 0.0), 0.05)
     assert len(of(StartTask, after.obey(BOSS, launch(), 0.1))) == 1
 
 
+def test_ranks_start_only_once_the_holders_let_them(owner):
+    """A launch that was long on its way must not start what its job has given up meanwhile."""
+    held(owner)
+    asked = owner.obey(BOSS, commit(), 0.2)
+    assert of(StartTask, owner.obey(BOSS, launch(), 0.3)) == []
+    (start,) = of(StartTask, in_contact(owner, asked, 0.4))
+    assert start.order.attempt == 1
+
+
+def test_ranks_are_killed_without_grace_when_the_holders_say_that_their_attempt_is_over(owner):
+    launched(owner)
+    asked = owner.step(TimerFired(), 3.0)
+    (contact,) = [each for each in of(SendPeer, asked) if isinstance(each.message, OwnerContact)]
+    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, Configuration((Holder(ME, 1),)))
+    effects = owner.contact_answered(ME, ContactAnswered(contact.message.sequence, (over,)), 3.1)
+    assert [(stop.attempt, stop.grace_s) for stop in of(StopTask, effects)] == [(1, 0.0)]
+    assert [each.kind for each in of(Announce, effects)] == ["task.killed_over"]
+
+
+def told_that_it_is_over(owner, now_s):
+    asked = owner.step(TimerFired(), now_s)
+    (contact,) = [each for each in of(SendPeer, asked) if isinstance(each.message, OwnerContact)]
+    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, Configuration((Holder(ME, 1),)))
+    return owner.contact_answered(ME, ContactAnswered(contact.message.sequence, (over,)), now_s + 0.1)
+
+
+def test_a_result_that_its_shepherd_never_hears_is_forgotten_once_the_holders_say_that_the_job_is_over(owner):
+    launched(owner)
+    owner.step(TaskExited(JOB, 1, ()), 1.0)
+    effects = told_that_it_is_over(owner, 3.0)
+    assert of(ForgetTask, effects) == [ForgetTask(JOB, 1)]
+    assert owner.tasks == ()
+
+
+def test_ranks_that_were_killed_because_their_attempt_is_over_leave_nothing(owner):
+    launched(owner)
+    told_that_it_is_over(owner, 3.0)
+    owner.step(TaskExited(JOB, 1, ()), 3.2)
+    told_that_it_is_over(owner, 6.0)
+    assert owner.tasks == ()
+
+
+def test_a_restored_result_is_forgotten_once_the_holders_say_that_the_job_is_over():
+    before = owner_of(make_ledger())
+    held(before)
+    durable = before.obey(BOSS, commit(shares=(Share(NodeId("gpu0"), 2), Share(ME, 2))), 0.2)
+    failed = before.step(TaskStageFailed(JOB, 1, TaskFailure.SYNC, "no such file"), 1.0)
+    after = restarted([*durable, *failed], make_ledger())
+    assert [status.stage for status in after.tasks] == [TaskStage.EXITED]
+    told_that_it_is_over(after, 3.0)
+    assert after.tasks == ()
+
+
 def test_task_that_nobody_ordered_is_stopped():
-    owner = Owner(ME, make_ledger())
-    launched(other := Owner(ME, make_ledger()))
+    owner = owner_of(make_ledger())
+    launched(other := owner_of(make_ledger()))
     effects = owner.step(TasksFound(other.tasks), 0.0)
     assert of(StopTask, effects) != []
 
@@ -304,9 +394,9 @@ def test_acknowledgement_of_an_earlier_life_forgets_nothing(owner):
 
 def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_gone():
     """The agent died after the lease had ended and before the report was heard."""
-    before = Owner(ME, make_ledger())
+    before = owner_of(make_ledger())
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
-    after = Owner(ME, make_ledger())
+    after = owner_of(make_ledger())
     after.restore(durable_entries(durable, "task"), 0.0)
     exited = type(before.tasks[0])(JOB, 1, 1, ME, TaskStage.EXITED, (RankExit(0, 4),))
     effects = after.step(TasksFound((exited,)), 0.0)
@@ -315,14 +405,14 @@ def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_g
 
 
 def restarted(durable, ledger):
-    after = Owner(ME, ledger)
+    after = owner_of(ledger)
     after.restore(durable_entries(durable, "task"), 0.0)
     return after
 
 
 def test_restored_order_without_a_lease_or_a_process_is_reported_as_lost():
     """Its shepherd still waits for it; silence would keep the gang for ever."""
-    before = Owner(ME, make_ledger())
+    before = owner_of(make_ledger())
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
     (status,) = reports(restarted(durable, make_ledger()).step(TasksFound(()), 0.0))
     assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.LOST)
@@ -331,7 +421,7 @@ def test_restored_order_without_a_lease_or_a_process_is_reported_as_lost():
 def test_failed_staging_is_still_told_after_a_restart():
     """No shim has left a record of it, and the first report was lost."""
     ledger = make_ledger()
-    before = Owner(ME, ledger)
+    before = owner_of(ledger)
     durable = before.obey(BOSS, hold(wants_rendezvous=False), 0.0)
     durable += before.obey(BOSS, commit(shares=(Share(BOSS, 2), Share(ME, 2))), 0.2)
     durable += before.step(TaskStageFailed(JOB, 1, TaskFailure.ENVIRONMENT, "pip said no"), 0.3)
@@ -355,7 +445,7 @@ def test_commit_and_launch_of_an_ended_task_are_answered_yes_so_that_its_result_
 
 def test_released_task_is_stopped_again_after_a_restart():
     ledger = make_ledger()
-    before = Owner(ME, ledger)
+    before = owner_of(ledger)
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
     before.obey(BOSS, launch(), 0.3)
     before.obey(BOSS, ReleaseRequest(JOB, 1, 1, 8, BOSS), 1.0)
@@ -366,7 +456,7 @@ def test_released_task_is_stopped_again_after_a_restart():
 
 
 def test_task_that_nobody_ordered_is_forgotten_once_it_has_exited(owner):
-    launched(other := Owner(ME, make_ledger()))
+    launched(other := owner_of(make_ledger()))
     assert of(ForgetTask, owner.step(TasksFound(other.tasks), 0.0)) == []
     assert owner.step(TaskExited(JOB, 1, ()), 1.0) == [ForgetTask(JOB, 1)]
 

@@ -6,10 +6,15 @@ from itertools import count
 import pytest
 
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
-from swarmsched.effects import Announce, SendPeer
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.commands import JobAccepted
+from swarmsched.effects import Announce, ReplyToClient, SendPeer
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.register import UpdateRequested
 from swarmsched.ledger.message import (
+    CheckpointAnswer,
+    CheckpointRequest,
     CommitRequest,
     FreeReport,
     HoldRequest,
@@ -46,7 +51,9 @@ class Scene:
         self.sent = []
         self.announced = []
         demand = Demand(gpus=1)
-        record = JobRecord(JOB, JobSpec(("python", "t.py"), ranks=3, demand=demand, **spec), UTC, 1, 1, ME, 7, (ME,))
+        record = JobRecord(
+            JOB, JobSpec(("python", "t.py"), ranks=3, demand=demand, **spec), UTC, 1, 1, ME, 7, (Holder(ME, 1),)
+        )
         self.shepherd = JobShepherd(record, ME, random.Random(1), count(1))
         self.do(self.shepherd.accepted(self.clock))
 
@@ -84,6 +91,14 @@ class Scene:
         attempt = self.shepherd.record.attempt if attempt is None else attempt
         status = TaskStatus(JOB, 1, attempt, node, stage, tuple(exits), failure, detail, phase, revision)
         self.do(self.shepherd.task_reported(TaskReport(status, FREE), self.clock))
+
+    def succeed(self):
+        """The register has made a shepherd of a later epoch; it knows the record and nothing else."""
+        last = self.updates[-1]
+        record = last.updated(epoch=last.epoch + 1, shepherd_generation=8)
+        self.shepherd, self.sent = JobShepherd(record, ME, random.Random(2), count(1)), []
+        self.do(self.shepherd.take_up((), self.clock))
+        return self.shepherd
 
     def place(self):
         self.do(self.shepherd.place(SHARES, Ranking("fifo", (1,)), self.clock))
@@ -224,14 +239,50 @@ def test_short_job_that_ends_before_all_reported_started_completes(scene):
 
 
 def test_cancelling_a_queued_job_ends_it_at_once(scene):
-    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
     assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.CANCELLED)
     assert shell_exit_code(scene.record) == 143
 
 
+def wish(name, sequence, attempt=1):
+    return CheckpointRequest(JOB, attempt, sequence, A, Checkpoint(name, attempt, A, sequence=sequence))
+
+
+def test_a_client_is_told_only_what_the_update_under_way_has_made_of_the_record(scene):
+    """Another node may find that update decided before this one hears of it, and tell its own clients."""
+    scene.run()
+    (write,) = scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock)
+    assert scene.shepherd.tell(5, scene.clock, was_known=True) == []
+    effects = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+    (reply,) = [effect for effect in effects if isinstance(effect, ReplyToClient)]
+    assert reply == ReplyToClient(5, JobAccepted(scene.record, was_known=True))
+    assert scene.record.version == write.update.value.version
+    assert scene.shepherd.tell(6, scene.clock) == [ReplyToClient(6, JobAccepted(scene.record))]
+
+
+def test_a_second_cancel_is_answered_after_the_update_under_way(scene):
+    scene.run()
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    (write,) = scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock)
+    again = scene.shepherd.cancel(2, None, "", scene.clock)
+    assert not any(isinstance(effect, ReplyToClient) for effect in again)
+    effects = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+    assert [effect.request_id for effect in effects if isinstance(effect, ReplyToClient)] == [2]
+
+
+def test_an_older_checkpoint_that_comes_late_does_not_replace_a_newer_one(scene):
+    scene.run()
+    scene.do(scene.shepherd.commit_checkpoint(wish("step-2", 2), scene.clock))
+    scene.take(CheckpointAnswer)
+    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
+    assert scene.record.checkpoint.name == "step-2"
+    ((_, answer),) = scene.take(CheckpointAnswer)
+    assert (answer.is_committed, answer.detail) == (False, "a newer checkpoint of this attempt is committed already")
+
+
 def test_cancelling_while_holding_releases_the_holds(scene):
     scene.place()
-    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
     assert len(scene.take(ReleaseRequest)) == 2
     assert scene.record.end_reason is EndReason.CANCELLED
 
@@ -239,7 +290,7 @@ def test_cancelling_while_holding_releases_the_holds(scene):
 def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
     scene.run()
     scene.sent = []
-    scene.do(scene.shepherd.cancel(3.0, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, 3.0, "", scene.clock))
     assert scene.record.state is JobState.STOPPING
     assert [request.grace_s for _, request in scene.take(StopRequest)] == [3.0, 3.0]
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
@@ -250,7 +301,7 @@ def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
 
 def test_stop_is_repeated_until_the_owner_has_stopped(scene):
     scene.run()
-    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
     scene.sent = []
     scene.now_s += 2.1
@@ -261,7 +312,7 @@ def test_stop_is_repeated_until_the_owner_has_stopped(scene):
 def test_cancelling_between_prepared_and_launch_starts_nothing(scene):
     """An owner that never saw the commit answers the stop with `unknown`; its hold is released."""
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
-    scene.do(scene.shepherd.cancel(None, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
     stops = scene.take(StopRequest)
     scene.answer(stops, Refusal.UNKNOWN)
     assert {node for node, _ in scene.take(ReleaseRequest)} == {A, B}
@@ -310,7 +361,8 @@ def test_failed_environment_ends_the_job_with_its_output(scene):
     assert "no such package" in scene.record.detail
 
 
-def test_lost_task_ends_the_job_as_node_lost(scene):
+def test_lost_task_ends_the_job_as_node_lost_when_it_may_not_be_restarted():
+    scene = Scene(max_restarts=0)
     scene.run()
     scene.report(A, TaskStage.EXITED, 6, failure=TaskFailure.LOST, detail="the shim is gone")
     scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
@@ -343,9 +395,7 @@ def test_lease_of_an_aborted_attempt_is_released_when_it_reports(scene):
 
 def test_returned_shepherd_takes_a_new_epoch_and_asks_the_owners(scene):
     scene.run()
-    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
-    scene.shepherd, scene.sent = again, []
-    scene.do(again.resume(8, scene.clock))
+    again = scene.succeed()
     assert (again.record.epoch, again.record.shepherd_generation) == (2, 8)
     assert [node for node, _ in scene.take(StatusRequest)] == [A, B]
     scene.report(A, TaskStage.EXITED, 9, [RankExit(0, 0), RankExit(1, 0)])
@@ -355,13 +405,13 @@ def test_returned_shepherd_takes_a_new_epoch_and_asks_the_owners(scene):
 
 def test_shepherd_that_died_after_prepared_repeats_the_commits(scene):
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
-    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
-    scene.shepherd, scene.sent = again, []
-    scene.do(again.resume(8, scene.clock))
+    again = scene.succeed()
     commits = scene.take(CommitRequest)
     assert [(request.epoch, request.attempt) for _, request in commits] == [(2, 1), (2, 1)]
     scene.answer(commits, Refusal.EXPIRED)
     assert again.record.state is JobState.QUEUED
+    assert {left.node for left in again.record.leftovers} == {A, B}, "the earlier shepherd may have launched it"
+    assert not again.is_waiting
 
 
 def test_signal_reaches_every_owner(scene):
@@ -415,9 +465,7 @@ def test_task_that_stands_staged_after_the_launch_is_launched_again(scene):
 
 def test_unanswered_status_request_is_repeated(scene):
     scene.run()
-    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
-    scene.shepherd, scene.sent = again, []
-    scene.do(again.resume(8, scene.clock))
+    again = scene.succeed()
     asked = scene.take(StatusRequest)
     scene.answer(asked[:1])
     scene.now_s = again.next_deadline_s
@@ -425,7 +473,8 @@ def test_unanswered_status_request_is_repeated(scene):
     assert scene.take(StatusRequest) == asked[1:]
 
 
-def test_node_that_comes_back_without_the_task_ends_the_job_as_lost(scene):
+def test_node_that_comes_back_without_the_task_ends_the_job_as_lost_when_it_may_not_be_restarted():
+    scene = Scene(max_restarts=0)
     scene.run()
     assert scene.shepherd.note_silent_node(B)
     assert "b does not answer" in scene.record.reason
@@ -456,8 +505,24 @@ def test_attempts_of_an_earlier_life_are_leapt_over(scene):
     assert numbers[-1] > 30
 
 
+def test_an_attempt_that_was_given_up_while_it_was_written_down_is_withdrawn(scene):
+    holds = scene.place()
+    scene.answer(holds[:1], rendezvous_host="10.0.0.1", rendezvous_port=29500)
+    (node, request), *_ = holds[1:]
+    last = OwnerAnswer(JOB, 1, request.attempt, request.command_id, node, Refusal.NONE, FREE)
+    effects = scene.shepherd.owner_answered(last, scene.clock)
+    (prepared,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
+    scene.now_s += 5.0
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert len(scene.take(ReleaseRequest)) == 2
+    scene.do(scene.shepherd.written(prepared.update_id, prepared.value, scene.clock))
+    assert scene.record.state is JobState.QUEUED
+    assert scene.take(CommitRequest) == []
+    assert scene.shepherd.is_waiting
+
+
 def test_update_of_unknown_outcome_is_repeated_unchanged(scene):
-    effects = scene.shepherd.cancel(None, "", scene.clock)
+    effects = scene.shepherd.cancel(1, None, "", scene.clock)
     (write,) = [effect for effect in effects if isinstance(effect, WriteRecord)]
     scene.now_s += 20.0
     assert scene.shepherd.rewrite(write.update.update_id, scene.clock) == [write]
@@ -467,9 +532,7 @@ def test_a_late_answer_to_an_earlier_life_moves_nothing(scene):
     """Command ids of two lives must not meet: a refusal of the old epoch would abort the new one's gang."""
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
     old = scene.take(CommitRequest)
-    again = JobShepherd(scene.updates[-1], ME, random.Random(2), count(1))
-    scene.shepherd, scene.sent = again, []
-    scene.do(again.resume(8, scene.clock))
+    again = scene.succeed()
     assert not {request.command_id for _, request in old} & {r.command_id for _, r in scene.take(CommitRequest)}
     scene.answer(old, Refusal.STALE_EPOCH)
     assert again.record.state is JobState.STARTING

@@ -255,8 +255,8 @@ def test_a_bad_setting_names_field_value_and_the_nearest_match(setting: PolicySe
 
 def test_policy_ids_differ_with_parameters() -> None:
     other = make_policy(PolicySetting("las", {"threshold1_gpu_s": 100.0}))
-    assert LAS.policy_id == "las:3250:8"
-    assert other.policy_id == "las:100:8"
+    assert LAS.policy_id == "las:3250:8:600:3"
+    assert other.policy_id == "las:100:8:600:3"
 
 
 node_views = st.lists(

@@ -1,0 +1,156 @@
+"""How a job that does not fit gets its place: a claim on what comes free, and, where the policy says so, victims.
+
+A claim alone keeps the first in line from being starved.  With victims it is a preemption, planned for the whole gang:
+first every owner keeps the GPUs for the taker, then every victim's shepherd is asked, and only when all have said yes
+are they told to stop; nobody is stopped for a gang that cannot run afterwards.  Each victim is stopped by its own
+shepherd, with its own grace (protocol notes, section 5).
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from swarmsched.effects import SendPeer
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import CLAIM_TTL_S, ClaimRequest, OwnerAnswer, PreemptAnswer, PreemptRequest, Refusal
+from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.inquiry import Commands
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share
+
+ANSWER_S = 3.0
+ORDER_AGAIN_S = 2.0
+RENEW_S = CLAIM_TTL_S / 3.0
+PATIENCE_BEYOND_GRACE_S = 30.0
+
+
+class ClaimPhase(Enum):
+    """How far it has come."""
+
+    CLAIMING = "claiming"
+    ASKING = "asking"  # all owners keep the place; would the victims make room?
+    ORDERED = "ordered"  # they were told to
+    STANDING = "standing"  # a claim without victims, renewed while the job waits
+    FAILED = "failed"
+
+
+class Claiming:
+    """One claim of one waiting job; volatile, since a claim lapses by itself."""
+
+    def __init__(
+        self,
+        shares: tuple[Share, ...],
+        victims: Mapping[JobId, NodeId],
+        ranking: Ranking,
+        starts_within_s: float,
+        commands: Commands,
+    ) -> None:
+        self.shares = shares
+        self.victims = victims  # with the shepherd of each
+        self.phase = ClaimPhase.CLAIMING
+        self.problem = ""
+        self._ranking = ranking
+        self._starts_within_s = starts_within_s
+        self._commands = commands
+        self._claims: dict[NodeId, ClaimRequest] = {}  # unanswered
+        self._questions: dict[JobId, PreemptRequest] = {}  # unanswered
+        self._again_s = self._give_up_s = float("inf")
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When to repeat, to renew or to give up."""
+        return float("inf") if self.phase is ClaimPhase.FAILED else min(self._again_s, self._give_up_s)
+
+    def begin(self, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """Ask every owner to keep the place."""
+        self._give_up_s = now_s + ANSWER_S
+        self._again_s = now_s + RENEW_S
+        return self._claim(record)
+
+    def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """An owner keeps it, or not."""
+        claim = self._claims.get(answer.owner)
+        if claim is None or claim.command_id != answer.command_id:
+            return []
+        del self._claims[answer.owner]
+        if answer.refusal is not Refusal.NONE:
+            self._fail(f"{answer.owner} keeps nothing: {answer.detail or answer.refusal.value}")
+            return []
+        if self._claims or self.phase is not ClaimPhase.CLAIMING:
+            return []
+        if not self.victims:
+            self.phase, self._give_up_s = ClaimPhase.STANDING, float("inf")
+            return []
+        self.phase, self._give_up_s = ClaimPhase.ASKING, now_s + ANSWER_S
+        return self._ask_victims(record, is_decided=False)
+
+    def victim_answered(self, answer: PreemptAnswer, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """A victim's shepherd has spoken; when the last one says yes, all are told to make room."""
+        question = self._questions.get(answer.job_id)
+        if question is None or question.command_id != answer.command_id:
+            return []
+        del self._questions[answer.job_id]
+        if self.phase is ClaimPhase.ORDERED:
+            return []
+        if not answer.is_granted:
+            self._fail(f"{answer.job_id} does not make room: {answer.detail}")
+            return []
+        if self._questions:
+            return []
+        self.phase = ClaimPhase.ORDERED
+        self._give_up_s = now_s + PATIENCE_BEYOND_GRACE_S + record.spec.grace_s
+        self._again_s = now_s + ORDER_AGAIN_S
+        return self._ask_victims(record, is_decided=True)
+
+    def on_timer(self, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """Repeat orders, renew the claim, or give up."""
+        if now_s >= self._give_up_s:
+            self._fail("the place did not come free in time")
+            return []
+        if now_s < self._again_s:
+            return []
+        is_ordered = self.phase is ClaimPhase.ORDERED
+        self._again_s = now_s + (ORDER_AGAIN_S if is_ordered else RENEW_S)
+        repeated = [SendPeer(self.victims[job_id], question) for job_id, question in self._questions.items()]
+        return [*(repeated if is_ordered else []), *self._claim(record)]
+
+    def withdraw(self, record: JobRecord) -> list[SendPeer]:
+        """The job has its place, or wants none any more."""
+        self.phase = ClaimPhase.FAILED
+        return [SendPeer(share.node, self._claim_request(record, 0)) for share in self.shares]
+
+    def _claim(self, record: JobRecord) -> list[SendPeer]:
+        self._claims = {share.node: self._claim_request(record, share.ranks) for share in self.shares}
+        return [SendPeer(node, claim) for node, claim in self._claims.items()]
+
+    def _claim_request(self, record: JobRecord, ranks: int) -> ClaimRequest:
+        return ClaimRequest(
+            job_id=record.job_id,
+            epoch=record.epoch,
+            attempt=record.attempt,
+            command_id=next(self._commands.ids),
+            shepherd=record.shepherd,
+            ranks=ranks,
+            demand=record.spec.demand,
+            policy_id=self._ranking.policy_id,
+            rank_key=self._ranking.rank_key,
+            submitted_utc_s=record.submitted_utc_s,
+            starts_within_s=self._starts_within_s,
+        )
+
+    def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[SendPeer]:
+        self._questions = {
+            victim: PreemptRequest(
+                victim,
+                next(self._commands.ids),
+                record.job_id,
+                record.shepherd,
+                self._ranking.policy_id,
+                self._ranking.rank_key,
+                is_decided,
+            )
+            for victim in self.victims
+        }
+        return [SendPeer(self.victims[victim], question) for victim, question in self._questions.items()]
+
+    def _fail(self, problem: str) -> None:
+        self.phase, self.problem = ClaimPhase.FAILED, problem

@@ -1,0 +1,147 @@
+"""Holds at the owner: what the ledger says, the port for rank 0, and the moment that lower holds get to give way."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from swarmsched.effects import BindRendezvous, Effect, Persist, ReleaseRendezvous, SendPeer
+from swarmsched.events import RendezvousBound, RendezvousFailed
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.booking import LedgerEntry
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, ReleaseRequest, YieldRequest
+
+YIELD_S = 0.02
+OWN_COMMAND_ID = 2**32 - 1  # of a command that we give ourselves; shepherds count from 1
+
+Key = tuple[JobId, int]
+"""Job and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatientHold:
+    """A hold that does not fit yet: lower ones were asked to give way, and it waits for a moment."""
+
+    request: HoldRequest
+    until_s: float
+
+
+class HoldDesk:
+    """Answers to holds of one node, until they are committed, released or over."""
+
+    def __init__(self, node_id: NodeId, ledger: Ledger, has_task: Callable[[Key], bool]) -> None:
+        self._node_id = node_id
+        self._ledger = ledger
+        self._has_task = has_task
+        self._waiting: dict[Key, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
+        self._patient: dict[Key, PatientHold] = {}
+        self._ports: dict[Key, tuple[str, int]] = {}
+        self.is_in_conflict = False  # two machines answer under our name: nothing new is begun here
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When one that waits for others to give way has waited long enough."""
+        return min([each.until_s for each in self._patient.values()]) if self._patient else math.inf
+
+    def hold(self, request: HoldRequest, now_s: float) -> list[Effect]:
+        """Book, or say why not; answered later where a port must be bound or somebody is asked to give way."""
+        key = (request.job_id, request.attempt)
+        if key in self._waiting:
+            return []
+        if self.is_in_conflict and self._ledger.entry(*key) is None:
+            return [SendPeer(request.shepherd, self._name_is_shared(request))]
+        if key in self._patient:
+            return []
+        answer, durable = self._ledger.hold(request, now_s)
+        if answer.refusal is Refusal.DOES_NOT_FIT and (lower := self._ledger.in_the_way(request)):
+            return [*durable, *self._ask_to_yield(request, lower, now_s)]
+        return self._held_or_not(request, answer, durable)
+
+    def _ask_to_yield(self, request: HoldRequest, lower: Sequence[LedgerEntry], now_s: float) -> list[Effect]:
+        self._patient[request.job_id, request.attempt] = PatientHold(request, now_s + YIELD_S)
+        return [
+            SendPeer(NodeId(entry.shepherd), YieldRequest(entry.job_id, entry.attempt, self._node_id, request.job_id))
+            for entry in lower
+        ]
+
+    def retry(self, now_s: float) -> list[Effect]:
+        """Something came free, or time is over for those that wait for it."""
+        effects: list[Effect] = []
+        for key, patient in list(self._patient.items()):
+            self._ledger.retract(patient.request)
+            answer, durable = self._ledger.hold(patient.request, now_s)
+            if answer.refusal is Refusal.DOES_NOT_FIT and now_s < patient.until_s:
+                effects += durable
+                continue
+            del self._patient[key]
+            effects += self._held_or_not(patient.request, answer, durable)
+        return effects
+
+    def _held_or_not(self, request: HoldRequest, answer: OwnerAnswer, durable: list[Persist]) -> list[Effect]:
+        key = (request.job_id, request.attempt)
+        effects: list[Effect] = [*durable, *self.drop_idle_ports(request.job_id)]  # a hold replaces earlier ones
+        if answer.refusal is Refusal.NONE and request.wants_rendezvous and not self._has_task(key):
+            if key not in self._ports:
+                self._waiting[key] = (request.shepherd, answer)
+                return [*effects, BindRendezvous(*key)]
+            answer = self._with_port(key, answer)
+        return [*effects, SendPeer(request.shepherd, answer)]
+
+    def _name_is_shared(self, request: HoldRequest) -> OwnerAnswer:
+        return OwnerAnswer(
+            request.job_id,
+            self._ledger.epoch_of(request.job_id),
+            request.attempt,
+            request.command_id,
+            self._node_id,
+            Refusal.CONFLICT,
+            self._ledger.report(),
+            f"two machines are called {self._node_id}",
+        )
+
+    def bound(self, event: RendezvousBound) -> list[Effect]:
+        """The port that an answer waited for."""
+        key = (event.job_id, event.attempt)
+        waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            return [ReleaseRendezvous(*key)]
+        self._ports[key] = (event.host, event.port)
+        shepherd, answer = waiting
+        return [SendPeer(shepherd, self._with_port(key, answer))]
+
+    def bind_failed(self, event: RendezvousFailed, now_s: float) -> list[Effect]:
+        """No port: the yes becomes a no, and what it booked comes free."""
+        waiting = self._waiting.pop((event.job_id, event.attempt), None)
+        if waiting is None:
+            return []
+        shepherd, answer = waiting
+        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd)
+        _, durable = self._ledger.release(release, now_s)
+        refused = replace(answer, refusal=Refusal.NO_PORT, detail=event.error[:1024], free=self._ledger.report())
+        self._ledger.amend(refused)
+        return [*durable, SendPeer(shepherd, refused)]
+
+    def drop_idle_ports(self, job_id: JobId) -> list[Effect]:
+        """Those that were bound for holds of this job which are gone."""
+        bound = dict.fromkeys((*self._ports, *self._waiting))
+        idle = [key for key in bound if key[0] == job_id and not self._has_task(key) and not self._ledger.entry(*key)]
+        return [effect for key in idle for effect in self.drop_port(key)]
+
+    def withdraw(self, key: Key) -> list[Effect]:
+        """Its shepherd wants it no more."""
+        self._patient.pop(key, None)
+        return self.drop_port(key)
+
+    def launched(self, key: Key) -> None:
+        """Rank 0 takes the port over."""
+        self._ports.pop(key, None)
+
+    def drop_port(self, key: Key) -> list[Effect]:
+        """The hold is gone, or its task: whoever listens for it need not."""
+        was_waiting = self._waiting.pop(key, None) is not None
+        was_bound = self._ports.pop(key, None) is not None
+        return [ReleaseRendezvous(*key)] if was_waiting or was_bound else []
+
+    def _with_port(self, key: Key, answer: OwnerAnswer) -> OwnerAnswer:
+        host, port = self._ports[key]
+        return replace(answer, rendezvous_host=host, rendezvous_port=port)

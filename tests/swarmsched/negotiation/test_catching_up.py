@@ -1,0 +1,69 @@
+"""Whoever doubts its record asks until a majority has answered, and not more often than it must."""
+
+from itertools import count
+
+import pytest
+
+from swarmsched.api import JobSpec
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.catching_up import AT_ONCE_MAX, TRY_AGAIN_S, CatchingUp
+from swarmsched.record import JobRecord
+
+HOLDERS = (Holder(NodeId("a"), 1), Holder(NodeId("b"), 1), Holder(NodeId("c"), 1))
+JOBS = [JobId(f"01hzzzzzzzabcdefghjkmnpq{index:02}") for index in range(AT_ONCE_MAX + 1)]
+HELD = {job: JobRecord(job, JobSpec(("true",)), 0.0, 1, 1, NodeId("a"), 1, HOLDERS) for job in JOBS}
+
+
+class Scene:
+    def __init__(self):
+        self.catching_up = CatchingUp()
+        self.ids = count(1)
+
+    def reads(self, now_s, held=HELD):
+        return [effect.read for effect in self.catching_up.on_timer(held, self.ids, now_s)]
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_a_suspected_record_is_read_and_sent_to_all_its_holders_again(scene):
+    scene.catching_up.suspect(JOBS[0])
+    (read,) = scene.reads(0.0)
+    assert (read.job_id, read.configuration.holders, read.spreads) == (JOBS[0], HOLDERS, True)
+    assert scene.reads(TRY_AGAIN_S) == []
+
+
+def test_a_read_without_a_majority_is_tried_again(scene):
+    scene.catching_up.suspect(JOBS[0])
+    (read,) = scene.reads(0.0)
+    scene.catching_up.read(read.update_id, is_answered=False)
+    assert scene.reads(TRY_AGAIN_S - 1.0) == []
+    (again,) = scene.reads(TRY_AGAIN_S)
+    assert again.job_id == JOBS[0]
+
+
+def test_an_answered_read_ends_the_doubt_although_others_raised_it_meanwhile(scene):
+    scene.catching_up.suspect(JOBS[0])
+    (read,) = scene.reads(0.0)
+    scene.catching_up.suspect(JOBS[0])
+    scene.catching_up.read(read.update_id, is_answered=True)
+    assert scene.reads(TRY_AGAIN_S) == []
+
+
+def test_few_are_read_at_once_and_the_others_afterwards(scene):
+    for job in JOBS:
+        scene.catching_up.suspect(job)
+    first = scene.reads(0.0)
+    assert len(first) == AT_ONCE_MAX
+    assert scene.reads(1.0) == []
+    scene.catching_up.read(first[0].update_id, is_answered=False)
+    assert [read.job_id for read in scene.reads(1.0)] == JOBS[AT_ONCE_MAX:]
+
+
+def test_a_job_that_is_not_held_any_more_is_not_asked_about(scene):
+    scene.catching_up.suspect(JOBS[0])
+    assert scene.reads(0.0, held={}) == []
+    assert scene.reads(TRY_AGAIN_S) == []

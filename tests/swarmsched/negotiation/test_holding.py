@@ -1,0 +1,111 @@
+"""Who holds a job, and when that should change."""
+
+import random
+from dataclasses import replace
+
+from swarmsched.api import JobSpec
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.holding import (
+    REPLACE_AFTER_S,
+    Candidate,
+    choose_holders,
+    excess_jobs,
+    next_holders,
+    successor,
+)
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share
+
+JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+ME = NodeId("a")
+
+
+def holder(name, store=1):
+    return Holder(NodeId(name), store)
+
+
+def candidate(name, zone="", jobs=0, store=1, is_witness=False):
+    return Candidate(holder(name, store), zone, jobs, 2, is_witness)
+
+
+def record(*names):
+    return JobRecord(JOB, JobSpec(("true",)), 0.0, 1, 1, ME, 1, tuple(holder(name) for name in names))
+
+
+def following(held, live, gone=None, now_s=1_000.0):
+    return next_holders(record(*held), ME, [candidate(name) for name in live], gone or {}, random.Random(1), now_s)
+
+
+def test_three_of_many_are_chosen_and_the_asked_node_is_the_first():
+    chosen = choose_holders(holder("a"), [candidate(name) for name in "bcdef"], random.Random(1))
+    assert chosen[0] == holder("a")
+    assert len(set(chosen)) == 3
+
+
+def test_as_many_as_there_are_are_chosen_in_a_small_swarm():
+    assert choose_holders(holder("a"), [], random.Random(1)) == (holder("a"),)
+    assert choose_holders(holder("a"), [candidate("b")], random.Random(1)) == (holder("a"), holder("b"))
+
+
+def test_holders_stand_in_different_zones_where_that_is_possible():
+    live = [candidate("a", "x"), *(candidate(name, "x") for name in "bcd"), candidate("e", "y"), candidate("f", "z")]
+    for seed in range(20):
+        chosen = choose_holders(holder("a"), live, random.Random(seed))
+        assert set(chosen) == {holder("a"), holder("e"), holder("f")}
+
+
+def test_nothing_changes_while_three_holders_live():
+    assert following("abc", "abcdef") is None
+
+
+def test_a_holder_that_is_away_for_long_is_replaced():
+    assert following("abc", "abd", {NodeId("c"): 1_000.0 - REPLACE_AFTER_S}) == (holder("a"), holder("b"), holder("d"))
+
+
+def test_a_holder_that_is_away_for_a_moment_stays():
+    assert following("abc", "abd", {NodeId("c"): 999.0}) is None
+
+
+def test_a_lost_holder_stays_when_nobody_could_replace_it():
+    assert following("abc", "ab", {NodeId("c"): 0.0}) is None
+
+
+def test_a_job_of_a_small_swarm_gets_more_holders_when_there_are_more():
+    assert following("a", "ab") == (holder("a"), holder("b"))
+    assert len(following("ab", "abc")) == 3
+
+
+def test_a_holder_with_another_store_is_another_holder():
+    live = [candidate("a"), candidate("b"), candidate("c", store=2)]
+    chosen = next_holders(record(*"abc"), ME, live, {}, random.Random(1), 1_000.0)
+    assert chosen == (holder("a"), holder("b"), holder("c", store=2))
+
+
+def test_a_node_hands_over_what_it_has_above_the_mean_once_that_is_far_too_much():
+    others = [candidate(name, jobs=1) for name in "bcd"]
+    assert excess_jobs(6, others, ME) == 0
+    assert excess_jobs(41, others, ME) == 30
+
+
+def test_a_node_without_company_keeps_its_jobs():
+    assert excess_jobs(1_000, [], ME) == 0
+    assert excess_jobs(1_000, [candidate("b", is_witness=True)], ME) == 0
+
+
+def test_the_successor_is_the_holder_with_the_fewest_jobs_and_never_a_witness():
+    live = [candidate("b", jobs=5), candidate("c", jobs=2), candidate("d"), candidate("e", is_witness=True)]
+    assert successor(record(*"abc"), ME, live) == "c"
+    assert successor(record(*"ae"), ME, live) is None
+
+
+def test_holders_on_nodes_of_a_settled_gang_are_relieved_where_others_can_hold():
+    job = replace(record(*"abc"), shares=(Share(NodeId("a"), 1), Share(NodeId("b"), 1)))
+
+    def chosen(live, *, is_settled):
+        candidates = [candidate(name) for name in live]
+        return next_holders(job, ME, candidates, {}, random.Random(1), 1_000.0, is_settled=is_settled)
+
+    assert chosen("abcd", is_settled=False) is None
+    assert chosen("abc", is_settled=True) is None
+    assert set(chosen("abcd", is_settled=True)) == {holder("a"), holder("c"), holder("d")}

@@ -1,0 +1,84 @@
+"""What an earlier attempt left behind is settled by its owner's word, or by the silence of a majority."""
+
+import pytest
+
+from swarmsched.api import Isolation, JobSpec
+from swarmsched.authority.message import SilenceAnswer, SilenceRequest
+from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import StopRequest
+from swarmsched.negotiation.inquiry import Commands
+from swarmsched.negotiation.settlement import LEFTOVER_GRACE_S, Settlement
+from swarmsched.record import JobRecord, Leftover
+
+JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+A, B, C, OWNER = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("owner")
+LEFT = Leftover(OWNER, 3)
+SILENT_S = patience_s(FREEZE_AFTER_S)
+
+
+def record(version=7, **spec):
+    holders = (Holder(A, 1), Holder(B, 1), Holder(C, 1))
+    return JobRecord(JOB, JobSpec(("true",), **spec), 0.0, 2, version, A, 1, holders, leftovers=(LEFT,))
+
+
+@pytest.fixture
+def settlement():
+    return Settlement(Commands(A, 2))
+
+
+def silent(silent_s=SILENT_S, has_record=True, version=7, attempt=3):
+    return SilenceAnswer(JOB, attempt, OWNER, 2, version, has_record, silent_s)
+
+
+def test_the_owner_is_ordered_to_stop_and_all_holders_are_asked(settlement):
+    sent = settlement.begin([LEFT], record(grace_s=60.0), 0.0)
+    stops = [(each.recipient, each.message.grace_s) for each in sent if isinstance(each.message, StopRequest)]
+    assert stops == [(OWNER, LEFTOVER_GRACE_S)]
+    assert [each.recipient for each in sent if isinstance(each.message, SilenceRequest)] == [A, B, C]
+
+
+def test_the_owners_word_settles_it(settlement):
+    settlement.begin([LEFT], record(), 0.0)
+    assert settlement.ended(OWNER, 3)
+    assert settlement.open == ()
+    assert not settlement.ended(OWNER, 3)
+
+
+def test_the_silence_of_a_majority_settles_it(settlement):
+    settlement.begin([LEFT], record(), 0.0)
+    assert not settlement.silence_told(A, silent(), record())
+    assert not settlement.silence_told(A, silent(), record())
+    assert settlement.silence_told(C, silent(), record())
+    assert settlement.open == ()
+
+
+@pytest.mark.parametrize(
+    "answer", [silent(SILENT_S - 0.1), silent(has_record=False), silent(version=6), silent(attempt=2)]
+)
+def test_what_proves_no_silence_settles_nothing(settlement, answer):
+    settlement.begin([LEFT], record(), 0.0)
+    for holder in (A, B, C):
+        assert not settlement.silence_told(holder, answer, record())
+    assert settlement.open == (LEFT,)
+
+
+def test_a_node_that_is_no_holder_has_no_say(settlement):
+    settlement.begin([LEFT], record(), 0.0)
+    for stranger in (OWNER, NodeId("x"), NodeId("y")):
+        assert not settlement.silence_told(stranger, silent(), record())
+
+
+def test_ranks_that_are_never_frozen_are_settled_by_their_owner_alone(settlement):
+    sent = settlement.begin([LEFT], record(on_isolation=Isolation.CONTINUE), 0.0)
+    assert not [each for each in sent if isinstance(each.message, SilenceRequest)]
+
+
+def test_questions_are_repeated_until_all_is_settled(settlement):
+    settlement.begin([LEFT], record(), 0.0)
+    again_s = settlement.next_deadline_s
+    assert {type(each.message) for each in settlement.on_timer(record(), again_s)} == {SilenceRequest}
+    settlement.ended(OWNER, 3)
+    assert settlement.next_deadline_s == float("inf")
+    assert settlement.on_timer(record(), again_s + 60.0) == []

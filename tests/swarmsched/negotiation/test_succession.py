@@ -1,0 +1,98 @@
+"""A holder stands for shepherd when the lease is over, one after the other, and not for ever in vain."""
+
+import random
+from itertools import count
+
+import pytest
+
+from swarmsched.api import JobSpec
+from swarmsched.authority.lease_book import LeaseBook
+from swarmsched.authority.timing import LEASE_TTL_S, patience_s
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.succession import Succession
+from swarmsched.record import JobRecord
+
+JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+BOSS, FIRST, SECOND = NodeId("boss"), NodeId("first"), NodeId("second")
+HOLDERS = (Holder(BOSS, 1), Holder(FIRST, 1), Holder(SECOND, 1))
+OVER_S = patience_s(LEASE_TTL_S) + 100.0
+
+
+def record(shepherd=BOSS, version=1):
+    return JobRecord(JOB, JobSpec(("true",)), 0.0, 1, version, shepherd, 1, HOLDERS)
+
+
+class Scene:
+    def __init__(self, me=FIRST):
+        self.leases = LeaseBook(0.0)
+        self.leases.touch(BOSS, 1, 100.0)
+        self.succession = Succession(me, 5, self.leases, random.Random(1))
+        self.ids = count(1)
+
+    def stands(self, now_s, held=None, acting=()):
+        held = {JOB: record()} if held is None else held
+        return [write.update for write in self.succession.on_timer(held, acting, self.ids, now_s)]
+
+    def stands_within(self, start_s, limit_s, **options):
+        """Looks twice a second; when it stood first, from `start_s` on."""
+        for step in range(int(limit_s * 2) + 1):
+            if self.stands(start_s + step / 2, **options):
+                return step / 2
+        return None
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_nobody_stands_while_the_lease_runs(scene):
+    assert scene.stands_within(100.0, patience_s(LEASE_TTL_S) - 0.5) is None
+
+
+def test_a_holder_stands_for_the_next_epoch_soon_after_the_lease_is_over(scene):
+    assert scene.stands(OVER_S) == []
+    (update,) = scene.stands(OVER_S + 0.5)
+    assert (update.value.epoch, update.value.shepherd, update.takes_over) == (2, FIRST, True)
+    assert update.expected == (1, 1)
+
+
+def test_holders_stand_one_after_the_other():
+    first = Scene(FIRST).stands_within(OVER_S, 5.0)
+    second = Scene(SECOND).stands_within(OVER_S, 5.0)
+    assert first <= 0.5 <= second
+
+
+def test_a_candidate_waits_for_the_register(scene):
+    scene.stands(OVER_S)
+    assert scene.stands(OVER_S + 0.5)
+    assert scene.stands(OVER_S + 60.0) == []
+
+
+def test_a_lost_vote_is_tried_again_later(scene):
+    scene.stands(OVER_S)
+    (update,) = scene.stands(OVER_S + 0.5)
+    scene.succession.failed(update.update_id, OVER_S + 0.6)
+    assert scene.stands(OVER_S + 0.7) == []
+    assert scene.stands_within(OVER_S + 1.0, 8.0) is not None
+
+
+def test_a_shepherd_that_is_heard_again_is_left_alone(scene):
+    scene.stands(OVER_S)
+    scene.leases.touch(BOSS, 1, OVER_S + 0.1)
+    assert scene.stands_within(OVER_S + 0.5, 5.0) is None
+
+
+def test_a_shepherd_that_has_come_back_without_its_disk_keeps_nobody_away(scene):
+    scene.leases.touch(BOSS, 2, OVER_S)
+    assert scene.stands_within(OVER_S, 1.0) is not None
+
+
+def test_a_job_that_names_this_node_is_taken_up_at_once_and_needs_no_vote(scene):
+    (update,) = scene.stands(100.0, held={JOB: record(FIRST)})
+    assert (update.value.epoch, update.takes_over) == (2, False)
+
+
+def test_a_job_that_this_node_acts_for_needs_nobody(scene):
+    assert scene.stands(100.0, held={JOB: record(FIRST)}, acting={JOB}) == []
