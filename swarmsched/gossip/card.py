@@ -65,6 +65,7 @@ class JobCard:
     nodes: Annotated[tuple[NodeName, ...], MaxLength(CONSTRAINTS_LIMIT)] = ()
     exclude: Annotated[tuple[NodeName, ...], MaxLength(CONSTRAINTS_LIMIT)] = ()
     attempt: U32 = 0
+    preemptions: U8 = 0
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -143,6 +144,7 @@ def card_of(
         nodes=spec.nodes[:CONSTRAINTS_LIMIT],
         exclude=spec.exclude[:CONSTRAINTS_LIMIT],
         attempt=record.attempt,
+        preemptions=min(record.preemptions, 255),
     )
 
 
@@ -231,6 +233,8 @@ def job_view(status: CardStatus) -> JobView:
         nodes=card.nodes,
         exclude=card.exclude,
         first_started_utc_s=card.first_started_utc_s,
+        shepherd=card.shepherd,
+        preemptions=card.preemptions,
     )
 
 

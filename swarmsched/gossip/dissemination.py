@@ -86,14 +86,18 @@ class Dissemination:
         if not self.rumours or now_s < self.next_rumour_s:
             return
         self.next_rumour_s = now_s + self._config.rumour_interval_s
-        peers = self._roster.sample(self._config.rumour_peers)
-        recently_failed = [name for name in self._roster.dead if self._may_refute(name, now_s)]
-        if recently_failed:
-            candidates = peers + recently_failed
-            peers = self._rng.sample(candidates, min(len(candidates), self._config.rumour_peers))
-        for peer in peers:
+        for peer in self._listeners(now_s):
             if rumours := self.take_rumours():
                 self.send_to(peer, Gossip(rumours))
+
+    def _listeners(self, now_s: float) -> list[NodeId]:
+        """Whom this round tells.  The dead get no more than their share: after a split they are half of all."""
+        count = self._config.rumour_peers
+        recently_failed = [name for name in self._roster.dead if self._may_refute(name, now_s)]
+        if not recently_failed:
+            return self._roster.sample(count)
+        candidates = [*self._roster.live, *recently_failed]
+        return self._rng.sample(candidates, min(count, len(candidates)))
 
     def _may_refute(self, node: NodeId, now_s: float) -> bool:
         member = self._roster.get(node)

@@ -49,7 +49,8 @@ class Identity:
         is_foreign = bool(claim.instance_id) and claim.instance_id != self.update.instance_id
         if claim.generation > self.update.generation:
             return self._hear_newer(claim)
-        if is_foreign and (claim.is_conflict or self.update.is_conflict):
+        is_known_conflict = self.update.is_conflict or (claim.is_conflict and self._jump_count > 0)
+        if is_foreign and is_known_conflict:  # who has not jumped yet may be the only one that is left: it tries that
             return self._share_name(claim)
         if is_foreign:
             return self._jump(claim.generation)

@@ -72,7 +72,7 @@ class Member:
     @property
     def is_live(self) -> bool:
         """True while it is to be probed and gossiped with: alive, suspect or in conflict."""
-        return self.update.standing.value <= Standing.SUSPECT.value
+        return self.update.standing <= Standing.SUSPECT
 
     @property
     def status(self) -> MemberStatus:
@@ -100,7 +100,7 @@ class Member:
 
 def status_of(update: Update) -> MemberStatus:
     """Conflict shows only while the name is live at all."""
-    if update.is_conflict and update.standing.value <= Standing.SUSPECT.value:
+    if update.is_conflict and update.standing <= Standing.SUSPECT:
         return MemberStatus.CONFLICT
     return _STATUS[update.standing]
 

@@ -69,6 +69,7 @@ SUSPICION_SHIFT_LAG_S = 1.0
 
 LEAVE_PEERS = 8
 LONELY_DIALS_MAX = 8
+DIALLED_MAX = 1_000
 
 REFUSED_NAMES_MAX = 100
 """Refused members that are announced by name; the others are only counted."""
@@ -94,6 +95,7 @@ class Membership:
         self._next_probe_s = self._next_hash_s = self._next_dial_s = math.inf
         self._next_deadline_s = 0.0
         self._dial_count = 0
+        self._dialled: dict[Address, int] = {}  # the last dial of each address by its number, the oldest first
         self._refused: dict[str, None] = {}  # names announced as refused
         self._counters: Counter[str] = Counter()
         self._now_s = 0.0
@@ -434,6 +436,8 @@ class Membership:
                 self._adopt(update)  # an accusation of an unknown member stays as a tombstone
             return
         known = member.update
+        if _says_the_same(update, known):
+            return
         if update.key <= known.key:
             self._hear_old(update, known)
         elif self._is_plausible(update, known):
@@ -451,8 +455,8 @@ class Membership:
             self._confirm(update)
         elif update.standing is Standing.ALIVE and (
             update.generation < known.generation
-            or known.standing.value >= Standing.FAILED.value
-            or (update.generation == known.generation and update.instance_id != known.instance_id)
+            or known.standing >= Standing.FAILED
+            or (update.generation == known.generation and _is_news_of_conflict(update, known))
         ):
             self._outbox.correct(update.node)
 
@@ -507,7 +511,7 @@ class Membership:
         self._track_suspicion(update)
         if not member.is_live:
             self._prober.drop(update.node)
-        elif previous is None or previous.standing.value >= Standing.FAILED.value:
+        elif previous is None or previous.standing >= Standing.FAILED:
             self._prober.add(update.node)
         if member.status is not previous_status or previous is None or previous.generation != update.generation:
             self._counters[f"became_{member.status.value}"] += 1
@@ -579,7 +583,7 @@ class Membership:
         self._outbox.emit(Announce("member.refused", text, node=update.node, fields={"problem": problem}))
 
     def _is_bygone(self, update: Update) -> bool:
-        is_dead = update.standing.value >= Standing.FAILED.value
+        is_dead = update.standing >= Standing.FAILED
         return is_dead and update.age_s >= self._config.keep_dead_s
 
     # Dialling
@@ -596,7 +600,16 @@ class Membership:
             return
         candidates = seeds + [where for name in self._roster.dead if (where := self._dialled_address(name))]
         if candidates:
-            self._outbox.send(self._rng.choice(candidates), self._hello(wants_answer=True))
+            self._outbox.send(self._longest_not_dialled(candidates), self._hello(wants_answer=True))
+
+    def _longest_not_dialled(self, candidates: Sequence[Address]) -> Address:
+        """Each has its turn: one that is lost for good must not keep two that live from finding one another."""
+        chosen = min(candidates, key=lambda where: (self._dialled.get(where, 0), self._rng.random()))
+        self._dialled.pop(chosen, None)
+        self._dialled[chosen] = self._dial_count
+        if len(self._dialled) > DIALLED_MAX:
+            del self._dialled[next(iter(self._dialled))]
+        return chosen
 
     def _is_present(self, seed: Address) -> bool:
         member = self._roster.at(seed)
@@ -638,6 +651,23 @@ def _first_claim(config: MembershipConfig) -> Update:
         lowest_minor=config.lowest_minor,
         highest_minor=config.highest_minor,
     )
+
+
+def _says_the_same(update: Update, known: Update) -> bool:
+    """True for a claim of life that is known as it is: most of what is heard."""
+    return (
+        update.incarnation == known.incarnation
+        and update.generation == known.generation
+        and update.standing is Standing.ALIVE
+        and known.standing is Standing.ALIVE
+        and update.instance_id == known.instance_id
+        and update.is_conflict == known.is_conflict
+    )
+
+
+def _is_news_of_conflict(update: Update, known: Update) -> bool:
+    """Of two holders of a name each may be known to somebody; who knows of the conflict need not hear of the other."""
+    return update.instance_id != known.instance_id and not (update.is_conflict and known.is_conflict)
 
 
 def _with_identity_of(update: Update, known: Update) -> Update:

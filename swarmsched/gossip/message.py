@@ -5,7 +5,7 @@ messages of the other planes.  `MemberList`, `StreamPing` and `StreamPong` also 
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import Annotated
 
 from swarmsched.fields import U8, U32, U53, U64, Host, MaxLength, NodeName, Port
@@ -18,7 +18,7 @@ MEMBERS_PER_LIST = 500
 FIRST_KIND, LAST_KIND = 1, 31
 
 
-class Standing(Enum):
+class Standing(IntEnum):
     """What is claimed of a member, in the order in which claims of one incarnation override one another."""
 
     ALIVE = 0
@@ -61,7 +61,7 @@ class Update:
     @property
     def key(self) -> tuple[int, int, int]:
         """(generation, incarnation, standing): the larger claim wins."""
-        return (self.generation, self.incarnation, self.standing.value)
+        return (self.generation, self.incarnation, self.standing)
 
 
 Rumours = Annotated[tuple[Update, ...], MaxLength(64)]

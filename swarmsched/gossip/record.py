@@ -7,6 +7,7 @@ the right model and memory, which is all that `fits` looks at.  Details travel o
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from functools import lru_cache
 from typing import Annotated, Protocol
 
 from swarmsched.errors import RemoteProtocolError
@@ -17,6 +18,7 @@ from swarmsched.view import NodeView
 from swarmsched.wire.codec import decode_value, encode_value
 
 RECORD_BYTES_LIMIT = 512
+RECORDS_REMEMBERED = 1_024
 GPUS_LIMIT = 64
 UNREACHABLE_LIMIT = 4
 
@@ -74,6 +76,7 @@ class NodeRecord:
     unreachable: Annotated[tuple[NodeName, ...], MaxLength(UNREACHABLE_LIMIT)] = ()
     zone: Annotated[str, MaxLength(16)] = ""  # reserved for swarms of swarms
     ledger_version: U53 = 0  # of the owner's ledger when it wrote this: `FreeReport.version` counts the same
+    store_id: U53 = 0  # identity of the database behind it, by which it can be a holder; 0: not told
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -157,8 +160,12 @@ def encode_record(record: NodeRecord) -> bytes:
     return body
 
 
+@lru_cache(maxsize=RECORDS_REMEMBERED)
 def decode_record(body: bytes) -> NodeRecord:
-    """A well-formed record, whose values are still to be checked; RemoteProtocolError for anything else."""
+    """A well-formed record, whose values are still to be checked; RemoteProtocolError for anything else.
+
+    The same body comes from several peers, and in a simulation to several nodes of one process.
+    """
     if len(body) > RECORD_BYTES_LIMIT:
         raise RemoteProtocolError(f"{len(body)} bytes, more than {RECORD_BYTES_LIMIT}", kind="NodeRecord")
     return decode_value(NodeRecord, body)

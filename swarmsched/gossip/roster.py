@@ -91,7 +91,7 @@ class Roster:
 
     def claim(self, member: Member, now_s: float) -> Update:
         """What to tell others of a member: the dead with the age of the verdict."""
-        if member.update.standing.value < Standing.FAILED.value:
+        if member.update.standing < Standing.FAILED:
             return member.update
         return replace(member.update, age_s=int(max(0.0, now_s - member.changed_s)))
 

@@ -6,7 +6,7 @@ exchanges digests of its recent changes with one random live peer; free capacity
 three at once; every minute one full digest runs over the peer channel as a safety net; a joining node fetches
 everything page by page.  What is known here is a hint: owners and registers decide.
 
-Who is alive is told by `set_peers`; how that is found out is none of this plane's business.
+Who is alive is told by `put_peer` and `drop_peer`; how that is found out is none of this plane's business.
 """
 
 import math
@@ -97,8 +97,9 @@ class StatePlane:
         self._library = Library(config.node_id, check_setting, rng)
         self._publisher = RecordPublisher(config.generation)
         self._desk = CardDesk()
-        self._peers: tuple[MemberRef, ...] = ()
         self._peers_by_id: dict[NodeId, MemberRef] = {}
+        self._peers_in_order: tuple[MemberRef, ...] | None = ()  # cache, made when asked for
+        self._highest_generation = config.generation  # of any live member
         self._courier = Courier(
             packet_bytes=config.packet_bytes,
             overhead_bytes=config.packet_overhead_bytes,
@@ -134,7 +135,7 @@ class StatePlane:
     def next_deadline_s(self) -> float:
         """When `TimerFired` is wanted; infinite for a node alone that says nothing."""
         own = min(self._record_deadline_s(), self._desk.next_deadline_s)
-        if not self._peers:
+        if not self._peers_by_id:
             return own
         join = math.inf if self.is_synchronised else self._join_at_s
         return min(own, self._round_at_s, self._full_at_s, self._flush_at_s, join)
@@ -144,10 +145,16 @@ class StatePlane:
         self._generation = generation
         self._publisher.set_generation(generation)
 
-    def set_peers(self, live: Sequence[MemberRef]) -> None:
-        """The live members other than this node; call it whenever they change."""
-        self._peers = tuple(peer for peer in live if peer.node_id != self._config.node_id)
-        self._peers_by_id = {peer.node_id: peer for peer in self._peers}
+    def put_peer(self, peer: MemberRef) -> None:
+        """Another member that is live, or lives in another way than before."""
+        self._peers_by_id[peer.node_id] = peer
+        self._peers_in_order = None
+        self._highest_generation = max(self._highest_generation, peer.generation)
+
+    def drop_peer(self, node_id: NodeId) -> None:
+        """A member that is no longer live; one that was not known is none of our business."""
+        if self._peers_by_id.pop(node_id, None) is not None:
+            self._peers_in_order = None
 
     def publish_node(self, draft: NodeRecord, now_s: float) -> list[Effect]:
         """What this node would say of itself now; generation and version are filled in when it is due."""
@@ -247,13 +254,18 @@ class StatePlane:
         """Settle what depends on time before an event is handled."""
         if self._started_s is None:
             self._started_s = now_s
-        if self._members != len(self._peers) + 1:
-            self._members = len(self._peers) + 1
+        if self._members != len(self._peers_by_id) + 1:
+            self._members = len(self._peers_by_id) + 1
             self._courier.set_members(self._members, now_s)
         uptime_s = int(now_s - self._started_s)
-        known = max((peer.generation for peer in self._peers), default=0)
         self._settle_claims()
-        self._library.generation_limit = max(self._generation + uptime_s, known) + DAY_S
+        self._library.generation_limit = max(self._generation + uptime_s, self._highest_generation) + DAY_S
+
+    @property
+    def _peers(self) -> tuple[MemberRef, ...]:
+        if self._peers_in_order is None:
+            self._peers_in_order = tuple(self._peers_by_id.values())
+        return self._peers_in_order
 
     def _settle_claims(self) -> None:
         """Records under our name that we did not write: outbid versions, report generations."""

@@ -63,9 +63,14 @@ class StateNetwork:
 
     def connect(self) -> None:
         """Tell every live node of every other live one."""
-        live = [MemberRef(node, self.address(node)) for node in self.planes if node not in self.down]
+        members = [MemberRef(node, self.address(node)) for node in self.planes]
         for node, plane in self.planes.items():
-            plane.set_peers([member for member in live if (node, member.node_id) not in self.cut])
+            for member in members:
+                is_gone = member.node_id in (node, *self.down) or (node, member.node_id) in self.cut
+                if is_gone:
+                    plane.drop_peer(member.node_id)
+                else:
+                    plane.put_peer(member)
             self._arm(node)
 
     def address(self, node: NodeId) -> Address:

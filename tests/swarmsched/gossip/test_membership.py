@@ -346,6 +346,16 @@ def test_a_conflict_of_another_member_is_published_and_ends_with_a_newer_generat
     assert driver.status("b") is MemberStatus.ALIVE
 
 
+def test_who_knows_of_a_conflict_is_not_told_of_the_other_holder_again_and_again() -> None:
+    driver = Driver("a", "b")
+    driver.hear(claim("b", incarnation=1, is_conflict=True))
+    other = replace(claim("b", incarnation=1, is_conflict=True), instance_id=b"the other holder")
+    driver.hear(other)
+    assert driver.sent(Gossip) == []
+    driver.hear(replace(other, is_conflict=False))
+    assert len(driver.sent(Gossip)) == 1
+
+
 def test_old_news_of_a_sender_about_a_dead_or_newer_member_is_corrected_directly() -> None:
     driver = Driver("a", "b")
     driver.hear(claim("b", ALIVE, generation=1_003))
@@ -472,6 +482,17 @@ def test_the_dead_are_dialled_for_ever_and_slower_after_an_hour() -> None:
     assert 11 <= dials(60.0) <= 13
     driver.advance(3_700.0, acknowledge=True)
     assert 4 <= dials(300.0) <= 6
+
+
+def test_the_dead_are_dialled_in_turn() -> None:
+    driver = Driver("a")
+    names = ("gone", "lost", "out")
+    driver.hear(*(claim(name, FAILED) for name in names))
+    addresses = {claim(name).address for name in names}
+    for _ in range(4):
+        driver.advance(3 * BASE.dial_interval_s, acknowledge=True)
+        dialled = [where for where, _ in driver.sent(Hello) if where in addresses]
+        assert sorted(dialled) == sorted(addresses)
 
 
 def test_forgetting_needs_a_dead_member_and_ends_the_dialling() -> None:

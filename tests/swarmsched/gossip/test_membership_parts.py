@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from swarmsched.effects import SendDatagram
+from swarmsched.gossip.dissemination import Dissemination
 from swarmsched.gossip.health import LocalHealth
 from swarmsched.gossip.identity import JUMPS_MAX, Identity, Reaction
+from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_CODEC, Gossip, Standing, Update
 from swarmsched.gossip.probe import ProbeOrder
 from swarmsched.gossip.roster import Roster
@@ -94,6 +97,26 @@ def test_the_least_sent_rumours_go_first_and_packets_stay_within_their_room() ->
     taken = queue.take(900, 100)
     assert len(MEMBERSHIP_CODEC.encode(Gossip(taken))) <= 900 + 8
     assert len(queue.take(10**6, 100)) == RUMOURS_PER_PACKET
+
+
+@pytest.mark.parametrize(("failed", "share"), [(1, 1 / 30), (15, 0.5)])
+def test_those_that_failed_lately_take_their_share_of_rumours_and_no_more(failed: int, share: float) -> None:
+    roster = Roster(random.Random(1))
+    for number in range(30):
+        standing = FAILED if number < failed else ALIVE
+        roster.put(replace(claim(number, standing), port=1_000 + number), 0.0)
+    config = MembershipConfig(node_id=OWN.node, address=OWN.address, generation=1, instance_id=OWN.instance_id)
+    outbox = Dissemination(config, Identity(OWN), roster, random.Random(2))
+    ports: list[int] = []
+    for round_number in range(400):
+        now_s = round_number * config.rumour_interval_s / 4  # all within the time of telling the dead
+        outbox.next_rumour_s = now_s
+        outbox.put_rumour(claim(29, incarnation=round_number), now_s)
+        outbox.spread(now_s)
+        ports += [effect.destination[1] for effect in outbox.drain() if isinstance(effect, SendDatagram)]
+    to_failed = sum(port < 1_000 + failed for port in ports)
+    assert len(ports) == 400 * config.rumour_peers
+    assert to_failed / len(ports) == pytest.approx(share, abs=0.03)
 
 
 def test_every_name_is_probed_once_a_round_in_another_order_each_time() -> None:
@@ -211,7 +234,15 @@ def test_an_address_belongs_to_the_member_that_claimed_it_last() -> None:
     assert (at_old.update.node, at_new.update.node) == ("n2", "n1")
 
 
-def test_a_restart_leaves_a_conflict_behind_unless_the_other_holder_lives() -> None:
+@pytest.mark.parametrize("generation", [OWN.generation, 300])
+def test_a_restart_leaves_a_conflict_behind_unless_the_other_holder_lives(generation: int) -> None:
     restarted = Identity(OWN)
-    assert restarted.hear(replace(OWN, generation=300, instance_id=FOREIGN, is_conflict=True)) is Reaction.JUMPED
-    assert (restarted.update.generation, restarted.update.is_conflict) == (301, False)
+    other = replace(OWN, generation=generation, instance_id=FOREIGN, is_conflict=True)
+    assert restarted.hear(other) is Reaction.JUMPED
+    assert (restarted.update.generation, restarted.update.is_conflict) == (generation + 1, False)
+    alive = Identity(other)
+    alive.hear(restarted.update)
+    restarted.hear(alive.update)
+    alive.hear(restarted.update)
+    restarted.hear(alive.update)
+    assert (restarted.update.is_conflict, alive.update.is_conflict) == (True, True)

@@ -314,7 +314,7 @@ def test_a_joining_node_fetches_everything_over_one_stream() -> None:
 
 def test_a_join_is_repeated_until_a_peer_answers() -> None:
     plane = StatePlane(StateConfig(NodeId("new"), GENERATION), random.Random(1), check_setting)
-    plane.set_peers([MemberRef(A, ("10.0.0.1", 1))])
+    plane.put_peer(MemberRef(A, ("10.0.0.1", 1)))
     asked = 0
     now_s = 0.0
     while now_s < 10.0:
