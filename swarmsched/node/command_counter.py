@@ -5,11 +5,14 @@ from collections.abc import Iterable
 from swarmsched.commands import (
     CancelJob,
     Command,
+    CommitCheckpoint,
     CreateTicket,
     Done,
     ForgetMember,
     JobAccepted,
+    RecoverJob,
     Refused,
+    Reply,
     SetSwarmSetting,
     SettingStored,
     SignalJob,
@@ -20,10 +23,17 @@ from swarmsched.errors import ConfigError, FieldProblem
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.membership import Membership, MembershipEffect
 from swarmsched.gossip.state import StatePlane
+from swarmsched.holders import Holder
 from swarmsched.ids import NodeId
+from swarmsched.jobs.register import Register
+from swarmsched.negotiation.checkpointing import CheckpointDesk
 from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.holding import Candidate
+from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock
+from swarmsched.node.config import NodeConfig
+from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, with_reason
 from swarmsched.node.surroundings import Landscape
 from swarmsched.policies.explain import explain
@@ -46,14 +56,24 @@ class CommandCounter:
         state: StatePlane,
         landscape: Landscape,
         flock: Flock,
-        has_seeds: bool,
+        owner: Owner,
+        register: Register,
+        checkpoints: CheckpointDesk,
+        recovery: Recovery,
+        config: NodeConfig,
     ) -> None:
+        self._owner = owner
+        self._register = register
+        self._checkpoints = checkpoints
+        self._recovery = recovery
+        self._me = Holder(config.node_id, config.store_id)
+        self._is_witness = config.is_witness
         self._submission = submission
         self._membership = membership
         self._state = state
         self._landscape = landscape
         self._flock = flock
-        self._has_seeds = has_seeds
+        self._has_seeds = bool(config.seeds)
         self._open_since_s = 0.0
 
     def open(self, now_s: float) -> None:
@@ -64,7 +84,7 @@ class CommandCounter:
         """`known` is the record of the job that the command names, if there is one here."""
         match command:
             case CreateTicket():
-                return [ReplyToClient(request_id, self._submission.ticket(command, clock))]
+                return [ReplyToClient(request_id, self._ticket(clock))]
             case SubmitJob():
                 return self._submit(request_id, command, known, clock)
             case CancelJob():
@@ -75,6 +95,16 @@ class CommandCounter:
                 return self._change_setting(request_id, command, clock)
             case ForgetMember(node=node):
                 return self._forget_member(request_id, node, clock)
+            case CommitCheckpoint(job_id=job_id, attempt=attempt):
+                shepherd = self._owner.shepherd_of(job_id, attempt)
+                return self._checkpoints.wish(request_id, command, shepherd, clock.now_s)
+            case RecoverJob():
+                held = self._register.records.get(command.job_id)
+                return self._recovery.begin(request_id, command, held, self._landscape.candidates(clock.now_s), clock)
+
+    def _ticket(self, clock: Clock) -> Reply:
+        own = Candidate(self._me, total_gpus=len(self._landscape.own_resources.gpus), is_witness=self._is_witness)
+        return self._submission.ticket(own, self._landscape.candidates(clock.now_s), clock)
 
     def _submit(
         self, request_id: int, command: SubmitJob, known: JobRecord | None, clock: Clock

@@ -20,10 +20,13 @@ class NodeConfig:
     address: Address
     generation: int
     instance_id: bytes
+    store_id: int  # random, made with the database: who loses the one loses the other
     seeds: tuple[Address, ...] = ()
+    started_s: float = 0.0  # on the driver's monotonic clock
     software_version: str = ""
     utc_offset_s: float = 0.0
     packet_bytes: int = 1_200  # most payload of a gossip packet
+    is_witness: bool = False  # holds records and votes; runs, places and shepherds nothing
     retained_jobs: int = RETAINED_JOBS  # ended jobs whose records are kept; the oldest go first
 
 

@@ -8,8 +8,10 @@ write always stands before what depends on it.  Whatever is left goes to the dri
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
-from swarmsched.commands import CancelJob, Refused, SignalJob, SubmitJob
+from swarmsched.authority.message import ContactAnswered, SilenceAnswer
+from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
 from swarmsched.effects import Announce, Effect, ReplyToClient
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import (
@@ -27,6 +29,7 @@ from swarmsched.events import (
     RendezvousFailed,
     ResourcesRead,
     TaskExited,
+    TaskFreezeChanged,
     TaskPhaseChanged,
     TasksFound,
     TaskStaged,
@@ -39,70 +42,151 @@ from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
 from swarmsched.gossip.membership import is_membership_payload
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
+from swarmsched.gossip.state import MemberRef
+from swarmsched.holders import Holder
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.jobs.register import (
+    EndConfirmed,
+    JobOver,
     ReadDecided,
+    RecordAccepted,
     Register,
     UpdateConflicted,
     UpdateDecided,
     UpdateUncertain,
 )
 from swarmsched.ledger.ledger import Ledger
-from swarmsched.ledger.message import OwnerAnswer, TaskReport, TaskReportReceived
-from swarmsched.negotiation.flock import Flock
+from swarmsched.ledger.message import (
+    CheckpointAnswer,
+    CheckpointRequest,
+    OwnerAnswer,
+    PreemptAnswer,
+    PreemptRequest,
+    TaskReport,
+    TaskReportReceived,
+    YieldRequest,
+)
+from swarmsched.negotiation.checkpointing import CheckpointDesk
+from swarmsched.negotiation.flock import NOBODY, Flock
 from swarmsched.negotiation.owner import Owner
-from swarmsched.negotiation.record_writer import WriteRecord
-from swarmsched.negotiation.shepherd import Clock, dismissal, heard
+from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
+from swarmsched.negotiation.reports import dismissal, heard
+from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdParts
 from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored
+from swarmsched.node.custody import CUSTODY_MESSAGES, Custody
+from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.node.planes import (
     MEMBERSHIP_PEER_MESSAGES,
     STATE_PEER_MESSAGES,
     make_membership,
     make_state_plane,
-    peers_of,
 )
 from swarmsched.node.protocol import OWNER_COMMANDS, REGISTER_MESSAGES
 from swarmsched.node.publication import Publication
-from swarmsched.node.submission import Submission
+from swarmsched.node.recovery import Recovery
+from swarmsched.node.submission import Submission, past_retention
 from swarmsched.node.surroundings import Landscape
 from swarmsched.policies.explain import WhyReport, explain
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import ClusterView
 
-Internal = WriteRecord | MemberChanged | UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
+Internal = (
+    WriteRecord
+    | ReadRecord
+    | MemberChanged
+    | UpdateDecided
+    | UpdateConflicted
+    | UpdateUncertain
+    | ReadDecided
+    | JobOver
+    | RecordAccepted
+    | EndConfirmed
+)
 NodeEffect = Effect | Internal
-INTERNAL = (WriteRecord, MemberChanged, UpdateDecided, UpdateConflicted, UpdateUncertain, ReadDecided)
+ACCUSE_AGAIN_S = 60.0
+ACCUSED_MAX = 1_000  # senders of nonsense remembered; names are claims, so they must not fill the memory
+INTERNAL = (
+    WriteRecord,
+    ReadRecord,
+    MemberChanged,
+    UpdateDecided,
+    UpdateConflicted,
+    UpdateUncertain,
+    ReadDecided,
+    JobOver,
+    RecordAccepted,
+    EndConfirmed,
+)
 
 
 class Node:
     """Everything that decides on one server; drive it with `step`."""
 
-    def __init__(self, config: NodeConfig, restored: Restored, rng: random.Random) -> None:
+    def __init__(self, config: NodeConfig, restored: Restored, rng: random.Random, parts: Parts = PRODUCTION) -> None:
         me = config.node_id
+        self._as_holder = Holder(me, config.store_id)
         self._config = config
         self._utc_offset_s = config.utc_offset_s
-        self._membership = make_membership(config, _fork(rng))
+        self._membership = make_membership(config, _fork(rng), parts.make_membership)
         self._state = make_state_plane(config, restored, _fork(rng))
-        self._ledger = Ledger(me, config.generation)
+        self._ledger = parts.make_ledger(me, config.generation)
         self._ledger.restore(restored.room("ledger"), 0.0)
-        self._owner = Owner(me, self._ledger)
+        self._line = parts.make_contact_line(me, config.generation, parts.quorum)
+        self._owner = Owner(me, self._ledger, self._line)
         self._owner.restore(restored.room("task"), 0.0)
-        self._register = Register(me, config.generation, _fork(rng))
-        self._register.restore(restored.room("register"))
-        self._flock = Flock(me, _fork(rng))
-        self._submission = Submission(me, config.generation, self._flock, _fork(rng))
-        self._publication = Publication(me, self._state, self._ledger, self._flock, config.software_version)
+        self._lease_book = parts.make_lease_book(config.started_s)
+        self._register = Register(
+            me,
+            config.generation,
+            config.store_id,
+            _fork(rng),
+            quorum=parts.quorum,
+            may_change_shepherd=self._lease_book.may_change,
+            tombstones_max=parts.tombstones_max,
+        )
+        self._register.restore(restored.room("register"), restored.room("over"))
+        self._flock = Flock(me, _fork(rng), ShepherdParts(parts.make_attempt, parts.may_commit, parts.quorum))
+        self._submission = Submission(self._as_holder, config.generation, self._flock, _fork(rng))
+        self._publication = Publication(me, self._state, self._ledger, self._flock, config)
         self._landscape = Landscape(me, self._membership, self._state, self._ledger)
+        self._custody = Custody(
+            self._as_holder,
+            config.generation,
+            parts.quorum,
+            self._register,
+            self._flock,
+            self._lease_book,
+            parts.make_contact_book(config.started_s, parts.quorum),
+            self._landscape.candidates,
+            lambda: {**self._submission.creating(), **self._recovery.under_way},
+            self.locations,
+            _fork(rng),
+            started_s=config.started_s,
+            is_witness=config.is_witness,
+        )
+        self._checkpoints = CheckpointDesk(me, config.generation)
+        self._recovery = Recovery(self._as_holder, config.generation, self._flock)
         self._counter = CommandCounter(
-            self._submission, self._membership, self._state, self._landscape, self._flock, bool(config.seeds)
+            self._submission,
+            self._membership,
+            self._state,
+            self._landscape,
+            self._flock,
+            self._owner,
+            self._register,
+            self._checkpoints,
+            self._recovery,
+            config,
         )
-        self._ended: deque[JobId] = deque(
-            sorted((job_id for job_id, record in self._register.records.items() if record.is_ended), key=self._ended_at)
-        )
+        ended = [job_id for job_id, record in self._register.records.items() if record.is_ended]
+        # Oldest first; and whether it is known that the end was decided: an accepted record may yet turn out not to be.
+        self._ended = dict.fromkeys(sorted(ended, key=self._ended_at), False)
         self._alive_at: dict[NodeId, Address] = {}  # where each member was first alive since it last failed or left
         self._touched: dict[JobId, None] = {}
+        self._is_mere_gossip = False  # this step has moved no timer but those of the gossip planes
+        self._work_deadline_s: float | None = None  # cache of all others
         self._seen_ledger_version = -1
         self._seen_free_gpus = 0
         self._seen_opening_count = 0
@@ -111,6 +195,7 @@ class Node:
         self._flock.set_policy(self._seen_setting.policy_setting, 0.0)
         self._has_read = self._has_looked = False  # resources, and tasks of an earlier life
         self._is_awake = False  # both, and our jobs taken up again
+        self._accused_s: dict[NodeId, float] = {}  # when senders of nonsense were last announced
         self.counters: Counter[str] = Counter()
 
     # The one entry point.
@@ -118,20 +203,31 @@ class Node:
     def step(self, event: Event, now_s: float) -> list[Effect]:
         """Take in one event; returns what the driver must do, in order."""
         clock = Clock(now_s, now_s + self._utc_offset_s)
+        self._is_mere_gossip = type(event) is DatagramReceived
         effects = self._settle(self._route(event, clock), clock)
         while self._needs_follow_up(now_s):
+            self._is_mere_gossip = False
             effects += self._settle(self._follow_up(clock), clock)
+        if not self._is_mere_gossip:
+            self._work_deadline_s = None
         return effects
 
     @property
     def next_deadline_s(self) -> float:
         """When `TimerFired` is due."""
+        if self._work_deadline_s is None:
+            self._work_deadline_s = self._earliest_work_s()
+        return min(self._membership.next_deadline_s, self._state.next_deadline_s, self._work_deadline_s)
+
+    def _earliest_work_s(self) -> float:
+        """Whatever is due that is not gossip: asked of every job and task here, so not after every datagram."""
         return min(
-            self._membership.next_deadline_s,
-            self._state.next_deadline_s,
             self._owner.next_deadline_s,
             self._register.next_deadline_s,
             self._flock.next_deadline_s,
+            self._custody.next_deadline_s if self._is_awake else float("inf"),
+            self._line.next_deadline_s,
+            self._checkpoints.next_deadline_s,
         )
 
     def _route(self, event: Event, clock: Clock) -> Iterable[NodeEffect]:
@@ -166,6 +262,7 @@ class Node:
                 | TaskStaged()
                 | TaskStageFailed()
                 | TaskStarted()
+                | TaskFreezeChanged()
                 | RankExited()
                 | TaskExited()
             ):
@@ -179,13 +276,42 @@ class Node:
             return self._on_owner_said(event.sender, message, clock)
         if isinstance(message, TaskReportReceived):
             return self._owner.acknowledge(message)
+        if isinstance(message, CUSTODY_MESSAGES):
+            return self._custody.receive(event.sender, message, clock)
+        if isinstance(message, ContactAnswered):
+            return self._owner.contact_answered(event.sender, message, clock.now_s)
+        if isinstance(message, SilenceAnswer | CheckpointRequest):
+            return self._on_shepherd_asked(event.sender, message, clock)
+        if isinstance(message, PreemptRequest | PreemptAnswer | YieldRequest):
+            return self._on_making_room(message, clock)
+        if isinstance(message, CheckpointAnswer):
+            return self._checkpoints.answered(message)
         if isinstance(message, REGISTER_MESSAGES):
-            return self._register.step(event, clock.now_s)
+            return self._on_register_message(event, clock)
         if isinstance(message, MEMBERSHIP_PEER_MESSAGES):
             return self._membership.step(event, clock.now_s)
         if isinstance(message, STATE_PEER_MESSAGES):
             return self._on_state(event, clock)
         raise RemoteProtocolError("no machine takes it", kind=type(message).__name__, peer=event.sender)
+
+    def _on_register_message(self, event: PeerMessageReceived, clock: Clock) -> Sequence[NodeEffect]:
+        """What makes no sense gets no answer, but an operator should hear who says such things."""
+        count = self.register_drops.get("nonsense", 0)
+        effects = self._register.step(event, clock.now_s)
+        if self.register_drops.get("nonsense", 0) == count or not self._is_news_of(event.sender, clock.now_s):
+            return effects
+        kind = type(event.message).__name__
+        text = f"{event.sender} sent a message about a record that makes no sense; it was dropped"
+        return [Announce("peer.nonsense", text, node=event.sender, fields={"kind": kind}), *effects]
+
+    def _is_news_of(self, sender: NodeId, now_s: float) -> bool:
+        """Once a minute for each sender."""
+        if now_s < self._accused_s.get(sender, float("-inf")) + ACCUSE_AGAIN_S:
+            return False
+        if len(self._accused_s) >= ACCUSED_MAX:
+            self._accused_s.clear()
+        self._accused_s[sender] = now_s
+        return True
 
     def _on_datagram(self, event: DatagramReceived, clock: Clock) -> Iterable[NodeEffect]:
         if is_membership_payload(event.payload):
@@ -198,6 +324,7 @@ class Node:
         if self._state.opening_count != self._seen_opening_count:
             self._seen_opening_count = self._state.opening_count
             if self._flock.waiting_count:
+                self._is_mere_gossip = False
                 self._flock.capacity_released(self._landscape.around(clock.now_s), clock)
         return effects
 
@@ -215,17 +342,57 @@ class Node:
             return [*shepherd.owner_answered(message, clock)]
         return [*shepherd.task_reported(message, clock)]
 
+    def _on_shepherd_asked(
+        self, sender: NodeId, message: SilenceAnswer | CheckpointRequest, clock: Clock
+    ) -> list[NodeEffect]:
+        shepherd = self._flock.jobs.get(message.job_id)
+        if shepherd is None:
+            return []  # asked again at whoever acts by then
+        self._touched[message.job_id] = None
+        if isinstance(message, SilenceAnswer):
+            return [*shepherd.silence_told(sender, message, clock)]
+        if message.owner != sender:
+            raise RemoteProtocolError(f"names owner {message.owner}", kind="CheckpointRequest", peer=sender)
+        return [*shepherd.commit_checkpoint(message, clock)]
+
+    def _on_making_room(self, message: PreemptRequest | PreemptAnswer | YieldRequest, clock: Clock) -> list[NodeEffect]:
+        """One shepherd to another: whose job stops for whose; and an owner to the shepherd whose hold is in the way."""
+        job_id = JobId(message.taker if isinstance(message, PreemptAnswer) else message.job_id)
+        shepherd = self._flock.jobs.get(job_id)
+        if shepherd is None:
+            return []  # asked again, or given up in time
+        self._touched[job_id] = None
+        match message:
+            case PreemptRequest():
+                refusal = self._flock.refuses_to_make_room(message, clock)
+                return [*shepherd.preempt(message, refusal, clock)]
+            case PreemptAnswer():
+                return [*shepherd.victim_answered(message, clock)]
+            case YieldRequest():
+                return [*shepherd.asked_to_yield(message, clock)]
+
     def _answer_stray(self, message: OwnerAnswer | TaskReport) -> list[NodeEffect]:
-        """A report on a job that has ended here: it was lost news to the owner, so say again that it is heard."""
+        """A report on a job that has ended here: it was lost news to the owner, so say again that it is heard.
+
+        Of any other job, and of one whose record is lost here, the owner hears from whoever acts, or from the holders.
+        """
         if isinstance(message, OwnerAnswer):
             return []
         status = message.status
         record = self._register.records.get(status.job_id)
-        if record is None and status.stage is TaskStage.EXITED:
-            return [heard(status)]  # its record is past its retention, or lost: nobody will ever ask for the result
-        if record is None or not record.is_ended:
+        if self._register.is_over(status.job_id) and status.stage is TaskStage.EXITED:
+            return [heard(status)]  # of ranks that still run it hears by its contacts
+        if record is None or not record.is_ended or self._is_end_in_doubt(record):
             return []
         return [*dismissal(record, self._config.node_id, status)]
+
+    def _is_end_in_doubt(self, record: JobRecord) -> bool:
+        """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
+        is_acting = record.job_id in self._flock.jobs
+        is_in_doubt = record.is_ended and not is_acting and not self._is_end_known(record.job_id)
+        if is_in_doubt:
+            self._custody.doubt(record.job_id)
+        return is_in_doubt
 
     def _on_undelivered(self, event: PeerSendFailed, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
@@ -244,10 +411,14 @@ class Node:
         for machine in (self._membership, self._state, self._owner, self._register):
             if now_s >= machine.next_deadline_s:
                 effects += machine.step(event, now_s)
+        if now_s >= self._checkpoints.next_deadline_s:
+            effects += self._checkpoints.on_timer(self._owner.shepherd_of, now_s)
         for job_id, shepherd in self._flock.jobs.items():
             if now_s >= shepherd.next_deadline_s:
                 self._touched[job_id] = None
                 effects += shepherd.on_timer(clock)
+        if self._is_awake and now_s >= self._custody.next_deadline_s:
+            effects += self._custody.on_timer(clock)
         return effects
 
     def _on_resources(self, event: ResourcesRead, clock: Clock) -> list[NodeEffect]:
@@ -269,12 +440,10 @@ class Node:
         self._counter.open(clock.now_s)
         records = list(self._register.records.values())
         effects: list[NodeEffect] = [*self._publication.tell_restored(records, clock)]
-        for record in records:
-            if not record.is_ended and record.shepherd == self._config.node_id:
-                effects += self._flock.add(record).resume(self._config.generation, clock)
-                self._touched[record.job_id] = None
         self._flock.look_soon(clock.now_s)
-        return effects
+        for record in records:
+            effects += self._owner.learn(record, clock.now_s)
+        return [*effects, *self._custody.on_timer(clock)]
 
     def _on_command(self, event: ClientCommandReceived, now_s: float) -> Iterable[NodeEffect]:
         self._utc_offset_s = event.now_utc_s - now_s
@@ -284,16 +453,24 @@ class Node:
             return [ReplyToClient(event.request_id, Refused("not_ready", problem, "try again in a second"))]
         command = event.command
         known = None
-        if isinstance(command, SubmitJob | CancelJob | SignalJob):
+        effects: list[NodeEffect] = []
+        if isinstance(command, SubmitJob | CancelJob | SignalJob | RecoverJob):
+            effects += self._custody.check_authority(command.job_id, clock)
             self._touched[command.job_id] = None
             known = self.record(command.job_id)
-        return self._counter.obey(event.request_id, command, known, clock)
+            if self._register.is_over(command.job_id):
+                return [*effects, ReplyToClient(event.request_id, past_retention(command.job_id))]
+        if isinstance(command, CancelJob | SignalJob) and known is not None and self._is_end_in_doubt(known):
+            problem = f"whether {command.job_id} has ended is not decided yet"
+            return [*effects, ReplyToClient(event.request_id, Refused("unavailable", problem, "ask again soon"))]
+        return [*effects, *self._counter.obey(event.request_id, command, known, clock)]
 
     # Settling what machines tell one another.
 
     def _settle(self, effects: Iterable[NodeEffect], clock: Clock) -> list[Effect]:
         work = deque(effects)
         done: list[Effect] = []
+        self._is_mere_gossip = self._is_mere_gossip and not any(isinstance(effect, INTERNAL) for effect in work)
         while work:
             effect = work.popleft()
             if isinstance(effect, INTERNAL):
@@ -309,50 +486,178 @@ class Node:
                 return self._register.step(update, clock.now_s)
             case MemberChanged():
                 return self._on_member(effect, clock)
-            case ReadDecided():
-                return []
+            case ReadRecord(read=read):
+                return self._register.step(read, clock.now_s)
+            case RecordAccepted():
+                return self._on_accepted(effect, clock)
+            case EndConfirmed(job_id=job_id):
+                return self._end_confirmed(job_id)
+            case JobOver():
+                return self._on_over(effect, clock)
             case _:
                 return self._on_register(effect, clock)
 
     def _on_register(
-        self, result: UpdateDecided | UpdateConflicted | UpdateUncertain, clock: Clock
+        self, result: UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided, clock: Clock
     ) -> Sequence[NodeEffect]:
+        if isinstance(result, UpdateDecided):
+            self._custody.confirmed(result.record, clock)
+        if isinstance(result, ReadDecided):
+            return [*self._learn_of_end(result.record), *self._tell_of(result, clock)]
+        return self._tell_of(result, clock)
+
+    def _tell_of(
+        self, result: UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided, clock: Clock
+    ) -> Sequence[NodeEffect]:
+        """Whoever asked of it."""
+        if self._custody.concerns(result.update_id):
+            if isinstance(result, UpdateDecided):
+                self._touched[result.record.job_id] = None
+            return self._custody.decided(result, clock)
+        if isinstance(result, ReadDecided):
+            return []
         if self._submission.concerns(result.update_id):
+            self._touched |= dict.fromkeys(self._submission.job_of(result.update_id))
             return self._submission.created(result, clock)
+        if self._recovery.concerns(result.update_id):
+            return self._on_recovered(result, clock)
         if isinstance(result, UpdateDecided):
             shepherd = self._flock.jobs.get(result.record.job_id)
             if shepherd is None:
                 return []
             self._touched[result.record.job_id] = None
-            return shepherd.written(result.update_id, result.record, clock)
-        if isinstance(result, UpdateUncertain):
-            effects: list[NodeEffect] = []
-            for shepherd in self._flock.jobs.values():
-                effects += shepherd.rewrite(result.update_id, clock)
+            effects = shepherd.written(result.update_id, result.record, clock)
+            if shepherd.is_waiting:
+                self._flock.look_soon(clock.now_s)
             return effects
+        if isinstance(result, UpdateUncertain):
+            return [
+                effect for shepherd in self._flock.jobs.values() for effect in shepherd.rewrite(result.update_id, clock)
+            ]
         return self._lost_authority(result, clock)
+
+    def _on_recovered(
+        self, result: UpdateDecided | UpdateConflicted | UpdateUncertain, clock: Clock
+    ) -> Sequence[NodeEffect]:
+        replies = self._recovery.told(result)
+        if not isinstance(result, UpdateDecided):
+            return replies
+        self._touched[result.record.job_id] = None
+        return [*self._custody.take_up(result.record, clock), *replies]
+
+    def _on_accepted(self, accepted: RecordAccepted, clock: Clock) -> Sequence[NodeEffect]:
+        """A record came into our store, by our own hand or by another's."""
+        record = accepted.record
+        self._custody.accepted(record, clock.now_s, is_by_shepherd=accepted.is_by_shepherd)
+        effects: list[NodeEffect] = [*self._owner.learn(record, clock.now_s)]
+        shepherd = self._flock.jobs.get(record.job_id)
+        if shepherd is not None and record.shepherd != self._config.node_id and record.epoch > shepherd.record.epoch:
+            effects += self._let_go(record.job_id, shepherd, record.epoch, record.shepherd)
+        if not record.is_ended:
+            self._ended.pop(record.job_id, None)  # that end was never decided
+        elif record.job_id not in self._flock.jobs:
+            effects += self._retain(record.job_id, is_decided=False)
+        return effects
+
+    def _retain(self, job_id: JobId, *, is_decided: bool) -> list[NodeEffect]:
+        """Keep ended jobs up to a number; the oldest go first."""
+        self._ended[job_id] = is_decided or self._ended.get(job_id, False)
+        return self._drop_oldest()
+
+    def _drop_oldest(self) -> list[NodeEffect]:
+        """Only once their end is known to be decided: the others are asked about, and stay until that is answered."""
+        excess = len(self._ended) - self._config.retained_jobs
+        effects: list[NodeEffect] = []
+        for job_id in list(islice(self._ended, max(0, excess))):
+            if self._is_end_known(job_id):
+                effects += self._bury(job_id)
+            else:
+                self._custody.doubt(job_id)
+        return effects
+
+    def _is_end_known(self, job_id: JobId) -> bool:
+        record = self._register.records.get(job_id)
+        is_alone = record is not None and record.configuration.is_quorum([self._as_holder])
+        return self._ended.get(job_id, False) or is_alone
+
+    def _bury(self, job_id: JobId) -> list[NodeEffect]:
+        """Keep no more of the job than that it is over."""
+        self._ended.pop(job_id, None)
+        self._custody.dropped(job_id)
+        return [*self._register.drop(job_id)]
+
+    def _end_confirmed(self, job_id: JobId) -> list[NodeEffect]:
+        return self._retain(job_id, is_decided=True) if job_id in self._ended else []
+
+    def _learn_of_end(self, read: JobRecord | None) -> list[NodeEffect]:
+        if read is None or read.job_id not in self._ended:
+            return []
+        self._ended[read.job_id] = read.is_ended
+        return self._drop_oldest() if read.is_ended else []
+
+    def _on_over(self, result: JobOver, clock: Clock) -> list[NodeEffect]:
+        """A holder had the job's decided end and keeps it no more: whatever is here of the job is old."""
+        job_id = result.job_id
+        effects: list[NodeEffect] = []
+        if job_id in self._register.open_records:
+            text = "it ended while this node knew it open; others have dropped its record, and so does this one"
+            effects.append(Announce("job.over", text, job_id, self._config.node_id))
+        effects += self._bury(job_id)
+        if (shepherd := self._flock.jobs.get(job_id)) is not None:
+            effects += self._let_go_of_over(job_id, shepherd, clock)
+        if self._custody.concerns(result.update_id):
+            self._custody.over(result.update_id, clock)
+        elif self._submission.concerns(result.update_id):
+            effects += self._submission.over(result.update_id)
+        elif self._recovery.concerns(result.update_id):
+            effects += self._recovery.over(result.update_id)
+        return effects
+
+    def _let_go_of_over(self, job_id: JobId, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
+        self._flock.let_go(job_id)
+        self._flock.look_soon(clock.now_s)
+        asked = [effect for effect in shepherd.farewell() if isinstance(effect, ReplyToClient)]
+        replies = [ReplyToClient(effect.request_id, past_retention(job_id)) for effect in asked]
+        text = "the job has ended, and its record is past its retention"
+        stepped_down = Announce("job.stepped_down", text, job_id, self._config.node_id)
+        return [
+            *replies,
+            stepped_down,
+            *self._publication.withdraw(job_id, clock),
+            *self._owner.forget(job_id, clock.now_s),
+        ]
 
     def _lost_authority(self, result: UpdateConflicted, clock: Clock) -> Sequence[NodeEffect]:
         """Somebody else wrote the record: our epoch is over, so we let go of the job and touch nothing of it."""
         self.counters["register_conflicts"] += 1
         current = result.current
-        if current is None or current.shepherd == self._config.node_id:
+        shepherd = self._flock.jobs.get(current.job_id) if current is not None else None
+        if current is None or shepherd is None:
             return []
-        self._flock.let_go(current.job_id)
-        return [Announce("job.taken_over", f"epoch {current.epoch} is {current.shepherd}'s", current.job_id)]
+        return self._let_go(current.job_id, shepherd, current.epoch, current.shepherd)
+
+    def _let_go(self, job_id: JobId, shepherd: JobShepherd, epoch: int, successor: NodeId) -> list[NodeEffect]:
+        self._flock.let_go(job_id)
+        text = f"epoch {epoch} is {successor}'s"
+        return [*shepherd.farewell(), Announce("job.stepped_down", text, job_id, self._config.node_id)]
 
     def _on_member(self, change: MemberChanged, clock: Clock) -> Sequence[NodeEffect]:
         member = change.member
-        self._state.set_peers(peers_of(self._membership, clock.now_s))
         self._flock.look_soon(clock.now_s)
         if member.node_id == self._config.node_id:
             is_in_conflict = member.status is MemberStatus.CONFLICT
             self._owner.is_in_conflict = self._publication.is_in_conflict = is_in_conflict
+        elif member.status in (MemberStatus.ALIVE, MemberStatus.SUSPECT):
+            self._state.put_peer(MemberRef(member.node_id, member.address, member.generation))
+        else:
+            self._state.drop_peer(member.node_id)
+        self._custody.member_changed(member, clock.now_s)
+        effects: list[NodeEffect] = []
         if member.status is MemberStatus.FAILED:
             for job_id, shepherd in self._flock.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
                     self._touched[job_id] = None
-        effects = self._on_returned(member.node_id, clock) if self._has_come_back(member) else []
+        effects += self._on_returned(member.node_id, clock) if self._has_come_back(member) else []
         text = f"{member.node_id} is {member.status.value}"
         fields = {"status": member.status.value, "address": "{}:{}".format(*member.address)}
         return [Announce("member.changed", text, node=member.node_id, fields=fields), *effects]
@@ -396,7 +701,8 @@ class Node:
         if self._ledger.version != self._seen_ledger_version:
             effects += self._ledger_changed(clock)
         if self._is_awake and self._flock.evaluation_due_s <= clock.now_s:
-            effects += self._flock.evaluate(self._landscape.around(clock.now_s), clock)
+            around = self._landscape.around(clock.now_s) if self._flock.has_waiting else NOBODY
+            effects += self._flock.evaluate(around, clock)
             self._touched |= dict.fromkeys(self._flock.placing)
         return [*effects, *self._tell_touched(clock)]
 
@@ -438,7 +744,10 @@ class Node:
             shepherd = self._flock.jobs.get(job_id)
             if shepherd is None:
                 continue
-            if shepherd.record.is_ended and not shepherd.is_writing:
+            if shepherd.record.shepherd != self._config.node_id:
+                self._flock.let_go(job_id)
+                effects += shepherd.farewell()
+            elif shepherd.record.is_ended and not shepherd.is_writing:
                 effects += self._job_ended(shepherd.record, clock)
             else:
                 effects += self._publication.tell_job(shepherd, clock)
@@ -447,12 +756,8 @@ class Node:
     def _job_ended(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
         self._flock.let_go(record.job_id)
         self._flock.look_soon(clock.now_s)
-        self._ended.append(record.job_id)
         effects: list[NodeEffect] = [*self._publication.tell_ended(record, clock)]
-        _, durable = self._ledger.forget(record.job_id, clock.now_s)
-        effects += durable
-        while len(self._ended) > self._config.retained_jobs:
-            effects += self._register.drop(self._ended.popleft())
+        effects += [*self._owner.forget(record.job_id, clock.now_s), *self._retain(record.job_id, is_decided=True)]
         return [*effects, *self._publication.tell_node(clock)]
 
     def _ended_at(self, job_id: JobId) -> float:
@@ -486,12 +791,24 @@ class Node:
     def records(self) -> Mapping[JobId, JobRecord]:
         """Jobs that this node shepherds or holds, ended ones as long as they are kept."""
         live = {job_id: shepherd.record for job_id, shepherd in self._flock.jobs.items()}
-        return {**self._register.records, **live}
+        held = {job_id: record for job_id, record in self._register.records.items() if self._may_tell(record)}
+        return {**held, **live}
 
     def record(self, job_id: JobId) -> JobRecord | None:
         """One of `records`."""
         shepherd = self._flock.jobs.get(job_id)
-        return shepherd.record if shepherd else self._register.records.get(job_id)
+        if shepherd is not None:
+            return shepherd.record
+        held = self._register.records.get(job_id)
+        return held if held is not None and self._may_tell(held) else None
+
+    def _may_tell(self, record: JobRecord) -> bool:
+        """What a former holder has kept, for those who look for the present ones, is no news of the job."""
+        return record.is_ended or record.job_id in self._register.open_records
+
+    def is_over(self, job_id: JobId) -> bool:
+        """True for a job that has ended and of which this node keeps no record any more."""
+        return self._register.is_over(job_id)
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True while this node acts for the job."""
@@ -504,6 +821,11 @@ class Node:
     def locations(self) -> Mapping[JobId, Location]:
         """Where every known job of the last days is kept."""
         return self._state.locations
+
+    @property
+    def register_drops(self) -> Mapping[str, int]:
+        """Register messages of peers that got no answer, by reason."""
+        return self._register.dropped_messages
 
     @property
     def setting(self) -> SwarmSetting:

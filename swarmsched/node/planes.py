@@ -3,12 +3,11 @@
 import random
 
 from swarmsched.gossip.exchange import STATE_MESSAGES
-from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
 from swarmsched.gossip.setting import SETTING_KEY, SETTING_ROOM
-from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
+from swarmsched.gossip.state import StateConfig, StatePlane
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.policies.registry import check_setting
 
@@ -16,9 +15,9 @@ MEMBERSHIP_PEER_MESSAGES = tuple(MEMBERSHIP_PEER_KINDS.values())
 STATE_PEER_MESSAGES = tuple(STATE_MESSAGES.values())
 
 
-def make_membership(config: NodeConfig, rng: random.Random) -> Membership:
+def make_membership(config: NodeConfig, rng: random.Random, make: type[Membership] = Membership) -> Membership:
     """Plane A of this node."""
-    return Membership(
+    return make(
         MembershipConfig(
             node_id=config.node_id,
             address=config.address,
@@ -41,13 +40,3 @@ def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random)
     if stored is not None:
         plane.restore_setting(stored)
     return plane
-
-
-def peers_of(membership: Membership, now_s: float) -> list[MemberRef]:
-    """Live members (suspects included) as the state plane needs them."""
-    live = (MemberStatus.ALIVE, MemberStatus.SUSPECT)
-    return [
-        MemberRef(member.node_id, member.address, member.generation)
-        for member in membership.members(now_s)
-        if member.status in live
-    ]

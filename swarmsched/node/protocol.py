@@ -3,20 +3,34 @@
 Numbers are never used again for another message.  Gossip datagrams have their own numbers (below 64).
 """
 
+from swarmsched.authority.message import (
+    ContactAnswered,
+    LeaseGranted,
+    LeaseRenewal,
+    OwnerContact,
+    SilenceAnswer,
+    SilenceRequest,
+)
 from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
-from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, PrepareAnswer, PrepareRequest
+from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, EndDecided, PrepareAnswer, PrepareRequest
 from swarmsched.ledger.message import (
+    CheckpointAnswer,
+    CheckpointRequest,
+    ClaimRequest,
     CommitRequest,
     HoldRequest,
     LaunchRequest,
     OwnerAnswer,
+    PreemptAnswer,
+    PreemptRequest,
     ReleaseRequest,
     SignalRequest,
     StatusRequest,
     StopRequest,
     TaskReport,
     TaskReportReceived,
+    YieldRequest,
 )
 from swarmsched.wire.codec import Codec
 
@@ -27,6 +41,13 @@ PEER_KINDS: dict[int, type] = {
     65: PrepareAnswer,
     66: AcceptRequest,
     67: AcceptAnswer,
+    68: EndDecided,
+    70: LeaseRenewal,
+    71: LeaseGranted,
+    72: OwnerContact,
+    73: ContactAnswered,
+    74: SilenceRequest,
+    75: SilenceAnswer,
     80: HoldRequest,
     81: CommitRequest,
     82: LaunchRequest,
@@ -37,12 +58,19 @@ PEER_KINDS: dict[int, type] = {
     87: OwnerAnswer,
     88: TaskReport,
     89: TaskReportReceived,
+    90: CheckpointRequest,
+    91: CheckpointAnswer,
+    92: ClaimRequest,
+    93: PreemptRequest,
+    94: PreemptAnswer,
+    95: YieldRequest,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 
-REGISTER_MESSAGES = (PrepareRequest, PrepareAnswer, AcceptRequest, AcceptAnswer)
+REGISTER_MESSAGES = (PrepareRequest, PrepareAnswer, AcceptRequest, AcceptAnswer, EndDecided)
 OWNER_COMMANDS = (
     HoldRequest,
+    ClaimRequest,
     CommitRequest,
     LaunchRequest,
     ReleaseRequest,

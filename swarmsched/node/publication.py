@@ -15,6 +15,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.flock import Flock, job_view
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.node.config import NodeConfig
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, NodeResources
 
@@ -22,12 +23,12 @@ from swarmsched.resources import GpuHealth, NodeResources
 class Publication:
     """Keeps the state plane's drafts up to date."""
 
-    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, flock: Flock, software_version: str) -> None:
+    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, flock: Flock, config: NodeConfig) -> None:
         self._me = me
         self._state = state
         self._ledger = ledger
         self._flock = flock
-        self._software_version = software_version
+        self._config = config
         self._telemetry: ResourcesRead | None = None
         self.is_in_conflict = False
         self._located: dict[JobId, tuple[int, bool]] = {}  # epoch and whether ended, as last told
@@ -68,14 +69,17 @@ class Publication:
             queued_jobs=self._flock.waiting_count,
             live_jobs=len(self._flock.jobs),
             flags=int(self._flags(resources)),
-            software_version=self._software_version[:24],
+            software_version=self._config.software_version[:24],
             ledger_version=self._ledger.version,
+            store_id=self._config.store_id,
         )
 
     def _flags(self, resources: NodeResources) -> NodeFlag:
         flags = NodeFlag.HTTP_READY
         if self.is_in_conflict:
             flags |= NodeFlag.CONFLICT
+        if self._config.is_witness:
+            flags |= NodeFlag.WITNESS
         if self._ledger.is_draining:
             flags |= NodeFlag.DRAINING
         if any(gpu.is_simulated for gpu in resources.gpus):
@@ -103,6 +107,11 @@ class Publication:
         self._located.pop(record.job_id, None)
         return effects
 
+    def withdraw(self, job_id: JobId, clock: Clock) -> list[Effect]:
+        """The card vanishes; whoever brought the job to its end has said where its record was."""
+        self._located.pop(job_id, None)
+        return self._state.withdraw_card(job_id, clock.now_s)
+
     def tell_restored(self, records: Iterable[JobRecord], clock: Clock) -> list[Effect]:
         """Jobs that had ended in an earlier life: it may have died before others heard, who still queue behind them."""
         ended = sorted((record for record in records if record.is_ended), key=lambda record: record.ended_utc_s)
@@ -118,7 +127,7 @@ class Publication:
             record.epoch,
             record.version,
             record.shepherd,
-            record.holders,
+            record.configuration.nodes,
             record.state,
             record.ended_utc_s,
         )

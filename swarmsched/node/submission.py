@@ -4,13 +4,12 @@ Nothing is created before its record is durable, and a repeated ticket meets the
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import (
     CancelJob,
-    CreateTicket,
     JobAccepted,
     Refused,
     Reply,
@@ -20,9 +19,11 @@ from swarmsched.commands import (
 )
 from swarmsched.effects import ReplyToClient
 from swarmsched.errors import CapacityError, FieldProblem
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
 from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.holding import Candidate, choose_holders, excess_jobs
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.policies.explain import impossible
@@ -44,7 +45,7 @@ class _Creation:
 class Submission:
     """The client-facing side of a node's flock."""
 
-    def __init__(self, me: NodeId, generation: int, flock: Flock, rng: random.Random) -> None:
+    def __init__(self, me: Holder, generation: int, flock: Flock, rng: random.Random) -> None:
         self._me = me
         self._generation = generation
         self._flock = flock
@@ -55,9 +56,26 @@ class Submission:
     def _update_ids(self) -> Iterator[int]:
         return self._flock.update_ids
 
-    def ticket(self, _command: CreateTicket, clock: Clock) -> Reply:
-        """A fresh id; this node will hold the job."""
-        return TicketIssued(make_job_id(clock.utc_s, self._rng), (self._me,))
+    def ticket(self, own: Candidate, candidates: Sequence[Candidate], clock: Clock) -> Reply:
+        """A fresh id and its holders; the first is the intended shepherd.
+
+        That is this node, unless it is no place for one (no GPUs where others have some) or has too many already.
+        """
+        holders = choose_holders(own.holder, candidates, self._rng)
+        first = next((holder for holder in holders if self._should_shepherd(holder, own, candidates)), own.holder)
+        if own.is_witness and len(holders) == 1:
+            return Refused("unavailable", "this is a witness, and no other agent is alive", "start another agent")
+        ordered = (first, *(holder for holder in holders if holder != first))
+        return TicketIssued(make_job_id(clock.utc_s, self._rng), ordered)
+
+    def _should_shepherd(self, holder: Holder, own: Candidate, candidates: Sequence[Candidate]) -> bool:
+        each = next(candidate for candidate in (own, *candidates) if candidate.holder == holder)
+        if each.is_witness:
+            return False
+        if holder != own.holder:
+            return True
+        lacks_gpus = not own.total_gpus and any(other.total_gpus for other in candidates)
+        return not lacks_gpus and not excess_jobs(len(self._flock.jobs), candidates, own.holder.node)
 
     def submit(
         self,
@@ -74,8 +92,11 @@ class Submission:
         refusal = self._refusal(command, known, capacities)
         if refusal is not None:
             return [ReplyToClient(request_id, refusal)]
-        if known is not None:
-            return [ReplyToClient(request_id, JobAccepted(known, was_known=True))]
+        shepherd = self._flock.jobs.get(command.job_id)
+        if known is not None and shepherd is not None:  # otherwise the register must be asked
+            if command.is_dry_run:
+                return [ReplyToClient(request_id, JobAccepted(known, was_known=True))]
+            return shepherd.tell(request_id, clock, was_known=True)
         for creation in self._creations.values():
             if creation.record.job_id == command.job_id:
                 if not _is_same_job(creation.record.spec, command.spec):
@@ -83,11 +104,17 @@ class Submission:
                 creation.waiting.append(request_id)
                 return []
         record = self._first_record(command, clock)
+        if known is not None and known.stamp == record.stamp:
+            record = known  # our own, of an earlier try that may be lying at a minority
         if command.is_dry_run:
             return [ReplyToClient(request_id, JobAccepted(record))]
         update_id = next(self._update_ids)
         self._creations[update_id] = _Creation(record, [request_id])
-        return [WriteRecord(UpdateRequested(update_id, record.job_id, record.holders, None, record))]
+        return [WriteRecord(UpdateRequested(update_id, record.job_id, record.configuration, None, record))]
+
+    def creating(self) -> Mapping[JobId, object]:
+        """Jobs whose first record is on its way."""
+        return {creation.record.job_id: creation for creation in self._creations.values()}
 
     def _refusal(
         self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, NodeResources] | None
@@ -95,12 +122,12 @@ class Submission:
         if not is_job_id(command.job_id):
             problem = FieldProblem("/ticket/job_id", f"{command.job_id!r} is not a job id", "ask for a new ticket")
             return Refused("invalid", problem.problem, problem.remedy, (problem,))
-        if command.holders != (self._me,):
-            return Refused(
-                "conflict",
-                f"the ticket names holders {', '.join(command.holders)}",
-                f"submit it at {command.holders[0]}" if command.holders else "ask for a new ticket",
-            )
+        if self._me not in command.holders:
+            names = ", ".join(holder.node for holder in command.holders)
+            lost_store = any(holder.node == self._me.node for holder in command.holders)
+            lost = f"{self._me.node} has lost the store that the ticket names"
+            why = lost if lost_store else f"the ticket names holders {names}"
+            return Refused("conflict", why, "ask for a new ticket")
         if known is not None:
             return None if _is_same_job(known.spec, command.spec) else _TICKET_USED
         error = impossible(command.spec, capacities) if capacities is not None else None
@@ -112,11 +139,15 @@ class Submission:
             spec=command.spec,
             submitted_utc_s=clock.utc_s,
             epoch=1,
-            version=1,
-            shepherd=self._me,
+            version=1 + command.holders.index(self._me),  # see `JobRecord.updated`
+            shepherd=self._me.node,
             shepherd_generation=self._generation,
             holders=command.holders,
         )
+
+    def job_of(self, update_id: int) -> tuple[JobId, ...]:
+        """The job of a creation."""
+        return (self._creations[update_id].record.job_id,)
 
     def concerns(self, update_id: int) -> bool:
         """True for the outcome of a creation."""
@@ -140,6 +171,12 @@ class Submission:
                 reply = Refused("unavailable", f"outcome unknown: {reason}", "repeat with the same ticket")
         return [*(ReplyToClient(request_id, reply) for request_id in creation.waiting), *effects]
 
+    def over(self, update_id: int) -> list[ShepherdEffect]:
+        """The ticket made a job that is past its retention by now: it must not run again."""
+        creation = self._creations.pop(update_id)
+        refusal = past_retention(creation.record.job_id)
+        return [ReplyToClient(request_id, refusal) for request_id in creation.waiting]
+
     def cancel(
         self, request_id: int, command: CancelJob, known: JobRecord | None, clock: Clock
     ) -> list[ShepherdEffect]:
@@ -147,8 +184,7 @@ class Submission:
         shepherd = self._flock.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(request_id, _known_or_not(command.job_id, known))]
-        effects = shepherd.cancel(command.grace_s, command.reason, clock)
-        return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
+        return shepherd.cancel(request_id, command.grace_s, command.reason, clock)
 
     def signal(
         self, request_id: int, command: SignalJob, known: JobRecord | None, clock: Clock
@@ -168,7 +204,7 @@ class Submission:
             return [
                 ReplyToClient(request_id, Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it"))
             ]
-        return [*shepherd.signal(command.signal, clock), ReplyToClient(request_id, JobAccepted(shepherd.record))]
+        return [*shepherd.signal(command.signal, clock), *shepherd.tell(request_id, clock)]
 
 
 def _is_same_job(known: JobSpec, repeated: JobSpec) -> bool:
@@ -179,7 +215,16 @@ def _is_same_job(known: JobSpec, repeated: JobSpec) -> bool:
 def _known_or_not(job_id: JobId, known: JobRecord | None) -> Reply:
     if known is None:
         return Refused("not_found", f"no job {job_id} here", "check the id with: swarm ps -a")
+    if not known.is_ended:
+        problem = f"no shepherd of {job_id} acts here; the record names {known.shepherd}"
+        return Refused("unavailable", problem, "ask again: another shepherd acts for it soon")
     return JobAccepted(known)
+
+
+def past_retention(job_id: JobId) -> Refused:
+    """What is said of a job of which nothing is known but that it is over."""
+    problem = f"{job_id} has ended, and its record is past its retention"
+    return Refused("over", problem, "for another run of it, submit it anew")
 
 
 def _too_much(error: CapacityError) -> Refused:

@@ -12,9 +12,11 @@ from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.record import NodeFlag, NodeRecord, capacity_of, node_view
 from swarmsched.gossip.state import StatePlane
+from swarmsched.holders import Holder
 from swarmsched.ids import NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.flock import Surroundings
+from swarmsched.negotiation.holding import Candidate
 from swarmsched.resources import NodeResources
 from swarmsched.view import JobView, NodeView
 
@@ -46,6 +48,21 @@ class Landscape:
         known = {status.record.node_id for status in self._state.node_records(now_s)}
         return all(node in known for node in self._membership.alive() if node != self._me)
 
+    def candidates(self, now_s: float) -> list[Candidate]:
+        """Other nodes that could hold a record or shepherd a job: alive, and their store is known."""
+        alive = frozenset(self._membership.alive())
+        return [
+            Candidate(
+                Holder(status.record.node_id, status.record.store_id),
+                status.record.zone,
+                status.record.live_jobs,
+                status.record.total_gpus,
+                status.record.has(NodeFlag.WITNESS),
+            )
+            for status in self._state.node_records(now_s)
+            if status.record.node_id in alive and status.record.node_id != self._me and status.record.store_id
+        ]
+
     def capacities(self, now_s: float) -> dict[NodeId, NodeResources]:
         """All that every known node has, whether or not it is up now."""
         others = {
@@ -68,10 +85,11 @@ class Landscape:
         return NodeView(self._me, self._ledger.free(0.0), total, is_available, self.own_resources.gpus)
 
     def _foreign_view(self, record: NodeRecord, alive: Collection[NodeId]) -> NodeView:
-        is_available = record.node_id in alive and not any(record.has(flag) for flag in _UNAVAILABLE)
+        is_alive = record.node_id in alive
         known = self._views.get(record.node_id)
-        if known is None or known[0] != record or known[1] != is_available:
-            known = (record, is_available, node_view(record, is_available=is_available))
+        if known is None or known[0] is not record or known[1] != is_alive:
+            is_available = is_alive and not any(record.has(flag) for flag in _UNAVAILABLE)
+            known = (record, is_alive, node_view(record, is_available=is_available))
             self._views[record.node_id] = known
         return known[2]
 

@@ -21,7 +21,10 @@ from swarmsched.effects import Persist, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import ClientCommandReceived, PeerMessageReceived, ResourcesRead, TasksFound, TimerFired
 from swarmsched.gossip.member import MemberChanged, MemberStatus
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.jobs.acceptor import SCHEMA_KEY, SCHEMA_VERSION, Slot
+from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
 from swarmsched.ledger.message import (
     FreeReport,
     HoldRequest,
@@ -32,10 +35,13 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
+from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Gpu, NodeResources
 from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.wire.codec import encode_value
 
 ME, OTHER = NodeId("n1"), NodeId("n2")
+STORE = 77
 UTC = 1_700_000_000.0
 RESOURCES = NodeResources(tuple(Gpu(f"g{n}", n, "H100", 2**36) for n in range(2)), 16, 2**37)
 SPEC = JobSpec(("true",), ranks=1, demand=Demand(gpus=1))
@@ -50,7 +56,14 @@ class Scene:
         self.requests = 0
         self.sent = []
         restored = Restored({room: dict(values) for room, values in self.disk.items()})
-        options = {"generation": 5, "instance_id": b"i" * 16, "seeds": seeds, "utc_offset_s": UTC, **config}
+        options = {
+            "generation": 5,
+            "store_id": STORE,
+            "instance_id": b"i" * 16,
+            "seeds": seeds,
+            "utc_offset_s": UTC,
+            **config,
+        }
         self.node = Node(NodeConfig(node_id=ME, address=("10.0.0.1", 7400), **options), restored, random.Random(3))
         if is_awake:
             self.step(TasksFound(()))
@@ -136,14 +149,18 @@ def test_a_repeated_ticket_meets_the_same_job_and_another_job_is_refused(scene):
     assert other.code == "conflict"
 
 
-@pytest.mark.parametrize(("holders", "remedy"), [((OTHER,), "submit it at n2"), ((), "ask for a new ticket")])
-def test_a_ticket_of_another_holder_is_refused_with_the_way_there(scene, holders, remedy):
+@pytest.mark.parametrize(
+    ("holders", "problem"),
+    [((Holder(OTHER, 5),), "names holders n2"), ((), "names holders"), ((Holder(ME, 5),), "n1 has lost the store")],
+)
+def test_a_ticket_that_does_not_name_this_holder_is_refused(scene, holders, problem):
     refused = scene.ask(SubmitJob(make_job_id(UTC, random.Random(1)), holders, SPEC))
-    assert (refused.code, refused.remedy) == ("conflict", remedy)
+    assert (refused.code, refused.remedy) == ("conflict", "ask for a new ticket")
+    assert problem in refused.problem
 
 
 def test_a_malformed_job_id_is_refused_by_field(scene):
-    refused = scene.ask(SubmitJob(JobId("nonsense"), (ME,), SPEC))
+    refused = scene.ask(SubmitJob(JobId("nonsense"), (Holder(ME, STORE),), SPEC))
     assert (refused.code, refused.fields[0].pointer) == ("invalid", "/ticket/job_id")
 
 
@@ -212,13 +229,64 @@ def report(job, stage):
     return TaskReport(TaskStatus(job, 1, 1, OTHER, stage, revision=4, generation=9), FreeReport(9, 1, 0, 0, 0))
 
 
-def test_the_result_of_a_job_that_nobody_knows_is_acknowledged_and_a_running_one_is_left_alone(scene):
-    job = make_job_id(UTC, random.Random(1))
+@pytest.mark.parametrize("stage", [TaskStage.STARTED, TaskStage.EXITED])
+def test_a_report_on_an_unknown_job_is_left_to_its_holders(scene, stage):
+    """This node may have lost its disk: the result may be wanted by whoever takes the job over."""
     scene.sent = []
-    scene.step(PeerMessageReceived(OTHER, report(job, TaskStage.STARTED)))
+    scene.step(PeerMessageReceived(OTHER, report(make_job_id(UTC, random.Random(1)), stage)))
     assert scene.sent == []
-    scene.step(PeerMessageReceived(OTHER, report(job, TaskStage.EXITED)))
-    assert scene.sent == [(OTHER, TaskReportReceived(job, 1, 4, 9))]
+
+
+def test_the_result_of_a_job_that_ended_here_is_acknowledged():
+    scene = waiting_scene()
+    job = scene.end(WAITING)
+    for again in (scene, Scene(scene.disk, generation=6)):
+        again.sent = []
+        again.step(PeerMessageReceived(OTHER, report(job, TaskStage.EXITED)))
+        assert again.sent == [(OTHER, TaskReportReceived(job, 1, 4, 9))]
+
+
+@pytest.fixture
+def in_doubt():
+    """A node that has accepted a job's end, as one of three holders, and does not know whether it was decided."""
+    job, third = make_job_id(UTC, random.Random(1)), NodeId("n3")
+    holders = (Holder(ME, STORE), Holder(OTHER, 5), Holder(third, 6))
+    record = JobRecord(job, SPEC, UTC, 1, 6, ME, 5, holders, state=JobState.ENDED, attempt=1)
+    slot = Slot(job, Ballot(3, ME, 5), Ballot(2, ME, 5), record)
+    scene = Scene({"register": {SCHEMA_KEY: SCHEMA_VERSION, job: encode_value(Slot, slot)}}, generation=6)
+    scene.sent = []
+    return scene, record
+
+
+def decide(scene, record):
+    """Time to ask, and the other holder's promise."""
+    scene.now_s += 1.0
+    scene.step(TimerFired())
+    (asked,) = [message for node, message in scene.sent if node == OTHER and isinstance(message, PrepareRequest)]
+    promise = PrepareAnswer(record.job_id, asked.ballot, True, asked.ballot, Ballot(2, ME, 5), record, 5)
+    scene.step(PeerMessageReceived(OTHER, promise))
+    (spread,) = [message for node, message in scene.sent if node == OTHER and isinstance(message, AcceptRequest)]
+    accepted = AcceptAnswer(record.job_id, spread.ballot, True, spread.next_ballot, 5)
+    scene.step(PeerMessageReceived(OTHER, accepted))
+    scene.sent = []
+
+
+def test_a_result_is_acknowledged_only_once_the_end_of_its_job_is_decided(in_doubt):
+    """Otherwise whoever takes the job over would need it."""
+    scene, record = in_doubt
+    scene.step(PeerMessageReceived(OTHER, report(record.job_id, TaskStage.EXITED)))
+    assert scene.sent == []
+    decide(scene, record)
+    scene.step(PeerMessageReceived(OTHER, report(record.job_id, TaskStage.EXITED)))
+    assert scene.sent == [(OTHER, TaskReportReceived(record.job_id, 1, 4, 9))]
+
+
+def test_no_client_is_told_that_a_job_has_ended_before_that_is_decided(in_doubt):
+    scene, record = in_doubt
+    refused = scene.ask(CancelJob(record.job_id))
+    assert (refused.code, refused.remedy) == ("unavailable", "ask again soon")
+    decide(scene, record)
+    assert scene.ask(CancelJob(record.job_id)) == JobAccepted(record)
 
 
 def test_a_message_that_no_machine_takes_is_the_peers_fault(scene):

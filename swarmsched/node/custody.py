@@ -1,0 +1,387 @@
+"""What a node owes the jobs whose records it holds, and what it needs to act for those that it shepherds.
+
+As a holder it grants leases, tells owners whether their tasks may run on, and stands for shepherd when a lease is
+over.  As a shepherd it keeps its leases, steps back from jobs for which it has no majority, replaces lost holders, and
+hands jobs over when it has far more than its share.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+
+from swarmsched.api import JobState
+from swarmsched.authority.contact_book import ContactBook
+from swarmsched.authority.lease_book import LeaseBook
+from swarmsched.authority.leases import LeaseKeeper
+from swarmsched.authority.message import LeaseGranted, LeaseRenewal, OwnerContact, SilenceRequest
+from swarmsched.effects import Announce, SendPeer
+from swarmsched.gossip.location import Location
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.holders import Configuration, Holder, Holders, Quorum
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.register import (
+    ReadDecided,
+    ReadRequested,
+    Register,
+    UpdateConflicted,
+    UpdateDecided,
+    UpdateUncertain,
+)
+from swarmsched.negotiation.catching_up import CatchingUp
+from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.holding import Candidate, excess_jobs, next_holders, successor
+from swarmsched.negotiation.record_writer import ReadRecord, ShepherdEffect
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.succession import Succession
+from swarmsched.record import JobRecord
+
+LOOK_INTERVAL_S = 1.0
+REVIEW_INTERVAL_S = 5.0
+CHANGES_PER_REVIEW = 32
+SETTLED_S = 30.0  # that a gang runs before its nodes are relieved of holding: short jobs are not worth two updates
+CONFIRMED_S = 6.0  # that an accepted record stands for a lease: two renewals, and well within what holders grant
+STRANGER_S = 15.0  # that nobody has told of a node: by then a swarm that was split knows all its members again
+REFUTED_S = 1.0  # that a verdict "failed" stands before its node's ranks count as lost
+PLANNED_STOP_S = 120.0  # that an agent that said goodbye may stay away before its ranks count as lost
+
+CustodyMessage = LeaseRenewal | LeaseGranted | OwnerContact | SilenceRequest
+Outcome = UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided
+CUSTODY_MESSAGES = (LeaseRenewal, LeaseGranted, OwnerContact, SilenceRequest)
+
+
+class Custody:
+    """One node's side of plane C, around the register."""
+
+    def __init__(
+        self,
+        me: Holder,
+        generation: int,
+        quorum: Quorum,
+        register: Register,
+        flock: Flock,
+        lease_book: LeaseBook,
+        contact_book: ContactBook,
+        candidates: Callable[[float], list[Candidate]],
+        creating: Callable[[], Mapping[JobId, object]],
+        locations: Callable[[], Mapping[JobId, Location]],
+        rng: random.Random,
+        *,
+        started_s: float,
+        is_witness: bool,
+    ) -> None:
+        self._me = me
+        self._register = register
+        self._flock = flock
+        self._lease_book = lease_book
+        self._contact_book = contact_book
+        self._candidates = candidates
+        self._creating = creating
+        self._locations = locations
+        self._catching_up = CatchingUp()
+        self._probes: dict[int, tuple[JobId, Holders]] = {}  # by update: whose holders would be which
+        self._rng = rng
+        self._is_witness = is_witness
+        self._keeper = LeaseKeeper(me.node, generation, quorum)
+        self.succession = Succession(me.node, generation, lease_book, rng)
+        self._confirmed_s: dict[JobId, float] = {}  # when a majority last accepted a record of ours
+        self._gone: dict[NodeId, tuple[float, MemberStatus]] = {}  # members that are not alive: since when, and how
+        self._met: dict[NodeId, None] = {me.node: None}  # members that were ever heard of in this life
+        self._strangers: dict[NodeId, float] = {}  # nodes of our jobs that were not: since when
+        self._look_s = self._review_s = 0.0
+        for record in register.records.values():
+            contact_book.accepted(record, started_s)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When to renew, to look for jobs without a shepherd, or to review holders."""
+        return min(self._look_s, self._keeper.next_deadline_s, self.succession.next_deadline_s)
+
+    def receive(self, sender: NodeId, message: CustodyMessage, clock: Clock) -> list[SendPeer]:
+        """A message of leases or contacts."""
+        now_s = clock.now_s
+        match message:
+            case LeaseRenewal():
+                return self._lease_book.renew(sender, message, now_s)
+            case LeaseGranted():
+                self._keeper.granted(sender, message)
+                return []
+            case OwnerContact():
+                return [self._answer_contact(sender, message, now_s)]
+            case SilenceRequest():
+                return [SendPeer(sender, self._contact_book.silence(message, self._register.records, self._me, now_s))]
+
+    def _answer_contact(self, sender: NodeId, message: OwnerContact, now_s: float) -> SendPeer:
+        records = self._register.records
+        for task in message.tasks:
+            record = records.get(task.job_id)
+            if record is not None and record.stamp < (task.epoch, task.version):
+                self._catching_up.suspect(task.job_id)
+        return SendPeer(
+            sender, self._contact_book.contacted(sender, message, records, self._me, now_s, self._register.over)
+        )
+
+    def accepted(self, record: JobRecord, now_s: float, *, is_by_shepherd: bool) -> None:
+        """This node's acceptor took over a record: a shepherd that wrote it is alive."""
+        self._contact_book.accepted(record, now_s)
+        if is_by_shepherd:
+            self._lease_book.touch(record.shepherd, record.shepherd_generation, now_s)
+        if record.shepherd == self._me.node and not record.is_ended:
+            self.succession.look_soon(now_s)
+
+    def dropped(self, job_id: JobId) -> None:
+        """The record is past its retention."""
+        self._contact_book.dropped(job_id)
+
+    def doubt(self, job_id: JobId) -> None:
+        """Find out what was decided, and have it decided if it was not: the record here may never have been."""
+        self._catching_up.suspect(job_id)
+
+    def confirmed(self, record: JobRecord, clock: Clock) -> None:
+        """A majority of the holders has accepted a record of ours."""
+        self._confirmed_s[record.job_id] = clock.now_s
+
+    def member_changed(self, member: MemberView, now_s: float) -> None:
+        """Keep in mind since when members are away."""
+        self._met[member.node_id] = None
+        self._strangers.pop(member.node_id, None)
+        if member.status in (MemberStatus.FAILED, MemberStatus.LEFT):
+            since_s, _ = self._gone.get(member.node_id, (now_s, member.status))
+            self._gone[member.node_id] = (since_s, member.status)
+            self._look_s = min(self._look_s, self._next_look_s(now_s))
+        elif member.status is MemberStatus.ALIVE:
+            self._gone.pop(member.node_id, None)
+
+    def lost_nodes(self, now_s: float) -> frozenset[NodeId]:
+        """Nodes whose ranks count as lost: failed, stopped on purpose for too long, or heard of by nobody.
+
+        An agent that restarts while others are down never meets those, and nobody may be left who tells of them.
+        A verdict must stand for a moment: the halves of a healed split bring fresh ones about nodes that are well and
+        refute them within a round trip, and an attempt is worth more than that.
+        """
+        lost = [
+            node
+            for node, (since_s, status) in self._gone.items()
+            if now_s >= since_s + (REFUTED_S if status is MemberStatus.FAILED else PLANNED_STOP_S)
+        ]
+        return frozenset((*lost, *(node for node, at_s in self._strangers.items() if now_s >= at_s + STRANGER_S)))
+
+    def _next_look_s(self, now_s: float) -> float:
+        """In time for the next verdict that comes to count."""
+        verdicts = (since_s + REFUTED_S for since_s, status in self._gone.values() if status is MemberStatus.FAILED)
+        return min((at_s for at_s in verdicts if now_s < at_s), default=now_s + LOOK_INTERVAL_S)
+
+    def _look_for_strangers(self, now_s: float) -> None:
+        strangers: dict[NodeId, float] = {}
+        for job in self._flock.jobs.values():
+            nodes = (share.node for share in job.record.shares)
+            holders = (holder.node for holder in job.record.configuration.members)
+            strangers |= {
+                node: self._strangers.get(node, now_s) for node in (*nodes, *holders) if node not in self._met
+            }
+        self._strangers = strangers
+
+    def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
+        """Whatever is due."""
+        now_s = clock.now_s
+        effects: list[ShepherdEffect] = []
+        if now_s >= self._look_s:
+            self._look_s = self._next_look_s(now_s)
+            effects += self._look_after_jobs(clock)
+        if now_s >= self._review_s:
+            self._review_s = now_s + REVIEW_INTERVAL_S
+            effects += self._review(clock)
+        if now_s >= self._keeper.next_deadline_s:
+            effects += self._keeper.on_timer(now_s)
+        if now_s >= self.succession.next_deadline_s:
+            effects += self._stand(now_s)
+        return effects
+
+    def shepherded(self, now_s: float) -> list[SendPeer]:
+        """The flock may have changed: its holders are asked for leases."""
+        nodes = {holder.node for job in self._flock.jobs.values() for holder in job.record.configuration.members} - {
+            self._me.node
+        }
+        self._keeper.set_holders(sorted(nodes), now_s)
+        return self._keeper.on_timer(now_s) if now_s >= self._keeper.next_deadline_s else []
+
+    def has_authority(self, record: JobRecord, now_s: float) -> bool:
+        """A majority of the holders votes for nobody else for now."""
+        configuration = record.configuration
+        if self._is_own_majority(configuration):
+            return True
+        confirmed_s = self._confirmed_s.get(record.job_id, float("-inf"))
+        if now_s < confirmed_s + CONFIRMED_S:
+            return True
+        return self._keeper.holds(configuration, now_s)
+
+    # What the register has said.
+
+    def concerns(self, update_id: int) -> bool:
+        """True for the outcome of a candidacy, or of a read, of ours."""
+        is_asked = update_id in self._probes or self._catching_up.concerns(update_id)
+        return is_asked or self.succession.concerns(update_id)
+
+    # Acting for jobs.
+
+    def _look_after_jobs(self, clock: Clock) -> list[ShepherdEffect]:
+        """Give up gangs whose nodes are lost, and step back where the leases have run out."""
+        effects: list[ShepherdEffect] = [*self.shepherded(clock.now_s)]
+        effects += self._catching_up.on_timer(self._register.records, self._flock.update_ids, clock.now_s)
+        self._look_for_strangers(clock.now_s)
+        lost = self.lost_nodes(clock.now_s)
+        for job_id, job in list(self._flock.jobs.items()):
+            if not self.has_authority(job.record, clock.now_s):
+                effects += self._step_back(job_id, job)
+                continue
+            for node in dict.fromkeys(share.node for share in job.record.shares if share.node in lost):
+                effects += job.note_lost_node(node, clock)
+        self._confirmed_s = {job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in self._flock.jobs}
+        return effects
+
+    def check_authority(self, job_id: JobId, clock: Clock) -> list[ShepherdEffect]:
+        """Before a client is told anything: after a pause, another may act for the job already."""
+        job = self._flock.jobs.get(job_id)
+        if job is None or self.has_authority(job.record, clock.now_s):
+            return []
+        return self._step_back(job_id, job)
+
+    def _step_back(self, job_id: JobId, job: JobShepherd) -> list[ShepherdEffect]:
+        self._flock.let_go(job_id)
+        record = self._register.records.get(job_id)
+        if record is not None and record.is_ended:
+            self.doubt(job_id)  # nobody stands for a job that has ended here, and others wait as long as we are there
+        text = "no majority of its holders answers; its ranks run on as long as they may"
+        return [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
+
+    def _stand(self, now_s: float) -> list[ShepherdEffect]:
+        held = {} if self._is_witness else self._register.open_records
+        acting = {**self._flock.jobs, **self._creating()}
+        return [*self.succession.on_timer(held, acting, self._flock.update_ids, now_s)]
+
+    def over(self, update_id: int, clock: Clock) -> None:
+        """A candidacy, a read or a probe of ours is for a job that ended long ago: its record here is dropped."""
+        if update_id in self._probes:
+            del self._probes[update_id]
+        elif self._catching_up.concerns(update_id):
+            self._catching_up.read(update_id, is_answered=True)
+        else:
+            self.succession.failed(update_id, clock.now_s)
+
+    def decided(self, result: Outcome, clock: Clock) -> list[ShepherdEffect]:
+        """The register has spoken about a candidacy or a read of ours."""
+        if result.update_id in self._probes:
+            return self._probed(result, clock)
+        if self._catching_up.concerns(result.update_id):
+            self._catching_up.read(result.update_id, is_answered=isinstance(result, ReadDecided))
+            return []
+        if not isinstance(result, UpdateDecided):
+            self.succession.failed(result.update_id, clock.now_s)
+            if isinstance(result, UpdateConflicted) and result.current is not None:
+                self._suspect_older_than(result.current)
+            return []
+        self.succession.decided(result.update_id)
+        return self.take_up(result.record, clock)
+
+    def take_up(self, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
+        """The register names us: act from now on."""
+        self.confirmed(record, clock)
+        shepherd = self._flock.add(record)
+        text = f"{self._me.node} shepherds it in epoch {record.epoch}"
+        self._flock.look_soon(clock.now_s)
+        taken = Announce("job.taken_over", text, record.job_id, self._me.node, {"epoch": record.epoch})
+        return [taken, *shepherd.take_up(self.lost_nodes(clock.now_s), clock)]
+
+    # Holders.
+
+    def _review(self, clock: Clock) -> list[ShepherdEffect]:
+        """Replace holders that are lost, end joint configurations, and hand over what is too much."""
+        candidates = self._candidates(clock.now_s)
+        self._compare_with_locations()
+        succeeded = self._step_back_where_succeeded()
+        jobs = [job for job in self._flock.jobs.values() if job.is_calm]
+        changes = 0
+        effects: list[ShepherdEffect] = []
+        gone = self._strangers | {node: since_s for node, (since_s, _) in self._gone.items()}
+        for job in jobs:
+            if changes >= CHANGES_PER_REVIEW:
+                break
+            made = self._mend(job, candidates, gone, clock)
+            changes += bool(made)
+            effects += made
+        return [*succeeded, *effects, *self._hand_over(candidates, clock)]
+
+    def _compare_with_locations(self) -> None:
+        """Jobs that have ended without this holder's hearing of it.
+
+        A former holder keeps what it has: whoever looks for the present ones by an old record must not find it empty.
+        """
+        locations = self._locations()
+        for job_id in self._register.open_records:
+            location = locations.get(job_id)
+            if location is not None and location.state is JobState.ENDED and job_id not in self._flock.jobs:
+                self._catching_up.suspect(job_id)
+
+    def _step_back_where_succeeded(self) -> list[ShepherdEffect]:
+        """Others tell of a later epoch: were it wrong, this node would take the job up again."""
+        locations = self._locations()
+        effects: list[ShepherdEffect] = []
+        for job_id, job in list(self._flock.jobs.items()):
+            location = locations.get(job_id)
+            if location is None or location.epoch <= job.record.epoch or location.shepherd == self._me.node:
+                continue
+            self._flock.let_go(job_id)
+            self._catching_up.suspect(job_id)
+            text = f"epoch {location.epoch} is {location.shepherd}'s"
+            effects += [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
+        return effects
+
+    def _suspect_older_than(self, record: JobRecord) -> None:
+        held = self._register.records.get(record.job_id)
+        if held is not None and held.stamp < record.stamp:
+            self._catching_up.suspect(record.job_id)
+
+    def _mend(
+        self, job: JobShepherd, candidates: list[Candidate], gone: Mapping[NodeId, float], clock: Clock
+    ) -> list[ShepherdEffect]:
+        record = job.record
+        if record.leaving_holders:
+            return job.change_holders(record.holders, (), clock)
+        own = Candidate(self._me)
+        is_settled = clock.now_s >= job.running_since_s + SETTLED_S
+        chosen = next_holders(
+            record, self._me.node, [own, *candidates], gone, self._rng, clock.now_s, is_settled=is_settled
+        )
+        if chosen is None:
+            return []
+        newcomers = tuple(holder for holder in chosen if holder not in record.holders)
+        return self._probe(job.job_id, newcomers, chosen) if newcomers else []
+
+    def _probe(self, job_id: JobId, newcomers: Holders, chosen: Holders) -> list[ShepherdEffect]:
+        """Hear from new holders first, by the store that is meant: an exchange with one that cannot answer is never
+        decided, and until it is nothing else can be."""
+        if any(job_id == asked for asked, _ in self._probes.values()):
+            return []
+        update_id = next(self._flock.update_ids)
+        self._probes[update_id] = (job_id, chosen)
+        return [ReadRecord(ReadRequested(update_id, job_id, Configuration(newcomers)))]
+
+    def _probed(self, result: Outcome, clock: Clock) -> list[ShepherdEffect]:
+        job_id, chosen = self._probes.pop(result.update_id)
+        job = self._flock.jobs.get(job_id)
+        if job is None or not job.is_calm or not isinstance(result, ReadDecided) or job.record.leaving_holders:
+            return []
+        return job.change_holders(chosen, job.record.holders, clock)
+
+    def _hand_over(self, candidates: list[Candidate], clock: Clock) -> list[ShepherdEffect]:
+        effects: list[ShepherdEffect] = []
+        surplus = min(CHANGES_PER_REVIEW, excess_jobs(len(self._flock.jobs), candidates, self._me.node))
+        for job in list(self._flock.jobs.values()):
+            if surplus <= 0:
+                break
+            to = successor(job.record, self._me.node, candidates) if job.is_calm else None
+            if to is not None:
+                surplus -= 1
+                effects += job.hand_over(to, clock)
+        return effects
+
+    def _is_own_majority(self, configuration: Configuration) -> bool:
+        return configuration.is_quorum([self._me])

@@ -1,0 +1,116 @@
+"""Going on without lost holders: an operator's decision where the protocol itself must wait for ever.
+
+Whoever orders it vouches for it that the lost holders stay away: were they alive behind a cut cable, their side could
+go on by the old record.  The epoch leaps, so that every owner that hears of the forced record refuses the old side.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from swarmsched.commands import JobAccepted, RecoverJob, Refused, Reply
+from swarmsched.effects import ReplyToClient
+from swarmsched.holders import HOLDERS_WANTED, Holder
+from swarmsched.ids import JobId
+from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
+from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.holding import Candidate
+from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
+from swarmsched.negotiation.shepherd import Clock
+from swarmsched.node.submission import past_retention
+from swarmsched.record import JobRecord
+
+FORCED_EPOCHS = 1_000
+
+
+class Recovery:
+    """Forced takeovers under way on this node."""
+
+    def __init__(self, me: Holder, generation: int, flock: Flock) -> None:
+        self._me = me
+        self._generation = generation
+        self._flock = flock
+        self._under_way: dict[int, tuple[list[int], JobId]] = {}  # update id -> who asked, and job
+
+    def begin(
+        self,
+        request_id: int,
+        command: RecoverJob,
+        record: JobRecord | None,
+        candidates: Sequence[Candidate],
+        clock: Clock,
+    ) -> list[ShepherdEffect]:
+        """`record` is what this node holds of the job; refused where nothing has to be forced."""
+        shepherd = self._flock.jobs.get(command.job_id)
+        if shepherd is not None and shepherd.waits_for_lost:
+            effects = shepherd.declare_lost(clock)
+            return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
+        for asking, job_id in self._under_way.values():
+            if job_id == command.job_id:
+                asking.append(request_id)
+                return []
+        refusal = self._refusal(command, record, candidates)
+        if refusal is not None or record is None:
+            return [ReplyToClient(request_id, refusal)]
+        live = [self._me, *(each.holder for each in candidates)]
+        kept = [holder for holder in record.configuration.members if holder in live]
+        fresh = [holder for holder in live if holder.node not in {each.node for each in kept}]
+        holders = tuple([*kept, *fresh][:HOLDERS_WANTED])
+        value = record.updated(
+            epoch=record.epoch + FORCED_EPOCHS,
+            shepherd=self._me.node,
+            shepherd_generation=self._generation,
+            holders=holders,
+            leaving_holders=(),
+            is_forced=True,
+        )
+        update_id = next(self._flock.update_ids)
+        self._under_way[update_id] = ([request_id], record.job_id)
+        update = UpdateRequested(
+            update_id, record.job_id, value.configuration, record.stamp, value, takes_over=True, is_forced=True
+        )
+        return [WriteRecord(update)]
+
+    def _refusal(
+        self, command: RecoverJob, record: JobRecord | None, candidates: Sequence[Candidate]
+    ) -> Refused | None:
+        if record is None:
+            problem = f"no record of {command.job_id} is held here"
+            return Refused("not_found", problem, "ask at one of its holders: swarm inspect JOB names them")
+        if record.is_ended:
+            return Refused("conflict", "the job has ended; there is nothing to recover", "")
+        live = [self._me, *(each.holder for each in candidates)]
+        answering = [holder for holder in record.configuration.members if holder in live]
+        if record.configuration.is_quorum(answering):
+            names = ", ".join(holder.node for holder in answering)
+            problem = f"a majority of its holders is alive ({names}); the job needs no force"
+            return Refused("conflict", problem, "wait: a shepherd acts within 20 s")
+        return None
+
+    @property
+    def under_way(self) -> Mapping[JobId, int]:
+        """Jobs on whose forced record the register is deciding."""
+        return {job_id: update_id for update_id, (_, job_id) in self._under_way.items()}
+
+    def concerns(self, update_id: int) -> bool:
+        """True for the outcome of a forced update."""
+        return update_id in self._under_way
+
+    def told(self, result: UpdateDecided | UpdateConflicted | UpdateUncertain) -> list[ReplyToClient]:
+        """The register has spoken; all who asked hear of it."""
+        asking, _ = self._under_way.pop(result.update_id)
+        return [ReplyToClient(request_id, self._reply(result)) for request_id in asking]
+
+    def over(self, update_id: int) -> list[ReplyToClient]:
+        """There is nothing to recover: the job has ended, and its record is past its retention."""
+        asking, job_id = self._under_way.pop(update_id)
+        return [ReplyToClient(request_id, past_retention(job_id)) for request_id in asking]
+
+    def _reply(self, result: UpdateDecided | UpdateConflicted | UpdateUncertain) -> Reply:
+        match result:
+            case UpdateDecided(record=record):
+                return JobAccepted(record)
+            case UpdateConflicted(current=current):
+                epoch = current.epoch if current is not None else 0
+                problem = f"a newer record of it was found (epoch {epoch})"
+                return Refused("conflict", problem, "look again: swarm inspect JOB")
+            case UpdateUncertain(reason=reason):
+                return Refused("unavailable", reason, "repeat the command")

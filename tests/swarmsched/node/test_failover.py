@@ -1,0 +1,310 @@
+"""Real nodes in virtual time: whoever dies, the job goes on, and no two of its attempts run at once."""
+
+import pytest
+
+from swarmsched.api import EndReason, Isolation, JobSpec, JobState
+from swarmsched.authority.timing import FREEZE_AFTER_S
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.commands import CommitCheckpoint, CreateTicket, JobAccepted, RecoverJob, Refused, SubmitJob
+from swarmsched.ids import NodeId
+from swarmsched.jobs.register import UPDATE_TIMEOUT_S
+from swarmsched.simulator.testing import Watched
+
+SEED = 7
+
+
+@pytest.fixture
+def watched():
+    return Watched(5, 2, SEED)
+
+
+def running(watched, ranks=2, **spec):
+    job = watched.submit(ranks, "sleep", "300", **spec)
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
+    return job
+
+
+def host_of(watched, job):
+    (node,) = {share.node for share in watched.swarm.record(job).shares}
+    return watched.swarm.hosts[node]
+
+
+def shepherd_of(watched, job):
+    return watched.swarm.hosts[watched.swarm.record(job).shepherd]
+
+
+def is_running_again(watched, job, attempt):
+    record = watched.swarm.record(job)
+    return record.state is JobState.RUNNING and record.attempt >= attempt
+
+
+def test_another_holder_acts_within_20_s_of_its_shepherds_death_and_the_ranks_run_on(watched):
+    job = running(watched, node=NodeId("n004"), nodes=(NodeId("n000"),))
+    owner = host_of(watched, job)
+    started = owner.tasks.start_count
+    shepherd_of(watched, job).cut_power()
+    assert watched.swarm.run_until(lambda: any(h.node.is_shepherd(job) for h in watched.swarm.up), 20.0)
+    watched.swarm.run_for(5.0)
+    record = watched.swarm.record(job)
+    assert (record.epoch, record.attempt, record.state) == (2, 1, JobState.RUNNING)
+    assert owner.tasks.start_count == started
+
+
+def test_a_gang_that_lost_a_node_runs_again_elsewhere_within_15_s(watched):
+    job = running(watched, ranks=4)
+    victim = next(s.node for s in watched.swarm.record(job).shares if s.node != watched.swarm.record(job).shepherd)
+    watched.swarm.run_for(15.0)
+    watched.swarm.hosts[victim].cut_power()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 15.0)
+    record = watched.swarm.record(job)
+    assert record.restarts == 1
+    assert victim not in {share.node for share in record.shares}
+
+
+def test_ranks_that_are_cut_off_freeze_and_are_killed_once_the_job_went_on_without_them(watched):
+    job = running(watched)
+    watched.swarm.run_for(10.0)
+    owner = host_of(watched, job)
+    others = [node for node in watched.nodes if node != owner.node_id]
+    watched.swarm.network.partition([owner.node_id], others)
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 20.0)
+    (frozen,) = owner.tasks.running
+    assert frozen.is_frozen
+    watched.swarm.network.heal()
+    assert watched.swarm.run_until(lambda: not owner.tasks.running, 20.0)
+    assert watched.swarm.record(job).attempt == 2
+
+
+def test_a_job_that_is_to_go_on_in_isolation_is_never_started_again_before_its_owner_answers(watched):
+    job = running(watched, on_isolation=Isolation.CONTINUE)
+    owner = host_of(watched, job)
+    others = [node for node in watched.nodes if node != owner.node_id]
+    watched.swarm.network.partition([owner.node_id], others)
+    watched.swarm.run_for(120.0)
+    (task,) = owner.tasks.running
+    assert not task.is_frozen
+    assert all(not host.tasks.running for host in watched.swarm.up if host is not owner)
+    watched.swarm.network.heal()
+    watched.swarm.run_for(60.0)
+    assert owner.tasks.running == (task,)
+    assert watched.swarm.record(job).attempt == 1
+
+
+def test_an_operator_may_declare_the_isolated_owner_lost(watched):
+    job = running(watched, on_isolation=Isolation.CONTINUE, node=NodeId("n000"), nodes=(NodeId("n001"), NodeId("n002")))
+    host_of(watched, job).cut_power()
+    watched.swarm.run_for(40.0)
+    assert watched.swarm.record(job).attempt == 1
+    accepted = watched.swarm.ask(watched.swarm.record(job).shepherd, RecoverJob(job))
+    assert isinstance(accepted, JobAccepted)
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 20.0)
+
+
+def test_a_job_is_restarted_as_often_as_it_may_be_and_then_ends_as_lost(watched):
+    job = running(watched, max_restarts=1)
+    first = host_of(watched, job)
+    first.cut_power()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 40.0)
+    first.start()
+    watched.swarm.run_for(20.0)
+    host_of(watched, job).cut_power()
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.ENDED, 60.0)
+    assert watched.swarm.record(job).end_reason is EndReason.NODE_LOST
+
+
+def test_a_stopped_job_ends_although_its_node_never_comes_back(watched):
+    job = running(watched, node=NodeId("n000"), nodes=(NodeId("n004"),), time_limit_s=2.0)
+    host_of(watched, job).cut_power()
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.ENDED, 40.0)
+    assert watched.swarm.record(job).end_reason is EndReason.TIMEOUT
+
+
+def test_a_lost_holder_is_replaced(watched):
+    job = running(watched, node=NodeId("n000"), nodes=(NodeId("n000"),))
+    lost = next(holder for holder in watched.swarm.record(job).holders if holder.node != "n000")
+    watched.swarm.hosts[lost.node].cut_power()
+
+    def is_replaced():
+        record = watched.swarm.record(job)
+        return lost not in record.holders and not record.leaving_holders
+
+    assert watched.swarm.run_until(is_replaced, 60.0)
+    assert len(watched.swarm.record(job).holders) == 3
+
+
+def test_a_holder_that_lost_its_disk_is_another_holder(watched):
+    job = running(watched, node=NodeId("n000"), nodes=(NodeId("n000"),))
+    wiped = next(holder for holder in watched.swarm.record(job).holders if holder.node != "n000")
+    host = watched.swarm.hosts[wiped.node]
+    host.cut_power()
+    host.wipe()
+    host.start()
+    assert watched.swarm.run_until(lambda: wiped not in watched.swarm.record(job).configuration.members, 60.0)
+
+
+def test_a_job_without_a_majority_waits_until_an_operator_forces_it(watched):
+    job = running(watched, node=NodeId("n000"), nodes=(NodeId("n000"),))
+    dead = [holder.node for holder in watched.swarm.record(job).holders if holder.node != "n000"]
+    refused = watched.swarm.ask(NodeId("n000"), RecoverJob(job))
+    assert isinstance(refused, Refused)
+    assert "needs no force" in refused.problem
+    for node in dead:
+        watched.swarm.hosts[node].cut_power()
+    watched.swarm.run_for(FREEZE_AFTER_S + 15.0)
+    epoch = watched.swarm.record(job).epoch
+    assert not any(host.node.is_shepherd(job) for host in watched.swarm.up)
+    accepted = watched.swarm.ask(NodeId("n000"), RecoverJob(job))
+    assert isinstance(accepted, JobAccepted)
+    assert accepted.record.is_forced
+    assert accepted.record.epoch >= epoch + 1000
+    assert watched.swarm.run_until(lambda: watched.swarm.record(job).configuration.is_quorum(live(watched)), 10.0)
+
+
+def test_a_job_is_forced_once_however_often_that_is_asked_for(watched):
+    job = running(watched, node=NodeId("n000"), nodes=(NodeId("n000"),))
+    for holder in watched.swarm.record(job).holders:
+        if holder.node != "n000":
+            watched.swarm.hosts[holder.node].cut_power()
+    watched.swarm.run_for(FREEZE_AFTER_S + 15.0)
+    epoch = watched.swarm.record(job).epoch
+    host = watched.swarm.hosts[NodeId("n000")]
+    asked = [watched.swarm.begin(NodeId("n000"), RecoverJob(job)) for _ in range(3)]
+    assert watched.swarm.run_until(lambda: all(request_id in host.replies for request_id in asked), 10.0)
+    assert [host.replies[request_id].record.epoch for request_id in asked] == [epoch + 1000] * 3
+    assert sum(event.kind == "job.taken_over" for _, event in host.history) == 1
+
+
+def live(watched):
+    return [host.node._as_holder for host in watched.swarm.up]  # its identity has no other reader
+
+
+def test_a_checkpoint_counts_once_the_register_has_it_and_only_of_the_present_attempt(watched):
+    job = running(watched)
+    owner = host_of(watched, job)
+    told = watched.swarm.ask(owner.node_id, CommitCheckpoint(job, 1, Checkpoint("step-10", 1, owner.node_id)))
+    assert told.checkpoint.name == "step-10"
+    assert watched.swarm.record(job).checkpoint.name == "step-10"
+    watched.swarm.run_for(10.0)
+    others = [node for node in watched.nodes if node != owner.node_id]
+    watched.swarm.network.partition([owner.node_id], others)
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 20.0)
+    (again,) = host_of(watched, job).tasks.running
+    assert again.order.checkpoint.name == "step-10"
+    watched.swarm.network.heal()
+    late = watched.swarm.ask(owner.node_id, CommitCheckpoint(job, 1, Checkpoint("step-11", 1, owner.node_id)), 60.0)
+    assert isinstance(late, Refused)
+    assert watched.swarm.record(job).checkpoint.name == "step-10"
+
+
+def test_the_same_ticket_at_another_holder_makes_no_second_job(watched):
+    job = running(watched)
+    record = watched.swarm.record(job)
+    other = next(holder.node for holder in record.holders if holder.node != record.shepherd)
+    again = watched.swarm.ask(other, SubmitJob(job, record.holders, record.spec))
+    assert isinstance(again, JobAccepted)
+    assert again.was_known
+    assert again.record.job_id == job
+
+
+def test_a_node_that_everybody_submits_to_hands_jobs_over(watched):
+    jobs = [watched.submit(1, "sleep", "600", gpus=0, node=NodeId("n000")) for _ in range(40)]
+
+    def most():
+        shepherds = [watched.swarm.record(job).shepherd for job in jobs]
+        return max(shepherds.count(node) for node in watched.nodes)
+
+    assert watched.swarm.run_until(lambda: most() <= 24, 60.0)
+    assert watched.swarm.run_until(
+        lambda: all(any(h.node.is_shepherd(job) for h in watched.swarm.up) for job in jobs), 20.0
+    )
+
+
+def test_a_ticket_given_to_all_its_holders_at_once_makes_one_record(watched):
+    """Their first records differ, in time at least; whatever follows must descend from the one that was decided."""
+    ticket = watched.swarm.ask(NodeId("n000"), CreateTicket())
+    submit = SubmitJob(ticket.job_id, ticket.holders, JobSpec(("sleep", "5")))
+    asked = [(holder.node, watched.swarm.begin(holder.node, submit)) for holder in ticket.holders]
+    watched.swarm.run_for(3.0)
+    told = [watched.swarm.hosts[node].replies[request] for node, request in asked]
+    made = {(reply.record.shepherd, reply.record.submitted_utc_s) for reply in told if isinstance(reply, JobAccepted)}
+    assert len(made) == 1
+    watched.finish([ticket.job_id], 60.0)
+    record = watched.swarm.record(ticket.job_id)
+    assert {record.submitted_utc_s} == {submitted_utc_s for _, submitted_utc_s in made}
+    assert record.attempt == 1
+
+
+def ended_by(watched, job, limit_s):
+    assert watched.swarm.run_until(lambda: watched.swarm.record(job).is_ended, limit_s)
+    return watched.swarm.record(job)
+
+
+def test_a_shepherd_that_lost_its_disk_does_not_keep_others_from_its_jobs(watched):
+    """It comes back at once, knows nothing of the job, and holds leases for the jobs that it is given next."""
+    job = running(watched, node=NodeId("n004"), nodes=(NodeId("n000"),))
+    shepherd = shepherd_of(watched, job)
+    shepherd.cut_power()
+    shepherd.wipe()
+    shepherd.start()
+    watched.swarm.run_for(3.0)
+    for _ in range(6):
+        watched.submit(2, "sleep", "300", node=shepherd.node_id)
+    assert watched.swarm.run_until(lambda: any(h.node.is_shepherd(job) for h in watched.swarm.up), 20.0)
+    assert watched.swarm.record(job).attempt == 1
+
+
+def test_a_result_is_not_given_to_a_shepherd_that_lost_its_disk(watched):
+    job = watched.submit(2, "sleep", "10", node=NodeId("n004"), nodes=(NodeId("n000"),))
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
+    watched.swarm.run_for(5.0)
+    shepherd = shepherd_of(watched, job)
+    shepherd.cut_power()
+    shepherd.wipe()
+    shepherd.start()
+    record = ended_by(watched, job, 60.0)
+    assert (record.end_reason, record.attempt) == (EndReason.COMPLETED, 1)
+    watched.assert_settled()
+
+
+def test_a_result_that_nobody_waits_for_is_forgotten_although_its_shepherd_is_gone_for_ever(watched):
+    job = watched.submit(
+        2, "sleep", "5", node=NodeId("n004"), nodes=(NodeId("n000"),), max_restarts=0, on_isolation=Isolation.PAUSE
+    )
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
+    owner = host_of(watched, job)
+    owner.crash()
+    shepherd_of(watched, job).cut_power()
+    assert ended_by(watched, job, 60.0).end_reason is EndReason.NODE_LOST
+    owner.start()
+    watched.assert_settled()
+
+
+def test_an_end_that_was_not_decided_is_decided_once_a_majority_is_there_again():
+    """The shepherd alone has the end on its disk, and its lease for another job keeps the other holder waiting."""
+    watched = Watched(3, 2, SEED)
+    me = NodeId("n000")
+    shepherd, other = watched.swarm.hosts[me], watched.swarm.hosts[NodeId("n002")]
+    job = watched.submit(1, "sleep", "2", node=me, nodes=(me,))
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
+    watched.swarm.hosts[NodeId("n001")].cut_power()
+    other.crash()
+    assert watched.swarm.run_until(lambda: not shepherd.node.is_shepherd(job), 20.0)
+    watched.swarm.run_for(UPDATE_TIMEOUT_S)
+    other.start()
+    watched.submit(1, "sleep", "300", node=me)
+    assert not other.node.record(job).is_ended
+    assert watched.swarm.run_until(lambda: other.node.record(job).is_ended, 20.0)
+
+
+def test_a_node_that_nobody_has_heard_of_since_the_agents_restarted_is_lost(watched):
+    job = running(watched)
+    owner = host_of(watched, job)
+    watched.swarm.run_for(10.0)
+    owner.cut_power()
+    others = [host for host in watched.swarm.hosts.values() if host is not owner]
+    for host in others:
+        host.crash()
+    for host in others:
+        host.start()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 60.0)
+    assert owner.node_id not in {share.node for share in watched.swarm.record(job).shares}
