@@ -11,37 +11,43 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.commands import Command, CommitCheckpoint
 from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
-from swarmsched.events import Event, LoopLagged, PlanComputed, PlanFailed, ResourcesRead, TasksFound, TimerFired
+from swarmsched.events import (
+    ClientCommandReceived,
+    Event,
+    LoopLagged,
+    PlanComputed,
+    PlanFailed,
+    ResourcesRead,
+    TasksFound,
+    TimerFired,
+)
 from swarmsched.ids import Address, NodeId
-from swarmsched.node.config import NodeConfig, Restored
+from swarmsched.node.config import RETAINED_JOBS, NodeConfig, Restored
 from swarmsched.node.node import Node
 from swarmsched.policies.registry import make_policy
 from swarmsched.resources import NodeResources
 from swarmsched.simulator.chance import stream
-from swarmsched.simulator.loop import EventLoop, Timer
-from swarmsched.simulator.tasks import TASK_EFFECTS, Behaviour, TaskModel
+from swarmsched.simulator.clock import START_UTC_S, HostClock
+from swarmsched.simulator.disk import Disk
+from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
+from swarmsched.simulator.tasks import TASK_EFFECTS, Behaviour, RunningTask, TaskChange, TaskModel
+from swarmsched.task import TaskOrder
 from swarmsched.view import Plan
 
-START_UTC_S = 1_700_000_000.0
 TIMER_FLOOR_S = 0.001
-TIMER_LIMIT_S = 1.0
+DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the clock
+LAG_REPORTED_S = 0.2
 TELEMETRY_PERIOD_S = 5.0
-FSYNC_MEDIAN_S = 0.001
 PLAN_S = 0.010
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
+BACKLOG_MAX = 2_000  # effects behind a stalled disk; beyond it peers' messages are refused
 HISTORY_MAX = 2_000  # announcements kept
-
-
-class Observer(Protocol):
-    """A checker: sees every step and every performed effect, changes nothing, raises AssertionError."""
-
-    def stepped(self, host: "Host", event: Event, effects: Sequence[Effect]) -> None:
-        """`host.node` has handled the event; its effects are not performed yet."""
-
-    def performed(self, host: "Host", effect: Effect) -> None:
-        """The effect takes place now; everything before it is durable."""
+WRITE_SURVIVES_RATIO = 0.5  # a crash in the middle of an fsync: it had reached the disk, nobody was told
 
 
 class Surroundings(Protocol):
@@ -73,29 +79,42 @@ class Host:
         behaviour: Behaviour,
         observers: Sequence[Observer] = (),
         make_node: MakeNode = Node,
+        make_disk: Callable[[random.Random], Disk] = Disk,
+        clock: HostClock | None = None,
+        is_witness: bool = False,
+        retained_jobs: int = RETAINED_JOBS,
     ) -> None:
         self.node_id = node_id
         self.address = address
         self.resources = resources  # may be replaced; read every TELEMETRY_PERIOD_S
         self.node: Node | None = None
-        self.disk: dict[str, dict[str, bytes]] = {}
+        self.loop = loop
+        self.clock = clock or HostClock(loop)
+        self.storage = make_disk(stream(rng.getrandbits(64), "disk"))
         self.replies: dict[int, object] = {}
+        self.on_reply: Callable[[int, object], None] | None = None  # hears of each reply instead of `replies`
         self.history: deque[tuple[float, Announce]] = deque(maxlen=HISTORY_MAX)
-        self.generation = int(START_UTC_S)
+        self.generation = 0  # of the agent that runs or ran last
         self.step_count = 0
-        self.tasks = TaskModel(loop, address[0], self.post, behaviour)
+        self.is_lost = False  # for ever; it is not started again
+        self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, self._commit, self._task_changed)
         self._seeds = seeds
-        self._loop = loop
         self._rng = rng
         self._surroundings = surroundings
-        self._observers = observers
         self._make_node = make_node
-        self._life = 0  # grows with each start; callbacks of an earlier life do nothing
+        self._is_witness = is_witness
+        self._retained_jobs = retained_jobs
+        self._stepped, self._performed = hooks(observers, "stepped"), hooks(observers, "performed")
+        self._on_start, self._on_crash = hooks(observers, "agent_started"), hooks(observers, "agent_crashed")
+        self._on_wipe, self._on_task = hooks(observers, "disk_wiped"), hooks(observers, "task_changed")
+        self._life = 0  # grows with each start and end; callbacks of an earlier life do nothing
         self._paused_since_s: float | None = None
         self._mailbox: deque[Event] = deque(maxlen=MAILBOX_MAX)
         self._backlog: list[Effect] = []  # behind the barrier
         self._writing: list[Persist] = []  # the group that is being fsynced
-        self._timer: Timer | None = None
+        self._wake_at_s = math.inf  # virtual time of the next look at the deadline
+        self._deadline_s = math.inf  # of the node, on this machine's clock
+        self._last_request_id = -1  # of the ranks' own commands; negative, so that no client's is met
 
     @property
     def is_up(self) -> bool:
@@ -107,68 +126,123 @@ class Host:
         """True between `pause` and `go_on`."""
         return self._paused_since_s is not None
 
+    @property
+    def is_overloaded(self) -> bool:
+        """True while the disk stalls and too much waits for it: peers are told to try again."""
+        return len(self._backlog) >= BACKLOG_MAX
+
+    @property
+    def disk(self) -> dict[str, dict[str, bytes]]:
+        """What is durable, by room and key."""
+        return self.storage.rooms
+
+    @property
+    def now_s(self) -> float:
+        """What this machine's monotonic clock shows."""
+        return self.clock.now_s
+
     # --- life
 
     def start(self) -> None:
         """Start the agent on what the disk has, under a generation that was never used."""
         assert self.node is None, f"{self.node_id} is up"
         self._life += 1
-        self.generation += 1
+        self.generation = self.storage.next_generation(self.clock.utc_s)
         config = NodeConfig(
             node_id=self.node_id,
             address=self.address,
             generation=self.generation,
             instance_id=self._rng.randbytes(16),
+            store_id=self.storage.store_id,
             seeds=self._seeds,
+            started_s=self.clock.now_s,
             software_version="simulated",
-            utc_offset_s=START_UTC_S,
+            utc_offset_s=self.clock.utc_s - self.clock.now_s,
+            is_witness=self._is_witness,
+            retained_jobs=self._retained_jobs,
         )
         restored = Restored({room: dict(entries) for room, entries in self.disk.items()})
         self.node = self._make_node(config, restored, stream(self._rng.getrandbits(64), self.node_id))
+        for hook in self._on_start:
+            hook(self)
         self.post(TasksFound(self.tasks.found()))
-        self._read_telemetry()
+        self._read_telemetry(self._life)
+
+    def bring_up(self) -> None:
+        """Start the agent unless it is up, or the machine is lost for ever."""
+        if self.node is None and not self.is_lost:
+            self.start()
 
     def crash(self) -> None:
         """The agent dies: what was not on disk is lost, tasks run on."""
         assert self.node is not None, f"{self.node_id} is down"
-        if self._writing and self._rng.random() < 0.5:  # the fsync had reached the disk, nobody was told
-            self._write(self._writing)
+        if self._writing and not self.storage.is_full(self.loop.now_s) and self._rng.random() < WRITE_SURVIVES_RATIO:
+            self.storage.write(self._writing)
         self.node = None
         self._life += 1
         self._writing, self._backlog, self._paused_since_s = [], [], None
+        self._wake_at_s = math.inf
         self._mailbox.clear()
-        self._disarm()
         self.tasks.agent_died()
+        for hook in self._on_crash:
+            hook(self)
+
+    def cut_power(self) -> None:
+        """The whole machine is off: agent, shims and ranks end at once."""
+        if self.node is not None:
+            self.crash()
+        self.tasks.power_cut()
+        self.clock.boot()
+
+    def wipe(self) -> None:
+        """The machine is off and gets a new, empty disk."""
+        self.cut_power()
+        self.tasks.wipe()
+        self.storage.wipe()
+        for hook in self._on_wipe:
+            hook(self)
+
+    def set_clock_rate(self, rate: float) -> None:
+        """The monotonic clock runs faster or slower from now on."""
+        self.clock.set_rate(rate)
+        self.tasks.clock_changed()
+        if self._wake_at_s < math.inf:
+            self._arm()
 
     def pause(self) -> None:
         """SIGSTOP: time goes on, the node does not see it."""
-        if self._paused_since_s is None:
-            self._paused_since_s = self._loop.now_s
-            self._disarm()
+        if self._paused_since_s is None and self.node is not None:
+            self._paused_since_s = self.loop.now_s
 
     def go_on(self) -> None:
         """SIGCONT: all that arrived meanwhile comes at once."""
         if self._paused_since_s is None:
             return
-        lag_s = self._loop.now_s - self._paused_since_s
+        lag_s = self.loop.now_s - self._paused_since_s
         self._paused_since_s = None
-        self.post(LoopLagged(lag_s))
+        if lag_s > LAG_REPORTED_S:
+            self.post(LoopLagged(lag_s))
         for event in self._mailbox:
             self.post(event)
         self._mailbox.clear()
+        self._wake_at_s = math.inf
+        self._arm()
         self._drain()
 
     def post(self, event: Event) -> None:
         """Hand over an event after whatever is going on now; lost when the agent is down."""
-        life = self._life
-        self._loop.call_later(0.0, lambda: self._take(event, life))
+        self.loop.post_later(0.0, self._take, event, self._life)
+
+    def receive(self, event: Event) -> None:
+        """Hand over an event now, to whichever life the agent is in.  Only from the loop."""
+        self._take(event, self._life)
 
     # --- steps
 
     def _take(self, event: Event, life: int) -> None:
         if life != self._life or self.node is None:
             return
-        if self.is_paused:
+        if self._paused_since_s is not None:
             self._mailbox.append(event)
         else:
             self._step(self.node, event)
@@ -176,81 +250,86 @@ class Host:
     def _step(self, node: Node, event: Event) -> None:
         self.step_count += 1
         try:
-            effects = node.step(event, self._loop.now_s)
+            effects = node.step(event, self.clock.now_s)
         except RemoteProtocolError:
             return  # as in the agent: a peer's bad message is that message's fault only
-        for observer in self._observers:
-            observer.stepped(self, event, effects)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error} while {self.node_id} handled {event!r}"
+            raise InvariantViolated("no handler raises", problem) from error
+        for hook in self._stepped:
+            hook(self, event, effects)
         for effect in effects:
-            if isinstance(effect, SendDatagram):
+            if type(effect) is SendDatagram:
                 self._surroundings.send_datagram(self, effect)
             else:
                 self._backlog.append(effect)
-        self._drain()
-        self._arm(node)
+        if self._backlog and not self._writing:
+            self._drain()
+        self._deadline_s = node.next_deadline_s
+        self._arm()
 
-    def _arm(self, node: Node) -> None:
-        self._disarm()
-        now_s = self._loop.now_s
-        when_s = min(max(node.next_deadline_s, now_s + TIMER_FLOOR_S), now_s + TIMER_LIMIT_S)
-        self._timer = self._loop.call_at(when_s, lambda: self._step(node, TimerFired()))
+    def _arm(self) -> None:
+        """Look at the deadline when it comes.  A look that is planned earlier finds nothing due and plans this one."""
+        when_s = max(self.clock.when(self._deadline_s), self.loop.now_s + TIMER_FLOOR_S)
+        if when_s < self._wake_at_s:
+            self._wake_at_s = when_s
+            self.loop.post_at(when_s, self._wake, when_s, self._life)
 
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _wake(self, planned_s: float, life: int) -> None:
+        if planned_s != self._wake_at_s or life != self._life or self.node is None:
+            return
+        self._wake_at_s = math.inf
+        if self._paused_since_s is not None:
+            return
+        if self._deadline_s <= self.clock.now_s + DEADLINE_SLACK_S:
+            self._step(self.node, TimerFired())
+        else:
+            self._arm()
 
-    def _read_telemetry(self) -> None:
-        life = self._life
-        self.post(ResourcesRead(self.resources))
-        self._loop.call_later(TELEMETRY_PERIOD_S, lambda: self._read_telemetry() if life == self._life else None)
+    def _read_telemetry(self, life: int) -> None:
+        if life == self._life:
+            self.post(ResourcesRead(self.resources))
+            self.loop.post_later(TELEMETRY_PERIOD_S, self._read_telemetry, life)
 
     # --- effects
 
     def _drain(self) -> None:
         """Perform up to the first write, then put all waiting writes on disk together, then the rest."""
-        if self._writing or self.is_paused:
+        if self._writing or self._paused_since_s is not None:
             return
         backlog, self._backlog = self._backlog, []
-        first = next((n for n, effect in enumerate(backlog) if isinstance(effect, Persist)), len(backlog))
+        first = next((n for n, effect in enumerate(backlog) if type(effect) is Persist), len(backlog))
         for effect in backlog[:first]:
             self._perform(effect)
-        self._writing = [effect for effect in backlog[first:] if isinstance(effect, Persist)]
-        if not self._writing:
+        if first == len(backlog):
             return
+        self._writing = [effect for effect in backlog[first:] if isinstance(effect, Persist)]
         rest = [effect for effect in backlog[first:] if not isinstance(effect, Persist)]
-        life = self._life
-        fsync_s = self._rng.lognormvariate(math.log(FSYNC_MEDIAN_S), 0.5)
-        self._loop.call_later(fsync_s, lambda: self._synced(rest, life))
+        self.loop.post_later(self.storage.fsync_s(self.loop.now_s), self._synced, rest, self._life)
 
     def _synced(self, rest: Sequence[Effect], life: int) -> None:
         if life != self._life:
             return
-        self._write(self._writing)
+        if self.storage.is_full(self.loop.now_s):  # it filled up meanwhile
+            self.loop.post_later(self.storage.fsync_s(self.loop.now_s), self._synced, rest, life)
+            return
+        self.storage.write(self._writing)
         self._writing = []
         self._backlog[:0] = rest
         self._drain()
 
-    def _write(self, writes: Sequence[Persist]) -> None:
-        for write in writes:
-            room = self.disk.setdefault(write.room, {})
-            if write.value is None:
-                room.pop(write.key, None)
-            else:
-                room[write.key] = write.value
-
     def _perform(self, effect: Effect) -> None:
-        for observer in self._observers:
-            observer.performed(self, effect)
+        for hook in self._performed:
+            hook(self, effect)
         match effect:
             case SendPeer():
                 self._surroundings.send_peer(self, effect)
             case ComputePlan():
                 self._compute_plan(effect)
             case ReplyToClient(request_id=request_id, reply=reply):
-                self.replies[request_id] = reply
+                self._reply(request_id, reply)
             case Announce():
-                self.history.append((self._loop.now_s, effect))
+                self.history.append((self.loop.now_s, effect))
             case _:
                 assert isinstance(effect, TASK_EFFECTS), f"{effect} was not performed"
                 self.tasks.perform(effect)
@@ -259,9 +338,32 @@ class Host:
         """The planner's process: a pure function, answered after a while."""
         answer: PlanComputed | PlanFailed
         try:
-            plan = make_policy(effect.setting).plan(effect.view, self._loop.now_s)
+            plan = make_policy(effect.setting).plan(effect.view, self.clock.now_s)
             answer = PlanComputed(Plan(plan.version, plan.policy_id, plan.entries, PLAN_S))
         except ConfigError as error:
             answer = PlanFailed(effect.view.version, str(error))
-        life = self._life
-        self._loop.call_later(PLAN_S, lambda: self._take(answer, life))
+        self.loop.post_later(PLAN_S, self._take, answer, self._life)
+
+    # --- clients and ranks
+
+    def command(self, request_id: int, command: Command) -> None:
+        """A client asks."""
+        self.post(ClientCommandReceived(request_id, command, self.clock.utc_s))
+
+    def _reply(self, request_id: int, reply: object) -> None:
+        if self.on_reply is not None:
+            self.on_reply(request_id, reply)
+        elif request_id > 0:
+            self.replies[request_id] = reply
+
+    def _commit(self, order: TaskOrder, checkpoint: Checkpoint) -> None:
+        """A rank has completed a checkpoint and tells the agent of its own machine."""
+        self._last_request_id -= 1
+        self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
+
+    def _task_changed(self, task: RunningTask, change: TaskChange) -> None:
+        for hook in self._on_task:
+            hook(self, task, change)
+
+
+__all__ = ["START_UTC_S", "TELEMETRY_PERIOD_S", "Host", "MakeNode", "Observer", "Surroundings"]

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 Callback = Callable[[], None]
 
@@ -29,42 +30,53 @@ class EventLoop:
     """Runs callbacks in order of time; `now_s` stands still while one runs."""
 
     def __init__(self) -> None:
-        self._now_s = 0.0
+        self.now_s = 0.0  # virtual seconds since the start; only the loop sets it
         self._sequence = 0
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    @property
-    def now_s(self) -> float:
-        """Virtual seconds since the start."""
-        return self._now_s
+    def post_at(self, when_s: float, callback: Callable[..., None], *arguments: object) -> None:
+        """Call it with these arguments at that time; at once, after what is due now, if it has passed."""
+        self._sequence += 1
+        now_s = self.now_s
+        heapq.heappush(self._heap, (max(now_s, when_s), self._sequence, callback, arguments))
+
+    def post_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
+        """Call it with these arguments after a delay."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_s + max(0.0, delay_s), self._sequence, callback, arguments))
 
     def call_at(self, when_s: float, callback: Callback) -> Timer:
-        """Run at that time; at once, after what is due now, if it has passed."""
+        """As `post_at`, but it can be cancelled."""
         timer = Timer(callback)
-        self._sequence += 1
-        heapq.heappush(self._heap, (max(when_s, self._now_s), self._sequence, timer))
+        self.post_at(when_s, timer.run)
         return timer
 
     def call_later(self, delay_s: float, callback: Callback) -> Timer:
-        """Run after a delay."""
-        return self.call_at(self._now_s + delay_s, callback)
+        """As `post_later`, but it can be cancelled."""
+        return self.call_at(self.now_s + delay_s, callback)
 
     def run_until(self, predicate: Callable[[], bool], limit_s: float) -> bool:
         """Run until the predicate holds (asked after each callback) or `limit_s` more seconds have passed.
 
         True when it held.  Time stands at the limit otherwise.
         """
-        end_s = self._now_s + limit_s
+        end_s = self.now_s + limit_s
+        heap, pop = self._heap, heapq.heappop
         if predicate():
             return True
-        while self._heap and self._heap[0][0] <= end_s:
-            self._now_s, _, timer = heapq.heappop(self._heap)
-            timer.run()
+        while heap and heap[0][0] <= end_s:
+            self.now_s, _, callback, arguments = pop(heap)
+            callback(*arguments)
             if predicate():
                 return True
-        self._now_s = end_s
+        self.now_s = end_s
         return False
 
     def run_for(self, duration_s: float) -> None:
         """Let so much time pass."""
-        self.run_until(lambda: False, duration_s)
+        end_s = self.now_s + duration_s
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= end_s:
+            self.now_s, _, callback, arguments = pop(heap)
+            callback(*arguments)
+        self.now_s = end_s

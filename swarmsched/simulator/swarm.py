@@ -1,26 +1,35 @@
 """A swarm of simulated machines that run real nodes; the tests' and the simulate command's way to drive them."""
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from swarmsched.api import JobSpec
 from swarmsched.commands import Command, CreateTicket, JobAccepted, SubmitJob, TicketIssued
 from swarmsched.effects import SendDatagram, SendPeer
 from swarmsched.errors import JobError, UnknownJob
-from swarmsched.events import ClientCommandReceived, DatagramReceived, PeerMessageReceived, PeerSendFailed
+from swarmsched.events import DatagramReceived, DatagramSendFailed, PeerMessageReceived, PeerSendFailed
 from swarmsched.ids import JobId, NodeId
+from swarmsched.node.config import RETAINED_JOBS
 from swarmsched.node.node import Node
+from swarmsched.node.parts import Parts
 from swarmsched.node.protocol import PEER_CODEC
 from swarmsched.record import JobRecord
 from swarmsched.resources import Gpu, NodeResources
 from swarmsched.simulator.chance import stream
-from swarmsched.simulator.host import START_UTC_S, Host, MakeNode, Observer
+from swarmsched.simulator.clock import HostClock
+from swarmsched.simulator.disk import Disk
+from swarmsched.simulator.host import Host, MakeNode
 from swarmsched.simulator.loop import EventLoop
-from swarmsched.simulator.network import Fate, Network, NetworkFaults
+from swarmsched.simulator.network import Network, NetworkFaults
+from swarmsched.simulator.observer import Observer, hooks
 from swarmsched.simulator.tasks import Behaviour, read_command
 
 PORT = 7400
 SEED_COUNT = 3
+Link = tuple[NodeId, NodeId]
 REFUSED_S = 0.001  # until a connection to a machine without agent is refused
+CODED_PERIOD = 64  # of so many peer messages of one kind one is encoded and decoded, to see that the wire carries it
 LOOK_S = 0.05
 GIB = 2**30
 
@@ -34,7 +43,8 @@ def simulated_resources(node: NodeId, gpu_count: int) -> NodeResources:
 class SimulatedSwarm:
     """`node_count` machines named n000, n001, ...; the same seed and faults give the same history.
 
-    `behaviour` says how long ranks run and how they end.  Observers see every step.
+    `behaviour` says how long ranks run and how they end.  Observers see every step.  `make_parts` makes a node's parts
+    from its machine's clock; without it nodes are made by `make_node`.
     """
 
     def __init__(
@@ -47,37 +57,55 @@ class SimulatedSwarm:
         behaviour: Behaviour = read_command,
         observers: Sequence[Observer] = (),
         make_node: MakeNode = Node,
+        make_disk: Callable[[random.Random], Disk] = Disk,
+        make_clock: Callable[[EventLoop, random.Random], HostClock] = lambda loop, rng: HostClock(loop),
+        make_parts: Callable[[HostClock], Parts] | None = None,
+        witnesses: Collection[NodeId] = (),
+        retained_jobs: int = RETAINED_JOBS,
     ) -> None:
         self.seed = seed
+        self._observers, self._behaviour, self._make_clock = observers, behaviour, make_clock
+        self._namesakes: list[Host] = []
         self.loop = EventLoop()
         self.network = Network(faults or NetworkFaults(), stream(seed, "network"))
         self.rng = stream(seed, "swarm")  # for the tests' own choices
         self._last_request_id = 0
         names = [NodeId(f"n{index:03}") for index in range(node_count)]
         addresses = {name: (f"10.{index >> 8}.{index & 255}.1", PORT) for index, name in enumerate(names)}
+        clocks = {name: make_clock(self.loop, stream(seed, f"clock {name}")) for name in names}
+
+        def maker(name: NodeId) -> MakeNode:
+            return make_node if make_parts is None else partial(Node, parts=make_parts(clocks[name]))
+
         self.hosts = {
             name: Host(
                 node_id=name,
                 address=addresses[name],
-                resources=simulated_resources(name, gpus_per_node),
+                resources=simulated_resources(name, 0 if name in witnesses else gpus_per_node),
                 seeds=tuple(addresses[seed_name] for seed_name in names[:SEED_COUNT] if seed_name != name),
                 loop=self.loop,
                 rng=stream(seed, f"host {name}"),
                 surroundings=self,
                 behaviour=behaviour,
                 observers=observers,
-                make_node=make_node,
+                make_node=maker(name),
+                make_disk=make_disk,
+                clock=clocks[name],
+                is_witness=name in witnesses,
+                retained_jobs=retained_jobs,
             )
             for name in names
         }
         self._by_address = {host.address: host for host in self.hosts.values()}
+        self._refused: dict[Link, int] = {}  # links on which the kernel refuses to send; by how many faults
+        self._sent_counts: dict[type, int] = {}
 
     # --- driving
 
     def start(self, spread_s: float = 0.5) -> None:
         """Start all agents, each at its own moment within `spread_s`; they are up when this returns."""
         for host in self.hosts.values():
-            self.loop.call_later(self.rng.uniform(0.0, spread_s), host.start)
+            self.loop.call_later(self.rng.uniform(0.0, spread_s), host.bring_up)
         self.run_for(spread_s)
 
     def run_until(self, predicate: Callable[[], bool], limit_s: float) -> bool:
@@ -99,8 +127,7 @@ class SimulatedSwarm:
     def begin(self, node: NodeId, command: Command) -> int:
         """Give a node a client's command; the reply will stand in `hosts[node].replies` under the returned id."""
         self._last_request_id += 1
-        event = ClientCommandReceived(self._last_request_id, command, START_UTC_S + self.loop.now_s)
-        self.hosts[node].post(event)
+        self.hosts[node].command(self._last_request_id, command)
         return self._last_request_id
 
     def ask(self, node: NodeId, command: Command, limit_s: float = 15.0) -> object:
@@ -123,7 +150,38 @@ class SimulatedSwarm:
             raise JobError(ticket.job_id, f"not accepted: {reply}")
         return ticket.job_id
 
+    # --- namesakes
+
+    def add_namesake(self, node: NodeId) -> Host:
+        """Another machine that is called like this one, with a disk of its own, and down.
+
+        Others hear its gossip and it theirs; the peer channel leads to the machine that had the name first.  No checker
+        sees its steps: they are told that the name is shared.
+        """
+        number = len(self._namesakes)
+        namesake = Host(
+            node_id=node,
+            address=(f"10.255.{number}.1", PORT),
+            resources=simulated_resources(NodeId(f"{node}-namesake-{number}"), len(self.hosts[node].resources.gpus)),
+            seeds=tuple(host.address for host in [*self.hosts.values()][:SEED_COUNT]),
+            loop=self.loop,
+            rng=stream(self.seed, f"namesake {number}"),
+            surroundings=self,
+            behaviour=self._behaviour,
+            clock=self._make_clock(self.loop, stream(self.seed, f"namesake's clock {number}")),
+        )
+        self._namesakes.append(namesake)
+        self._by_address[namesake.address] = namesake
+        for hook in hooks(self._observers, "name_shared"):
+            hook(node)
+        return namesake
+
     # --- looking
+
+    @property
+    def machines(self) -> tuple[Host, ...]:
+        """All that ever were, namesakes too."""
+        return (*self.hosts.values(), *self._namesakes)
 
     @property
     def up(self) -> tuple[Host, ...]:
@@ -151,36 +209,65 @@ class SimulatedSwarm:
 
     # --- what lies between machines
 
+    def refuse_sends(self, source: NodeId, destination: NodeId) -> None:
+        """The kernel of `source` answers EPERM whenever something is sent to that destination."""
+        self._refused[source, destination] = self._refused.get((source, destination), 0) + 1
+
+    def allow_sends(self, source: NodeId, destination: NodeId) -> None:
+        """Take back one `refuse_sends`."""
+        count = self._refused.pop((source, destination), 0)
+        if count > 1:
+            self._refused[source, destination] = count - 1
+
+    def heal_sends(self) -> None:
+        """Take back every `refuse_sends`."""
+        self._refused.clear()
+
     def send_datagram(self, source: Host, effect: SendDatagram) -> None:
-        """Carry a gossip packet; nobody is told when it is lost."""
+        """Carry a gossip packet; nobody is told when it is lost, but a send that the kernel refuses is."""
         target = self._by_address.get(effect.destination)
         if target is None:
             return
+        if self._refused and (source.node_id, target.node_id) in self._refused:
+            source.post(DatagramSendFailed(effect.destination, "EPERM"))
+            return
         fate = self.network.datagram(source.node_id, target.node_id, self.loop.now_s)
-        event = DatagramReceived(source.address, effect.payload)
-        for delay_s in fate.arrivals_s:
-            self.loop.call_later(delay_s, lambda: target.post(event))
+        if fate.arrivals_s:
+            event = DatagramReceived(source.address, effect.payload)
+            for delay_s in fate.arrivals_s:
+                self.loop.post_later(delay_s, target.receive, event)
 
     def send_peer(self, source: Host, effect: SendPeer) -> None:
-        """Carry a peer message as bytes; report the loss to its sender as the agent's channel does."""
-        failed = PeerSendFailed(effect.recipient, effect.message, "connection refused")
+        """Carry a peer message; report its loss to its sender as the agent's channel does."""
         target = self.hosts.get(effect.recipient)
-        if target is None:
-            self.loop.call_later(REFUSED_S, lambda: source.post(failed))
+        if self._namesakes and source in self._namesakes:
+            target = source if effect.recipient == source.node_id else None
+        if target is None or (self._refused and (source.node_id, target.node_id) in self._refused):
+            error = "connection refused" if target is None else "EPERM"
+            self.loop.post_later(REFUSED_S, source.post, PeerSendFailed(effect.recipient, effect.message, error))
             return
-        body = PEER_CODEC.encode(effect.message)
+        message = self._carried(effect.message)
         fate = self.network.peer_message(source.node_id, target.node_id, self.loop.now_s)
         for delay_s in fate.arrivals_s:
-            self.loop.call_later(delay_s, lambda: self._deliver(source, target, effect, body))
+            self.loop.post_later(delay_s, self._deliver, source, target, effect.message, message)
         if fate.error:
-            self._report(source, effect, fate)
+            failed = PeerSendFailed(effect.recipient, effect.message, fate.error)
+            self.loop.post_later(fate.error_after_s, source.post, failed)
 
-    def _deliver(self, source: Host, target: Host, effect: SendPeer, body: bytes) -> None:
-        if target.is_up:
-            target.post(PeerMessageReceived(source.node_id, PEER_CODEC.decode(body)))
+    def _carried(self, message: object) -> object:
+        """What arrives: messages are immutable, so only a few of each kind need to go through the wire's form."""
+        kind = type(message)
+        count = self._sent_counts[kind] = self._sent_counts.get(kind, -1) + 1
+        if count % CODED_PERIOD:
+            return message
+        arrived = PEER_CODEC.decode(PEER_CODEC.encode(message))
+        assert arrived == message, f"the wire made {arrived} of {message}"
+        return arrived
+
+    def _deliver(self, source: Host, target: Host, sent: object, arrived: object) -> None:
+        if not target.is_up:
+            source.post(PeerSendFailed(target.node_id, sent, "connection refused"))
+        elif target.is_overloaded:
+            source.post(PeerSendFailed(target.node_id, sent, "overloaded"))
         else:
-            source.post(PeerSendFailed(effect.recipient, effect.message, "connection refused"))
-
-    def _report(self, source: Host, effect: SendPeer, fate: Fate) -> None:
-        failed = PeerSendFailed(effect.recipient, effect.message, fate.error)
-        self.loop.call_later(fate.error_after_s, lambda: source.post(failed))
+            target.receive(PeerMessageReceived(source.node_id, arrived))

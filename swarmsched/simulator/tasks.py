@@ -1,14 +1,19 @@
 """A model of one machine's tasks: ports, staging, ranks that run for a while and exit.
 
 It stands for supervision and its shims, and like them it outlives the agent: what happens while the node is down is
-told by `found` when it is back.  Nothing runs; a rank's length and exit code come from a `Behaviour`.
+told by `found` when it is back.  Nothing runs; a rank's length and exit code come from a `Behaviour`.  Ranks whose
+time is over on the machine's clock stand still until it is extended, whether an agent lives or not.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import (
     BindRendezvous,
+    ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
     SignalTask,
@@ -20,18 +25,31 @@ from swarmsched.events import (
     RankExited,
     RendezvousBound,
     TaskExited,
+    TaskFreezeChanged,
     TaskPhaseChanged,
     TaskStaged,
     TaskStageFailed,
     TaskStarted,
 )
 from swarmsched.ids import JobId
+from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 
-TaskEffect = BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ForgetTask
-TASK_EFFECTS = (BindRendezvous, ReleaseRendezvous, StageTask, StartTask, SignalTask, StopTask, ForgetTask)
-TaskFact = RendezvousBound | TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | RankExited | TaskExited
+TaskEffect = (
+    BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ExtendTask | ForgetTask
+)
+TASK_EFFECTS = (BindRendezvous, ReleaseRendezvous, StageTask, StartTask, SignalTask, StopTask, ExtendTask, ForgetTask)
+TaskFact = (
+    RendezvousBound
+    | TaskPhaseChanged
+    | TaskStaged
+    | TaskStageFailed
+    | TaskStarted
+    | TaskFreezeChanged
+    | RankExited
+    | TaskExited
+)
 Key = tuple[JobId, int]
 
 BIND_S = 0.000_5
@@ -40,6 +58,8 @@ START_S = 0.020
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
+CLOCK_STEP_S = 1e-6  # what rounding may leave
+CLOCK_SLACK_S = 0.5
 STAGE_FAILURES = (TaskFailure.SYNC, TaskFailure.ENVIRONMENT, TaskFailure.UNREACHABLE)
 
 
@@ -48,13 +68,15 @@ class RankPlan:
     """How one rank will go: `duration_s` of running, then this exit code.
 
     A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
-    the failure is of that kind, otherwise at the launch.
+    the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
+    running, and takes that much off its duration for each one that it resumes from.
     """
 
     duration_s: float
     exit_code: int = 0
     obeys_sigterm: bool = True
     failure: TaskFailure = TaskFailure.NONE
+    checkpoint_period_s: float = math.inf
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -77,6 +99,15 @@ def read_command(order: TaskOrder, rank: int) -> RankPlan:
             return RankPlan(0.0, 127)
 
 
+class TaskChange(Enum):
+    """What becomes of a task's processes."""
+
+    STARTED = "started"  # they exist and run
+    FROZEN = "frozen"
+    THAWED = "thawed"
+    ENDED = "ended"  # none is left
+
+
 @dataclass(slots=True)
 class RunningTask:
     """One task of the machine.  `plans` loses a rank when it exits; the task is over when it is empty."""
@@ -84,11 +115,21 @@ class RunningTask:
     order: TaskOrder
     gpus: tuple[str, ...]  # UUIDs
     plans: dict[int, RankPlan]
+    until_s: float = math.inf  # on the machine's clock; then it freezes
+    kill_s: float = math.inf  # virtual time of SIGKILL, once a stop was asked for
     has_started: bool = False
+    is_frozen: bool = False
     exits: list[RankExit] = field(default_factory=list)
-    timers: dict[int, Timer] = field(default_factory=dict)  # one for each rank whose end is known
-    ends_s: dict[int, float] = field(default_factory=dict)  # when that timer fires
-    failure: TaskFailure = TaskFailure.NONE  # why no rank was started
+    ends: dict[int, tuple[float, Timer, RankExit]] = field(default_factory=dict)  # rank -> when, by virtual time
+    left_s: dict[int, tuple[float, RankExit]] = field(default_factory=dict)  # frozen rank -> what it has yet to run
+    failure: TaskFailure = TaskFailure.NONE  # why no rank was started, or how all were lost
+    detail: str = ""
+    checkpoint_count: int = 0  # of the job, with those of earlier attempts
+
+    @property
+    def key(self) -> Key:
+        """(job, attempt)."""
+        return (self.order.job_id, self.order.attempt)
 
     @property
     def is_over(self) -> bool:
@@ -99,18 +140,42 @@ class RunningTask:
         """What a search of the disk finds."""
         stage = TaskStage.EXITED if self.is_over else TaskStage.STARTED if self.has_started else TaskStage.LAUNCHED
         order = self.order
-        exits = tuple(self.exits)
-        return TaskStatus(order.job_id, order.epoch, order.attempt, order.node, stage, exits, self.failure)
+        return TaskStatus(
+            order.job_id,
+            order.epoch,
+            order.attempt,
+            order.node,
+            stage,
+            tuple(self.exits),
+            self.failure,
+            self.detail,
+            is_frozen=self.is_frozen,
+        )
 
 
 class TaskModel:
-    """All tasks of one machine.  Facts go to `tell`, which drops them while the agent is down."""
+    """All tasks of one machine.  Facts go to `tell`, which drops them while the agent is down.
 
-    def __init__(self, loop: EventLoop, host: str, tell: Callable[[TaskFact], None], behaviour: Behaviour) -> None:
+    `commit` hears of each checkpoint that a rank has completed, `watch` of every change of processes.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        host: str,
+        tell: Callable[[TaskFact], None],
+        behaviour: Behaviour,
+        clock: HostClock | None = None,
+        commit: Callable[[TaskOrder, Checkpoint], None] = lambda order, checkpoint: None,
+        watch: Callable[[RunningTask, TaskChange], None] = lambda task, change: None,
+    ) -> None:
         self._loop = loop
         self._host = host
         self._tell = tell
         self._behaviour = behaviour
+        self._clock = clock or HostClock(loop)
+        self._commit = commit
+        self._watch = watch
         self._tasks: dict[Key, RunningTask] = {}
         self._staging: dict[Key, Timer] = {}
         self._ports: dict[Key, int] = {}
@@ -138,6 +203,22 @@ class TaskModel:
         self._staging.clear()
         self._ports.clear()
 
+    def power_cut(self) -> None:
+        """All processes end at once, and no shim lives to write down how."""
+        for task in list(self.running):
+            task.failure = TaskFailure.LOST
+            task.detail = f"the supervising process on {task.order.node} ended without a record"
+            self._end(task)
+
+    def wipe(self) -> None:
+        """Control files were on the disk that is gone.  Only after `power_cut`."""
+        self._tasks.clear()
+
+    def clock_changed(self) -> None:
+        """The machine's clock runs at another rate: what was planned by it is planned again."""
+        for task in self.running:
+            self._keep_time(task)
+
     def perform(self, effect: TaskEffect) -> None:
         """Do what the node asks; all repeats are harmless."""
         match effect:
@@ -150,10 +231,11 @@ class TaskModel:
             case StartTask():
                 self._start(effect)
             case SignalTask(job_id=job_id, attempt=attempt, signal=signal):
-                if signal in (SIGTERM, SIGKILL):
-                    self._terminate((job_id, attempt), 0.0 if signal == SIGKILL else None)
+                self._signal((job_id, attempt), signal)
             case StopTask(job_id=job_id, attempt=attempt, grace_s=grace_s):
                 self._stop((job_id, attempt), grace_s)
+            case ExtendTask(job_id=job_id, attempt=attempt, until_s=until_s):
+                self._extend((job_id, attempt), until_s)
             case ForgetTask(job_id=job_id, attempt=attempt):
                 self._forget((job_id, attempt))
 
@@ -189,43 +271,124 @@ class TaskModel:
         self._ports.pop(key, None)
         count = 1 if order.spec.per_node else order.local_ranks
         plans = {order.first_rank + n: self._behaviour(order, order.first_rank + n) for n in range(count)}
-        self._tasks[key] = RunningTask(order, tuple(gpu.uuid for gpu in effect.gpus), plans)
+        task = RunningTask(order, tuple(gpu.uuid for gpu in effect.gpus), plans, effect.until_s)
+        self._tasks[key] = task
         self.start_count += 1
-        self._loop.call_later(START_S, lambda: self._started(key))
+        self._watch(task, TaskChange.STARTED)
+        self._keep_time(task)
+        self._loop.post_later(START_S, self._started, task)
 
-    def _started(self, key: Key) -> None:
+    def _started(self, task: RunningTask) -> None:
+        if task.is_over:
+            return
+        order = task.order
+        failure = task.plans[order.first_rank].failure
+        if failure not in (TaskFailure.NONE, *STAGE_FAILURES):
+            task.failure = failure
+            self._end(task)
+            self._tell(TaskExited(*task.key, (), failure, f"simulated: {failure.value}"))
+            return
+        task.has_started = True
+        self._tell(TaskStarted(*task.key, self._clock.utc_s))
+        task.checkpoint_count = checkpoint_number(order.checkpoint)
+        for rank, plan in list(task.plans.items()):
+            done_s = 0.0
+            if not math.isinf(plan.checkpoint_period_s):
+                done_s = task.checkpoint_count * plan.checkpoint_period_s
+            self._exit_later(task, RankExit(rank, plan.exit_code), max(0.0, plan.duration_s - done_s))
+        self._plan_checkpoint(task)
+
+    def _plan_checkpoint(self, task: RunningTask) -> None:
+        plan = task.plans.get(0)  # rank 0 writes for the gang
+        if plan is not None and not math.isinf(plan.checkpoint_period_s):
+            self._loop.post_later(plan.checkpoint_period_s, self._complete_checkpoint, task)
+
+    def _complete_checkpoint(self, task: RunningTask) -> None:
+        """A frozen rank writes nothing; it is asked again a period later."""
+        if 0 not in task.plans:
+            return
+        if not task.is_frozen:
+            task.checkpoint_count += 1
+            order = task.order
+            name = f"step-{task.checkpoint_count}"
+            self._commit(order, Checkpoint(name, order.attempt, order.node, self._clock.utc_s))
+        self._plan_checkpoint(task)
+
+    def _exit_later(self, task: RunningTask, rank_exit: RankExit, delay_s: float) -> None:
+        """Whatever ends a rank first ends it; a frozen one has to run that long when it goes on."""
+        rank, end_s = rank_exit.rank, self._loop.now_s + delay_s
+        if task.is_frozen:
+            if rank not in task.left_s or delay_s < task.left_s[rank][0]:
+                task.left_s[rank] = (delay_s, rank_exit)
+            return
+        if rank in task.ends:
+            if task.ends[rank][0] <= end_s:
+                return
+            task.ends[rank][1].cancel()
+        timer = self._loop.call_at(end_s, lambda: self._exited(task, rank_exit))
+        task.ends[rank] = (end_s, timer, rank_exit)
+
+    def _exited(self, task: RunningTask, rank_exit: RankExit) -> None:
+        if task.plans.pop(rank_exit.rank, None) is None:
+            return
+        task.ends.pop(rank_exit.rank, None)
+        task.left_s.pop(rank_exit.rank, None)
+        task.exits.append(rank_exit)
+        self._tell(RankExited(*task.key, rank_exit))
+        if task.is_over:
+            self._end(task)
+            self._tell(TaskExited(*task.key, tuple(task.exits)))
+
+    def _end(self, task: RunningTask) -> None:
+        for _, timer, _ in task.ends.values():
+            timer.cancel()
+        task.plans, task.ends, task.left_s, task.is_frozen = {}, {}, {}, False
+        self._watch(task, TaskChange.ENDED)
+
+    # The time that ranks may run.
+
+    def _extend(self, key: Key, until_s: float) -> None:
         task = self._tasks.get(key)
         if task is None or task.is_over:
             return
-        failure = task.plans[task.order.first_rank].failure
-        if failure not in (TaskFailure.NONE, *STAGE_FAILURES):
-            task.failure, task.plans = failure, {}
-            self._tell(TaskExited(*key, (), failure, f"simulated: {failure.value}"))
-            return
-        task.has_started = True
-        self._tell(TaskStarted(*key, self._loop.now_s))
-        for rank, plan in list(task.plans.items()):
-            rank_exit = RankExit(rank, plan.exit_code)
-            self._exit_later(key, task, rank_exit, plan.duration_s)
+        task.until_s = until_s
+        if until_s > self._clock.now_s:
+            self._thaw(task)
+        self._keep_time(task)
 
-    def _exit_later(self, key: Key, task: RunningTask, rank_exit: RankExit, delay_s: float) -> None:
-        """Whatever ends a rank first ends it: a repeated stop must not put off the kill of the first."""
-        rank, end_s = rank_exit.rank, self._loop.now_s + delay_s
-        if rank in task.timers:
-            if task.ends_s[rank] <= end_s:
-                return
-            task.timers[rank].cancel()
-        task.ends_s[rank] = end_s
-        task.timers[rank] = self._loop.call_at(end_s, lambda: self._exited(key, task, rank_exit))
+    def _keep_time(self, task: RunningTask) -> None:
+        if not math.isinf(task.until_s):
+            self._loop.post_at(self._clock.when(task.until_s), self._time_is_over, task)
 
-    def _exited(self, key: Key, task: RunningTask, rank_exit: RankExit) -> None:
-        if task.plans.pop(rank_exit.rank, None) is None:
+    def _time_is_over(self, task: RunningTask) -> None:
+        """Many of these stand in the loop for one task: only the one that matches its time means anything."""
+        if task.is_over or task.is_frozen or math.isinf(task.until_s):
             return
-        task.timers.pop(rank_exit.rank, None)
-        task.exits.append(rank_exit)
-        self._tell(RankExited(*key, rank_exit))
-        if task.is_over:
-            self._tell(TaskExited(*key, tuple(task.exits)))
+        left_s = task.until_s - self._clock.now_s
+        if left_s > CLOCK_STEP_S:
+            if left_s < CLOCK_SLACK_S:  # the clock's rate has changed since this was planned
+                self._keep_time(task)
+            return
+        task.is_frozen = True
+        now_s = self._loop.now_s
+        for rank, (end_s, timer, rank_exit) in task.ends.items():
+            timer.cancel()
+            task.left_s[rank] = (max(0.0, end_s - now_s), rank_exit)
+        task.ends = {}
+        self._watch(task, TaskChange.FROZEN)
+        self._tell(TaskFreezeChanged(*task.key, is_frozen=True))
+
+    def _thaw(self, task: RunningTask) -> None:
+        if not task.is_frozen:
+            return
+        task.is_frozen = False
+        waiting, task.left_s = task.left_s, {}
+        for left_s, rank_exit in waiting.values():
+            self._exit_later(task, rank_exit, left_s)
+        self._watch(task, TaskChange.THAWED)
+        self._tell(TaskFreezeChanged(*task.key, is_frozen=False))
+
+    # Stopping.
 
     def _stop(self, key: Key, grace_s: float) -> None:
         staging = self._staging.pop(key, None)
@@ -235,22 +398,38 @@ class TaskModel:
         if task is None or task.is_over:
             exits, failure = ((), TaskFailure.NONE) if task is None else (tuple(task.exits), task.failure)
             self._tell(TaskExited(*key, exits, failure))
-        else:
-            self._terminate(key, grace_s)
-
-    def _terminate(self, key: Key, grace_s: float | None) -> None:
-        """SIGTERM, and SIGKILL after the grace; None: only SIGTERM, 0: SIGKILL."""
-        task = self._tasks.get(key)
-        if task is None:
             return
-        for rank, plan in list(task.plans.items()):
-            if plan.obeys_sigterm and grace_s != 0.0:
-                delay_s = TERMINATE_S if grace_s is None else min(TERMINATE_S, grace_s)
-                self._exit_later(key, task, RankExit(rank, 0, SIGTERM), delay_s)
-            elif grace_s is not None:
-                self._exit_later(key, task, RankExit(rank, 0, SIGKILL), grace_s)
+        self._terminate(task, grace_s)
+        self._kill_at(task, self._loop.now_s + grace_s)
+
+    def _signal(self, key: Key, signal: int) -> None:
+        task = self._tasks.get(key)
+        if task is not None and signal == SIGTERM:
+            self._terminate(task, math.inf)
+        elif task is not None and signal == SIGKILL:
+            self._kill_at(task, self._loop.now_s)
+
+    def _terminate(self, task: RunningTask, grace_s: float) -> None:
+        for rank, plan in task.plans.items():
+            if plan.obeys_sigterm and grace_s > 0.0:
+                self._exit_later(task, RankExit(rank, 0, SIGTERM), min(TERMINATE_S, grace_s))
+
+    def _kill_at(self, task: RunningTask, when_s: float) -> None:
+        """SIGKILL reaches frozen ranks too.  A repeated stop must not put off the kill of the first."""
+        task.kill_s = min(task.kill_s, when_s)
+        self._loop.post_at(task.kill_s, self._kill, task)
+
+    def _kill(self, task: RunningTask) -> None:
+        if self._loop.now_s >= task.kill_s:
+            for rank in list(task.plans):
+                self._exited(task, RankExit(rank, 0, SIGKILL))
 
     def _forget(self, key: Key) -> None:
         task = self._tasks.get(key)
         if task is not None and task.is_over:
             del self._tasks[key]
+
+
+def checkpoint_number(checkpoint: Checkpoint | None) -> int:
+    """How many checkpoints a job had made when it wrote that one; 0 for none."""
+    return int(checkpoint.name.removeprefix("step-")) if checkpoint is not None else 0

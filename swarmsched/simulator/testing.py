@@ -6,11 +6,13 @@ from typing import Any
 from swarmsched.api import JobSpec, JobState
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand
-from swarmsched.simulator.checker import AttemptChecker, BookingChecker, GangChecker, InvariantChecker
-from swarmsched.simulator.host import Observer
+from swarmsched.simulator.checks.bookings import BookingChecker
+from swarmsched.simulator.checks.gangs import GangChecker
+from swarmsched.simulator.checks.suite import all_checkers
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 
+VALIDATE_INTERVAL = 100  # small swarms can afford more than a run of many seeds
 REPORTS_END_S = 45.0  # an owner whose report is not heard repeats it every 30 s at last
 
 
@@ -20,9 +22,9 @@ class Watched:
     def __init__(
         self, node_count: int, gpus_per_node: int, seed: int, faults: NetworkFaults | None = None, **options: Any
     ) -> None:
-        self.bookings, self.gangs, self.attempts = BookingChecker(), GangChecker(), AttemptChecker()
-        observers: list[Observer] = [self.bookings, self.gangs, self.attempts, InvariantChecker()]
-        self.swarm = SimulatedSwarm(node_count, gpus_per_node, seed, faults, observers=observers, **options)
+        self.checks = all_checkers(VALIDATE_INTERVAL)
+        self.bookings, self.gangs = self.checks.get(BookingChecker), self.checks.get(GangChecker)
+        self.swarm = SimulatedSwarm(node_count, gpus_per_node, seed, faults, observers=[self.checks], **options)
         self.nodes = list(self.swarm.hosts)
         self.swarm.start()
         assert self.swarm.run_until(self.swarm.is_converged, 30.0), f"seed {seed}: members did not converge"

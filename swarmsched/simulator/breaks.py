@@ -1,0 +1,200 @@
+"""Rules broken on purpose, to see that the checkers are not blind.
+
+Each break is a substitute for one part of a node, handed in where nodes are made (`swarmsched.node.parts`), or for a
+part of the machine.  Production code knows none of them.
+"""
+
+import random
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+
+from swarmsched.authority.contact_book import ContactBook
+from swarmsched.authority.lease_book import LeaseBook
+from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
+from swarmsched.effects import Effect, Persist, SendPeer
+from swarmsched.errors import ConfigError
+from swarmsched.gossip.membership import Membership
+from swarmsched.gossip.membership_config import MembershipConfig
+from swarmsched.gossip.message import Update
+from swarmsched.gossip.rumour import RumourQueue
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.booking import BookingState
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.negotiation.attempt import Attempt, AttemptPhase
+from swarmsched.node.parts import PRODUCTION, Parts
+from swarmsched.record import JobRecord
+from swarmsched.simulator.clock import HostClock
+from swarmsched.simulator.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One broken rule: what is put in its place on every machine."""
+
+    summary: str
+    make_parts: Callable[[HostClock], Parts] = lambda clock: PRODUCTION
+    make_disk: Callable[[random.Random], Disk] = Disk
+
+
+class UnfencedLedger(Ledger):
+    """Obeys whatever epoch a command carries."""
+
+    def _early_answer(self, command: OwnerCommand) -> OwnerAnswer | None:
+        return self.repeated(command)
+
+
+class FickleLedger(Ledger):
+    """Takes back a yes when an older job asks for the same GPUs."""
+
+    def hold(self, request: HoldRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
+        """As its parent, after making room."""
+        answer, writes = super().hold(request, now_s)
+        if answer.refusal is not Refusal.DOES_NOT_FIT:
+            return answer, writes
+        held = [booking for booking in self._bookings.values() if booking.state is BookingState.HELD]
+        lower = [booking for booking in held if booking.job_id > request.job_id]
+        if not lower:
+            return answer, writes
+        for booking in lower:
+            writes += self._remove(booking, now_s)
+        self._refresh()
+        again, more = super().hold(replace(request, command_id=request.command_id + 2**30), now_s)
+        return replace(again, command_id=request.command_id), [*writes, *more]
+
+
+class HastyAttempt(Attempt):
+    """Launches as soon as the first owner has committed."""
+
+    def _launch_when_ready(self, now_s: float) -> list[Effect]:
+        if self.phase not in (AttemptPhase.COMMITTING, AttemptPhase.STAGING):
+            return []
+        self.phase = AttemptPhase.LAUNCHING
+        return self._send_all(now_s, self._launch_request)
+
+
+class WallClockLeaseBook(LeaseBook):
+    """Counts leases by the time of day."""
+
+    def __init__(self, clock: HostClock) -> None:
+        super().__init__(clock.utc_s)
+        self._clock = clock
+
+    def renew(self, sender: NodeId, message: LeaseRenewal, now_s: float) -> list[SendPeer]:
+        """From now on."""
+        return super().renew(sender, message, self._clock.utc_s)
+
+    def touch(self, shepherd: NodeId, generation: int, now_s: float) -> None:
+        """As good as a renewal."""
+        super().touch(shepherd, generation, self._clock.utc_s)
+
+    def may_change(self, shepherd: NodeId, generation: int, now_s: float) -> bool:
+        """By the time of day."""
+        return self._clock.utc_s >= super().free_s(shepherd, generation)
+
+    def free_s(self, shepherd: NodeId, generation: int) -> float:
+        """As the node's clock will show it."""
+        return super().free_s(shepherd, generation) - self._clock.utc_s + self._clock.now_s
+
+
+class WallClockContactBook(ContactBook):
+    """Counts silence by the time of day."""
+
+    def __init__(self, clock: HostClock) -> None:
+        super().__init__(clock.utc_s)
+        self._clock = clock
+
+    def accepted(self, record: JobRecord, now_s: float) -> None:
+        """First sight of a configuration."""
+        super().accepted(record, self._clock.utc_s)
+
+    def contacted(
+        self,
+        sender: NodeId,
+        message: OwnerContact,
+        records: Mapping[JobId, JobRecord],
+        me: Holder,
+        now_s: float,
+        over: Container[JobId] = (),
+    ) -> ContactAnswered:
+        """Let run on from now."""
+        return super().contacted(sender, message, records, me, self._clock.utc_s, over)
+
+    def silence(
+        self, request: SilenceRequest, records: Mapping[JobId, JobRecord], me: Holder, now_s: float
+    ) -> SilenceAnswer:
+        """Since then."""
+        return super().silence(request, records, me, self._clock.utc_s)
+
+
+class RumoursToldOnce(RumourQueue):
+    """Forgets a rumour when it was told once."""
+
+    def take(self, room_bytes: int, sends_limit: int) -> tuple[Update, ...]:
+        """What fits."""
+        return super().take(room_bytes, 1)
+
+
+class DeafMembership(Membership):
+    """Tells each rumour once and never compares what it knows with anybody."""
+
+    def __init__(self, config: MembershipConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._outbox.rumours = RumoursToldOnce()
+
+    @property
+    def membership_hash(self) -> int:
+        """The same for everybody: nothing ever seems to differ."""
+        return 0
+
+
+class ForgetfulDisk(Disk):
+    """Takes the second of the start for a generation and keeps none."""
+
+    def next_generation(self, utc_s: float) -> int:
+        """It may have been used before."""
+        return int(utc_s)
+
+
+def _wall_clock_parts(clock: HostClock) -> Parts:
+    return Parts(
+        make_lease_book=lambda started_s: WallClockLeaseBook(clock),
+        make_contact_book=lambda started_s, quorum: WallClockContactBook(clock),
+    )
+
+
+def _constant(parts: Parts) -> Callable[[HostClock], Parts]:
+    return lambda clock: parts
+
+
+BREAKS: Mapping[str, Break] = {
+    "quorum-of-one": Break("one holder's word decides", _constant(Parts(quorum=lambda count: 1))),
+    "no-epoch-check": Break("owners obey an epoch that is over", _constant(Parts(make_ledger=UnfencedLedger))),
+    "unilateral-withdrawal": Break(
+        "owners take back a hold when an older job asks", _constant(Parts(make_ledger=FickleLedger))
+    ),
+    "launch-before-commits": Break(
+        "ranks start when the first owner has committed", _constant(Parts(make_attempt=HastyAttempt))
+    ),
+    "wall-clock-leases": Break("leases and silence are counted by the time of day", _wall_clock_parts),
+    "unpersisted-generation": Break("an agent does not remember its last generation", make_disk=ForgetfulDisk),
+    "no-hash-check": Break(
+        "members tell a rumour once and never compare what they know",
+        _constant(Parts(make_membership=DeafMembership)),
+    ),
+    "checkpoint-by-rename": Break(
+        "whoever writes last has the latest checkpoint", _constant(Parts(may_commit=lambda record, attempt: ""))
+    ),
+    "no-tombstones": Break("nothing is left of a record that is dropped", _constant(Parts(tombstones_max=0))),
+}
+NO_BREAK = Break("nothing is broken")
+
+
+def find_break(name: str) -> Break:
+    """The break of that name, or none for an empty one.  Raises `ConfigError` with the nearest names."""
+    if not name:
+        return NO_BREAK
+    if name not in BREAKS:
+        raise ConfigError("break", f"{name!r} is no rule that can be broken", f"one of {', '.join(BREAKS)}")
+    return BREAKS[name]

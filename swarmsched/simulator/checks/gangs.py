@@ -1,0 +1,93 @@
+"""Invariant 5: a gang runs all or nothing.
+
+No rank of an attempt starts before the register has decided PREPARED for it and every owner of the gang has told its
+commit, and none starts once the register has decided that the attempt is over.  One exception is the protocol's own:
+where the record names a leftover, its owner may not have heard yet, and nothing new starts before that is settled.
+"""
+
+from collections.abc import Sequence
+
+from swarmsched.effects import Effect, SendPeer, StartTask
+from swarmsched.events import Event
+from swarmsched.ids import NodeId
+from swarmsched.ledger.booking import ROOM, BookingState
+from swarmsched.ledger.message import OwnerAnswer, Refusal
+from swarmsched.record import JobRecord, Leftover, PlanState
+from swarmsched.simulator.checks.checker import Checker
+from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.ledger_view import Key, changed_bookings, ledger_of
+from swarmsched.simulator.checks.violation import Violation
+from swarmsched.simulator.host import Host
+
+
+class GangChecker(Checker):
+    """Which owners have committed to which attempt."""
+
+    EFFECTS = (ROOM,)
+    PERFORMED = (OwnerAnswer, StartTask)
+
+    def __init__(self, decided: DecidedRecords) -> None:
+        self.started_count = 0  # tasks
+        self.widest_gang = 0  # most nodes in one gang
+        self._decided = decided
+        self._leased: dict[NodeId, dict[Key, int]] = {}  # ranks of leases that may not be durable
+        self._committed: dict[Key, dict[NodeId, int]] = {}  # ranks of those that were told; it stays when a lease ends
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Note new leases."""
+        for key, is_there in changed_bookings(effects):
+            entry = ledger_of(host).entry(*key) if is_there else None
+            if entry is not None and entry.state is BookingState.LEASED:
+                self._leased.setdefault(host.node_id, {})[key] = entry.ranks
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """A yes makes a lease a commit; a start needs the commits of all."""
+        if isinstance(effect, SendPeer):
+            self._answered(host, effect.message)
+        elif isinstance(effect, StartTask):
+            self._starts(host, effect)
+
+    def agent_started(self, host: Host) -> None:
+        """Leases that were not durable are gone, all others are commits."""
+        self._leased.pop(host.node_id, None)
+        for entry in ledger_of(host).entries:
+            if entry.state is BookingState.LEASED:
+                self._committed.setdefault((entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
+
+    def _answered(self, host: Host, answer: object) -> None:
+        if not isinstance(answer, OwnerAnswer) or answer.refusal is not Refusal.NONE:
+            return
+        key = (answer.job_id, answer.attempt)
+        ranks = self._leased.get(host.node_id, {}).pop(key, None)
+        if ranks is not None:
+            self._committed.setdefault(key, {})[host.node_id] = ranks
+
+    def _starts(self, host: Host, effect: StartTask) -> None:
+        order = effect.order
+        committed = self._committed.get((order.job_id, order.attempt), {})
+        wanted = {share.node: share.ranks for share in order.shares}
+        if committed != wanted:
+            raise Violation(
+                5, f"{order.job_id}/{order.attempt} starts on {host.node_id} with commits {committed} of {wanted}"
+            )
+        if len(effect.gpus) != order.local_ranks * order.spec.demand.gpus:
+            raise Violation(5, f"{order.job_id}/{order.attempt} starts on {host.node_id} with {len(effect.gpus)} GPUs")
+        self._decided.settle(host)
+        record = self._decided.last(order.job_id)
+        if record is None or record.attempt < order.attempt:
+            raise Violation(5, f"{order.job_id}/{order.attempt} starts on {host.node_id}, and was never prepared")
+        is_left = Leftover(host.node_id, order.attempt) in record.leftovers
+        if is_over(record, order.attempt) and not is_left and effect.until_s > host.now_s:
+            raise Violation(
+                5,
+                f"{order.job_id}/{order.attempt} starts on {host.node_id} after it was over: {record.state.value}, "
+                f"attempt {record.attempt} {record.plan_state.value}, left are {record.leftovers}",
+            )
+        self.started_count += 1
+        self.widest_gang = max(self.widest_gang, len(wanted))
+
+
+def is_over(record: JobRecord, attempt: int) -> bool:
+    """True when the register says that this attempt runs no more."""
+    is_present = record.attempt == attempt and record.plan_state in (PlanState.PREPARED, PlanState.LAUNCHED)
+    return record.is_ended or not is_present

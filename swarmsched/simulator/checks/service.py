@@ -1,0 +1,73 @@
+"""Invariant 10: the attained service of a job never falls, and no GPU-second is counted twice.
+
+The books of this checker are kept in virtual time: an attempt's GPUs times the span from its first start to the
+decision that it is over.  What a job is said to have had never exceeds the sum over its attempts.
+"""
+
+from dataclasses import dataclass
+
+from swarmsched.ids import JobId
+from swarmsched.record import JobRecord
+from swarmsched.simulator.checks.checker import Checker
+from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.gangs import is_over
+from swarmsched.simulator.checks.violation import Violation
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.tasks import RunningTask, TaskChange
+
+FASTEST_RATIO = 1.06  # clocks may run 5 % fast
+SLACK_S = 1.0  # of each attempt, for rounding and reports under way
+ROUNDING_GPU_S = 1e-3
+
+
+@dataclass(slots=True)
+class _Span:
+    """One attempt, in virtual time; `over_s` None while the register has not given it up."""
+
+    gpus: int
+    since_s: float
+    over_s: float | None = None
+
+
+class ServiceChecker(Checker):
+    """Compares each job's attained service with what its attempts can have used."""
+
+    def __init__(self, decided: DecidedRecords) -> None:
+        self._spans: dict[JobId, dict[int, _Span]] = {}
+        self._loop: EventLoop | None = None
+        decided.subscribe(self._decided_next)
+
+    def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
+        """The first start of an attempt opens its span."""
+        self._loop = host.loop
+        if change is TaskChange.STARTED:
+            order = task.order
+            spans = self._spans.setdefault(order.job_id, {})
+            spans.setdefault(order.attempt, _Span(order.spec.total_gpus, host.loop.now_s))
+
+    def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
+        if before is not None and after.attained_gpu_s < before.attained_gpu_s and not after.is_forced:
+            raise Violation(
+                10, f"the service of {job_id} fell from {before.attained_gpu_s:.3f} to {after.attained_gpu_s:.3f} GPU-s"
+            )
+        now_s = 0.0 if self._loop is None else self._loop.now_s
+        spans = self._spans.get(job_id, {})
+        is_forced = before is not None and after.is_forced and after.epoch > before.epoch
+        for attempt, span in spans.items():
+            if is_forced and not is_over(after, attempt):
+                span.over_s = None  # that it was over, only the lost holders knew
+            if span.over_s is None and is_over(after, attempt):
+                span.over_s = now_s
+        if before is not None and after.attained_gpu_s == before.attained_gpu_s:
+            return
+        most = sum(_most_gpu_s(span, now_s) for span in spans.values())
+        if after.attained_gpu_s > most + ROUNDING_GPU_S:
+            raise Violation(
+                10, f"{job_id} is said to have had {after.attained_gpu_s:.3f} GPU-s of at most {most:.3f}: {spans}"
+            )
+
+
+def _most_gpu_s(span: _Span, now_s: float) -> float:
+    until_s = now_s if span.over_s is None else span.over_s
+    return span.gpus * ((until_s - span.since_s) * FASTEST_RATIO + SLACK_S)

@@ -1,0 +1,159 @@
+"""Rare paths that were walked, counted: a run in which one of them never fires has tested less than it seems.
+
+The names are stable; `NAMES` says what each one means.
+"""
+
+from collections.abc import Sequence
+
+from swarmsched.api import JobState
+from swarmsched.authority.message import ContactAnswered, Standing
+from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJob
+from swarmsched.effects import Effect, ReplyToClient, SendPeer, StopTask
+from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.message import AcceptRequest, PrepareRequest
+from swarmsched.ledger.message import CheckpointAnswer
+from swarmsched.record import JobRecord, PlanState
+from swarmsched.simulator.checks.checker import Checker
+from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.tasks import RunningTask, TaskChange
+
+NAMES = {
+    "shepherd taken over": "a decided record names another shepherd than the one before",
+    "prepared recovered by another shepherd": "an attempt that one shepherd prepared was launched under another",
+    "joint configuration seen": "a decided record has leaving holders",
+    "holder replaced": "a decided record has other holders than the job's first, and none is leaving",
+    "gang restarted after node loss": "a decided record counts one more restart",
+    "gang preempted": "a decided record counts one more preemption",
+    "gang relaunched": "a decided record counts one more relaunch",
+    "leftover settled": "a decided record has no leftovers after one that had",
+    "task frozen": "the ranks of a task were frozen",
+    "task thawed": "frozen ranks went on",
+    "task killed because its attempt was over": "a holder said so to its owner, who stopped it",
+    "conflict name seen": "a member was shown as in conflict",
+    "hold expired": "an owner freed an undecided hold at its deadline",
+    "submit repeated at another holder found known": "a client was told of the job that it had made elsewhere",
+    "checkpoint committed": "a decided record has a new checkpoint",
+    "checkpoint refused as stale": "a rank was told that its checkpoint does not count",
+    "store refused": "a holder was asked for a store that it does not have any more",
+    "recover forced": "an operator went on without the lost holders",
+    "yield happened": "a shepherd gave up an undecided hold for another job",
+    "claim used": "a job started on GPUs that it had claimed",
+    "stale record of an ended job dropped": "a holder that knew a job open heard that it is past its retention",
+}
+
+
+class Sometimes(Checker):
+    """`counts` by name, zero for what never happened."""
+
+    EVENTS = (ContactAnswered, ClientCommandReceived, PrepareRequest, AcceptRequest)
+    PERFORMED = (
+        "member.changed",
+        "hold.expired",
+        JobAccepted,
+        Refused,
+        CheckpointAnswer,
+        "job.yielded",
+        "claim.used",
+        "job.over",
+    )
+
+    def __init__(self, decided: DecidedRecords) -> None:
+        self.counts = dict.fromkeys(NAMES, 0)
+        self._preparers: dict[tuple[JobId, int], str] = {}  # attempt -> who prepared it
+        self._first_holders: dict[JobId, tuple[Holder, ...]] = {}
+        self._made_at: dict[JobId, NodeId] = {}  # where a submit was first given
+        self._submits: dict[tuple[NodeId, int], JobId] = {}
+        self._commits: dict[tuple[NodeId, int], None] = {}
+        decided.subscribe(self._decided_next)
+
+    def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
+        """Requests, and what holders tell owners."""
+        if isinstance(event, ClientCommandReceived):
+            self._asked(host, event)
+        elif isinstance(event, PeerMessageReceived):
+            message = event.message
+            if isinstance(message, ContactAnswered) and message.news:
+                self._over(message, effects)
+            elif isinstance(message, PrepareRequest | AcceptRequest) and message.store != host.storage.store_id:
+                self._count("store refused")
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """Announcements and answers."""
+        if isinstance(effect, ReplyToClient):
+            self._replied(host, effect)
+        elif isinstance(effect, SendPeer):
+            answer = effect.message
+            self._count("checkpoint refused as stale", isinstance(answer, CheckpointAnswer) and not answer.is_committed)
+        else:
+            self._announced(effect)
+
+    def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
+        """Ranks freeze and go on."""
+        self._count("task frozen", change is TaskChange.FROZEN)
+        self._count("task thawed", change is TaskChange.THAWED)
+
+    def _count(self, name: str, has_happened: bool = True) -> None:
+        self.counts[name] += has_happened
+
+    def _asked(self, host: Host, event: ClientCommandReceived) -> None:
+        key, command = (host.node_id, event.request_id), event.command
+        if isinstance(command, SubmitJob) and not command.is_dry_run:
+            self._made_at.setdefault(command.job_id, host.node_id)
+            self._submits[key] = command.job_id
+        elif isinstance(command, CommitCheckpoint):
+            self._commits[key] = None
+
+    def _replied(self, host: Host, effect: ReplyToClient) -> None:
+        key = (host.node_id, effect.request_id)
+        job_id = self._submits.pop(key, None)
+        if isinstance(effect.reply, JobAccepted) and job_id is not None:
+            is_elsewhere = self._made_at[job_id] != host.node_id
+            self._count("submit repeated at another holder found known", effect.reply.was_known and is_elsewhere)
+        if key in self._commits:
+            del self._commits[key]
+            is_stale = isinstance(effect.reply, Refused) and effect.reply.code == "conflict"
+            self._count("checkpoint refused as stale", is_stale)
+
+    def _over(self, message: ContactAnswered, effects: Sequence[Effect]) -> None:
+        over = {(news.job_id, news.attempt) for news in message.news if news.standing is Standing.OVER}
+        stopped = [each for each in effects if isinstance(each, StopTask) and (each.job_id, each.attempt) in over]
+        self._count("task killed because its attempt was over", bool(stopped))
+
+    def _announced(self, effect: Effect) -> None:
+        kind = getattr(effect, "kind", "")
+        if kind == "member.changed":
+            self._count("conflict name seen", getattr(effect, "fields", {}).get("status") == "conflict")
+        elif kind == "hold.expired":
+            self._count("hold expired")
+        elif kind == "job.yielded":
+            self._count("yield happened")
+        elif kind == "claim.used":
+            self._count("claim used")
+        elif kind == "job.over":
+            self._count("stale record of an ended job dropped")
+
+    def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
+        first = self._first_holders.setdefault(job_id, after.holders)
+        if after.plan_state is PlanState.PREPARED:
+            self._preparers.setdefault((job_id, after.attempt), after.shepherd)
+        if before is None:
+            return
+        self._count("shepherd taken over", after.shepherd != before.shepherd)
+        preparer = self._preparers.get((job_id, after.attempt), after.shepherd)
+        is_launched = after.plan_state is PlanState.LAUNCHED and before.plan_state is not PlanState.LAUNCHED
+        self._count("prepared recovered by another shepherd", is_launched and preparer != after.shepherd)
+        self._count("joint configuration seen", bool(after.leaving_holders) and not before.leaving_holders)
+        self._count(
+            "holder replaced", bool(before.leaving_holders) and not after.leaving_holders and after.holders != first
+        )
+        self._count("gang restarted after node loss", after.restarts > before.restarts)
+        self._count("gang preempted", after.preemptions > before.preemptions)
+        self._count("gang relaunched", after.relaunches > before.relaunches)
+        is_settled = bool(before.leftovers) and not after.leftovers and after.state is not JobState.ENDED
+        self._count("leftover settled", is_settled)
+        has_news = after.checkpoint is not None and after.checkpoint != before.checkpoint
+        self._count("checkpoint committed", has_news)
+        self._count("recover forced", after.is_forced and after.epoch > before.epoch and not before.is_forced)

@@ -1,0 +1,229 @@
+"""Users of a simulated swarm: they do the planned work the way the client library does it.
+
+A submit asks any agent for a ticket, gives the ticket to one of its holders, and repeats it at the next one until
+somebody has accepted it or refused it for good.  Answers may get lost on the way to the user.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from swarmsched.api import JobSpec
+from swarmsched.commands import (
+    CancelJob,
+    Command,
+    CreateTicket,
+    JobAccepted,
+    RecoverJob,
+    Refused,
+    SetSwarmSetting,
+    SubmitJob,
+    TicketIssued,
+)
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.swarm import SimulatedSwarm
+from swarmsched.simulator.workload import Work, WorkPlan, spec_of
+
+ANSWER_S = 3.0  # then the user asks somebody else
+AGAIN_S = 1.0  # after an answer that says: try again
+CANCELS_MAX = 30  # repeats of one cancel
+RECOVER_S = 3.0  # between two looks of an operator at jobs that nobody can decide about
+TRY_AGAIN = ("not_ready", "unavailable")
+
+OnReply = Callable[[object], None]
+
+
+@dataclass(slots=True)
+class Submission:
+    """One job as its user sees it."""
+
+    work: Work
+    spec: JobSpec
+    ticket: TicketIssued | None = None
+    tries: int = 0
+    answers_to_lose: int = 0
+    accepted_s: float = math.inf  # virtual time at which the user knew
+    refusal: Refused | None = None
+    cancelled: bool = False
+    open_requests: list[int] = field(default_factory=list)
+
+    @property
+    def job_id(self) -> JobId | None:
+        """Known once there is a ticket."""
+        return self.ticket.job_id if self.ticket is not None else None
+
+    @property
+    def is_accepted(self) -> bool:
+        """True once the user has read that the job will run."""
+        return not math.isinf(self.accepted_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """True when the user asks no more."""
+        return self.is_accepted or self.refusal is not None
+
+
+class Clients:
+    """All users.  They reach every agent that is up, whatever the network between agents is like."""
+
+    def __init__(self, swarm: SimulatedSwarm) -> None:
+        self._swarm = swarm
+        self._loop = swarm.loop
+        self._waiting: dict[int, OnReply] = {}
+        self._last_request_id = 0
+        self._planned_count = 0
+        self._is_closed = False
+        self.submissions: dict[int, Submission] = {}
+        for host in swarm.hosts.values():
+            host.on_reply = self._replied
+
+    def schedule(self, plan: WorkPlan) -> None:
+        """All of it will be done at its time."""
+        self._planned_count += len(plan)
+        for work in plan:
+            self._loop.post_at(work.at_s, self._begin, work)
+
+    @property
+    def is_idle(self) -> bool:
+        """True when everything planned was done, or the users have gone home."""
+        return self._is_closed or not self._planned_count
+
+    def close(self) -> None:
+        """Users go home: they ask for the end of every job and give up what has not been accepted."""
+        self._is_closed = True
+        for submission in self.submissions.values():
+            self._cancel(submission, 0.0, CANCELS_MAX)
+
+    def _begin(self, work: Work) -> None:
+        self._planned_count -= 1
+        if work.kind == "submit":
+            parameters = work.parameters
+            submission = Submission(work, spec_of(parameters), answers_to_lose=parameters["answers_lost"])
+            self.submissions[parameters["job"]] = submission
+            self._ask_for_ticket(submission)
+            return
+        if work.kind == "policy":
+            setting = SetSwarmSetting(work.parameters["policy"], work.parameters["parameters"])
+            self._ask(self._nearest(work.parameters["node"]), setting)
+            return
+        if work.kind == "recover":
+            self._recover()
+            return
+        known = self.submissions.get(work.parameters["job"])
+        if known is None or known.ticket is None:
+            return
+        if work.kind == "repeat":
+            self._give(known, known.ticket)
+        elif work.kind == "cancel":
+            self._cancel(known, work.parameters["grace_s"], CANCELS_MAX)
+
+    # --- submits
+
+    def _ask_for_ticket(self, submission: Submission) -> None:
+        def heard(reply: object) -> None:
+            if submission.ticket is not None or self._is_closed:
+                return
+            if isinstance(reply, TicketIssued):
+                submission.ticket = reply
+                for _ in range(1 + submission.work.parameters["copies"]):
+                    self._give(submission, reply)
+                self._loop.post_later(ANSWER_S, self._insist, submission, reply)
+            else:
+                self._loop.post_later(AGAIN_S, self._ask_for_ticket, submission)
+
+        self._ask(self._nearest(submission.work.parameters["node"]), CreateTicket(), heard)
+
+    def _insist(self, submission: Submission, ticket: TicketIssued) -> None:
+        """No answer yet: the next holder is asked."""
+        if not submission.is_settled and not self._is_closed:
+            self._give(submission, ticket)
+            self._loop.post_later(ANSWER_S, self._insist, submission, ticket)
+
+    def _give(self, submission: Submission, ticket: TicketIssued) -> None:
+        holder = ticket.holders[submission.tries % len(ticket.holders)]
+        submission.tries += 1
+
+        def heard(reply: object) -> None:
+            if isinstance(reply, JobAccepted):
+                self._accepted(submission)
+            elif isinstance(reply, Refused) and reply.code not in TRY_AGAIN and not submission.is_settled:
+                submission.refusal = reply
+
+        self._ask(self._swarm.hosts[holder.node], SubmitJob(ticket.job_id, ticket.holders, submission.spec), heard)
+
+    def _accepted(self, submission: Submission) -> None:
+        if submission.answers_to_lose > 0:
+            submission.answers_to_lose -= 1
+        elif not submission.is_accepted:
+            submission.accepted_s = self._loop.now_s
+
+    # --- cancels
+
+    def _cancel(self, submission: Submission, grace_s: float, tries: int) -> None:
+        """Ask the shepherd, wherever it is by now, until it says that it heard."""
+        job_id = submission.job_id
+        if job_id is None or submission.cancelled or not tries:
+            return
+
+        def heard(reply: object) -> None:
+            submission.cancelled = submission.cancelled or isinstance(reply, JobAccepted)
+
+        shepherd = next((host for host in self._swarm.up if host.node and host.node.is_shepherd(job_id)), None)
+        if shepherd is not None:
+            self._ask(shepherd, CancelJob(job_id, grace_s, "the user asked"), heard)
+        self._loop.post_later(ANSWER_S, self._cancel, submission, grace_s, tries - 1)
+
+    # --- recovery
+
+    def _recover(self) -> None:
+        """An operator who knows which stores are gone for good has their jobs go on without them, one after another."""
+        for submission in self.submissions.values():
+            job_id = submission.job_id
+            holder = None if job_id is None else self._survivor(job_id)
+            if job_id is not None and holder is not None:
+                self._ask(holder, RecoverJob(job_id))
+        self._loop.post_later(RECOVER_S, self._recover)
+
+    def _survivor(self, job_id: JobId) -> Host | None:
+        """Who has the newest record of a job that has lost a majority of its holders; None for one that has not."""
+        known = [(host.node.record(job_id), host) for host in self._swarm.up if host.node is not None]
+        found = [(record.stamp, host.node_id, record, host) for record, host in known if record is not None]
+        if not found:
+            return None
+        _, _, record, host = max(found, key=lambda each: each[:2])
+        is_stuck = not record.is_ended and not record.configuration.is_quorum(
+            self._stores(record.configuration.members)
+        )
+        return host if is_stuck else None
+
+    def _stores(self, holders: Iterable[Holder]) -> list[Holder]:
+        """Those that exist, up or down."""
+        hosts = self._swarm.hosts
+        return [
+            each for each in holders if each.store == hosts[each.node].storage.store_id and not hosts[each.node].is_lost
+        ]
+
+    # --- asking
+
+    def _nearest(self, node: NodeId) -> Host:
+        """That machine, or the next one of which the agent is up."""
+        hosts = list(self._swarm.hosts.values())
+        first = next(n for n, host in enumerate(hosts) if host.node_id == node)
+        around = [*hosts[first:], *hosts[:first]]
+        return next((host for host in around if host.is_up), around[0])
+
+    def _ask(self, host: Host, command: Command, heard: OnReply = lambda reply: None) -> None:
+        """An agent that is down, or dies before it answers, looks like one that answers `unavailable`."""
+        self._last_request_id += 1
+        request_id = self._last_request_id
+        self._waiting[request_id] = heard
+        if host.is_up:
+            host.command(request_id, command)
+        self._loop.post_later(ANSWER_S, self._replied, request_id, Refused("unavailable", "no answer"))
+
+    def _replied(self, request_id: int, reply: object) -> None:
+        heard = self._waiting.pop(request_id, None)
+        if heard is not None:
+            heard(reply)

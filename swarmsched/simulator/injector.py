@@ -1,0 +1,243 @@
+"""Carrying out a plan of faults on a simulated swarm, and mending everything at its end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from swarmsched.ids import NodeId
+from swarmsched.simulator.fault import Fault, FaultPlan
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.network import NetworkFaults
+from swarmsched.simulator.swarm import SimulatedSwarm
+
+Undo = Callable[[], None]
+RESTART_GAP_S = 0.05
+LOOP_TURN_S = 0.01  # a slow loop runs so long between two stalls
+
+
+class Injector:
+    """Puts each fault into the loop; a fault that finds its machine in no state for it does nothing."""
+
+    def __init__(self, swarm: SimulatedSwarm) -> None:
+        self._swarm = swarm
+        self._calm = swarm.network.faults
+        self._weather: list[Fault] = []  # network-wide faults that last
+        self._namesakes: dict[NodeId, Host] = {}
+        self.applied: list[Fault] = []
+        self.is_over = False
+
+    def schedule(self, plan: FaultPlan) -> None:
+        """All of them will happen at their times."""
+        for fault in plan:
+            self._swarm.loop.post_at(fault.at_s, self._apply, fault)
+
+    def heal(self) -> None:
+        """Mend everything that can be mended: what remains to be scheduled does nothing, lost machines stay lost."""
+        self.is_over = True
+        swarm = self._swarm
+        swarm.network.faults = self._calm
+        swarm.network.heal()
+        swarm.heal_sends()
+        for node in list(self._namesakes):
+            self._give_back(node)
+        for host in swarm.hosts.values():
+            host.storage.heal()
+            host.set_clock_rate(1.0)
+            host.go_on()
+            host.bring_up()
+
+    def _apply(self, fault: Fault) -> None:
+        if not self.is_over:
+            self.applied.append(fault)
+            APPLY[fault.kind](self, fault)
+
+    def _host(self, fault: Fault) -> Host:
+        return self._swarm.hosts[fault.parameters["node"]]
+
+    def _later(self, fault: Fault, undo: Callable[..., None], *arguments: object) -> None:
+        self._swarm.loop.post_later(fault.parameters["duration_s"], self._unless_over, undo, *arguments)
+
+    def _unless_over(self, undo: Callable[..., None], *arguments: object) -> None:
+        if not self.is_over:
+            undo(*arguments)
+
+    # --- the network
+
+    def change_weather(self, fault: Fault) -> None:
+        """One more network-wide fault."""
+        self._weather.append(fault)
+        self._set_weather()
+        self._later(fault, self._clear_weather, fault)
+
+    def _clear_weather(self, fault: Fault) -> None:
+        self._weather.remove(fault)
+        self._set_weather()
+
+    def _set_weather(self) -> None:
+        faults = self._calm
+        for fault in self._weather:
+            faults = _worsened(faults, fault)
+        self._swarm.network.faults = faults
+
+    def clog(self, fault: Fault) -> None:
+        """One direction of one link."""
+        where = fault.parameters
+        until_s = self._swarm.loop.now_s + where["duration_s"]
+        self._swarm.network.clog(where["source"], where["destination"], until_s)
+
+    def cut(self, fault: Fault) -> None:
+        """Both directions for a `side`, one for those who are `deaf`."""
+        parameters = fault.parameters
+        part: list[NodeId] = parameters.get("side", parameters.get("deaf"))
+        others = [node for node in self._swarm.hosts if node not in part]
+        links = [(other, one) for one in part for other in others]
+        if "side" in parameters:
+            links += [(one, other) for other, one in links]
+        for link in links:
+            self._swarm.network.cut(*link)
+        self._later(fault, self._mend, links)
+
+    def _mend(self, links: list[tuple[NodeId, NodeId]]) -> None:
+        for link in links:
+            self._swarm.network.mend(*link)
+
+    def refuse(self, fault: Fault) -> None:
+        """EPERM."""
+        for other in fault.parameters["to"]:
+            self._swarm.refuse_sends(fault.parameters["node"], other)
+        self._later(fault, self._allow, fault)
+
+    def _allow(self, fault: Fault) -> None:
+        for other in fault.parameters["to"]:
+            self._swarm.allow_sends(fault.parameters["node"], other)
+
+    # --- machines
+
+    def crash(self, fault: Fault) -> None:
+        """The agent only."""
+        host = self._host(fault)
+        if host.is_up:
+            host.crash()
+            self._later(fault, host.bring_up)
+
+    def restart(self, fault: Fault) -> None:
+        """Down and up in the same moment, several times."""
+        for number in range(fault.parameters["times"]):
+            self._swarm.loop.post_later(number * RESTART_GAP_S, self._restart, self._host(fault))
+
+    def _restart(self, host: Host) -> None:
+        if host.is_up and not self.is_over:
+            host.crash()
+            host.start()
+
+    def cut_power(self, fault: Fault) -> None:
+        """The whole machine."""
+        host = self._host(fault)
+        host.cut_power()
+        self._later(fault, host.bring_up)
+
+    def lose(self, fault: Fault) -> None:
+        """The whole machine, for ever."""
+        host = self._host(fault)
+        host.cut_power()
+        host.is_lost = True
+
+    def wipe(self, fault: Fault) -> None:
+        """A new disk."""
+        host = self._host(fault)
+        host.wipe()
+        self._later(fault, host.bring_up)
+
+    def share_name(self, fault: Fault) -> None:
+        """Somebody installs a machine under a name that is taken."""
+        node = fault.parameters["node"]
+        if node not in self._namesakes:
+            self._namesakes[node] = self._swarm.add_namesake(node)
+            self._namesakes[node].start()
+            self._later(fault, self._give_back, node)
+
+    def _give_back(self, node: NodeId) -> None:
+        """And notices: it is switched off for ever, and the agent of the one that keeps the name is started again."""
+        self._namesakes.pop(node).cut_power()
+        host = self._swarm.hosts[node]
+        if host.is_up:
+            host.crash()
+            host.start()
+
+    def pause(self, fault: Fault) -> None:
+        """SIGSTOP."""
+        host = self._host(fault)
+        host.pause()
+        self._later(fault, host.go_on)
+
+    def slow_down(self, fault: Fault) -> None:
+        """Stall after stall."""
+        end_s = self._swarm.loop.now_s + fault.parameters["duration_s"]
+        self._stall(self._host(fault), fault.parameters["lag_s"], end_s)
+
+    def _stall(self, host: Host, lag_s: float, end_s: float) -> None:
+        if self._swarm.loop.now_s < end_s and not self.is_over:
+            host.pause()
+            self._swarm.loop.post_later(lag_s, self._turn, host, lag_s, end_s)
+
+    def _turn(self, host: Host, lag_s: float, end_s: float) -> None:
+        if not self.is_over:
+            host.go_on()
+            self._swarm.loop.post_later(LOOP_TURN_S, self._stall, host, lag_s, end_s)
+
+    def slow_disk(self, fault: Fault) -> None:
+        """Until it is replaced."""
+        storage = self._host(fault).storage
+        storage.fsync_median_s = fault.parameters["fsync_median_s"]
+        self._later(fault, storage.speed_up)
+
+    def fill_disk(self, fault: Fault) -> None:
+        """Nothing becomes durable."""
+        self._host(fault).storage.full_until_s = self._swarm.loop.now_s + fault.parameters["duration_s"]
+
+    def drift(self, fault: Fault) -> None:
+        """The monotonic clock."""
+        host = self._host(fault)
+        host.set_clock_rate(fault.parameters["rate"])
+        self._later(fault, host.set_clock_rate, 1.0)
+
+    def jump(self, fault: Fault) -> None:
+        """Wall clocks; they stay wrong."""
+        for node in fault.parameters["nodes"]:
+            self._swarm.hosts[node].clock.wall_error_s += fault.parameters["by_s"]
+
+
+APPLY: dict[str, Callable[[Injector, Fault], None]] = {
+    "loss": Injector.change_weather,
+    "duplicate": Injector.change_weather,
+    "replay": Injector.change_weather,
+    "delay": Injector.change_weather,
+    "clog": Injector.clog,
+    "partition": Injector.cut,
+    "one-way-partition": Injector.cut,
+    "crash": Injector.crash,
+    "restart": Injector.restart,
+    "power-cut": Injector.cut_power,
+    "lost-host": Injector.lose,
+    "wipe": Injector.wipe,
+    "pause": Injector.pause,
+    "slow-loop": Injector.slow_down,
+    "slow-disk": Injector.slow_disk,
+    "full-disk": Injector.fill_disk,
+    "clock-drift": Injector.drift,
+    "clock-jump": Injector.jump,
+    "send-error": Injector.refuse,
+    "same-name": Injector.share_name,
+}
+
+
+def _worsened(faults: NetworkFaults, fault: Fault) -> NetworkFaults:
+    parameters = fault.parameters
+    match fault.kind:
+        case "loss":
+            return replace(faults, loss_ratio=max(faults.loss_ratio, parameters["ratio"]))
+        case "duplicate":
+            return replace(faults, duplicate_ratio=max(faults.duplicate_ratio, parameters["ratio"]))
+        case "replay":
+            return replace(faults, replay_ratio=max(faults.replay_ratio, parameters["ratio"]))
+        case _:
+            return replace(faults, delay_median_s=parameters["median_s"], delay_sigma=parameters["sigma"])

@@ -1,0 +1,257 @@
+"""What users do during a run, as data: submits, repeats of the same ticket, cancels, changes of the policy, recovery.
+
+Like faults, each piece of work is complete in itself.  Jobs are numbered, since their ids are not known beforehand;
+work on a job that does not exist (yet, or because its submit was left out) does nothing.
+
+Most jobs are drawn one by one.  Paths that chance alone walks too rarely have scenes of their own: gangs that want
+everything in the same milliseconds, a gang that waits until its place is kept for it, an order in which jobs make room.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from swarmsched.api import Isolation, JobSpec
+from swarmsched.ids import NodeId
+from swarmsched.resources import Demand
+from swarmsched.simulator.tasks import RankPlan
+from swarmsched.task import TaskFailure, TaskOrder
+
+WORK_KINDS = ("submit", "repeat", "cancel", "policy", "recover")
+JOB_KINDS = (
+    "train",
+    "train",
+    "train",
+    "sleep",
+    "sleep",
+    "staged",
+    "code",
+    "once",
+    "environment",
+    "no-port",
+    "stubborn",
+    "endless",
+)
+FOR_EVER_S = 1e6
+RUSH_S = 0.05  # jobs that are submitted together want the same GPUs at the same time
+QUIET_RATIO = 0.5  # of the jobs that come alone
+POLICIES = ("fifo", "backfill", "las")
+SCENES_NODES_MAX = 5  # in larger swarms so long gangs cost more events than they are worth
+CONTEST_RATIO, CONTEST_S = 0.25, 0.008  # of the runs; between gangs that want everything: about as long as a hold takes
+PREEMPTING_RATIO = 0.25
+TRAINING_RATIO = 0.4  # of the runs with three nodes and none of the other scenes
+RECOVER_RATIO = 0.7
+EXCLUDE_RATIO = 0.2
+BLOCKER_S = (62.0, 80.0)  # long enough for whoever waits behind it to starve
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One thing that a user does at `at_s`; the parameters are JSON values and depend on the kind."""
+
+    at_s: float
+    kind: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """An object of plain values."""
+        return {"at_s": self.at_s, "work": self.kind, **self.parameters}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read back what `to_json` wrote; ValueError for a kind that does not exist."""
+        parameters = dict(document)
+        at_s, kind = float(parameters.pop("at_s")), str(parameters.pop("work"))
+        if kind not in WORK_KINDS:
+            raise ValueError(f"work {kind!r} is not one of {', '.join(WORK_KINDS)}")
+        return cls(at_s, kind, parameters)
+
+
+WorkPlan = Sequence[Work]
+
+
+def draw_work(
+    rng: random.Random, nodes: Sequence[NodeId], gpus_per_node: int, begin_s: float, end_s: float, *, starves: bool
+) -> list[Work]:
+    """Some jobs, more on more nodes, and what is done to them; in order of time.  `starves`: one of them waits for
+    longer than a minute."""
+    draw = _Draw(rng, list(nodes), gpus_per_node, begin_s, end_s)
+    if len(nodes) <= SCENES_NODES_MAX:
+        draw.scenes(starves=starves)
+    draw.jobs()
+    if rng.random() < 0.3:
+        draw.policy(rng.uniform(begin_s, end_s), rng.choice(POLICIES), {})
+    if rng.random() < RECOVER_RATIO:
+        draw.add(end_s + rng.uniform(0.5, 6.0), "recover", {})
+    return sorted(draw.work, key=lambda each: each.at_s)
+
+
+class _Draw:
+    """Work in the making; jobs are numbered as they are drawn."""
+
+    def __init__(
+        self, rng: random.Random, nodes: list[NodeId], gpus_per_node: int, begin_s: float, end_s: float
+    ) -> None:
+        self.work: list[Work] = []
+        self._rng = rng
+        self._nodes = nodes
+        self._gpus_per_node = gpus_per_node
+        self._total_gpus = gpus_per_node * len(nodes)
+        self._begin_s, self._end_s = begin_s, end_s
+        self._number = 0
+
+    def add(self, at_s: float, kind: str, parameters: Mapping[str, Any]) -> None:
+        """One piece more."""
+        self.work.append(Work(_rounded(at_s), kind, parameters))
+
+    def policy(self, at_s: float, name: str, parameters: Mapping[str, float]) -> None:
+        """Somebody changes the order of all jobs."""
+        self.add(at_s, "policy", {"node": self._rng.choice(self._nodes), "policy": name, "parameters": parameters})
+
+    def scenes(self, *, starves: bool) -> None:
+        """What leads to rare paths."""
+        rng = self._rng
+        if starves:
+            self._starvation()
+        elif rng.random() < CONTEST_RATIO:
+            for at_s in (self._begin_s, self._begin_s + 3.0, rng.uniform(self._begin_s, self._end_s)):
+                self._contest(at_s + rng.random())
+        elif rng.random() < PREEMPTING_RATIO:
+            self._preemption()
+        elif len(self._nodes) > 2 and rng.random() < TRAINING_RATIO:
+            self._training()
+
+    def jobs(self) -> None:
+        """One by one, some of them together; most of them early."""
+        rng, begin_s, end_s = self._rng, self._begin_s, self._end_s
+        rushes_s = [begin_s + (end_s - begin_s) * rng.random() ** 3 for _ in range(rng.randint(1, 2))]
+        for _ in range(3 + min(len(self._nodes), 8) // 2 + rng.randint(0, 5)):
+            at_s = rng.choice(rushes_s) + RUSH_S * rng.random()
+            if rng.random() < QUIET_RATIO:
+                at_s = begin_s + (end_s - begin_s) * rng.random() ** 2
+            number = self._submit(at_s)
+            for kind, ratio in (("repeat", 0.3), ("cancel", 0.2)):
+                if rng.random() < ratio:
+                    later_s = at_s + rng.choice([0.05, 1.0, 30.0]) * rng.random()
+                    grace = {} if kind == "repeat" else {"grace_s": rng.choice([0.0, 1.0])}
+                    self.add(later_s, kind, {"job": number, **grace})
+
+    def _submit(self, at_s: float, **wanted: object) -> int:
+        parameters = _submit(self._rng, self._nodes, self._gpus_per_node, self._number)
+        self.add(at_s, "submit", {**parameters, **wanted})
+        self._number += 1
+        return self._number - 1
+
+    def _contest(self, at_s: float) -> None:
+        """Gangs that want everything, each at another agent; whoever comes last may rank first."""
+        rng = self._rng
+        rivals = rng.sample(self._nodes, min(len(self._nodes), rng.randint(2, 3)))
+        for priority, node in enumerate(rivals):
+            self._submit(
+                at_s + CONTEST_S * rng.random(),
+                node=node,
+                ranks=self._total_gpus,
+                does="sleep",
+                duration_s=_rounded(rng.uniform(0.2, 2.0)),
+                priority=priority,
+                exclude=[],
+            )
+
+    def _starvation(self) -> None:
+        """One that stays for long, and a gang behind it that needs its place too."""
+        rng = self._rng
+        if rng.random() < 0.5:
+            self.policy(self._begin_s, "backfill", {})
+        blocker_s, calm = _rounded(rng.uniform(*BLOCKER_S)), {"priority": 9, "exclude": []}
+        self._submit(self._begin_s, ranks=1, does="sleep", duration_s=blocker_s, **calm)
+        self._submit(self._begin_s + 3.0 * rng.random(), ranks=self._total_gpus, does="sleep", duration_s=2.0, **calm)
+
+    def _preemption(self) -> None:
+        """An order in which some make room for others, a gang that will have had its share, and a fresh one."""
+        rng = self._rng
+        limits = {"threshold1_gpu_s": rng.choice([1.0, 10.0, 50.0]), "minimum_run_s": rng.choice([0.0, 2.0, 10.0])}
+        self.policy(self._begin_s, "las", {**limits, "preemptions_max": rng.choice([1.0, 3.0])})
+        long = {"ranks": self._total_gpus, "does": "train", "duration_s": 60.0, "checkpoint_period_s": 3.0}
+        self._submit(self._begin_s + rng.random(), **long, exclude=[])
+        self._submit(self._begin_s + rng.uniform(15.0, 30.0), does="sleep", duration_s=5.0)
+
+    def _training(self) -> None:
+        """One that commits often, runs on one node that does not shepherd it, and would find room on another."""
+        rng = self._rng
+        node = rng.choice(self._nodes)
+        often = {"does": "train", "duration_s": 80.0, "checkpoint_period_s": 0.5, "max_restarts": 5}
+        placed = {"node": node, "exclude": [node], "ranks": self._gpus_per_node, "priority": 9, "on_isolation": "pause"}
+        self._submit(self._begin_s + 3.0 * rng.random(), **often, **placed)
+
+
+def _submit(rng: random.Random, nodes: Sequence[NodeId], gpus_per_node: int, number: int) -> dict[str, Any]:
+    does = rng.choice(JOB_KINDS)
+    total_gpus = gpus_per_node * len(nodes)
+    duration_s = rng.choice([0.2, 5.0, 20.0, 60.0]) * rng.random()
+    if does == "train":  # long enough to be struck, with a checkpoint before and after
+        duration_s = rng.choice([5.0, 40.0, 80.0]) * rng.uniform(0.5, 1.0)
+    node = rng.choice(list(nodes))
+    exclude = [node] if len(nodes) > 1 and rng.random() < EXCLUDE_RATIO else []
+    total_gpus -= gpus_per_node * len(exclude)
+    return {
+        "job": number,
+        "node": node,
+        "ranks": min(total_gpus, rng.choice([1, 1, 2, 3, 5, 8, max(1, total_gpus // 2), total_gpus])),
+        "priority": rng.choice([0, 0, 0, 0, 1, 5]),
+        "exclude": exclude,  # so that it is shepherded where none of it runs
+        "does": does,
+        "duration_s": _rounded(duration_s),
+        "checkpoint_period_s": _rounded(rng.choice([0.5, 1.0, 3.0])) if does == "train" else 0.0,
+        "time_limit_s": _rounded(rng.uniform(0.5, 20.0)) if does in ("stubborn", "endless") else 0.0,
+        "grace_s": rng.choice([0.1, 1.0]),
+        "max_restarts": rng.choice([0, 1, 5, 5, 5]),
+        "on_isolation": rng.choice(["pause", "pause", "pause", "continue"]),
+        "copies": rng.choice([0, 0, 0, 1, 2]),  # the same request to several holders at once
+        "answers_lost": rng.choice([0, 0, 0, 1, 2]),  # before the client hears one
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)
+
+
+def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
+    """The job that a submit asks for.  Its command tells `behave` what the ranks do."""
+    does = parameters["does"]
+    return JobSpec(
+        command=(does, str(parameters["duration_s"]), str(parameters["checkpoint_period_s"])),
+        ranks=parameters["ranks"],
+        demand=Demand(gpus=1),
+        time_limit_s=parameters["time_limit_s"],
+        grace_s=parameters["grace_s"],
+        priority=parameters["priority"],
+        exclude=tuple(parameters["exclude"]),
+        tree="0" * 64 if does in ("environment", "staged") else "",  # so that there is something to stage
+        max_restarts=parameters["max_restarts"],
+        on_isolation=Isolation(parameters["on_isolation"]),
+    )
+
+
+def behave(order: TaskOrder, rank: int) -> RankPlan:
+    """What the ranks of each kind of job do."""
+    does, duration, period = order.spec.command
+    duration_s, period_s = float(duration), float(period) or math.inf
+    match does:
+        case "train":
+            return RankPlan(duration_s, checkpoint_period_s=period_s)
+        case "code":  # one rank fails, the others would go on for ever
+            return RankPlan(duration_s, 3) if rank == order.world_size - 1 else RankPlan(FOR_EVER_S)
+        case "once" if order.attempt == 1 and order.node_rank == 1:  # not its fault: tried again
+            return RankPlan(duration_s, failure=TaskFailure.UNREACHABLE)
+        case "no-port" if order.attempt == 1 and order.node_rank == 0:
+            return RankPlan(duration_s, failure=TaskFailure.PORT_TAKEN)
+        case "environment":
+            return RankPlan(duration_s, failure=TaskFailure.ENVIRONMENT)
+        case "stubborn":
+            return RankPlan(FOR_EVER_S, obeys_sigterm=False)
+        case "endless":
+            return RankPlan(FOR_EVER_S)
+        case _:
+            return RankPlan(duration_s)

@@ -1,0 +1,310 @@
+"""Invariants 12 to 17: what a healed swarm is reminded of, and what it is not."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from swarmsched.api import EndReason, Isolation, JobState
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import NodeRecord, NodeStatus
+from swarmsched.gossip.setting import SwarmSetting
+from swarmsched.ids import NodeId
+from swarmsched.ledger.booking import BookingState
+from swarmsched.record import Leftover, PlanState
+from swarmsched.resources import Demand, Free
+from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.durability import DurabilityChecker
+from swarmsched.simulator.checks.healed_jobs import (
+    ACTING_S,
+    STUCK_S,
+    AllEnded,
+    NothingStuck,
+    OneShepherd,
+    QueueEmpties,
+    TopIsPlaced,
+)
+from swarmsched.simulator.checks.healed_views import (
+    MEMBERSHIP_S,
+    DeadAreKnown,
+    EqualMembership,
+    EqualState,
+    LiveStayKnown,
+    rounds_to_all,
+)
+from swarmsched.simulator.checks.healing import Healing
+from swarmsched.simulator.checks.suite import Suite
+from swarmsched.simulator.checks.testing import GPUS, JOB, NODES, FakeLedger, FakeNode, History, gang, gpus_of
+from swarmsched.simulator.checks.violation import Violation
+
+NO_TASKS = ()
+
+
+class HealedLedger(FakeLedger):
+    """One that offers whatever is not booked."""
+
+    def __init__(self, node):
+        super().__init__()
+        self.node = node
+
+    def free(self, now_s):
+        booked = {uuid for entry in self.entries for uuid in entry.gpus}
+        return Free(tuple(gpu for gpu in gpus_of(self.node, GPUS) if gpu.uuid not in booked), 8, 2**36)
+
+
+class HealedNode(FakeNode):
+    """One that sees all three alive, and acts for what a test says."""
+
+    def __init__(self, node):
+        super().__init__(HealedLedger(node))
+        self.acts_for = []
+        self.setting = SwarmSetting()
+        self.known_members = [member(name) for name in NODES]
+        self.known_records = [NodeStatus(NodeRecord(name, 1, 5), 0.0) for name in NODES]
+
+    def is_shepherd(self, job_id):
+        return job_id in self.acts_for
+
+    def tasks(self):
+        return NO_TASKS
+
+
+class HealedHost(SimpleNamespace):
+    """A machine as healing sees it; its clock shows virtual time."""
+
+    def __init__(self, node_id, node, loop, storage, resources):
+        tasks = SimpleNamespace(running=[], bound_ports=0)
+        super().__init__(node_id=node_id, node=node, loop=loop, storage=storage, resources=resources, tasks=tasks)
+        self.is_up, self.is_paused = True, False
+
+    @property
+    def now_s(self):
+        return self.loop.now_s
+
+
+def member(name, status=MemberStatus.ALIVE, incarnation=1):
+    return MemberView(name, ("10.0.0.1", 1), 1, incarnation, status, 0.0, b"", "", 1, 1)
+
+
+class Swarm:
+    """Three machines that nobody drives; time passes when a rule is asked again."""
+
+    def __init__(self):
+        decided = DecidedRecords()
+        self.history = History(lambda: Suite([decided, DurabilityChecker(decided)]))
+        self.loop = self.history.loop
+        self.hosts = {name: self._host(name) for name in NODES}
+
+    def _host(self, name):
+        machine = self.history[name]
+        machine.node = HealedNode(name)
+        return HealedHost(name, machine.node, self.loop, machine.storage, machine.resources)
+
+    @property
+    def up(self):
+        return tuple(host for host in self.hosts.values() if host.is_up)
+
+    def run_for(self, duration_s):
+        self.loop.run_for(duration_s)
+
+    def accept(self, **changes):
+        """A job that a client knows of, as decided."""
+        record = self.history.decide(self.history.record(**changes))
+        self.history.suite.get(DurabilityChecker).accepted[record.job_id] = record.stamp
+        return record
+
+
+@pytest.fixture
+def swarm():
+    return Swarm()
+
+
+def watch(swarm, rule, seconds):
+    return Healing(swarm, swarm.history.suite, [rule]).run(seconds, until=lambda: False)
+
+
+def expect(swarm, rule, seconds, words, invariant):
+    with pytest.raises(Violation, match=words) as caught:
+        watch(swarm, rule, seconds)
+    assert caught.value.invariant == invariant
+
+
+# --- 12 and 13
+
+
+def test_equal_views_are_found_equal(swarm):
+    healing = Healing(swarm, swarm.history.suite, [EqualMembership(), EqualState(3), DeadAreKnown(3), LiveStayKnown()])
+    assert healing.run(60.0)
+    assert swarm.loop.now_s == 0.0
+
+
+def test_a_member_that_somebody_takes_for_dead_is_found_after_its_time(swarm):
+    swarm.hosts["a"].node.known_members[1] = member(NodeId("b"), MemberStatus.FAILED)
+    expect(swarm, EqualMembership(), 60.0, "a knows b, which runs, as failed", "12")
+    assert MEMBERSHIP_S < swarm.loop.now_s < MEMBERSHIP_S + 1.0
+
+
+def test_views_under_two_incarnations_are_found(swarm):
+    swarm.hosts["c"].node.known_members[1] = member(NodeId("b"), incarnation=2)
+    expect(swarm, EqualMembership(), 60.0, "c knows b as", "12")
+
+
+def test_a_record_that_does_not_arrive_is_found(swarm):
+    swarm.hosts["a"].node.known_records[2] = NodeStatus(NodeRecord(NodeId("c"), 1, 4), 0.0)
+    expect(swarm, EqualState(3), 100.0, "a has the record", "12")
+
+
+def test_a_record_that_was_written_after_healing_may_be_on_its_way(swarm):
+    rule = EqualState(3)
+    healing = Healing(swarm, swarm.history.suite, [rule, EqualMembership()])
+    swarm.hosts["a"].node.known_records[2] = NodeStatus(NodeRecord(NodeId("c"), 1, 4), 0.0)
+    healing.look()
+    swarm.hosts["c"].node.known_records[2] = NodeStatus(NodeRecord(NodeId("c"), 1, 9), 0.0)
+    swarm.hosts["a"].node.known_records[2] = NodeStatus(NodeRecord(NodeId("c"), 1, 5), 0.0)
+    healing.look()
+    assert healing.is_done
+
+
+def test_a_dead_machine_that_is_taken_for_live_is_found(swarm):
+    swarm.hosts["c"].is_up = False
+    expect(swarm, DeadAreKnown(3), 100.0, "c, which is down, as alive", "13")
+
+
+def test_a_live_machine_that_is_called_failed_later_is_found(swarm):
+    swarm.loop.call_at(40.0, lambda: swarm.hosts["a"].node.known_members.__setitem__(1, failed_b()))
+    expect(swarm, LiveStayKnown(), 60.0, "a knows b, which runs, as failed", "13")
+    assert swarm.loop.now_s >= 40.0
+
+
+def failed_b():
+    return member(NodeId("b"), MemberStatus.FAILED)
+
+
+@pytest.mark.parametrize(("nodes", "rounds"), [(1, 2), (3, 2), (5, 7), (30, 7), (200, 10), (20_000, 13)])
+def test_rounds_to_all_follow_the_table(nodes, rounds):
+    assert rounds_to_all(nodes) == rounds
+
+
+# --- 14
+
+
+def test_one_shepherd_that_the_record_names_is_right(swarm):
+    record = swarm.accept()
+    swarm.hosts["a"].node.acts_for.append(record.job_id)
+    assert Healing(swarm, swarm.history.suite, [OneShepherd()]).run(0.0)
+
+
+@pytest.mark.parametrize(("acting", "words"), [("", "nobody acts"), ("ab", "a, b acts"), ("b", "the record names a")])
+def test_none_two_or_another_shepherd_is_found(swarm, acting, words):
+    record = swarm.accept()
+    for name in acting:
+        swarm.hosts[name].node.acts_for.append(record.job_id)
+    expect(swarm, OneShepherd(), 60.0, words, "14")
+    assert swarm.loop.now_s > ACTING_S
+
+
+def test_a_job_without_a_majority_of_holders_needs_no_shepherd(swarm):
+    swarm.accept()
+    swarm.hosts["b"].is_up = swarm.hosts["c"].is_up = False
+    assert Healing(swarm, swarm.history.suite, [OneShepherd()]).run(0.0)
+
+
+# --- 15
+
+
+def test_a_hold_that_outlives_its_deadline_is_found(swarm):
+    swarm.history.book("b", JOB, 1, BookingState.HELD)
+    expect(swarm, NothingStuck(), 60.0, "after its end", "15")
+    assert 6.0 < swarm.loop.now_s < 7.0
+
+
+def test_a_booking_that_drains_for_ever_is_found(swarm):
+    swarm.history.book("b", JOB, 1, BookingState.DRAINING)
+    expect(swarm, NothingStuck(), STUCK_S + 10.0, "and nobody else", "15")
+
+
+def test_a_lease_of_an_attempt_that_is_over_is_orphaned(swarm):
+    swarm.accept(attempt=2, plan_state=PlanState.LAUNCHED, state=JobState.RUNNING, shares=gang("c"))
+    swarm.history.book("b", JOB, 1, BookingState.LEASED)
+    expect(swarm, NothingStuck(), STUCK_S + 10.0, "and nobody else", "15")
+
+
+def test_a_lease_of_the_present_attempt_may_stay(swarm):
+    swarm.accept(attempt=1, plan_state=PlanState.LAUNCHED, state=JobState.RUNNING, shares=gang("b"))
+    swarm.history.book("b", JOB, 1, BookingState.LEASED)
+    watch(swarm, NothingStuck(), STUCK_S + 10.0)
+
+
+# --- 16 and 17
+
+
+@pytest.mark.parametrize(("rule", "invariant", "within_s"), [(TopIsPlaced, "16", 10.0), (QueueEmpties, "17", 5.0)])
+def test_a_job_that_waits_while_it_fits_is_found(swarm, rule, invariant, within_s):
+    swarm.accept()
+    expect(swarm, rule(), 60.0, f"{JOB} has waited", invariant)
+    assert ACTING_S + within_s < swarm.loop.now_s < ACTING_S + within_s + 1.0
+
+
+@pytest.mark.parametrize("rule", [TopIsPlaced, QueueEmpties])
+def test_a_job_that_does_not_fit_may_wait(swarm, rule):
+    record = swarm.history.record()
+    swarm.accept(spec=replace(record.spec, ranks=3 * GPUS + 1))
+    watch(swarm, rule(), 60.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"leftovers": (Leftover(NodeId("b"), 1),)},
+        {"stop_reason": EndReason.CANCELLED},
+        {"state": JobState.RUNNING},
+        {"restarts": 3},
+    ],
+    ids=["leftover", "cancelled", "running", "restart delay"],
+)
+def test_a_job_that_waits_for_something_else_may_wait(swarm, changes):
+    swarm.accept(**changes)
+    watch(swarm, TopIsPlaced(), 60.0)
+
+
+def test_a_gang_that_fits_on_no_set_of_nodes_may_wait(swarm):
+    record = swarm.history.record()
+    swarm.accept(spec=replace(record.spec, ranks=4, demand=Demand(gpus=3)))
+    watch(swarm, TopIsPlaced(), 60.0)
+
+
+# --- the end
+
+
+def test_a_job_that_does_not_end_is_found(swarm):
+    swarm.accept()
+    expect(swarm, AllEnded(10.0), 100.0, "1 jobs have not ended", "ended")
+
+
+def test_what_is_left_of_an_ended_job_is_found(swarm):
+    swarm.accept(state=JobState.ENDED, end_reason=EndReason.COMPLETED)
+    swarm.history.book("b", JOB, 1, BookingState.DRAINING)
+    expect(swarm, AllEnded(10.0), 100.0, "left are", "ended")
+
+
+def test_a_job_that_ends_otherwise_than_it_should_is_found(swarm):
+    swarm.accept(state=JobState.ENDED, end_reason=EndReason.FAILED)
+    expect(swarm, AllEnded(10.0, {JOB: (EndReason.COMPLETED,)}), 10.0, "ended as failed", "ended")
+
+
+def test_a_job_that_may_run_on_a_machine_that_is_down_waits_for_an_operator(swarm):
+    record = swarm.history.record()
+    swarm.accept(
+        spec=replace(record.spec, on_isolation=Isolation.CONTINUE),
+        attempt=1,
+        plan_state=PlanState.LAUNCHED,
+        state=JobState.STOPPING,
+        shares=gang("c"),
+    )
+    swarm.hosts["c"].is_up = False
+    assert Healing(swarm, swarm.history.suite, [AllEnded(10.0)]).run(0.0)
+
+
+def test_an_ended_job_that_left_nothing_is_the_end(swarm):
+    swarm.accept(state=JobState.ENDED, end_reason=EndReason.COMPLETED)
+    assert Healing(swarm, swarm.history.suite, [AllEnded(10.0, {JOB: (EndReason.COMPLETED,)})]).run(0.0)

@@ -1,0 +1,24 @@
+"""The machines' own checks are asked in turn."""
+
+import pytest
+
+from swarmsched.simulator.checks.machines import MachineChecker
+from swarmsched.simulator.checks.suite import Suite
+from swarmsched.simulator.checks.testing import History
+from swarmsched.simulator.checks.violation import Violation
+
+
+def test_a_machine_that_contradicts_itself_is_found_at_the_next_check():
+    history = History(lambda: Suite([MachineChecker(interval=3)]))
+    history["b"].node.fault = "a GPU is booked twice"
+    history.step("a")
+    history.step("b")
+    with pytest.raises(Violation, match="b: a GPU is booked twice") as caught:
+        history.step("b")
+    assert caught.value.invariant == "machines"
+
+
+def test_a_sound_machine_goes_on():
+    history = History(lambda: Suite([MachineChecker(interval=1)]))
+    history.step("a")
+    history.step("b")

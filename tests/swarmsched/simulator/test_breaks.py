@@ -1,0 +1,84 @@
+"""Negative controls: each broken rule is noticed, and production code cannot break one."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmsched.errors import ConfigError
+from swarmsched.simulator.breaks import BREAKS, find_break
+from swarmsched.simulator.story import StoryOptions, draw_plan, run_story
+
+ROOT = Path(__file__).resolve().parents[3]
+SEEDS = 200
+FIVE = StoryOptions(nodes=5)
+
+NOTICED = {
+    "quorum-of-one": (FIVE, {"3", "4", "8"}),
+    "no-epoch-check": (StoryOptions(nodes=3, fault_classes=("restart", "replay")), {"2"}),
+    "unilateral-withdrawal": (FIVE, {"9"}),
+    "launch-before-commits": (FIVE, {"5"}),
+    "wall-clock-leases": (FIVE, {"attempts", "3", "14", "ended"}),
+    "unpersisted-generation": (FIVE, {"7"}),
+    "no-hash-check": (FIVE, {"12"}),
+    "checkpoint-by-rename": (StoryOptions(nodes=3, fault_classes=("pause", "partition")), {"6"}),
+    "no-tombstones": (StoryOptions(nodes=3), {"3", "4", "8"}),
+}
+"""Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
+
+
+def test_every_break_has_its_control():
+    assert list(NOTICED) == list(BREAKS)
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_a_broken_rule_is_noticed_within_200_seeds_and_nothing_is_where_it_holds(name):
+    options, invariants = NOTICED[name]
+    plans = (draw_plan(seed, options) for seed in range(SEEDS))
+    failed = next((result for plan in plans if (result := run_story(plan, name)).failure is not None), None)
+    assert failed is not None, f"no checker has seen {name} in {SEEDS} seeds"
+    assert failed.failure.invariant in invariants
+    assert run_story(failed.plan).failure is None
+
+
+def test_an_unknown_break_is_refused_with_those_that_exist():
+    with pytest.raises(ConfigError, match="'quorum-of-two' is no rule") as refused:
+        find_break("quorum-of-two")
+    assert "quorum-of-one" in refused.value.remedy
+
+
+def production_files() -> Iterator[Path]:
+    for folder in ("swarmsched", "agent", "client"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "simulator" not in path.parts and path.stem != "simulate":
+                yield path
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules, and names taken from modules, dotted."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_production_code_knows_no_break():
+    for path in production_files():
+        assert not any(name.startswith("swarmsched.simulator") for name in imports_of(path)), path
+
+
+def test_parts_are_chosen_nowhere_in_production():
+    """Only the node itself names its parts, as the default of a constructor's argument: no setting can pick another."""
+    knowing = {path.relative_to(ROOT).as_posix() for path in production_files() if _names_parts(path)}
+    assert knowing == {"swarmsched/node/parts.py", "swarmsched/node/node.py"}
+    source = (ROOT / "swarmsched/node/parts.py").read_text() + (ROOT / "swarmsched/node/node.py").read_text()
+    assert "environ" not in source
+    assert "config.parts" not in source
+
+
+def _names_parts(path: Path) -> bool:
+    return path.name == "parts.py" or any(name.startswith("swarmsched.node.parts") for name in imports_of(path))
