@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 
-from swarm_agent.config import AgentConfig, load_config, settings_help
+from swarm_agent.config import AgentConfig, flags, load_config, settings_help
 from swarm_agent.footprint import give_back_memory, without_trusted_certificates
 from swarm_agent.journal import set_up_logging
 from swarm_agent.notify import notify
@@ -112,7 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--generate-key", action="store_true", help="print a new key or token and exit")
     parser.add_argument("--version", action="version", version=f"swarm-agent {software_version()}")
     for key, sentence in settings_help():
-        parser.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=sentence.replace("%", "%%"))
+        option, text = f"--{key.replace('_', '-')}", sentence.replace("%", "%%")
+        if key in flags():
+            parser.add_argument(option, metavar="true|false", nargs="?", const="true", help=text)
+        else:
+            parser.add_argument(option, metavar="VALUE", help=text)
     return parser
 
 

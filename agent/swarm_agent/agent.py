@@ -24,6 +24,7 @@ from swarmsched.effects import (
     BindRendezvous,
     ComputePlan,
     Effect,
+    ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
     ReplyToClient,
@@ -35,7 +36,9 @@ from swarmsched.effects import (
     StopTask,
 )
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
-from swarmsched.ids import Address, NodeId
+from swarmsched.gossip.card import CardStatus
+from swarmsched.gossip.member import MemberStatus
+from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.wire.sealing import Sealer
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class Agent:
         self.config = config
         self.secrets = secrets
         self.node = node
+        self.store_id = store.store_id  # by which this agent can be a holder
         self.address = address  # resolved form of `config.advertised`
         self.started_utc_s = time.time()
         self.events = EventLog()
@@ -159,6 +163,22 @@ class Agent:
             self._addresses_read_s = now_s
         return self._addresses.get(node_id)
 
+    def live_peers(self) -> list[NodeId]:
+        """Members that are alive and not suspect, without this node."""
+        members = self.node.members(self.now_s())
+        alive = (member.node_id for member in members if member.status is MemberStatus.ALIVE)
+        return [node_id for node_id in alive if node_id != self.config.name]
+
+    def ended_utc_s(self, job_id: JobId) -> float | None:
+        """When the job ended, 0 while it lives, None when nothing is known of it here."""
+        record, location = self.node.record(job_id), self.node.locations().get(job_id)
+        if record is not None:
+            return record.ended_utc_s or 0.0
+        if location is not None:
+            return location.ended_utc_s
+        cards = (status.card for status in self.node.job_cards(self.now_s()) if isinstance(status, CardStatus))
+        return 0.0 if any(card.job_id == job_id for card in cards) else None
+
     async def query(
         self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = COMMAND_TIMEOUT_S
     ) -> dict[str, Any]:
@@ -202,6 +222,7 @@ class Agent:
                 | StartTask()
                 | SignalTask()
                 | StopTask()
+                | ExtendTask()
                 | ForgetTask()
             ):
                 self.tasks.perform(effect)

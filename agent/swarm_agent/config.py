@@ -73,6 +73,9 @@ class AgentConfig:
     allowed_hosts: Annotated[
         tuple[str, ...], Key(setting.several(setting.host), "further Host names accepted by the API")
     ] = ()
+    witness: Annotated[
+        bool, Key(setting.flag, "hold records and vote only: run no jobs, act for none (the third beside two servers)")
+    ] = False
     data_dir: Annotated[Path, Key(setting.path, "state that must survive: database, output, caches")] = Path(
         "/var/lib/swarm"
     )
@@ -114,6 +117,12 @@ class AgentConfig:
     blob_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "shipped working directories kept")] = (
         20 * 2**30
     )
+    checkpoint_dir: Annotated[
+        Path | None, Key(setting.optional_path, "where jobs write their checkpoints (default: checkpoints in data_dir)")
+    ] = None
+    checkpoint_dir_shared: Annotated[
+        bool, Key(setting.flag, "checkpoint_dir is the same on all nodes, so no checkpoint has to be copied")
+    ] = False
     environment_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "built environments kept")] = 50 * 2**30
     packet_bytes_max: Annotated[int, Key(setting.whole(512, 1_400), "payload of a gossip packet")] = 1_200
     log_format: Annotated[str, Key(setting.choice("text", "json"), "text (key=value) or json, one event a line")] = (
@@ -131,6 +140,13 @@ class AgentConfig:
         self._check_addresses()
         self._check_exposure()
         self._check_ports()
+        if self.witness and self.simulated_gpus:
+            raise ConfigError(
+                "simulated_gpus", "does not go with witness: a witness offers no GPUs", "remove one of them"
+            )
+        if self.checkpoint_dir_shared and self.checkpoint_dir is None:
+            remedy = "add checkpoint_dir with a path that all nodes share"
+            raise ConfigError("checkpoint_dir_shared", "needs a checkpoint_dir", remedy)
         if self.telemetry_deadline_s <= self.telemetry_period_s:
             raise ConfigError("telemetry_deadline_s", "must be longer than telemetry_period_s", "use at least twice it")
 
@@ -143,6 +159,11 @@ class AgentConfig:
     def fabric_host(self) -> str:
         """Where rank 0 of a job listens."""
         return self.fabric_address or self.advertised[0]
+
+    @property
+    def checkpoint_root(self) -> Path:
+        """Where jobs write their checkpoints."""
+        return self.checkpoint_dir or self.data_dir / "checkpoints"
 
     @property
     def is_exposed(self) -> bool:
@@ -210,6 +231,11 @@ def load_config(
 def settings_help() -> list[tuple[str, str]]:
     """(key, one sentence) of every setting, for `--help` and the documentation."""
     return [(name, key.help_text) for name, key in _keys().items()]
+
+
+def flags() -> frozenset[str]:
+    """Settings that are true or false: as an option they need no value."""
+    return frozenset(name for name, key in _keys().items() if key.read is setting.flag)
 
 
 @cache

@@ -30,7 +30,7 @@ from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.supervision.settings import TaskConfig
 from swarm_agent.telemetry import Telemetry
 from swarm_agent.version import software_version
-from swarmsched.errors import ConfigError
+from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
 from swarmsched.ids import Address
 from swarmsched.ledger.booking import BookingState, LedgerEntry
@@ -58,7 +58,9 @@ async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
         lock = DataDirectoryLock(config.data_dir).acquire()
         stack.callback(lock.release)
         secrets = load_secrets(config)
-        store = Store.open(config.data_dir / DATABASE_FILE, label=config.cluster_label, node=config.name)
+        store = Store.open(
+            config.data_dir / DATABASE_FILE, label=config.cluster_label, node=config.name, keys=secrets.keyring
+        )
         stack.callback(store.close)
         listener = _bind(await resolve(config.listen, "listen"))
         stack.callback(listener.close)
@@ -67,7 +69,7 @@ async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
         await _serve(agent, listener, stack)
         agent.driver.start()
         stack.push_async_callback(_stop_driver, agent)
-        _log_start(agent)
+        _log_start(agent, is_log_lost=store.is_log_lost)
         yield agent
         log.info("agent stops; running tasks go on under their shims and are found again at the next start")
 
@@ -105,8 +107,10 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
         software_version=software_version(),
         utc_offset_s=time.time() - time.monotonic(),
         packet_bytes=config.packet_bytes_max,
+        store_id=store.store_id,
+        is_witness=config.witness,
     )
-    node = Node(node_config, Restored(store.load()), random.Random(os.urandom(16)))
+    node = _restore(node_config, store)
     keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])
     return Agent(
         config,
@@ -118,6 +122,14 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
         body_sealer=Sealer(keyring=keyring, label=config.cluster_label, instance_id=instance_id, purpose="body"),
         codec=PEER_CODEC,
     )
+
+
+def _restore(config: NodeConfig, store: Store) -> Node:
+    """The core with what the database holds; `StorageError` names the file for an entry that cannot be used."""
+    try:
+        return Node(config, Restored(store.load()), random.Random(os.urandom(16)))
+    except StorageError as error:
+        raise store.unusable(error) from error
 
 
 async def _resolve_seeds(config: AgentConfig) -> list[Address]:
@@ -180,6 +192,8 @@ async def _task_config(config: AgentConfig) -> TaskConfig:
         job_user=config.job_user,
         env_allow=config.env_allow,
         environment_limit_bytes=config.environment_cache_bytes_max,
+        checkpoint_dir=config.checkpoint_root,
+        checkpoint_dir_shared=config.checkpoint_dir_shared,
     )
 
 
@@ -187,6 +201,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     agent.on_announce(metrics.observe_announce)
     metrics.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
     metrics.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
+    metrics.watch_core(agent.node.counters, agent.node.register_drops)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
@@ -250,6 +265,8 @@ def _state(agent: Agent) -> Check:
 
 def _gpus(agent: Agent) -> Check:
     """One hung GPU is not offered and does not take the node with it; a node whose GPUs are all silent is not ready."""
+    if agent.config.witness:
+        return Check("gpus", is_ok=True, detail="none are offered: this agent is a witness")
     snapshot = agent.telemetry.snapshot
     is_answering = any(gpu.health is not GpuHealth.STALE for gpu in snapshot.gpus)
     is_ok = is_answering or snapshot.state.value not in UNANSWERED_STATES
@@ -264,14 +281,18 @@ def _disk(agent: Agent) -> Check:
     return Check("disk", is_ok=False, detail=complaint, remedy=f"free space below {agent.config.data_dir}")
 
 
-def _log_start(agent: Agent) -> None:
+def _log_start(agent: Agent, *, is_log_lost: bool) -> None:
     config = agent.config
     gpus = "simulated" if config.simulated_gpus else agent.telemetry.snapshot.sentence
     log.info(
-        "agent started node=%s address=%s:%d generation=%d swarm=%s gpus=%s",
-        config.name, *agent.address, agent.node.generation, config.cluster_label,
+        "agent started node=%s address=%s:%d generation=%d store=%014x swarm=%s gpus=%s",
+        config.name, *agent.address, agent.node.generation, agent.store_id, config.cluster_label,
         f'"{config.simulated_gpus} {gpus}"' if config.simulated_gpus else f'"{gpus}"',
     )  # fmt: skip
+    if is_log_lost:
+        log.warning("the database came back without its write-ahead log: it has a new identity and holds no job")
+    if config.witness:
+        log.info("this agent is a witness: it holds records and votes, and runs no jobs")
     if config.token_file is None:
         log.info("API token made here: token_file=%s", agent.secrets.token_file)
     if warning := job_user_warning(config):

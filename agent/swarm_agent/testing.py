@@ -105,17 +105,12 @@ class ScriptedMachine:
         return self.deadline_s
 
 
-@dataclass
-class RunningAgent:
-    """A real agent process on loopback."""
+class AgentApi:
+    """The HTTP API of an agent, wherever it runs."""
 
     name: str
     address: Address
-    config_file: Path
-    data_dir: Path
-    log_file: Path
     token: str
-    process: "subprocess.Popen[bytes]" = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -162,6 +157,28 @@ class RunningAgent:
         with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310  # as above
             records = [json.loads(line) for line in response if line.strip()]
         return "".join(record["text"] for record in records if record.get("type") == "log")
+
+
+@dataclass(frozen=True)
+class Contact(AgentApi):
+    """An agent that another process started."""
+
+    name: str
+    address: Address
+    token: str = field(repr=False)
+
+
+@dataclass
+class RunningAgent(AgentApi):
+    """A real agent process on loopback."""
+
+    name: str
+    address: Address
+    config_file: Path
+    data_dir: Path
+    log_file: Path
+    token: str
+    process: "subprocess.Popen[bytes]" = field(repr=False)
 
     def is_live(self) -> bool:
         """True when /livez answers 200; fails when the process has ended."""

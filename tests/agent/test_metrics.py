@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from swarm_agent import metrics
 from swarm_agent.config import AgentConfig
-from swarm_agent.metrics.observed import ROUTES_LIMIT, Observed
+from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarm_agent.version import software_version
@@ -22,10 +22,12 @@ from swarmsched.api import JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
+from swarmsched.task import TaskStage, TaskStatus
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 JOB = make_job_id(1_700_000_000.0, random.Random(1))
@@ -63,15 +65,16 @@ def member(name, status):
     return MemberView(NodeId(name), ("127.0.0.1", 1), 1, 0, status, 1.0, b"", "0.1.0", 1, 1)
 
 
-def job(job_id, state):
-    return JobRecord(job_id, JobSpec(command=("true",)), 0.0, 1, 1, NodeId("n1"), 1, (NodeId("n1"),), state=state)
+def job(job_id, state, holders=("n1",)):
+    holders = tuple(Holder(NodeId(name), 7) for name in holders)
+    return JobRecord(job_id, JobSpec(command=("true",)), 0.0, 1, 1, NodeId("n1"), 1, holders, state=state)
 
 
 def booking(gpus, state=BookingState.LEASED):
     return LedgerEntry(JOB, 1, 1, "n1", state, 1, gpus, 0, 0, 0.0)
 
 
-def agent(gpus=(), bookings=(), records=None, *, is_ready=True, **config):
+def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **config):
     """An agent whose core and telemetry say just this."""
     readiness = Readiness()
     readiness.add("membership", lambda: Check("membership", is_ready))
@@ -90,6 +93,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, **config):
             ),
             records=lambda: records or {},
             is_shepherd=lambda job_id: job_id == JOB,
+            tasks=lambda: tuple(tasks),
             ledger=SimpleNamespace(entries=tuple(bookings)),
         ),
     )
@@ -136,6 +140,45 @@ def test_members_and_jobs_have_a_series_for_every_state():
 
 def test_jobs_of_other_shepherds_are_not_counted_so_that_sums_over_agents_are_right():
     assert samples(page(agent(records={OTHER_JOB: job(OTHER_JOB, JobState.QUEUED)})), "swarm_jobs")[("queued",)] == 0
+
+
+def test_jobs_are_counted_by_the_deaths_that_they_survive():
+    """Of the members n1 is alive and n2 has failed; n3 is not known."""
+    records = {
+        JOB: job(JOB, JobState.RUNNING, ("n1",)),
+        OTHER_JOB: job(OTHER_JOB, JobState.QUEUED, ("n1", "n2", "n3")),
+        JobId("0" * 26): job(JobId("0" * 26), JobState.ENDED, ("n2",)),
+    }
+    text = page(agent(records=records))
+    assert samples(text, "swarm_jobs_surviving") == {("0",): 1, ("1",): 0, ("2",): 0}
+    assert samples(text, "swarm_jobs_held") == {(): 2}
+    assert samples(text, "swarm_jobs_without_majority") == {(): 1}
+
+
+def test_paused_tasks_are_counted():
+    task = TaskStatus(JOB, 1, 1, NodeId("n1"), TaskStage.STARTED)
+    text = page(agent(tasks=[task, replace(task, is_frozen=True)]))
+    assert samples(text, "swarm_tasks_paused") == {(): 1}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (name, _) in COUNTED.items()])
+def test_what_failover_does_is_counted_by_name(observed, kind, name):
+    assert samples(page(agent()), f"{name}_total") == {(): 0}
+    observed.observe_announce(Announce(kind, "", JOB, NodeId("n1"), {}))
+    assert samples(page(agent()), f"{name}_total") == {(): 1}
+
+
+def test_conflicts_of_the_register_are_those_that_the_core_counts(observed):
+    counters = Counter()
+    observed.watch_core(counters, {})
+    counters["register_conflicts"] += 3
+    assert samples(page(agent()), "swarm_register_conflicts_total") == {(): 3}
+
+
+def test_register_messages_without_an_answer_are_counted_by_reason(observed):
+    observed.watch_core({}, {"nonsense": 2})
+    counted = samples(page(agent()), "swarm_register_messages_dropped_total")
+    assert counted == {("nonsense",): 2, ("no_room",): 0, ("wrong_store",): 0}
 
 
 def test_staleness_is_that_of_living_nodes():

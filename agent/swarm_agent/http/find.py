@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import Card, Facts
 from swarm_agent.http.problem import Problem
-from swarm_agent.http.views import card_document, job_document, job_summary, place_summary
+from swarm_agent.http.views import card_document, job_document, job_summary, over_summary, place_summary
 from swarmsched import ids
 from swarmsched.api import JobState, nearest
 from swarmsched.ids import JobId, NodeId
@@ -43,10 +44,11 @@ class JobFinder:
         """Raises `Problem` unknown_job or ambiguous_job.  With `may_ask` false only this agent's knowledge counts."""
         if not reference or len(reference) > REFERENCE_LIMIT:
             raise Problem("unknown_job", "a job id, handle or name has 1 to 128 characters")
-        matches = {self._peers.own_name: self.matches(reference, user)}
+        own_name = self._peers.own_name
+        matches = {own_name: self.matches(reference, user)}
         silent: tuple[NodeId, ...] = ()
         names = self.names()
-        is_here = bool(matches[self._peers.own_name])
+        is_here = bool(matches[own_name])
         if may_ask and not (is_here and _is_exact(reference)):
             timeout_s = LIST_TIMEOUT_S if is_here else SEARCH_TIMEOUT_S
             fan_out = await self._peers.ask_all("find", {"reference": reference, "user": user}, timeout_s)
@@ -54,13 +56,14 @@ class JobFinder:
             for node, reply in fan_out.answers.items():
                 matches[node] = [each for each in _dicts(reply.get("matches")) if ids.is_job_id(str(each.get("id")))]
                 names += [str(name) for name in reply.get("names", [])][:NAMES_LIMIT]
+        matches[own_name] = matches[own_name] or self.past_retention(reference)
         return _choose(reference, matches, silent, names)
 
     def known(self, job_id: JobId) -> tuple[NodeId, ...]:
         """Who may act for the job, by what this agent knows at this moment."""
         record, place = self._facts.record(job_id), self._facts.places().get(job_id)
         shepherds = [card.shepherd for card in self._facts.cards() if card.job_id == job_id]
-        nodes = [record.shepherd, *record.holders] if record else []
+        nodes = [record.shepherd, *record.configuration.nodes] if record else []
         nodes = shepherds + nodes + ([place.shepherd, *place.holders] if place else [])
         return tuple(first_unique(node for node in nodes if node))
 
@@ -69,6 +72,11 @@ class JobFinder:
         if reference == LAST:
             return self._last(user)
         return self._by_id(reference.lower()) or self._by_name(reference)
+
+    def past_retention(self, reference: str) -> list[Summary]:
+        """What is left here of a job with that full id; others may still have its record."""
+        job_id = JobId(reference.lower())
+        return [over_summary(job_id)] if ids.is_job_id(job_id) and self._facts.is_over(job_id) else []
 
     def names(self) -> list[str]:
         """Names and handles, for "did you mean"."""
@@ -105,7 +113,7 @@ class JobFinder:
 
 
 def _of_record(record: JobRecord) -> Summary:
-    return job_summary(job_document(record, record.submitted_utc_s))
+    return job_summary(job_document(record, record.submitted_utc_s, Attendance()))
 
 
 def _of_card(card: Card) -> Summary:

@@ -39,7 +39,7 @@ class Health:
             _item(check.name, "ok" if check.is_ok else "failed", check.detail, check.remedy)
             for check in self._agent.readiness.checks()
         ]
-        items += [self._telemetry(), self._members(), self._isolation()]
+        items += [self._telemetry(), self._members(), self._holders(), self._isolation()]
         items += [_item(each.name, each.status, each.detail, each.remedy) for each in self._facts.diagnoses()]
         return answer({"api_version": "v1", "node": self._agent.config.name, "items": items, "next_cursor": None})
 
@@ -58,6 +58,8 @@ class Health:
         return Answer(200, text.encode(), TEXT_TYPE)
 
     def _telemetry(self) -> Document:
+        if self._agent.config.witness:
+            return _item("gpu_readings", "ok", "a witness offers no GPUs", "")
         state, sentence = self._facts.telemetry()
         status = {"ok": "ok", "absent": "warning", "starting": "warning"}.get(state, "failed")
         return _item("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
@@ -67,6 +69,17 @@ class Health:
         if not away:
             return _item("members", "ok", "every known member is alive", "")
         return _item("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
+
+    def _holders(self) -> Document:
+        """Two cannot tell a dead neighbour from a cut cable; a third, however small, can."""
+        alive = sum(each.status == "alive" for each in self._facts.members())
+        if alive > 2:
+            return _item("holders", "ok", f"{alive} members are alive: a job outlives any one of them", "")
+        if alive < 2:
+            return _item("holders", "ok", "no other member is alive: jobs are as durable as this machine", "")
+        detail = "two members are alive: when one dies, nothing is decided about the jobs that both hold"
+        remedy = "bring the others back, or start a third agent on any small machine: swarm-agent --witness"
+        return _item("holders", "warning", detail, remedy)
 
     def _isolation(self) -> Document:
         warning = job_user_warning(self._agent.config)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
@@ -18,6 +19,7 @@ from swarmsched.ids import NodeId
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
 EVERYTHING = 10_000  # jobs taken into account for queues and status
+LIVE_FIELDS = ("state", "queue", "gpus", "user", "handle", "survives_deaths", "has_majority")
 STATES = tuple(state.value for state in JobState)
 
 
@@ -70,7 +72,7 @@ class JobList:
     async def live(self) -> Gathered:
         """All live jobs, with the keys that counting needs."""
         states = tuple(state for state in STATES if state != JobState.ENDED.value)
-        return await self.gather(JobFilter(states=states, limit=EVERYTHING, fields=("state", "queue", "gpus", "user")))
+        return await self.gather(JobFilter(states=states, limit=EVERYTHING, fields=LIVE_FIELDS))
 
     async def gather(self, wanted: JobFilter) -> Gathered:
         """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
@@ -94,11 +96,22 @@ class JobList:
         return Gathered(newest[: wanted.limit], total, is_cut, fan_out.silent)
 
     def own(self, wanted: JobFilter) -> Document:
-        """What this agent can say with authority: jobs that it shepherds, and ended ones that it has kept."""
-        now_utc_s = time.time()
-        records = self._facts.records().values()
-        mine = [each for each in records if each.is_ended or self._facts.is_shepherd(each.job_id)]
-        return _page([job_document(record, now_utc_s) for record in mine], wanted)
+        """What this agent can say: jobs that it shepherds, and ended ones that it has kept.
+
+        Between two shepherds nobody acts for a job, and still it must not be missing: so its holders, and who was its
+        shepherd last, speak of it as well.
+        """
+        now_utc_s, attendance = time.time(), attendance_of(self._facts)
+        own, records = self._peers.own_name, self._facts.records().values()
+        mine = [
+            each
+            for each in records
+            if each.is_ended
+            or each.shepherd == own
+            or each.shepherd not in attendance.present
+            or self._facts.is_shepherd(each.job_id)
+        ]
+        return _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
 
     def serve(self, agent: AgentPort) -> None:
         """Answer other agents' questions for our jobs."""
@@ -121,11 +134,11 @@ class JobList:
 
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
         """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""
-        now_utc_s = time.time()
+        now_utc_s, attendance = time.time(), attendance_of(self._facts)
         jobs = {card.job_id: card_document(card, now_utc_s) for card in self._facts.cards() if card.shepherd in silent}
         for job_id, record in self._facts.records().items():
             if record.shepherd in silent and not record.is_ended:
-                jobs[job_id] = job_document(record, now_utc_s)
+                jobs[job_id] = job_document(record, now_utc_s, attendance)
         page: list[Document] = _page(list(jobs.values()), wanted)["items"]
         return page
 

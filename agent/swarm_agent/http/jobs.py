@@ -7,27 +7,32 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.joblist import trimmed
-from swarm_agent.http.peers import Peers
+from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem, bad_parameter, from_refusal
+from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
-from swarm_agent.http.views import Document, aged, card_document, job_document
+from swarm_agent.http.views import Document, aged, card_document, job_document, task_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
 from swarmsched.api import API_VERSION, nearest
-from swarmsched.commands import CancelJob, Command, JobAccepted, Refused, SignalJob
+from swarmsched.commands import CancelJob, Command, JobAccepted, RecoverJob, Refused, SignalJob
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 
+FAILOVER_S = 25.0  # a new shepherd acts within 20 s of the death of the old one
+FAILOVER_PAUSE_S = 0.5
+HELD_COPY_PATIENCE_S = 2.0  # for the shepherd's own word, where a copy is at hand
 WAIT_DEFAULT_S = 60.0
 WAIT_LIMIT_S = 300.0
 GRACE_LIMIT_S = 86_400.0
 REASON_LIMIT = 200
 SIGNAL_NUMBER_LIMIT = 64
+PASSING = ("shepherd_unreachable", "not_ready", "unavailable", "unknown_job")
 FOLLOWED_STATES = {"done": ("ended",), "running": ("running", "stopping", "ended")}
 
 Local = Callable[[JobId, Call], Awaitable[Answer]]
@@ -44,9 +49,14 @@ class Jobs:
 
         async def on_find(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
             reference, user = str(payload.get("reference", "")), str(payload.get("user", ""))
-            return {"matches": self._finder.matches(reference, user)[:100], "names": self._finder.names()}
+            matches = self._finder.matches(reference, user)[:100] or self._finder.past_retention(reference)
+            return {"matches": matches, "names": self._finder.names()}
+
+        async def on_tasks(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
+            return {"tasks": self._own_tasks(JobId(str(payload.get("job_id", ""))))}
 
         self._agent.on_query("find", on_find)
+        self._agent.on_query("tasks", on_tasks)
 
     async def get_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB."""
@@ -74,6 +84,17 @@ class Jobs:
         found = await self.find(call)
         return await self._change(found, call, SignalJob(found.job_id, number))
 
+    async def recover_job(self, call: Call) -> Answer:
+        """POST /v1/jobs/JOB/recover: an operator declares the holders that do not answer dead for good."""
+        document = call.json()
+        refuse_unknown_keys(document, ("force",))
+        if document.get("force") is not True:
+            remedy = 'send {"force": true} once you are sure that the silent holders never come back with their disks'
+            where = FieldProblem("/force", "must be true", remedy)
+            raise Problem("invalid", "force: must be true", where.remedy, (where,))
+        found = await self.find(call)
+        return await self._at_holders(found, call, RecoverJob(found.job_id))
+
     async def wait_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""
         goal = call.query.get("for", "done")
@@ -93,7 +114,7 @@ class Jobs:
         except TimeoutError:
             pass  # a wait that was not met is an answer, not an error
         if last is None:
-            shown = await self._read(found, replace(call, query={}), self._show)
+            shown = await self._read(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}), self._show)
             return Answer(200, b'{"api_version":"v1","met":false,"job":' + _bytes(shown) + b"}")
         return answer({"api_version": API_VERSION, "met": False, "job": last})
 
@@ -103,11 +124,27 @@ class Jobs:
 
     def describe(self, record: JobRecord) -> Document:
         """A record's document at this moment."""
-        return job_document(record, time.time())
+        return job_document(record, time.time(), attendance_of(self._facts))
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
-        document = self.describe(self._record(job_id))
-        return answer(trimmed(document, call.words("fields")))
+        document, fields = self.describe(self._record(job_id)), call.words("fields")
+        if document["state"] in ("running", "stopping") and (not fields or "nodes" in fields):
+            await self._add_pauses(document)
+        return answer(trimmed(document, fields))
+
+    async def _add_pauses(self, document: Document) -> None:
+        """Say of each node of the job whether its ranks are frozen; null of a node that does not say."""
+        own, job_id = self._peers.own_name, JobId(document["id"])
+        others = [NodeId(share["node"]) for share in document["nodes"] if share["node"] != own]
+        fan_out = await self._peers.ask(others, "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
+        told = {own: {"tasks": self._own_tasks(job_id)}, **fan_out.answers}
+        for share in document["nodes"]:
+            tasks = told.get(share["node"], {}).get("tasks", [])
+            here = [each for each in tasks if each.get("attempt") == document["attempt"]]
+            share["is_paused"] = any(each.get("is_paused") for each in here) if here else None
+
+    def _own_tasks(self, job_id: JobId) -> list[Document]:
+        return [task_document(each) for each in self._facts.tasks() if each.job_id == job_id]
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
         record = self._record(job_id)
@@ -134,47 +171,114 @@ class Jobs:
         """From the shepherd if it can be asked; else from a held copy or a card, with its age."""
         if self._is_local(found.job_id):
             return await local(found.job_id, call)
+        if call.hops and self._facts.is_over(found.job_id):
+            raise over(found.job_id)
+        has_copy = self._facts.record(found.job_id) is not None
         try:
-            return await self._forward(found, call)
+            return await self._forward(found, call, HELD_COPY_PATIENCE_S if has_copy else FORWARD_TIMEOUT_S)
         except Problem as problem:
             if problem.code not in ("shepherd_unreachable", "unknown_job"):
                 raise
             if self._facts.record(found.job_id) is not None:
                 return await local(found.job_id, call)
+            if self._facts.is_over(found.job_id):
+                raise over(found.job_id) from problem
             card = next((each for each in self._facts.cards() if each.job_id == found.job_id), None)
             if card is None or local != self._show:
                 raise
             return answer(trimmed(card_document(card, time.time()), call.words("fields")))
 
     async def _change(self, found: Found, call: Call, command: Command) -> Answer:
+        """Have the shepherd do it, and wait for the next one while none acts.
+
+        Only the agent that the client asked waits.  A signal whose answer was lost is not sent again: two are not one.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + FAILOVER_S
+        while True:
+            try:
+                return await self._change_now(found, call, command)
+            except Problem as problem:
+                is_unknown = problem.code == "unavailable" and isinstance(command, SignalJob)
+                if problem.code not in PASSING or is_unknown or call.hops:
+                    raise
+                if loop.time() + FAILOVER_PAUSE_S >= end_s:
+                    raise _nobody_acts(found, problem) from problem
+            await asyncio.sleep(FAILOVER_PAUSE_S)
+
+    async def _change_now(self, found: Found, call: Call, command: Command) -> Answer:
         if not self._facts.is_shepherd(found.job_id):
             record = self._facts.record(found.job_id)
+            if self._facts.is_over(found.job_id):
+                raise over(found.job_id)
             if record is None or not record.is_ended:
                 return await self._forward(found, call)
+        return await self._obeyed(found, command)
+
+    async def _obeyed(self, found: Found, command: Command) -> Answer:
         reply = await self._agent.command(command)
         if isinstance(reply, Refused):
             raise from_refusal(reply)
         record = reply.record if isinstance(reply, JobAccepted) else self._record(found.job_id)
         return answer(self.describe(record), 202)
 
-    async def _forward(self, found: Found, call: Call) -> Answer:
-        """Ask the candidates in turn; 404 of one of them only means that it is not the right one."""
+    async def _at_holders(self, found: Found, call: Call, command: Command) -> Answer:
+        """Have the shepherd do it if one acts, else any holder: this agent if it has the record."""
+        record = self._facts.record(found.job_id)
+        if self._facts.is_over(found.job_id):
+            raise over(found.job_id)
+        if record is not None and (call.hops or self._facts.is_shepherd(found.job_id)):
+            return await self._obeyed(found, command)
+        try:
+            return await self._forward(found, call)
+        except Problem as problem:
+            if record is None or problem.code != "shepherd_unreachable":
+                raise
+        return await self._obeyed(found, command)
+
+    async def _forward(self, found: Found, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> Answer:
+        """Ask the candidates in turn; 404 and 503 of one of them only mean that it is not the right one.
+
+        410 counts if no other one has the record: each drops it in its own time.
+        """
         tail = call.path.split("/", 4)[4:]
         path = "/".join(["/v1/jobs", found.job_id, *tail])
-        nodes = dict.fromkeys((*self._finder.known(found.job_id), *found.candidates))
+        gone: Answer | None = None
         problem = Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} is known")
-        for node in nodes:
-            if node == self._peers.own_name:
-                continue
+        for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
             try:
-                reply = await self._peers.forward(node, replace(call, path=path))
+                reply = await self._peers.forward(node, replace(call, path=path), timeout_s)
             except Problem as error:
                 problem = error
+                if error.code == "unavailable":
+                    raise  # it may have been done: the caller knows whether to do it again
+                continue
+            if reply.status == KINDS["job_over"].status:
+                gone = reply
                 continue
             if reply.status not in (404, 503):
                 return reply
+            if call.method not in SAFE_METHODS and code_of(reply) == "unavailable":
+                raise Problem("unavailable", f"{node} could not tell whether it was done")
             problem = Problem("shepherd_unreachable", f"{node} does not act for job {found.job_id}")
+        if gone is not None:
+            return gone
         raise problem
+
+
+def over(job_id: JobId) -> Problem:
+    """What is said of a job that is past its retention."""
+    return Problem("job_over", f"{job_id} has ended, and its record is past its retention")
+
+
+def _nobody_acts(found: Found, last: Problem) -> Problem:
+    """What a client is told after all the waiting; `last` stays as it is where it says more."""
+    if last.code not in ("shepherd_unreachable", "unknown_job"):
+        return last
+    handle = ids.handle(found.job_id)
+    detail = f"no shepherd acts for job {handle} at this moment; a new one does within 20 s ({last.detail})"
+    remedy = f"nothing was changed; try again in a moment, and see who holds it with: swarm status {handle}"
+    return Problem("shepherd_unreachable", detail, remedy)
 
 
 def signal_number(value: object) -> int:

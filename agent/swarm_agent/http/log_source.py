@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swarm_agent.http.merge import merged
+from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Logs
 from swarm_agent.http.stream import closing
 from swarm_agent.supervision.logs import LogRecord
@@ -36,8 +37,8 @@ class LogRequest:
 class LogSource:
     """Reads logs here, and at other agents."""
 
-    def __init__(self, agent: AgentPort) -> None:
-        self._agent = agent
+    def __init__(self, agent: AgentPort, peers: Peers) -> None:
+        self._agent, self._peers = agent, peers
 
     def serve(self) -> None:
         """Answer other agents."""
@@ -50,13 +51,13 @@ class LogSource:
         self._agent.on_stream("logs", on_logs)
 
     async def read(self, node: NodeId, request: LogRequest) -> AsyncIterator[Batch]:
-        """Batches of records from a node.  Raises as `query_stream` does."""
+        """Batches of records from a node.  Raises as `Peers.stream` does."""
         if node == self._agent.config.name:
             async with closing(self._local(request)) as batches:
                 async for batch in batches:
                     yield batch
             return
-        async with closing(self._agent.query_stream(node, "logs", asdict(request))) as answers:
+        async with closing(self._peers.stream(node, "logs", asdict(request))) as answers:
             async for each in answers:
                 yield each.get("records", [])
 

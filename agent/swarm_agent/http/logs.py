@@ -1,7 +1,8 @@
 """The output of a job: all ranks of all nodes in one stream, past and to come.
 
 A followed stream begins before the job does: it tells each change of state, opens the logs of the nodes once the job
-is placed, and ends with the job's own end after everything that the nodes have was delivered.
+is placed, and ends with the job's own end after everything that the nodes have was delivered.  While a job waits
+for another attempt, what there is to read is the output of the last one.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 from swarm_agent.http.exchange import Answer, Call
 from swarm_agent.http.jobs import Jobs
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
+from swarm_agent.http.log_places import LogFinder, LogPlaces, current_places, has_output
 from swarm_agent.http.log_source import LogRequest, LogSource
 from swarm_agent.http.problem import Problem, bad_parameter
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer
@@ -30,7 +32,6 @@ QUEUE_LIMIT = 64
 RETRY_S = 0.5  # while a node cannot be reached
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
 STREAMS = ("stdout", "stderr", "system")
-OUTPUT_PHASES = ("sync", "environment", "launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +48,24 @@ class LogQuery:
 class JobLogs:
     """Handler of GET /v1/jobs/JOB/logs."""
 
-    def __init__(self, jobs: Jobs, watch: JobWatch, source: LogSource) -> None:
-        self._jobs, self._watch, self._source = jobs, watch, source
+    def __init__(self, jobs: Jobs, watch: JobWatch, source: LogSource, finder: LogFinder) -> None:
+        self._jobs, self._watch, self._source, self._finder = jobs, watch, source, finder
 
     async def read_logs(self, call: Call) -> Answer:
         """A stream, with `follow` until the job has ended."""
         query, cursor = _query_from(call), decode_cursor(resume_cursor(call))
         is_followed = call.flag("follow")
+        if is_followed and query.attempt:
+            raise bad_parameter("attempt", "one attempt cannot be followed", "leave out attempt or follow")
         found = await self._jobs.find(call)
         documents = self._watch.watch(found)
         if is_followed:
-            return stream_answer(call, _Follower(self._source, query, cursor).records(documents))
+            return stream_answer(call, _Follower(self._source, self._finder, query, cursor).records(documents))
         async with closing(documents):
             document = await anext(documents)
         _check_ranks(query, document)
-        return stream_answer(call, self._past(document, query, cursor))
-
-    async def _past(self, document: Document, query: LogQuery, cursor: LogCursor) -> AsyncIterator[Record]:
-        attempt = query.attempt or int(document["attempt"] or 0)
-        if cursor.attempt:
-            attempt = cursor.attempt
-        async with closing(past_records(self._source, document, query, cursor, attempt)) as records:
-            async for record in records:
-                yield record
+        places = await self._finder.find(document, cursor.attempt or query.attempt)
+        return stream_answer(call, _past(self._source, document, places, query, cursor))
 
 
 def _check_ranks(query: LogQuery, document: Document) -> None:
@@ -82,14 +78,29 @@ def _check_ranks(query: LogQuery, document: Document) -> None:
         )
 
 
-async def past_records(
-    source: LogSource, document: Document, query: LogQuery, cursor: LogCursor, attempt: int
+async def _past(
+    source: LogSource, document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor
 ) -> AsyncIterator[Record]:
-    """What the nodes of the job have behind the cursor, by time as far as their clocks agree."""
+    """An attempt's output behind the cursor; of one that was given up it is said first which it is."""
+    is_announced = cursor.attempt == places.attempt
+    cursor.begin(places.attempt)
+    if not places.is_current and not is_announced:
+        yield {**_attempt_record(document, places), "cursor": cursor.encode()}
+    if places.problem and not is_announced:
+        yield {"type": "warning", "text": places.problem, "node": None, "cursor": cursor.encode()}
+    async with closing(past_records(source, document, places, query, cursor)) as records:
+        async for record in records:
+            yield record
+
+
+async def past_records(
+    source: LogSource, document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor
+) -> AsyncIterator[Record]:
+    """What the nodes of an attempt have behind the cursor, by time as far as their clocks agree."""
+    attempt = places.attempt
     cursor.begin(attempt)
-    streams = [
-        _flat(source, node, request) for node, request in _requests(document, query, cursor, attempt, is_followed=False)
-    ]
+    requests = _requests(document, places, query, cursor, is_followed=False)
+    streams = [_flat(source, node, request) for node, request in requests]
     heap: list[tuple[float, int, NodeId, dict[str, Any]]] = []
     async with AsyncExitStack() as stack:
         for index, stream in enumerate(streams):
@@ -105,8 +116,8 @@ async def past_records(
 class _Follower:
     """One client's followed stream."""
 
-    def __init__(self, source: LogSource, query: LogQuery, cursor: LogCursor) -> None:
-        self._source, self._query, self._cursor = source, query, cursor
+    def __init__(self, source: LogSource, finder: LogFinder, query: LogQuery, cursor: LogCursor) -> None:
+        self._source, self._finder, self._query, self._cursor = source, finder, query, cursor
         self._queue: asyncio.Queue[Record | None] = asyncio.Queue(QUEUE_LIMIT)
         self._pumps: list[asyncio.Task[None]] = []
         self._attempt = -1  # whose output is being read
@@ -134,6 +145,8 @@ class _Follower:
                     last = document
             if last is not None:
                 await self._drain(last)
+                if not has_output(last):
+                    await self._show_last(last)
                 await self._put(_end_record(last))
         except Problem as problem:
             # Without an `end` the client knows that it has to go on elsewhere.
@@ -149,16 +162,28 @@ class _Follower:
         await self._put(_state_record(document))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        if attempt and attempt != self._attempt and _has_output(document):
-            self._start(document, attempt)
+        if attempt and attempt != self._attempt and document["state"] != "ended":
+            if has_output(document):
+                self._start(document, attempt)
+            elif self._is_first:
+                await self._show_last(document)
         self._is_first = False
+
+    async def _show_last(self, document: Document) -> None:
+        """What was written before the job had to wait, or what of it is new to this client."""
+        places = await self._finder.find(document)
+        if self._cursor.attempt > places.attempt:
+            return
+        async with closing(_past(self._source, document, places, self._query, self._cursor)) as records:
+            async for record in records:
+                await self._queue.put(record)
 
     def _start(self, document: Document, attempt: int) -> None:
         """Open the logs of every node of the attempt; what was asked of the past concerns the first one only."""
         query = self._query if self._is_first else replace(self._query, tail=None)
         self._attempt = attempt
         self._cursor.begin(attempt)
-        requests = _requests(document, query, self._cursor, attempt, is_followed=True)
+        requests = _requests(document, current_places(document), query, self._cursor, is_followed=True)
         self._pumps = [asyncio.create_task(self._pump(node, request)) for node, request in requests]
 
     async def _pump(self, node: NodeId, request: LogRequest) -> None:
@@ -196,12 +221,13 @@ class _Follower:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
         self._pumps = []
-        attempt = int(document["attempt"] or 0)
-        query = replace(self._query, tail=None) if self._attempt == attempt else self._query
-        if attempt and document["nodes"]:
-            async with closing(past_records(self._source, document, query, self._cursor, attempt)) as records:
-                async for record in records:
-                    await self._queue.put(record)
+        if not has_output(document):
+            return
+        places = current_places(document)
+        query = replace(self._query, tail=None) if self._attempt == places.attempt else self._query
+        async with closing(past_records(self._source, document, places, query, self._cursor)) as records:
+            async for record in records:
+                await self._queue.put(record)
 
     async def _put(self, record: Record) -> None:
         await self._queue.put({**record, "cursor": self._cursor.encode()})
@@ -230,7 +256,7 @@ async def _push(
 
 
 def _requests(
-    document: Document, query: LogQuery, cursor: LogCursor, attempt: int, *, is_followed: bool
+    document: Document, places: LogPlaces, query: LogQuery, cursor: LogCursor, *, is_followed: bool
 ) -> list[tuple[NodeId, LogRequest]]:
     """One request for each node that has ranks of interest.
 
@@ -239,15 +265,12 @@ def _requests(
     """
     requests = []
     tail = None if cursor.ranks else query.tail
-    for share in document["nodes"]:
-        if share["first_rank"] is None:
-            continue
-        ranks = range(share["first_rank"], share["first_rank"] + share["ranks"])
+    for node, ranks in places.ranks.items():
         wanted = tuple(rank for rank in ranks if not query.ranks or rank in query.ranks)
         if wanted:
             request = LogRequest(
                 JobId(document["id"]),
-                attempt,
+                places.attempt,
                 wanted,
                 {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted},
                 tail,
@@ -255,7 +278,7 @@ def _requests(
                 query.streams,
                 is_followed,
             )
-            requests.append((NodeId(share["node"]), request))
+            requests.append((node, request))
     return requests
 
 
@@ -279,15 +302,16 @@ def _payload(data: bytes) -> dict[str, str]:
         return {"data": base64.b64encode(data).decode()}
 
 
-def _has_output(document: Document) -> bool:
-    """True once the nodes of the attempt may have something to show."""
-    is_starting = document["state"] == "starting" and document["phase"] in OUTPUT_PHASES
-    return bool(document["nodes"]) and (is_starting or document["state"] in ("running", "stopping"))
-
-
 def _state_record(document: Document) -> Record:
     keys = ("state", "phase", "reason", "attempt")
     return {"type": "state", **{key: document[key] for key in keys}, "job": document}
+
+
+def _attempt_record(document: Document, places: LogPlaces) -> Record:
+    """Which attempt the output that follows is of, since it is not the one that the job is at now."""
+    why = f": {document['reason']}" if document["reason"] and document["state"] != "ended" else ""
+    over = f"attempt {places.attempt}, which is over; the job is {document['state']}{why}"
+    return {"type": "attempt", "attempt": places.attempt, "text": over}
 
 
 def _end_record(document: Document) -> Record:

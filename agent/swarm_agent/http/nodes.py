@@ -28,6 +28,7 @@ from swarm_agent.http.views import (
     queue_documents,
     setting_document,
     status_document,
+    task_document,
 )
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
@@ -80,6 +81,7 @@ class GpuDetails:
     def __init__(self, facts: Facts, peers: Peers, on_news: Callable[[], None]) -> None:
         self._facts, self._peers, self._on_news = facts, peers, on_news
         self._known: dict[NodeId, list[Document]] = {}
+        self._tasks: dict[NodeId, list[Document]] = {}
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self.silent: tuple[NodeId, ...] = ()
@@ -99,6 +101,14 @@ class GpuDetails:
         """The node's GPUs, or None while it has not told them."""
         return self.own() if node == self._peers.own_name else self._known.get(node)
 
+    def tasks_of(self, node: NodeId) -> list[Document] | None:
+        """The node's tasks, or None while it has not told them."""
+        return self.own_tasks() if node == self._peers.own_name else self._tasks.get(node)
+
+    def own_tasks(self) -> list[Document]:
+        """The tasks of this very node."""
+        return [task_document(each) for each in self._facts.tasks()]
+
     def own(self) -> list[Document]:
         """The GPUs of this very node."""
         return [gpu_document(self._peers.own_name, each) for each in self._facts.gpus()]
@@ -107,7 +117,7 @@ class GpuDetails:
         """Answer other agents."""
 
         async def on_gpus(_: NodeId, __: dict[str, Any]) -> dict[str, Any]:
-            return {"gpus": self.own()}
+            return {"gpus": self.own(), "tasks": self.own_tasks()}
 
         agent.on_query("gpus", on_gpus)
 
@@ -116,6 +126,7 @@ class GpuDetails:
             fan_out = await self._peers.ask_all("gpus", {}, LIST_TIMEOUT_S)
             # Of a node that did not answer nothing is shown: stale GPUs must not look idle.
             self._known = {node: list(reply.get("gpus", [])) for node, reply in fan_out.answers.items()}
+            self._tasks = {node: list(reply.get("tasks", [])) for node, reply in fan_out.answers.items()}
             self.silent = fan_out.silent
             self._on_news()
         finally:
@@ -230,7 +241,8 @@ class Nodes:
         gpus = self._details.of(NodeId(document["name"]))
         if gpus is None:
             return document
-        return {**document, "gpus": gpus, "jobs": sorted({each["job_id"] for each in gpus if each["job_id"]})}
+        jobs = sorted({each["job_id"] for each in gpus if each["job_id"]})
+        return {**document, "gpus": gpus, "jobs": jobs, "tasks": self._details.tasks_of(NodeId(document["name"]))}
 
     def _node_list(self) -> Document:
         items = self._node_documents()

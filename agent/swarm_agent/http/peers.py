@@ -1,13 +1,18 @@
 """Asking other agents: many at once within a bound, or one on behalf of a client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+
 from swarm_agent.http.exchange import Answer, Call
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem
+from swarm_agent.http.problem import CONTENT_TYPE, Problem
+from swarm_agent.http.reach import answer_of, items_of
+from swarm_agent.http.stream import closing
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import NodeId
 
@@ -17,6 +22,8 @@ FORWARD_TIMEOUT_S = 12.0  # above the 10 s that the core is given for a command
 FAN_OUT_LIMIT = 64
 HOPS_LIMIT = 2
 FORWARDED_HEADERS = ("content-type", "if-match", "accept")
+
+SAFE_METHODS = ("GET", "HEAD")
 
 Dispatch = Callable[[Call], Awaitable[Answer]]
 
@@ -53,13 +60,27 @@ class Peers:
         """Other members that are known but failed or in conflict: they may have what we look for."""
         return [member.name for member in self._facts.members() if member.status in ("failed", "conflict")]
 
+    def is_gone(self, node: NodeId) -> bool:
+        """True for a member that is known to have failed or left."""
+        return any(each.name == node and each.status in ("failed", "left") for each in self._facts.members())
+
+    def likeliest(self, nodes: Iterable[NodeId]) -> list[NodeId]:
+        """Each once, in order, but those that are gone last; without this agent."""
+        others = first_unique(nodes, (self.own_name,))
+        return sorted(others, key=self.is_gone)
+
     async def ask_all(self, kind: str, payload: dict[str, Any], timeout_s: float) -> FanOut:
         """Ask at most `FAN_OUT_LIMIT` reachable members at once; the others count as silent."""
-        names = self.reachable()
+        return await self.ask(self.reachable(), kind, payload, timeout_s, self.unreachable())
+
+    async def ask(
+        self, names: list[NodeId], kind: str, payload: dict[str, Any], timeout_s: float, away: Sequence[NodeId] = ()
+    ) -> FanOut:
+        """Ask these; `away` are silent without being asked."""
         asked, left_out = names[:FAN_OUT_LIMIT], names[FAN_OUT_LIMIT:]
         found = await asyncio.gather(*(self._ask(name, kind, payload, timeout_s) for name in asked))
         answers = {name: each for name, each in zip(asked, found, strict=True) if each is not None}
-        silent = [name for name in asked if name not in answers] + left_out + self.unreachable()
+        silent = [name for name in asked if name not in answers] + left_out + [*away]
         return FanOut(answers, tuple(silent))
 
     async def _ask(self, name: NodeId, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
@@ -70,7 +91,11 @@ class Peers:
             return None
 
     async def forward(self, node: NodeId, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> Answer:
-        """Have another agent answer.  Raises `Problem` shepherd_unreachable when it cannot be asked."""
+        """Have another agent answer.
+
+        Raises `Problem` shepherd_unreachable when it cannot be asked, and unavailable when it was asked for a change
+        and its answer was lost.
+        """
         if call.hops >= HOPS_LIMIT:
             raise Problem("shepherd_unreachable", f"agents disagree on who acts for this job; {node} was named last")
         payload = {
@@ -84,10 +109,19 @@ class Peers:
         }
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await self._agent.query(node, "api", payload, timeout_s)
+                reply = await answer_of(node, self.is_gone, self._agent.query(node, "api", payload, timeout_s))
         except (AgentUnreachable, RemoteProtocolError, TimeoutError) as error:
-            raise Problem("shepherd_unreachable", f"{node} does not answer: {error or 'no answer in time'}") from error
+            detail = f"{node} does not answer: {error or 'no answer in time'}"
+            is_open = call.method not in SAFE_METHODS and _was_sent(error)
+            raise Problem("unavailable" if is_open else "shepherd_unreachable", detail) from error
         return _answer_from(reply, node)
+
+    async def stream(self, node: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Ask another agent for a stream; raises `AgentUnreachable` as soon as it is known to be gone."""
+        source = self._agent.query_stream(node, kind, payload)
+        async with closing(items_of(node, self.is_gone, source)) as items:
+            async for item in items:
+                yield item
 
     def serve(self, dispatch: Dispatch) -> None:
         """Answer what other agents forward."""
@@ -104,6 +138,25 @@ class Peers:
             }
 
         self._agent.on_query("api", on_api)
+
+
+def code_of(reply: Answer) -> str:
+    """The code of an error that another agent answered; empty for anything else."""
+    if reply.content_type != CONTENT_TYPE or not isinstance(reply.body, bytes):
+        return ""
+    try:
+        document = json.loads(reply.body)
+    except ValueError:
+        return ""
+    return str(document.get("code", "")) if isinstance(document, dict) else ""
+
+
+def _was_sent(error: Exception) -> bool:
+    """False when the question surely never reached the other agent."""
+    cause = error.__cause__
+    return not isinstance(error, AgentUnreachable) or not (
+        cause is None or isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+    )
 
 
 def _call_from(payload: dict[str, Any]) -> Call:

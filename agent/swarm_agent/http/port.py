@@ -62,6 +62,8 @@ class NodeFacts:
     foreign_gpus: int = 0
     stale_gpus: int = 0
     draining_gpus: int = 0
+    is_witness: bool = False
+    store_id: int = 0  # identity of its database; 0: not told
 
     @property
     def total_gpus(self) -> int:
@@ -91,6 +93,16 @@ class GpuFacts:
     temperature_celsius: float | None = None
     power_watts: float | None = None
     processes: tuple[str, ...] = ()  # a sentence for each
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """A job's part on this very node.  Paused: frozen, because this node has lost contact with the job's holders."""
+
+    job_id: JobId
+    attempt: int
+    stage: str  # ordered, staged, launched, started or exited
+    is_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,9 @@ class Facts(Protocol):
     def record(self, job_id: JobId) -> JobRecord | None:
         """One of `records`."""
 
+    def is_over(self, job_id: JobId) -> bool:
+        """True for a job that has ended and of which this agent keeps no record any more."""
+
     def is_shepherd(self, job_id: JobId) -> bool:
         """True when this agent acts for the job."""
 
@@ -177,6 +192,13 @@ class Facts(Protocol):
 
     def gpus(self) -> tuple[GpuFacts, ...]:
         """The GPUs of this node."""
+
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """The tasks of this node."""
+
+    @property
+    def store_id(self) -> int:
+        """Identity of this agent's database, by which it can be a holder."""
 
     def telemetry(self) -> tuple[str, str]:
         """How far the GPU readings can be trusted: a word and a sentence."""

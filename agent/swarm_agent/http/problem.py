@@ -55,6 +55,11 @@ KINDS: dict[str, Kind] = {
     "idempotency_in_progress": Kind(
         409, "The first request with this key is under way", "Wait a moment and repeat it with the same key."
     ),
+    "job_over": Kind(
+        410,
+        "The job has ended, and its record is no longer kept",
+        "`swarm ps -a` lists the ended jobs that are still known. For another run of it, submit it anew.",
+    ),
     "version_conflict": Kind(
         412, "Someone else changed it first", "Read it again, and send its new ETag in `If-Match`."
     ),
@@ -76,13 +81,16 @@ KINDS: dict[str, Kind] = {
         503, "The outcome is unknown", "Repeat the request with the same ticket; it will not be done twice."
     ),
     "shepherd_unreachable": Kind(
-        503, "The agent that acts for this job does not answer", "Nothing was changed; try again in a moment."
+        503,
+        "The agent that acts for this job does not answer",
+        "Nothing was changed. A new shepherd acts within 20 s of the death of the old one; try again in a moment.",
     ),
     "storage_full": Kind(507, "The agent's disk takes no more", "Free space on that node, or ask another agent."),
 }
 
 REFUSED_CODES = {
     "not_found": "unknown_job",
+    "over": "job_over",
     "conflict": "conflict",
     "impossible": "impossible_request",
     "invalid": "invalid",

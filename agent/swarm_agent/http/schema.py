@@ -3,6 +3,7 @@
 from typing import Any
 
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.task import TaskStage
 
 Schema = dict[str, Any]
 
@@ -48,11 +49,19 @@ def listing(item: str, **more: Schema) -> Schema:
     return record({"api_version": VERSION, "items": array(ref(item)), "next_cursor": maybe(TEXT), **more})
 
 
+WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
+
 AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
 STATE = choice(*(state.value for state in JobState))
 PHASE = choice(*(phase.value for phase in StartPhase))
 END_REASON = choice(*(reason.value for reason in EndReason if reason is not EndReason.NONE))
 LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
+
+HOLDERS: Schema = {"holders": array(TEXT), "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"})}
+
+CHECKPOINT: Schema = {
+    "name": TEXT, "attempt": COUNT, "node": TEXT, "committed_at": TIME, "size_bytes": COUNT, "copies": array(TEXT),
+}  # fmt: skip
 
 JOB: Schema = {
     "api_version": VERSION, "id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "queue": TEXT,
@@ -60,9 +69,14 @@ JOB: Schema = {
     "exit_code": maybe({"type": "integer"}), "signal": maybe(COUNT), "shell_exit_code": maybe(COUNT),
     "submitted_at": TIME, "started_at": maybe(TIME), "ended_at": maybe(TIME), "elapsed_seconds": maybe(SECONDS),
     "queued_seconds": maybe(SECONDS), "gpus": COUNT, "gpus_per_rank": COUNT, "ranks": COUNT, "world_size": maybe(COUNT),
-    "nodes": array(record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT)})), "attempt": COUNT,
+    "nodes": array(record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT), "is_paused": maybe(FLAG)})),
+    "attempt": COUNT,
     "epoch": COUNT, "version": maybe(COUNT), "shepherd": TEXT, "holders": maybe(array(TEXT)),
-    "survives_deaths": maybe(COUNT), "attained_gpu_seconds": SECONDS, "spec": maybe(ref("JobSpec")),
+    "leaving_holders": maybe(array(TEXT)), "survives_deaths": maybe(COUNT), "has_majority": maybe(FLAG),
+    "is_forced": maybe(FLAG), "restarts": maybe(COUNT), "preemptions": maybe(COUNT),
+    "leftovers": maybe(array(record({"node": TEXT, "attempt": COUNT}))), "checkpoint": maybe(record(CHECKPOINT)),
+    "attained_gpu_seconds": SECONDS,
+    "spec": maybe(ref("JobSpec")),
     "detail": maybe(TEXT), "failed_node": maybe(TEXT), "failed_rank": maybe(COUNT), "relaunches": maybe(COUNT),
     "source": choice("record", "card"), **AGE,
 }  # fmt: skip
@@ -75,20 +89,24 @@ GPU: Schema = {
     "power_watts": maybe(NUMBER), "processes": array(TEXT),
 }  # fmt: skip
 
+TASK: Schema = {
+    "job_id": JOB_ID, "attempt": COUNT, "stage": choice(*(stage.value for stage in TaskStage)), "is_paused": FLAG,
+}  # fmt: skip
+
 MEMBER: Schema = {
     "name": TEXT, "address": TEXT, "status": choice("alive", "suspect", "failed", "left", "conflict"),
     "generation": COUNT, "incarnation": COUNT, "version": TEXT, "since_seconds": SECONDS,
 }  # fmt: skip
 
 NODE: Schema = {
-    **MEMBER, "is_draining": maybe(FLAG), "free_gpus": maybe(COUNT), "total_gpus": maybe(COUNT),
-    "foreign_gpus": maybe(COUNT), "unhealthy_gpus": maybe(COUNT), "stale_gpus": maybe(COUNT),
-    "draining_gpus": maybe(COUNT),
+    **MEMBER, "is_witness": maybe(FLAG), "is_draining": maybe(FLAG), "free_gpus": maybe(COUNT),
+    "total_gpus": maybe(COUNT), "foreign_gpus": maybe(COUNT), "unhealthy_gpus": maybe(COUNT),
+    "stale_gpus": maybe(COUNT), "draining_gpus": maybe(COUNT),
     "gpu_groups": array(record({"model": TEXT, "memory_bytes": COUNT, "total": COUNT, "free": COUNT})),
     "free_cpus": maybe(COUNT), "cpu_count": maybe(COUNT), "free_memory_bytes": maybe(COUNT),
     "memory_bytes": maybe(COUNT), "cpu_utilisation_ratio": maybe(NUMBER), "gpu_utilisation_ratio": maybe(NUMBER),
-    "gpus": maybe(array(ref("Gpu"))), "jobs": maybe(array(JOB_ID)), "as_of": maybe(TIME),
-    "staleness_seconds": maybe(SECONDS),
+    "gpus": maybe(array(ref("Gpu"))), "jobs": maybe(array(JOB_ID)), "tasks": maybe(array(ref("Task"))),
+    "as_of": maybe(TIME), "staleness_seconds": maybe(SECONDS),
 }  # fmt: skip
 
 EVENT: Schema = {
@@ -123,6 +141,7 @@ def log_record() -> Schema:
                     "cursor": TEXT,
                 }
             ),
+            record({"type": {"const": "attempt"}, "attempt": COUNT, "text": TEXT, "cursor": TEXT}),
             record({"type": {"const": "warning"}, "text": TEXT, "node": maybe(TEXT), "cursor": TEXT}),
             record({"type": {"const": "end"}, "state": STATE, **ENDING, "job": ref("Job"), "cursor": TEXT}),
         ]
@@ -182,15 +201,14 @@ def schemas() -> Schema:
         "Problem": problem(),
         "JobSpec": job_spec(is_request=False),
         "NewJobSpec": job_spec(is_request=True),
-        "Ticket": record(
-            {"api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "holders": array(TEXT), "node": TEXT}
-        ),
+        "Ticket": record({"api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, **HOLDERS, "node": TEXT}),
         "Submission": record(
             {"spec": ref("NewJobSpec")},
-            optional={"ticket": maybe(record({"job_id": JOB_ID, "holders": array(TEXT)})), "dry_run": FLAG},
+            optional={"ticket": maybe(record({"job_id": JOB_ID, **HOLDERS})), "dry_run": FLAG},
             is_closed=True,
         ),
         "Cancel": record({}, optional={"grace_seconds": maybe(SECONDS), "reason": TEXT}, is_closed=True),
+        "Recover": record({"force": {"const": True}}, is_closed=True),
         "Signal": record({"signal": {"type": ["integer", "string"]}}, is_closed=True),
         "Job": record(JOB),
         "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG}),
@@ -218,6 +236,7 @@ def schemas() -> Schema:
         "NodeList": listing("Node", **AGE),
         "Gpu": record(GPU),
         "GpuList": listing("Gpu", **silent, **AGE),
+        "Task": record(TASK),
         "Member": record(MEMBER),
         "MemberList": listing("Member", **AGE),
         "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
@@ -237,6 +256,14 @@ def schemas() -> Schema:
                 "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
                 "gpus": record(dict.fromkeys(gpu_counts, COUNT)),
                 "jobs": LIVE_COUNTS,
+                "survival": record(
+                    {
+                        "jobs": {"type": "object", "additionalProperties": COUNT},
+                        "without_majority": COUNT,
+                        "unknown": COUNT,
+                        "weakest": array(record({key: JOB[key] for key in WEAKEST_KEYS})),
+                    }
+                ),
                 **silent,
                 **AGE,
             }

@@ -11,6 +11,7 @@ from swarm_agent.http.guard import Guard, known_hosts
 from swarm_agent.http.health import Health, RenderMetrics
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import JobLogs
 from swarm_agent.http.nodes import Nodes
@@ -29,22 +30,23 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
     """The application of one agent; registers with it what other agents may ask."""
     peers = Peers(agent, facts)
     finder, changes = JobFinder(facts, peers), JobChanges(facts)
-    watch = JobWatch(agent, facts, finder, changes)
+    watch = JobWatch(agent, facts, peers, finder, changes)
     jobs, job_list = Jobs(agent, facts, peers, finder, watch), JobList(facts, peers)
-    source, nodes, events = LogSource(agent), Nodes(agent, facts, peers, job_list), Events(agent, peers)
+    source, nodes, events = LogSource(agent, peers), Nodes(agent, facts, peers, job_list), Events(agent, peers)
+    log_finder = LogFinder(agent, peers)
     routes: tuple[Route, ...] = ()
 
     async def openapi(_: Call) -> Answer:
         return Answer(200, encode(openapi_document(routes, software_version())))
 
     routes = (
-        *job_routes(Submission(agent, peers), jobs, job_list, JobLogs(jobs, watch, source)),
+        *job_routes(Submission(agent, facts, peers), jobs, job_list, JobLogs(jobs, watch, source, log_finder)),
         *swarm_routes(nodes, events),
         *blob_routes(BlobUploads(agent)),
         *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().get_page),
     )
     server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
-    for part in (jobs, watch, source, nodes, events):
+    for part in (jobs, watch, source, log_finder, nodes, events):
         part.serve()
     job_list.serve(agent)
     peers.serve(server.dispatch)

@@ -5,7 +5,7 @@ from typing import Any
 
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
-from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place
+from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
 from swarmsched.gossip.card import CardStatus
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.record import NodeFlag, NodeStatus
@@ -48,6 +48,10 @@ class Snapshot:
     def record(self, job_id: JobId) -> JobRecord | None:
         """One of `records`."""
         return self._agent.node.record(job_id)
+
+    def is_over(self, job_id: JobId) -> bool:
+        """True for a job that has ended and of which this agent keeps no record any more."""
+        return self._agent.node.is_over(job_id)
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True when this agent acts for the job."""
@@ -101,6 +105,16 @@ class Snapshot:
             for reading in self._agent.telemetry.snapshot.gpus
         )
 
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """The tasks of this node."""
+        tasks = self._agent.node.tasks()
+        return tuple(TaskFacts(each.job_id, each.attempt, each.stage.value, each.is_frozen) for each in tasks)
+
+    @property
+    def store_id(self) -> int:
+        """Identity of this agent's database."""
+        return self._agent.store_id
+
     def telemetry(self) -> tuple[str, str]:
         """How far the readings can be trusted."""
         snapshot = self._agent.telemetry.snapshot
@@ -152,6 +166,8 @@ def _node_facts(status: NodeStatus) -> NodeFacts:
         foreign_gpus=record.foreign_gpus,
         stale_gpus=record.stale_gpus,
         draining_gpus=record.draining_gpus,
+        is_witness=record.has(NodeFlag.WITNESS),
+        store_id=record.store_id,
     )
 
 

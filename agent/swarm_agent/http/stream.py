@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from swarm_agent.http.exchange import NDJSON_TYPE, SSE_TYPE, Answer, Call, encode
 
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 5.0  # a client that hears nothing for some of them goes on at another agent
 SSE_HEARTBEAT = b": heartbeat\n\n"
 NDJSON_HEARTBEAT = b"\n"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

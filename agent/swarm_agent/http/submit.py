@@ -1,38 +1,50 @@
-"""Tickets and the submission of jobs."""
+"""Tickets and the submission of jobs.
 
+A ticket names the holders of the job with their databases.  The first one is meant to act for the job, so it is asked
+first; any of them can create the job, and whoever creates it does so by compare-and-set at a majority: however often
+a ticket is repeated, and wherever, there is one job.
+"""
+
+import asyncio
+import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.jobs import refuse_unknown_keys
-from swarm_agent.http.peers import Peers
-from swarm_agent.http.port import AgentPort
+from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
+from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem, from_refusal, from_rejection
 from swarm_agent.http.views import Document, job_document
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import FieldProblem, JobRejected
+from swarmsched.holders import HOLDERS_MAX, Holder
 from swarmsched.ids import JobId, NodeId
 
-HOLDERS_LIMIT = 5
+SUBMIT_S = 25.0  # for all holders together, below the 30 s that clients wait
+_STORE = re.compile(r"[0-9a-f]{1,14}")
+_STORE_END = 2**53
 
 
 class Submission:
     """Handlers of POST /v1/tickets and POST /v1/jobs."""
 
-    def __init__(self, agent: AgentPort, peers: Peers) -> None:
-        self._agent, self._peers = agent, peers
+    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers) -> None:
+        self._agent, self._facts, self._peers = agent, facts, peers
         self._keys = IdempotencyKeys()
 
     async def create_ticket(self, call: Call) -> Answer:
         """POST /v1/tickets: no side effect."""
         refuse_unknown_keys(call.json(), ())
         ticket = await self._ticket()
-        head = {"api_version": API_VERSION, "job_id": ticket.job_id, "handle": ids.handle(ticket.job_id)}
-        return answer({**head, "holders": list(ticket.holders), "node": self._agent.config.name})
+        named = {**_ticket_document(ticket), "handle": ids.handle(ticket.job_id), "node": self._agent.config.name}
+        return answer({"api_version": API_VERSION, **named})
 
     async def submit_job(self, call: Call) -> Answer:
         """POST /v1/jobs."""
@@ -50,31 +62,54 @@ class Submission:
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
         assert isinstance(ticket, TicketIssued), "nothing else is put into the memo"
         memo["ticket"] = ticket
-        if self._agent.config.name not in ticket.holders:
-            return await self._forward(call, ticket, spec, is_dry_run=is_dry_run)
-        reply = await self._agent.command(SubmitJob(ticket.job_id, ticket.holders, spec, is_dry_run))
+        command = SubmitJob(ticket.job_id, ticket.holders, spec, is_dry_run)
+        if call.hops:
+            return await self._create(command)
+        return await self._at_holders(call, command)
+
+    async def _at_holders(self, call: Call, command: SubmitJob) -> Answer:
+        """Ask the ticket's holders in order, this agent in its place, until one knows what became of the job."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + SUBMIT_S
+        forwarded = replace(call, path="/v1/jobs", body=_request(command))
+        problem = Problem("unavailable", "no time was left")
+        for holder in self._in_order(command.holders):
+            try:
+                if holder.node == self._agent.config.name:
+                    return await self._create(command)
+                timeout_s = min(FORWARD_TIMEOUT_S, end_s - loop.time())
+                reply = await self._peers.forward(holder.node, forwarded, timeout_s)
+            except Problem as error:
+                if error.status != 503:
+                    raise
+                problem = error
+                continue
+            if reply.status != 503:
+                return reply
+            problem = Problem("unavailable", f"{holder.node} cannot take the job now")
+        raise _nobody_took_it(command, problem)
+
+    def _in_order(self, holders: Iterable[Holder]) -> list[Holder]:
+        """As the ticket has them, but a witness last: it holds jobs and acts for none."""
+        witnesses = {each.name for each in self._facts.nodes() if each.is_witness}
+        return sorted(holders, key=lambda holder: holder.node in witnesses)
+
+    async def _create(self, command: SubmitJob) -> Answer:
+        """Create the job as one of its holders, or find that it was created before."""
+        own = Holder(self._agent.config.name, self._facts.store_id)
+        if own not in command.holders:
+            detail = f"{own.node} is not a holder of this ticket, or has lost the database that it held it in"
+            raise Problem("not_ready", detail, "ask the next holder of the ticket, or take a new ticket")
+        reply = await self._agent.command(command)
         if isinstance(reply, Refused):
             raise from_refusal(reply, "/spec")
         if not isinstance(reply, JobAccepted):
             raise Problem("internal", f"the core answered a submission with {type(reply).__name__}")
-        shown = job_document(reply.record, time.time())
-        is_new = not reply.was_known and not is_dry_run
-        headers = {} if is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
-        return answer({**shown, "was_known": reply.was_known, "dry_run": is_dry_run}, 201 if is_new else 200, headers)
-
-    async def _forward(self, call: Call, ticket: TicketIssued, spec: JobSpec, *, is_dry_run: bool) -> Answer:
-        """A ticket is good for its holders only: the record's compare-and-set happens there, whoever was asked."""
-        named = {"job_id": ticket.job_id, "holders": list(ticket.holders)}
-        body = encode({"ticket": named, "spec": spec.to_json(), "dry_run": is_dry_run})
-        forwarded = replace(call, path="/v1/jobs", body=body)
-        last = ""
-        for holder in ticket.holders:
-            try:
-                return await self._peers.forward(holder, forwarded)
-            except Problem as problem:
-                last = problem.detail
-        detail = f"none of the ticket's holders ({', '.join(ticket.holders)}) can be asked: {last}"
-        raise Problem("unavailable", detail, "repeat with the same ticket when they are back, or take a new ticket")
+        shown = job_document(reply.record, time.time(), attendance_of(self._facts))
+        is_new = not reply.was_known and not command.is_dry_run
+        headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
+        document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run}
+        return answer(document, 201 if is_new else 200, headers)
 
     async def _ticket(self) -> TicketIssued:
         reply = await self._agent.command(CreateTicket())
@@ -102,23 +137,50 @@ def _spec(document: Document) -> JobSpec:
         raise from_rejection(error, "/spec") from error
 
 
+def _ticket_document(ticket: TicketIssued | SubmitJob) -> Document:
+    return {
+        "job_id": ticket.job_id,
+        "holders": [holder.node for holder in ticket.holders],
+        "stores": [f"{holder.store:014x}" for holder in ticket.holders],
+    }
+
+
+def _request(command: SubmitJob) -> bytes:
+    document = {"ticket": _ticket_document(command), "spec": command.spec.to_json(), "dry_run": command.is_dry_run}
+    return encode(document)
+
+
+def _nobody_took_it(command: SubmitJob, last: Problem) -> Problem:
+    """One holder that is not ready has done nothing; of several, one may have begun."""
+    if last.code == "not_ready" and len(command.holders) == 1:
+        return last
+    names = ", ".join(holder.node for holder in command.holders)
+    detail = f"none of the ticket's holders ({names}) answers for the job: {last.detail}"
+    return Problem("unavailable", detail, "repeat with the same ticket when they are back, or take a new ticket")
+
+
 def _ticket_from(value: Any) -> TicketIssued | None:
     """The client's ticket, as a reply of the core would be."""
     if value is None:
         return None
-    holders = value.get("holders") if isinstance(value, dict) else None
-    is_usable = (
-        isinstance(value, dict)
-        and isinstance(value.get("job_id"), str)
-        and ids.is_job_id(value["job_id"])
-        and isinstance(holders, list)
-        and 1 <= len(holders) <= HOLDERS_LIMIT
-        and all(isinstance(each, str) and ids.is_node_name(each) for each in holders)
-    )
-    if not is_usable or holders is None:
+    holders = _holders_from(value) if isinstance(value, dict) else ()
+    if not holders or not isinstance(value.get("job_id"), str) or not ids.is_job_id(value["job_id"]):
         where = FieldProblem("/ticket", "is not a ticket of this API", "send what POST /v1/tickets answered")
         raise Problem("invalid", "ticket: is not a ticket of this API", where.remedy, (where,))
-    return TicketIssued(JobId(value["job_id"]), tuple(NodeId(each) for each in holders))
+    return TicketIssued(JobId(value["job_id"]), holders)
+
+
+def _holders_from(ticket: dict[str, Any]) -> tuple[Holder, ...]:
+    """Names with their stores; empty unless all are well formed and no node is named twice."""
+    names, stores = ticket.get("holders"), ticket.get("stores")
+    if not isinstance(names, list) or not isinstance(stores, list) or not len(names) == len(stores) <= HOLDERS_MAX:
+        return ()
+    are_usable = all(isinstance(name, str) and ids.is_node_name(name) for name in names) and all(
+        isinstance(store, str) and _STORE.fullmatch(store) and 0 < int(store, 16) < _STORE_END for store in stores
+    )
+    if not are_usable or len(set(names)) != len(names):
+        return ()
+    return tuple(Holder(NodeId(name), int(store, 16)) for name, store in zip(names, stores, strict=True))
 
 
 def _boolean(value: object) -> bool:

@@ -19,7 +19,7 @@ FOLLOW = Parameter("follow", "boolean", "Stream what is to come as well.")
 LAST_EVENT = Parameter("Last-Event-ID", "string", "As cursor; sent by browsers that reconnect.", "header")
 STREAMS = (NDJSON_TYPE, SSE_TYPE)
 TEXT = ("text/plain",)
-ONE_JOB = ("unknown_job", "ambiguous_job", "shepherd_unreachable")
+ONE_JOB = ("unknown_job", "ambiguous_job", "job_over", "shepherd_unreachable")
 CHANGED = {202: Reply("Job", text="it will be done")}
 
 
@@ -62,6 +62,7 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
                 "invalid",
                 "impossible_request",
                 "conflict",
+                "job_over",
                 "idempotency_key_reused",
                 "idempotency_in_progress",
                 "not_ready",
@@ -136,6 +137,19 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
             problems=(*ONE_JOB, "conflict", "invalid", "unavailable"),
         ),
         Route(
+            "POST",
+            f"{job}/recover",
+            jobs.recover_job,
+            "recoverJob",
+            "Go on without lost holders; refused without need.",
+            "jobs",
+            CHANGED,
+            (USER,),
+            BodyKind.JSON,
+            "Recover",
+            problems=(*ONE_JOB, "conflict", "invalid", "not_ready", "unavailable"),
+        ),
+        Route(
             "GET",
             f"{job}/why",
             jobs.why_job,
@@ -178,7 +192,7 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
                 Parameter("tail", "integer", "Only the last lines of each rank."),
                 Parameter("rank", "string", "Ranks, with commas."),
                 Parameter("stream", "string", "stdout, stderr or system, with commas."),
-                Parameter("attempt", "integer", "An earlier attempt; default the newest."),
+                Parameter("attempt", "integer", "An earlier attempt; default the newest that has output."),
             ),
             problems=(*ONE_JOB, "too_many_streams"),
         ),

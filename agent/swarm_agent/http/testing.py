@@ -13,7 +13,7 @@ import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typ
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
-from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place
+from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
@@ -23,10 +23,12 @@ from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import (
     CancelJob,
     Command,
+    CommitCheckpoint,
     CreateTicket,
     Done,
     ForgetMember,
     JobAccepted,
+    RecoverJob,
     Refused,
     Reply,
     SetSwarmSetting,
@@ -36,6 +38,7 @@ from swarmsched.commands import (
     TicketIssued,
 )
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.resources import Gpu, Share
@@ -73,7 +76,12 @@ class AgentWithoutCore:
         self.readiness.add("membership", lambda: Check("membership", is_ok=True, detail="joined"))
         self.logs = LogStore(LogConfig(directory=folder / "logs"))
         self.blobs = BlobStore(folder / "blobs")
+        self.store_id = store_of(name)
+        self.ticket_holders: tuple[str, ...] = (name,)
         self.known: dict[JobId, JobRecord] = {}
+        self.over: set[JobId] = set()
+        self.known_tasks: list[TaskFacts] = []
+        self.witnesses: set[NodeId] = set()
         self.known_cards: list[Card] = []
         self.known_places: dict[JobId, Place] = {}
         self.policy = (PolicySetting("fifo"), 1)
@@ -150,9 +158,12 @@ class AgentWithoutCore:
     def nodes(self) -> tuple[NodeFacts, ...]:
         """Two GPUs each."""
         return tuple(
-            NodeFacts(name, 0.5, (GpuGroupFacts("Test GPU", 2**30, 2, 1),), 3, 4, 2**30, 2**31)
-            for name in self.swarm.agents
-        )
+            NodeFacts(
+                name, 0.5, (GpuGroupFacts("Test GPU", 2**30, 2, 1),), 3, 4, 2**30, 2**31,
+                is_witness=name in self.witnesses, store_id=agent.store_id,
+            )
+            for name, agent in self.swarm.agents.items()
+        )  # fmt: skip
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """As set by the test."""
@@ -161,6 +172,10 @@ class AgentWithoutCore:
     def record(self, job_id: JobId) -> JobRecord | None:
         """As set by the test."""
         return self.known.get(job_id)
+
+    def is_over(self, job_id: JobId) -> bool:
+        """As set by the test."""
+        return job_id in self.over
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True for a live record of ours."""
@@ -199,6 +214,10 @@ class AgentWithoutCore:
         name = self.config.name
         return tuple(GpuFacts(Gpu(f"{name}-{at}", at, "Test GPU", 2**30, is_simulated=True)) for at in range(2))
 
+    def tasks(self) -> tuple[TaskFacts, ...]:
+        """As set by the test."""
+        return tuple(self.known_tasks)
+
     def telemetry(self) -> tuple[str, str]:
         """Fine."""
         return ("ok", "2 GPUs")
@@ -209,7 +228,7 @@ class AgentWithoutCore:
         """The plainest behaviour that is still true to the contract."""
         match command:
             case CreateTicket():
-                return TicketIssued(job_id(len(self.commands)), (self.config.name,))
+                return TicketIssued(job_id(len(self.commands)), holders_of(*self.ticket_holders))
             case SubmitJob():
                 return self._submit(command)
             case CancelJob(job_id=job):
@@ -224,6 +243,10 @@ class AgentWithoutCore:
             case ForgetMember(node=node):
                 is_alive = self.swarm.statuses.get(node, "alive") == "alive"
                 return Refused("conflict", f"{node} is alive", "stop its agent first") if is_alive else Done()
+            case RecoverJob(job_id=job):
+                return JobAccepted(self.change(job, is_forced=True, holders=holders_of(self.config.name)))
+            case CommitCheckpoint():
+                return Refused("conflict", "no rank runs here", "")
 
     def diagnoses(self) -> tuple[Diagnosis, ...]:
         """One check, and it is well."""
@@ -244,12 +267,27 @@ def job_id(number: int, *, random_part: str = "") -> JobId:
     return JobId("01hf0000000"[:10] + tail.ljust(16, "0")[:16])
 
 
+def store_of(name: str) -> int:
+    """A database identity for each name."""
+    return 0x1000 + sum(name.encode())
+
+
+def holder_of(name: str) -> Holder:
+    """A node with the database that its agent here has."""
+    return Holder(NodeId(name), store_of(name))
+
+
+def holders_of(*names: str) -> tuple[Holder, ...]:
+    """Several of them."""
+    return tuple(holder_of(name) for name in names)
+
+
 def a_record(
     job: JobId,
     shepherd: str,
     *,
     spec: JobSpec | None = None,
-    holders: tuple[NodeId, ...] = (),
+    holders: tuple[str | Holder, ...] = (),
     nodes: tuple[tuple[str, int], ...] = (),
     **changes: Any,
 ) -> JobRecord:
@@ -262,7 +300,7 @@ def a_record(
         version=1,
         shepherd=NodeId(shepherd),
         shepherd_generation=1,
-        holders=holders or (NodeId(shepherd),),
+        holders=tuple(each if isinstance(each, Holder) else holder_of(each) for each in holders or (shepherd,)),
     )
     shares = tuple(Share(NodeId(node), ranks) for node, ranks in nodes)
     return replace(record, **{"shares": shares, "attempt": 1 if nodes else 0, **changes})

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swarm_agent.eventlog import LoggedEvent
-from swarm_agent.http.port import Card, GpuFacts, Member, NodeFacts, Place
+from swarm_agent.http.attendance import Attendance
+from swarm_agent.http.port import Card, GpuFacts, Member, NodeFacts, Place, TaskFacts
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, EndReason, JobSpec, JobState
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord, shell_exit_code
 from swarmsched.resources import GpuHealth, world_size
@@ -17,6 +19,7 @@ from swarmsched.view import PolicySetting
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS")
 MASK = "***"
 LIVE_STATES = tuple(state.value for state in JobState if state is not JobState.ENDED)
+WEAKEST_SHOWN = 5
 MEMBER_STATUSES = ("alive", "suspect", "failed", "left", "conflict")
 UNKNOWN_OF_CARD = [
     "end_reason",
@@ -30,7 +33,14 @@ UNKNOWN_OF_CARD = [
     "world_size",
     "version",
     "holders",
+    "leaving_holders",
     "survives_deaths",
+    "has_majority",
+    "is_forced",
+    "restarts",
+    "preemptions",
+    "leftovers",
+    "checkpoint",
     "spec",
     "detail",
     "failed_node",
@@ -38,6 +48,7 @@ UNKNOWN_OF_CARD = [
     "relaunches",
 ]
 UNKNOWN_OF_NODE = [
+    "is_witness",
     "is_draining",
     "free_gpus",
     "total_gpus",
@@ -78,8 +89,8 @@ def aged(now_utc_s: float, age_s: float) -> Document:
     return {"as_of": rfc3339(now_utc_s - age_s), "staleness_seconds": round(age_s, 3)}
 
 
-def job_document(record: JobRecord, now_utc_s: float, age_s: float = 0.0) -> Document:
-    """A job by its record."""
+def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) -> Document:
+    """A job by its record; `attendance` tells which of its holders are there."""
     is_ended, spec = record.is_ended, record.spec
     return {
         "api_version": API_VERSION,
@@ -110,8 +121,15 @@ def job_document(record: JobRecord, now_utc_s: float, age_s: float = 0.0) -> Doc
         "epoch": record.epoch,
         "version": record.version,
         "shepherd": record.shepherd,
-        "holders": list(record.holders),
-        "survives_deaths": max(0, (len(record.holders) - 1) // 2),
+        "holders": [holder.node for holder in record.holders],
+        "leaving_holders": [holder.node for holder in record.leaving_holders],
+        "survives_deaths": attendance.survives_deaths(record.configuration),
+        "has_majority": attendance.has_majority(record.configuration),
+        "is_forced": record.is_forced,
+        "restarts": record.restarts,
+        "preemptions": record.preemptions,
+        "leftovers": [{"node": each.node, "attempt": each.attempt} for each in record.leftovers],
+        "checkpoint": checkpoint_document(record.checkpoint) if record.checkpoint else None,
         "attained_gpu_seconds": round(_attained_gpu_s(record, now_utc_s), 3),
         "spec": spec_document(spec),
         "detail": record.detail,
@@ -119,7 +137,7 @@ def job_document(record: JobRecord, now_utc_s: float, age_s: float = 0.0) -> Doc
         "failed_rank": record.failed_rank if record.failed_rank >= 0 else None,
         "relaunches": record.relaunches,
         "source": "record",
-        **aged(now_utc_s, age_s),
+        **aged(now_utc_s, 0.0),
     }
 
 
@@ -141,13 +159,25 @@ def card_document(card: Card, now_utc_s: float) -> Document:
         "gpus": card.ranks * card.gpus_per_rank,
         "gpus_per_rank": card.gpus_per_rank,
         "ranks": card.ranks,
-        "nodes": [{"node": node, "ranks": None, "first_rank": None} for node in card.nodes],
+        "nodes": [{"node": node, "ranks": None, "first_rank": None, "is_paused": None} for node in card.nodes],
         "epoch": card.epoch,
         "shepherd": card.shepherd,
         "attained_gpu_seconds": round(card.attained_gpu_s, 3),
         **dict.fromkeys(UNKNOWN_OF_CARD),
         "source": "card",
         **aged(now_utc_s, card.age_s),
+    }
+
+
+def checkpoint_document(checkpoint: Checkpoint) -> Document:
+    """What the next attempt resumes from; `copies` lists who keeps a packed copy, none in a shared folder."""
+    return {
+        "name": checkpoint.name,
+        "attempt": checkpoint.attempt,
+        "node": checkpoint.node,
+        "committed_at": rfc3339(checkpoint.committed_utc_s),
+        "size_bytes": checkpoint.size_bytes,
+        "copies": list(checkpoint.copies),
     }
 
 
@@ -177,12 +207,13 @@ def member_document(member: Member) -> Document:
 
 
 def node_document(member: Member, facts: NodeFacts | None, now_utc_s: float) -> Document:
-    """A member with its record; nulls when the record has not arrived.  `gpus` and `jobs` come from the node itself."""
-    document = {**member_document(member), "gpus": None, "jobs": None}
+    """A member with its record; nulls when that has not arrived.  `gpus`, `jobs` and `tasks` come from the node."""
+    document = {**member_document(member), "gpus": None, "jobs": None, "tasks": None}
     if facts is None:
         return {**document, "gpu_groups": [], **dict.fromkeys(UNKNOWN_OF_NODE)}
     return {
         **document,
+        "is_witness": facts.is_witness,
         "is_draining": facts.is_draining,
         "free_gpus": facts.free_gpus,
         "total_gpus": facts.total_gpus,
@@ -226,6 +257,16 @@ def gpu_document(node: NodeId, facts: GpuFacts) -> Document:
     }
 
 
+def task_document(facts: TaskFacts) -> Document:
+    """A job's part on this very node."""
+    return {
+        "job_id": facts.job_id,
+        "attempt": facts.attempt,
+        "stage": facts.stage,
+        "is_paused": facts.is_paused,
+    }
+
+
 def gpu_state(facts: GpuFacts) -> str:
     """A booked GPU is held, leased or draining whatever its health; then health counts, then it is free."""
     if facts.booking is not None:
@@ -265,6 +306,22 @@ def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:
     ]
 
 
+def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
+    """How many deaths of holders the live jobs survive, and which survive the fewest."""
+    live = [job for job in jobs if job["state"] in LIVE_STATES]
+    known = [job for job in live if job.get("survives_deaths") is not None]
+    known.sort(key=lambda job: (job.get("has_majority") is not False, job["survives_deaths"], job["id"]))
+    lost = sum(job.get("has_majority") is False for job in known)
+    counts = Counter(job["survives_deaths"] for job in known[lost:])
+    keys = ("id", "handle", "name", "survives_deaths", "has_majority")
+    return {
+        "jobs": {str(deaths): counts[deaths] for deaths in sorted({0, 1, *counts})},
+        "without_majority": lost,
+        "unknown": len(live) - len(known),
+        "weakest": [{key: job.get(key) for key in keys} for job in known[:WEAKEST_SHOWN]],
+    }
+
+
 def status_document(
     node: NodeId,
     version: str,
@@ -286,6 +343,7 @@ def status_document(
         "members": {status: statuses[status] for status in MEMBER_STATUSES},
         "gpus": gpu_counts(nodes, frozenset(each.name for each in members if each.status in ("alive", "suspect"))),
         "jobs": {state: job_states[state] for state in LIVE_STATES},
+        "survival": survival(jobs),
         "silent_nodes": list(silent),
         **aged(now_utc_s, max((facts.age_s for facts in nodes), default=0.0)),
     }
@@ -315,6 +373,19 @@ def event_document(agent: str, event: LoggedEvent) -> Document:
     }
 
 
+def over_summary(job_id: ids.JobId) -> Document:
+    """What is left of a job that is past its retention."""
+    return {
+        "id": job_id,
+        "handle": ids.handle(job_id),
+        "name": None,
+        "user": None,
+        "state": JobState.ENDED.value,
+        "submitted_at": None,
+        "shepherd": None,
+    }
+
+
 def place_summary(job_id: ids.JobId, place: Place) -> Document:
     """What a location entry says of a job."""
     return {
@@ -337,7 +408,7 @@ def address_text(address: ids.Address) -> str:
 def _share_documents(record: JobRecord) -> list[Document]:
     first, documents = 0, []
     for share in record.shares:
-        documents.append({"node": share.node, "ranks": share.ranks, "first_rank": first})
+        documents.append({"node": share.node, "ranks": share.ranks, "first_rank": first, "is_paused": None})
         first += share.ranks
     return documents
 

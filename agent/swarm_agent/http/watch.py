@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.find import Found, JobFinder
+from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
@@ -19,7 +21,7 @@ from swarmsched.record import JobRecord
 
 RETRY_S = 0.25  # doubling to RETRY_LIMIT_S while no shepherd can be reached
 RETRY_LIMIT_S = 2.0
-GIVE_UP_S = 30.0
+GIVE_UP_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
 
 ChangeKey = tuple[object, ...]
 
@@ -65,8 +67,9 @@ def change_key(record: JobRecord | None, *, is_shepherd: bool) -> ChangeKey:
 class JobWatch:
     """Watches jobs on this agent and, through their shepherds, elsewhere."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, finder: JobFinder, changes: JobChanges) -> None:
-        self._agent, self._facts, self._finder, self._changes = agent, facts, finder, changes
+    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, finder: JobFinder, changes: JobChanges) -> None:
+        self._agent, self._facts, self._peers = agent, facts, peers
+        self._finder, self._changes = finder, changes
 
     def serve(self) -> None:
         """Answer other agents' watches of jobs that are shepherded here."""
@@ -81,7 +84,8 @@ class JobWatch:
     async def watch(self, found: Found) -> AsyncIterator[Document]:
         """Documents, newest state first; ends after the one that says the job has ended.
 
-        Raises `Problem` shepherd_unreachable when nobody who acts for the job was reachable for 30 s.
+        Raises `Problem` shepherd_unreachable when nobody who acts for the job was reachable for 30 s, and job_over when
+        the job is past its retention.
         """
         failing_since_s: float | None = None
         delay_s = RETRY_S
@@ -93,6 +97,8 @@ class JobWatch:
                     yield document
                     if document.get("state") == "ended":
                         return
+            if self._facts.is_over(found.job_id):
+                raise Problem("job_over", f"{found.job_id} has ended, and its record is past its retention")
             failing_since_s = loop.time() if failing_since_s is None else failing_since_s
             if loop.time() - failing_since_s > GIVE_UP_S:
                 raise Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} answers")
@@ -106,13 +112,10 @@ class JobWatch:
                 async for document in documents:
                     yield document
             return
-        nodes = dict.fromkeys((*self._finder.known(found.job_id), *found.candidates))
-        for node in nodes:
-            if node == self._agent.config.name:
-                continue
+        for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
             was_heard = False
             try:
-                async with closing(self._agent.query_stream(node, "watch", {"job_id": found.job_id})) as documents:
+                async with closing(self._peers.stream(node, "watch", {"job_id": found.job_id})) as documents:
                     async for document in documents:
                         was_heard = True
                         yield document
@@ -131,7 +134,7 @@ class JobWatch:
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
-            yield job_document(record, time.time())
+            yield job_document(record, time.time(), attendance_of(self._facts))
             if record.is_ended:
                 return
             await self._changes.wait(job_id, key)

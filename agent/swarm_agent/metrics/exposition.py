@@ -1,13 +1,14 @@
 """The page: snapshots of the agent turned into families, and everything into bytes."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from swarm_agent.config import AgentConfig
+from swarm_agent.http.attendance import PRESENT, Attendance
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
 from swarm_agent.readiness import Readiness
@@ -19,6 +20,9 @@ from swarmsched.gossip.record import NodeStatus
 from swarmsched.ids import JobId
 from swarmsched.ledger.booking import LedgerEntry
 from swarmsched.record import JobRecord
+from swarmsched.task import TaskStatus
+
+DEATHS_TOLD = 3  # 0, 1, 2: what one, three and five holders survive
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -45,6 +49,9 @@ class NodeSource(Protocol):
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True for a job that this node acts for."""
+
+    def tasks(self) -> Sequence[TaskStatus]:
+        """Tasks on this node."""
 
     @property
     def ledger(self) -> LedgerSource:
@@ -122,14 +129,42 @@ def _node_families(agent: MetricsSource) -> Iterator[Metric]:
     yield _by_state(
         "swarm_members", "Members as this agent sees them.", [each.value for each in MemberStatus], statuses
     )
-    live = [job.state for job_id, job in agent.node.records().items() if agent.node.is_shepherd(job_id)]
+    records = agent.node.records()
+    acting = [job for job_id, job in records.items() if agent.node.is_shepherd(job_id)]
+    live = [job.state for job in acting]
     states = [each.value for each in JobState if each is not JobState.ENDED]
     text = "Live jobs that this agent shepherds; the sum over all agents counts each job once."
     yield _by_state("swarm_jobs", text, states, Counter(state.value for state in live))
+    statuses_at_nodes = tuple(agent.node.node_records(now_s))
+    yield from _survival_families(members, statuses_at_nodes, records.values(), acting)
+    paused = sum(task.is_frozen for task in agent.node.tasks())
+    text = "Tasks on this node that are frozen, because a majority of their job's holders is out of reach."
+    yield GaugeMetricFamily("swarm_tasks_paused", text, value=paused)
     available = {member.node_id for member in members if member.is_available}
-    ages = [each.age_s for each in agent.node.node_records(now_s) if each.record.node_id in available]
+    ages = [each.age_s for each in statuses_at_nodes if each.record.node_id in available]
     text = "Age of the oldest record of a living node that this agent plans with."
     yield GaugeMetricFamily("swarm_gossip_staleness_seconds", text, value=max(ages, default=0.0))
+
+
+def _survival_families(
+    members: Sequence[MemberView],
+    nodes: Sequence[NodeStatus],
+    held: Iterable[JobRecord],
+    acting: Iterable[JobRecord],
+) -> Iterator[Metric]:
+    present = frozenset(member.node_id for member in members if member.status.value in PRESENT)
+    attendance = Attendance(present, {each.record.node_id: each.record.store_id for each in nodes})
+    deaths = Counter(attendance.survives_deaths(job.configuration) for job in acting)
+    text = "Live jobs that this agent shepherds, by how many deaths of holders they survive."
+    family = GaugeMetricFamily("swarm_jobs_surviving", text, labels=("deaths",))
+    for count in range(DEATHS_TOLD):
+        family.add_metric((str(count),), deaths.get(count, 0))
+    yield family
+    kept = [job for job in held if not job.is_ended]
+    yield GaugeMetricFamily("swarm_jobs_held", "Live jobs whose record this agent keeps.", value=len(kept))
+    text = "Of those, jobs of which most holders are gone: nothing is decided about them until they return."
+    lost = sum(not attendance.has_majority(job.configuration) for job in kept)
+    yield GaugeMetricFamily("swarm_jobs_without_majority", text, value=lost)
 
 
 def _host_families(snapshot: TelemetrySnapshot) -> Iterator[Metric]:

@@ -23,6 +23,24 @@ HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
 DIRECTIONS = ("received", "sent")
 PLANES = ("liveness", "state")
+COUNTED = {
+    "job.taken_over": ("swarm_jobs_taken_over", "Jobs whose shepherd had died and that this agent acts for since."),
+    "job.stepped_down": ("swarm_jobs_stepped_down", "Jobs that this agent stopped acting for: another one does."),
+    "job.handed_over": ("swarm_jobs_handed_over", "Jobs that this agent gave to another, having more than its share."),
+    "job.restarted": ("swarm_jobs_restarted", "Times that jobs were run again after a node with ranks was lost."),
+    "job.checkpointed": ("swarm_checkpoints_committed", "Checkpoints that became the one to resume from."),
+    "holder.replaced": ("swarm_holders_replaced", "Holders of jobs that were exchanged."),
+    "task.frozen": ("swarm_tasks_frozen", "Tasks frozen here: no word from a majority of the job's holders."),
+    "task.thawed": ("swarm_tasks_thawed", "Frozen tasks that went on: their attempt was still the valid one."),
+    "task.killed_over": (
+        "swarm_tasks_killed_over",
+        "Tasks killed here because a newer attempt, or the end, was known.",
+    ),
+}
+CORE_COUNTS = {
+    "register_conflicts": ("swarm_register_conflicts", "Updates of jobs that another agent's had overtaken.")
+}
+REGISTER_DROP_REASONS = ("nonsense", "no_room", "wrong_store")
 Labels = TypeVar("Labels", bound=tuple[str, ...])
 
 
@@ -59,6 +77,8 @@ class Observed:
         self._events: Counter[str] = Counter()
         self._traffic: dict[str, Mapping[str, int]] = {}
         self._drops: dict[str, Mapping[str, int]] = {}
+        self._core: Mapping[str, int] = {}
+        self._register_drops: Mapping[str, int] = {}
 
     def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
         """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
@@ -92,6 +112,10 @@ class Observed:
         """Live counters of refused messages by reason; read at each scrape."""
         self._drops = {"gossip": gossip, "peer": peer}
 
+    def watch_core(self, counters: Mapping[str, int], register_drops: Mapping[str, int]) -> None:
+        """Live counters of the core, and of register messages that it dropped by reason; read at each scrape."""
+        self._core, self._register_drops = counters, register_drops
+
     def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
@@ -107,6 +131,10 @@ class Observed:
             ("kind",),
             {(k,): v for k, v in self._events.items()},
         )
+        for kind, (name, text) in COUNTED.items():
+            yield CounterMetricFamily(name, text, value=self._events[kind])
+        for key, (name, text) in CORE_COUNTS.items():
+            yield CounterMetricFamily(name, text, value=self._core.get(key, 0))
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
         for name, counters in self._traffic.items():
             plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
@@ -126,6 +154,13 @@ class Observed:
             "Messages that were refused: foreign, altered, oversized, replayed, sealed with another key and the like.",
             ("channel", "reason"),
             {(channel, why): counts.get(why, 0) for channel, counts in self._drops.items() for why in DROP_REASONS},
+        )
+        yield _counter(
+            "swarm_register_messages_dropped",
+            "Readable messages about jobs' records that got no answer: they contradict themselves (nonsense), mean a "
+            "database that this node has lost (wrong_store), or found it full (no_room).",
+            ("reason",),
+            {(why,): self._register_drops.get(why, 0) for why in REGISTER_DROP_REASONS},
         )
 
     def _ended_jobs(self, *, is_openmetrics: bool) -> Metric:
@@ -162,6 +197,11 @@ def observe_announce(announce: Announce) -> None:
 def watch_drops(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
     """Tell once where the transports count what they refuse, by reason."""
     OBSERVED.watch_drops(gossip=gossip, peer=peer)
+
+
+def watch_core(counters: Mapping[str, int], register_drops: Mapping[str, int]) -> None:
+    """Tell once where the core counts."""
+    OBSERVED.watch_core(counters, register_drops)
 
 
 def watch_traffic(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:

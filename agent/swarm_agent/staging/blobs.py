@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from swarmsched.errors import SwarmError
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 CHUNK_BYTES = 2**18
+IMPORT_BYTES = 2**20
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -107,6 +108,42 @@ class BlobStore:
         self._evict(digest)
         return size_bytes
 
+    def import_file(self, source: int) -> tuple[str, int]:
+        """Copy an open file to its place, on disk before this returns; (digest, size).  For a worker thread.
+
+        The blob counts only once the loop's thread has called `admit`, and some call must have read the store before.
+        Raises OSError; then nothing is kept.
+        """
+        folder = self.directory / "incoming"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = folder / f"{os.getpid()}-{next(self._names)}"
+        hasher, size_bytes = hashlib.sha256(), 0
+        try:
+            with draft.open("xb", buffering=0) as file:
+                while data := os.read(source, IMPORT_BYTES):
+                    hasher.update(data)
+                    size_bytes += len(data)
+                    view = memoryview(data)
+                    while view:
+                        view = view[file.write(view) :]
+                os.fdatasync(file.fileno())
+            place = self._place(hasher.hexdigest())
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            draft.rename(place)
+        finally:
+            draft.unlink(missing_ok=True)
+        return hasher.hexdigest(), size_bytes
+
+    def admit(self, sizes: Mapping[str, int]) -> None:
+        """Take up blobs that `import_file` has put in place; the caller looks with `missing` whether all are there."""
+        known = self._known()
+        for digest, size_bytes in sizes.items():
+            if not self._place(digest).exists():
+                continue  # another blob's arrival made it go an instant ago
+            known.setdefault(digest, _Kept(size_bytes, time.time())).used_s = time.time()
+        with self.pinned(sizes):
+            self._evict("")
+
     def discard(self, digest: str) -> None:
         """Remove one blob, pinned or not: it is damaged."""
         self._known().pop(digest, None)
@@ -127,6 +164,19 @@ class BlobStore:
             while data := file.read(CHUNK_BYTES):
                 yield data
                 await asyncio.sleep(0)  # a large file must not keep the loop to itself
+
+    def pin(self, digests: Iterable[str]) -> None:
+        """Keep these until `drop`; each pin needs its own."""
+        self._pins.update(digests)
+
+    def drop(self, digests: Iterable[str]) -> None:
+        """Take pins away, and remove what has none left."""
+        mine = tuple(digests)
+        self._pins.subtract(mine)
+        self._pins = +self._pins
+        for digest in mine:
+            if not self._pins[digest]:
+                self.discard(digest)
 
     @contextmanager
     def pinned(self, digests: Iterable[str]) -> Iterator[None]:

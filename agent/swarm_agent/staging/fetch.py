@@ -1,7 +1,11 @@
-"""Bringing blobs from other agents: one sealed stream per batch, the sources in turn, each blob once at a time."""
+"""Bringing blobs from other agents: one sealed stream per batch, the sources in turn, each blob once at a time.
+
+What is brought holds up the start of a task, and one of the sources has often just died.  So those that are believed
+alive are asked first, and one that says nothing for a moment is passed over until all others were asked.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
@@ -9,6 +13,7 @@ from swarmsched.errors import SwarmError
 from swarmsched.ids import NodeId
 
 BATCH = 128  # digests asked in one stream
+FIRST_ANSWER_S = 0.5  # a living agent takes a few milliseconds; the dead may not be known as such yet
 QUERY = "blob"
 
 StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
@@ -25,6 +30,10 @@ class PeerStreams(Protocol):
         """Answer such questions of peers."""
         ...
 
+    def live_peers(self) -> Sequence[NodeId]:
+        """Members that are alive and not suspect, without this node."""
+        ...
+
 
 class BlobFetcher:
     """Makes sure that blobs are here, and serves ours to others."""
@@ -32,6 +41,7 @@ class BlobFetcher:
     def __init__(self, blobs: BlobStore, peers: PeerStreams, node_id: NodeId) -> None:
         self._blobs, self._peers, self._node_id = blobs, peers, node_id
         self._lock = asyncio.Lock()  # two tasks with the same tree: the second finds what the first has brought
+        self._silent: set[NodeId] = set()  # said nothing in time when they were last asked
 
     def serve(self) -> None:
         """Answer peers that ask for blobs."""
@@ -42,38 +52,63 @@ class BlobFetcher:
         wanted = tuple(digests)
         async with self._lock:
             missing = at_first = self._blobs.missing(wanted)
-            problems: list[str] = []
-            for source in (node for node in sources if node != self._node_id):
+            problems: dict[NodeId, str] = {}
+            for source, patience_s in self._turns(sources) if missing else ():
+                if patience_s is None and source not in self._silent:
+                    continue
+                problem = await self._fetch_from(source, missing, patience_s)
+                missing = self._blobs.missing(missing)
                 if not missing:
                     break
-                problem = await self._fetch_from(source, missing)
-                missing = self._blobs.missing(missing)
-                if missing:
-                    problems.append(f"{source}: {problem or 'does not have it'}")
+                problems[source] = problem or "does not have it"
         if missing:
-            told = "; ".join(problems) or "no node is known to hold it"
+            told = "; ".join(f"{source}: {problem}" for source, problem in problems.items())
+            told = told or "no node is known to hold it"
             raise BlobError(
                 missing[0], f"could not be fetched ({len(missing)} missing; {told})", "submit the job again"
             )
         return len(at_first)
 
-    async def _fetch_from(self, source: NodeId, digests: Sequence[str]) -> str:
+    def _turns(self, sources: Sequence[NodeId]) -> Iterator[tuple[NodeId, float | None]]:
+        """Whom to ask and for how long to wait for a first answer; at last the silent for as long as streams wait."""
+        alive = frozenset(self._peers.live_peers())
+        others = [node for node in dict.fromkeys(sources) if node != self._node_id]
+        others.sort(key=lambda node: (node in self._silent, node not in alive))
+        for patience_s in (FIRST_ANSWER_S, None):
+            yield from ((node, patience_s) for node in others)
+
+    async def _fetch_from(self, source: NodeId, digests: Sequence[str], patience_s: float | None) -> str:
         """Take what the source has; what went wrong, if anything."""
         try:
             for first in range(0, len(digests), BATCH):
-                await self._fetch_batch(source, list(digests[first : first + BATCH]))
+                await self._fetch_batch(source, list(digests[first : first + BATCH]), patience_s)
         except (SwarmError, OSError, TimeoutError) as error:
             return str(error) or type(error).__name__
         return ""
 
-    async def _fetch_batch(self, source: NodeId, digests: list[str]) -> None:
+    async def _fetch_batch(self, source: NodeId, digests: list[str], patience_s: float | None) -> None:
         answers = self._peers.query_stream(source, QUERY, {"digests": digests})
-        async for answer in answers:
+        answer = await self._first(source, answers, patience_s)
+        while answer is not None:
             digest = answer.get("digest")
             if digest not in digests:
                 raise BlobError(str(digest)[:64], f"{source} sent what was not asked for")
             if not answer.get("is_missing"):
                 await self._blobs.put(digest, _content(answer, answers, digest))
+            answer = await anext(answers, None)
+
+    async def _first(
+        self, source: NodeId, answers: AsyncIterator[dict[str, Any]], patience_s: float | None
+    ) -> dict[str, Any] | None:
+        """The first answer, and whether the source is silent."""
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await anext(answers, None)
+        except TimeoutError:
+            self._silent.add(source)
+            raise TimeoutError(f"no answer within {patience_s} s" if patience_s else "no answer") from None
+        self._silent.discard(source)
+        return answer
 
     async def _answer(self, _: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         asked = payload.get("digests") or [payload.get("digest")]

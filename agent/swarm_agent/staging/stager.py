@@ -3,9 +3,11 @@
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swarm_agent.checkpoints.folders import CheckpointFolders
+from swarm_agent.checkpoints.restore import NotRestored, Restorer
 from swarm_agent.staging.blobs import BlobError, BlobStore
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
@@ -32,6 +34,8 @@ class Prepared:
 
     workdir: Path
     environment_dirs: tuple[Path, ...] = ()
+    checkpoint_dir: Path | None = None  # to write to
+    resume_from: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Stager:
     """Prepares tasks.  Repeating a preparation finds what the first one left."""
 
     jobs_dir: Path
+    folders: CheckpointFolders
+    restorer: Restorer
     blobs: BlobStore
     fetcher: BlobFetcher
     environments: EnvironmentStore
@@ -58,22 +64,26 @@ class Stager:
         if spec.requirements:
             tell_phase(StartPhase.ENVIRONMENT)
             await self._build_environment(order)
-        return await self.locate(order)
+        if order.checkpoint:
+            tell_phase(StartPhase.SYNC)
+        resume_from = await self._restore(order)
+        return replace(await self.locate(order), resume_from=resume_from)
 
     async def locate(self, order: TaskOrder) -> Prepared:
         """Where everything of a prepared task is; makes an empty folder when the job brings none.
 
         Raises `StagingFailed` for what is not there.
         """
-        return Prepared(self._workdir(order), await self._environment_dirs(order))
+        workdir, environment_dirs = self._workdir(order), await self._environment_dirs(order)
+        return Prepared(workdir, environment_dirs, await asyncio.to_thread(self._checkpoint_dir, order))
 
     def is_quick(self, order: TaskOrder) -> bool:
-        """True when `locate_quickly` can answer: nothing is shipped and nothing is built."""
-        return not (order.spec.tree or order.spec.requirements)
+        """True when `locate_quickly` can answer: nothing is shipped or built, no other machine's disk is touched."""
+        return not (order.spec.tree or order.spec.requirements or order.checkpoint or self.folders.is_shared)
 
     def locate_quickly(self, order: TaskOrder) -> Prepared:
         """As `locate`, without waiting, for orders that are quick."""
-        return Prepared(self._workdir(order), self._venv_dirs(order))
+        return Prepared(self._workdir(order), self._venv_dirs(order), self._checkpoint_dir(order))
 
     async def _reach_rank_zero(self, order: TaskOrder) -> None:
         host, port = order.rendezvous_host, order.rendezvous_port
@@ -150,6 +160,21 @@ class Stager:
             if self.account.uid >= 0:
                 os.chown(scratch, self.account.uid, self.account.gid)
         return scratch
+
+    async def _restore(self, order: TaskOrder) -> Path | None:
+        try:
+            return await self.restorer.bring(order)
+        except NotRestored as error:
+            raise StagingFailed(TaskFailure.SYNC, str(error)) from error
+
+    def _checkpoint_dir(self, order: TaskOrder) -> Path:
+        try:
+            return self.folders.make(order.job_id, order.attempt)
+        except OSError as error:
+            where = error.filename or self.folders.root
+            problem = f"the checkpoint folder {where} cannot be made on {order.node}: {error.strerror or error}"
+            remedy = "see that checkpoint_dir has room and that the agent may write and give away files there"
+            raise StagingFailed(TaskFailure.SYNC, f"{problem}; {remedy}") from error
 
     async def _environment_dirs(self, order: TaskOrder) -> tuple[Path, ...]:
         if not order.spec.requirements:

@@ -2,10 +2,20 @@
 
 It holds what safety rests on (generation, promises and accepted records, ledger, tasks) as opaque entries of rooms;
 only the core knows what is in them.  A file that cannot be used as it is stays untouched: an operator decides.
+
+A database has a random identity, made with it: whoever loses the one loses the other, and other nodes will not take
+the new one for the holder that the old one was.  What must not happen is that an older state comes back under the
+same identity: it would have forgotten promises.  A file whose write-ahead log is missing gets a new identity
+therefore; a backup of both, put back, cannot be told from the real one and must never be.
 """
 
+import hashlib
+import hmac
+import secrets
 import sqlite3
-from collections.abc import Sequence
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +27,8 @@ APPLICATION_ID = 0x53574D31  # "SWM1": tells our files from other programs' data
 BUSY_TIMEOUT_S = 5.0
 WAL_BYTES_KEPT = 16 * 2**20
 DATABASE_FILE = "agent.db"
+STORE_ID_BITS = 53
+NO_KEYS: tuple[bytes, ...] = ()
 
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -33,32 +45,29 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self.path = path
+        self.is_log_lost = False  # it came back without its last writes, and has a new identity
 
     @classmethod
-    def open(cls, path: Path, *, label: str, node: str) -> Self:
-        """Open or make the database of this node of this swarm.
+    def open(cls, path: Path, *, label: str, node: str, keys: Sequence[bytes] = NO_KEYS) -> Self:
+        """Open or make the database of this node of this swarm; its identity is on disk before this returns.
+
+        The swarm is known by its label and by its keys, of which only keyed hashes are kept: one of `keys` must have
+        been among those of the last start, so that a key can be changed.
 
         Raises `StorageError` for a file that is damaged, of another program, swarm or node, or of a newer schema;
         the file is left as it was.
         """
-        try:
-            connection = sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise StorageError(str(path), f"cannot be opened: {error}", "check path, permissions and space") from error
-        store = cls(connection, path)
-        try:
-            store._check_kind()
-            store._prepare(label, node)
-            store._check_owner(label, node)
-        except sqlite3.OperationalError as error:
-            store.close()
-            raise StorageError(str(path), f"cannot be used: {error}", "check permissions and free space") from error
-        except sqlite3.DatabaseError as error:
-            store.close()
-            raise _damaged(path, str(error)) from error
-        except StorageError:
-            store.close()
-            raise
+        had_log = path.with_name(f"{path.name}-wal").exists()
+        with _complaints(path):
+            if path.exists() and path.stat().st_size:
+                _examine(path, label, node, keys)
+            store = cls(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False), path)
+            try:
+                store._prepare(label, node)
+                store._adopt(label, keys, had_log=had_log)
+            except BaseException:
+                store._connection.close()
+                raise
         return store
 
     def load(self) -> dict[str, dict[str, bytes]]:
@@ -70,6 +79,10 @@ class Store:
         except sqlite3.DatabaseError as error:
             raise _damaged(self.path, str(error)) from error
         return rooms
+
+    def unusable(self, error: StorageError) -> StorageError:
+        """What the core says of an entry, as an operator needs it: with the file that it is in, and a remedy."""
+        return StorageError(str(self.path), str(error), error.remedy or _aside(self.path))
 
     def commit(self, entries: Sequence[Persist]) -> None:
         """Write all entries in one transaction and return once it is on disk.
@@ -96,29 +109,22 @@ class Store:
         self._connection.execute(_PUT_ABOUT, ("generation", str(generation)))
         return generation
 
-    def close(self) -> None:
-        """Close the file; no other call may follow."""
-        self._connection.close()
+    @property
+    def store_id(self) -> int:
+        """The random identity of this database: 1 to 2^53 - 1."""
+        return int(_about(self._connection)["store_id"])
 
-    def _check_kind(self) -> None:
-        """Refuse foreign and newer files before anything, even the journal mode, is changed in them."""
-        (application_id,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if tables and application_id != APPLICATION_ID:
-            raise StorageError(str(self.path), "is a database of another program", "set another data_dir")
-        if version > SCHEMA_VERSION:
-            problem = f"has schema version {version}, this agent knows {SCHEMA_VERSION} at most"
-            raise StorageError(str(self.path), problem, "start the newer agent that wrote it, or set another data_dir")
+    def close(self) -> None:
+        """Close the file; no other call may follow.  All of the log is in the file then, and the log is removed."""
+        with suppress(sqlite3.Error):  # a disk that takes nothing: the next start gives a new identity
+            self._connection.execute(_PUT_ABOUT, ("is_open", "0"))
+        self._connection.close()
 
     def _prepare(self, label: str, node: str) -> None:
         execute = self._connection.execute
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        (verdict,) = execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise _damaged(self.path, verdict)
         (version,) = execute("PRAGMA user_version").fetchone()
         if version == 0:
             self._create(label, node)
@@ -132,21 +138,93 @@ class Store:
         self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self._connection.execute(_PUT_ABOUT, ("cluster_label", label))
         self._connection.execute(_PUT_ABOUT, ("node", node))
+        self._connection.execute(_PUT_ABOUT, ("store_id", _new_store_id()))  # durable with the first byte of it
         self._connection.execute("COMMIT")
 
-    def _check_owner(self, label: str, node: str) -> None:
-        about = dict(self._connection.execute("SELECT key, value FROM about"))
-        for key, wanted, what in (("cluster_label", label, "swarm"), ("node", node, "node")):
-            if about.get(key) != wanted:
-                problem = f"belongs to {what} {about.get(key)!r}, this agent is of {what} {wanted!r}"
-                setting = "name" if key == "node" else key
-                remedy = f"correct {setting}, set another data_dir, or move the old one aside"
-                raise StorageError(str(self.path), problem, remedy)
+    def _adopt(self, label: str, keys: Sequence[bytes], *, had_log: bool) -> None:
+        """Note today's keys, and that the file is in use from now on; see that it has an identity it may keep."""
+        execute = self._connection.execute
+        about = _about(self._connection)
+        self.is_log_lost = about.get("is_open") == "1" and not had_log
+        salt = about.get("swarm_salt") or secrets.token_hex(8)
+        marks = " ".join(_mark(key, label, salt) for key in keys) or about.get("swarm", "")
+        execute("BEGIN IMMEDIATE")
+        if "store_id" not in about or self.is_log_lost:  # files of the first version have none
+            execute(_PUT_ABOUT, ("store_id", _new_store_id()))
+        for key, value in (("swarm_salt", salt), ("swarm", marks), ("is_open", "1")):
+            execute(_PUT_ABOUT, (key, value))
+        execute("COMMIT")
+        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the mark must be in the file itself, should its log be lost
+
+
+def _examine(path: Path, label: str, node: str, keys: Sequence[bytes]) -> None:
+    """Refuse what cannot be used.  Read only, so that not even the log is folded into a file that is refused."""
+    address = f"file:{urllib.parse.quote(str(path))}?mode=ro"
+    with closing(sqlite3.connect(address, BUSY_TIMEOUT_S, isolation_level=None, uri=True)) as connection:
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if tables and application_id != APPLICATION_ID:
+            raise StorageError(str(path), "is a database of another program", "set another data_dir")
+        if version > SCHEMA_VERSION:
+            problem = f"has schema version {version}, this agent knows {SCHEMA_VERSION} at most"
+            raise StorageError(str(path), problem, "start the newer agent that wrote it, or set another data_dir")
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _damaged(path, verdict)
+        if version:
+            _check_owner(path, _about(connection), label, node, keys)
+
+
+def _check_owner(path: Path, about: Mapping[str, str], label: str, node: str, keys: Sequence[bytes]) -> None:
+    for key, wanted, what in (("cluster_label", label, "swarm"), ("node", node, "node")):
+        if about.get(key) != wanted:
+            problem = f"belongs to {what} {about.get(key)!r}, this agent is of {what} {wanted!r}"
+            setting = "name" if key == "node" else key
+            remedy = f"correct {setting}, set another data_dir, or move the old one aside"
+            raise StorageError(str(path), problem, remedy)
+    known = about.get("swarm", "").split()
+    if known and keys and not any(_mark(key, label, about.get("swarm_salt", "")) in known for key in keys):
+        remedy = (
+            "set cluster_key_file to the key of the swarm that it belongs to (or, if that swarm has changed its key "
+            "meanwhile, name the former key in keyring_files once), set another data_dir, or move the old one aside"
+        )
+        raise StorageError(str(path), f"belongs to another swarm that is called {label!r} too: its key differs", remedy)
+
+
+def _about(connection: sqlite3.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT key, value FROM about"))
+
+
+@contextmanager
+def _complaints(path: Path) -> Iterator[None]:
+    """SQLite's complaints as errors that name the file and say what to do."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "unable to open" in str(error):
+            raise StorageError(str(path), f"cannot be opened: {error}", "check path, permissions and space") from error
+        raise StorageError(str(path), f"cannot be used: {error}", "check permissions and free space") from error
+    except sqlite3.DatabaseError as error:
+        raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, detail: str) -> StorageError:
-    remedy = (
-        f"restore it from a backup, or move it aside with: mv {path} {path}.damaged (and {path.name}-wal beside it); "
-        "the node then starts without its votes and bookings"
+    return StorageError(str(path), f"is damaged or not a database ({detail})", _aside(path))
+
+
+def _aside(path: Path) -> str:
+    # Never "restore a backup": votes that were given since would be forgotten under the same identity.
+    return (
+        f"move it aside with: mv {path} {path}.damaged (and {path.name}-wal beside it); the node then starts with an "
+        "empty store, as a new holder, and the other holders of its jobs replace the old one"
     )
-    return StorageError(str(path), f"is damaged or not a database ({detail})", remedy)
+
+
+def _new_store_id() -> str:
+    return str(1 + secrets.randbelow(2**STORE_ID_BITS - 1))
+
+
+def _mark(key: bytes, label: str, salt: str) -> str:
+    """What proves later that the same key was in use here, and tells nothing about it."""
+    return hmac.new(key, f"swarmsched store {label} {salt}".encode(), hashlib.sha256).hexdigest()[:32]

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_agent.supervision.tools import Tools
 from swarmsched.errors import ConfigError
 from swarmsched.resources import Gpu
 from swarmsched.task import TaskOrder
@@ -82,11 +83,14 @@ def common_environment(
     inherit: Mapping[str, str],
     account: Account,
     environment_dirs: Sequence[Path] = (),
+    tools: Tools | None = None,
+    task: Mapping[str, str] | None = None,
     cpu_count: int = 0,
 ) -> dict[str, str]:
     """What all ranks of this node share.
 
-    `environment_dirs` are virtual environments, the first one wins; `cpu_count` are the node's cores.
+    `environment_dirs` are virtual environments, the first one wins; `tools` come after everything of the user's;
+    `task` are further variables of ours; `cpu_count` are the node's cores.
     """
     spec = order.spec
     env = {"PATH": FALLBACK_PATH, **inherit}
@@ -97,7 +101,10 @@ def common_environment(
         env["VIRTUAL_ENV"] = str(directory)
         env["PATH"] = f"{directory}/bin:{env['PATH']}"
         env.pop("PYTHONHOME", None)
-    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | _torch_variables(order)
+    if tools:
+        env["PATH"] = f"{env['PATH']}:{tools.bin_path}"
+        env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), str(tools.python_path))))
+    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | _torch_variables(order) | dict(task or {})
 
 
 def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
@@ -126,6 +133,7 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_JOB_ID": order.job_id,
         "SWARM_JOB_NAME": spec.name,
         "SWARM_ATTEMPT": str(order.attempt),
+        "SWARM_EPOCH": str(order.epoch),
         "SWARM_NODE": order.node,
         "SWARM_NODES": ",".join(share.node for share in order.shares),
         "SWARM_NNODES": str(len(order.shares)),

@@ -3,7 +3,8 @@
 DATA/tasks/<job id>.<attempt>/
     order.json   the order and the GPUs, for an agent that restarts
     launch       the same for the shim, in its own simple format
-    facts, commands, lock, shim.err   see `shim`
+    token        SWARM_TASK_TOKEN of its ranks
+    facts, commands, lock, lease, shim.err   see `shim`
 """
 
 import json
@@ -17,6 +18,7 @@ from swarm_agent.supervision.environment import Account
 from swarm_agent.supervision.rendezvous import TaskKey
 from swarm_agent.supervision.shim import LAUNCH_FORMAT
 from swarmsched.api import JobSpec
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import StorageError, SwarmError
 from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.resources import Gpu, GpuHealth, Share
@@ -79,6 +81,8 @@ class FactKind(Enum):
     STARTED = "started"
     EXIT = "exit"
     EXITED = "exited"
+    FROZEN = "frozen"
+    THAWED = "thawed"
 
 
 @dataclass(slots=True)
@@ -92,6 +96,7 @@ class Facts:
     rank_starts: dict[int, int] = field(default_factory=dict)  # pid -> start in clock ticks since boot
     exits: dict[int, RankExit] = field(default_factory=dict)
     is_exited: bool = False
+    is_frozen: bool = False
     failure: TaskFailure = TaskFailure.NONE
     detail: str = ""
 
@@ -121,6 +126,8 @@ class Facts:
             rank, code, signal, is_oom = (int(number) for number in rest.split()[:4])
             self.exits[rank] = RankExit(rank, code, signal, bool(is_oom))
             return self.exits[rank]
+        elif kind in (FactKind.FROZEN, FactKind.THAWED):
+            self.is_frozen = kind is FactKind.FROZEN
         else:
             _, failure, self.detail = rest.split(" ", 2)
             self.failure, self.is_exited = _FAILURES[failure], True
@@ -154,6 +161,7 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "spec": order.spec.to_json(),
         "shares": [[share.node, share.ranks] for share in order.shares],
         "rendezvous": [order.rendezvous_host, order.rendezvous_port],
+        "checkpoint": asdict(order.checkpoint) if order.checkpoint else None,
         "gpus": [asdict(gpu) | {"health": gpu.health.value} for gpu in gpus],
     }
     return json.dumps(document).encode()
@@ -173,8 +181,16 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
             shares=tuple(Share(NodeId(node), ranks) for node, ranks in document["shares"]),
             rendezvous_host=host,
             rendezvous_port=port,
+            checkpoint=_checkpoint(document.get("checkpoint")),
         )
         gpus = tuple(Gpu(**(gpu | {"health": GpuHealth(gpu["health"])})) for gpu in document["gpus"])
     except (ValueError, KeyError, TypeError, SwarmError) as error:
         raise StorageError(str(path), f"is no task order: {error}", "the task is given up; its log is kept") from error
     return order, gpus
+
+
+def _checkpoint(document: dict[str, Any] | None) -> Checkpoint | None:
+    """Orders of an earlier version have none."""
+    if document is None:
+        return None
+    return Checkpoint(**(document | {"copies": tuple(NodeId(node) for node in document["copies"])}))

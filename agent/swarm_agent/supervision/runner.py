@@ -7,14 +7,17 @@ only what speeds that up.  Nothing is polled: a shim's news arrive through the F
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarm_agent.checkpoints.folders import CheckpointFolders
+from swarm_agent.checkpoints.service import CheckpointService
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentStore, default_python
 from swarm_agent.staging.stager import Prepared, Stager, StagingFailed
@@ -37,9 +40,12 @@ from swarm_agent.supervision.orders import (
 from swarm_agent.supervision.rendezvous import BoundPort, Rendezvous, TaskKey, listen
 from swarm_agent.supervision.settings import Peers, TaskConfig
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
+from swarm_agent.supervision.tasksocket import SocketFolder, TaskSockets
+from swarm_agent.supervision.tools import Tools, install_tools
 from swarmsched.api import StartPhase
 from swarmsched.effects import (
     BindRendezvous,
+    ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
     SignalTask,
@@ -47,13 +53,14 @@ from swarmsched.effects import (
     StartTask,
     StopTask,
 )
-from swarmsched.errors import StorageError
+from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import (
     Event,
     RankExited,
     RendezvousBound,
     RendezvousFailed,
     TaskExited,
+    TaskFreezeChanged,
     TaskPhaseChanged,
     TaskStaged,
     TaskStageFailed,
@@ -65,7 +72,9 @@ from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskSta
 
 log = logging.getLogger(__name__)
 
-TaskEffect = BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ForgetTask
+TaskEffect = (
+    BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ExtendTask | ForgetTask
+)
 
 NOTICE_BYTES = 2**16
 LEFTOVER_INTERVAL_S = 0.05
@@ -88,6 +97,7 @@ class _Task:
     revision: int = 0
     phase: StartPhase = StartPhase.NONE
     gpus: tuple[Gpu, ...] = field(default=())
+    until_s: float = math.inf  # monotonic: how long the ranks may run
 
     @property
     def is_running(self) -> bool:
@@ -107,6 +117,8 @@ class _Task:
             detail=self.detail[:1_000],
             phase=self.phase.value,
             revision=self.revision,
+            is_frozen=self.is_running and self.link.facts.is_frozen,
+            ran_s=max(0.0, time.time() - facts.started_utc_s) if (facts := self.link.facts).started_utc_s else 0.0,
         )
 
     def exited_event(self) -> TaskExited:
@@ -132,8 +144,19 @@ class TaskRunner:
             config.environment_limit_bytes,
             config.environment_timeout_s,
         )
+        self._folders = CheckpointFolders(
+            config.checkpoint_dir or config.data_dir / "checkpoints", self._account, config.checkpoint_dir_shared
+        )
+        self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
+        self._checkpoints = CheckpointService(
+            config.node_id, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
+        )
+        self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
+        self._tools: Tools | None = None
         self._stager = Stager(
             self._jobs_dir,
+            self._folders,
+            self._checkpoints.restorer,
             agent.blobs,
             self._fetcher,
             environments,
@@ -152,6 +175,9 @@ class TaskRunner:
     async def start(self) -> tuple[TaskStatus, ...]:
         """Find the tasks of earlier lives and attach to those that run; call once, before `perform`."""
         self._make_folders()
+        self._sockets.start()
+        self._tools = install_tools(self._config.data_dir / "tools")
+        self._checkpoints.start()
         self._open_notify()
         if self._python == default_python():  # byte code fits this interpreter only
             self._shim = compile_shim(self._tasks_dir)
@@ -159,6 +185,7 @@ class TaskRunner:
             key = parse_directory_name(directory.name)
             if key:
                 await self._find(key, directory)
+        self._sockets.sweep()
         self._fetcher.serve()
         self._pruning = asyncio.create_task(self._prune())
         return tuple(task.status() for task in self._tasks.values())
@@ -174,6 +201,8 @@ class TaskRunner:
         for task in self._tasks.values():
             self._let_go(task)
         self._tasks.clear()
+        self._sockets.stop()
+        await self._checkpoints.stop()
         self._rendezvous.close()
         if self._notify >= 0:
             loop.remove_reader(self._notify)
@@ -190,7 +219,9 @@ class TaskRunner:
             case StageTask():
                 self._stage(effect.order)
             case StartTask():
-                self._start_task(effect.order, effect.gpus)
+                self._start_task(effect)
+            case ExtendTask():
+                self._extend((effect.job_id, effect.attempt), effect.until_s)
             case SignalTask():
                 self._tell((effect.job_id, effect.attempt), f"signal {effect.signal}")
             case StopTask():
@@ -215,7 +246,7 @@ class TaskRunner:
             pid = todo.pop()
             if pid not in found:
                 found.add(pid)
-                todo.extend(child for child, _ in children.get(pid, ()))
+                todo.extend(child for child, _, _ in children.get(pid, ()))
         return found
 
     def workdir(self, job_id: JobId, attempt: int) -> Path | None:
@@ -281,13 +312,14 @@ class TaskRunner:
 
     # Starting.
 
-    def _start_task(self, order: TaskOrder, gpus: tuple[Gpu, ...]) -> None:
+    def _start_task(self, effect: StartTask) -> None:
+        order = effect.order
         key = (order.job_id, order.attempt)
         task = self._tasks.get(key)
         if task and task.stage is not TaskStage.STAGED:
             return  # repeated: it is on its way already
         task = self._tasks[key] = task or self._new_task(order)
-        task.order, task.gpus = order, gpus
+        task.order, task.gpus, task.until_s = order, effect.gpus, effect.until_s
         self._agent.logs.opened(key)
         try:
             if task.prepared is None and not self._stager.is_quick(order):
@@ -321,6 +353,7 @@ class TaskRunner:
             self._give_up(task, error)
         except OSError as error:
             self._let_go(task)
+            self._sockets.close(task.key)
             task.link.remove()
             problem = f"{task.order.node} could not start the task: {error.strerror or error}"
             self._give_up(task, StagingFailed(TaskFailure.INTERNAL, problem))
@@ -348,11 +381,24 @@ class TaskRunner:
         draft = directory / "order.new"
         draft.write_bytes(order_to_json(task.order, task.gpus))
         draft.rename(directory / "order.json")
-        task.link.start(
-            self._python, self._shim, self._launch_file(task, bound), bound.socket.fileno() if bound else -1
-        )
+        task.link.set_lease(task.until_s)
+        token = task.link.make_token()
+        self._sockets.open(task.key, token)
+        launch = self._launch_file(task, bound, self._task_variables(task, token))
+        task.link.start(self._python, self._shim, launch, bound.socket.fileno() if bound else -1)
 
-    def _launch_file(self, task: _Task, bound: BoundPort | None) -> Launch:
+    def _task_variables(self, task: _Task, token: str) -> dict[str, str]:
+        assert task.prepared is not None
+        variables = {
+            "SWARM_TASK_SOCKET": str(self._sockets.path(task.key)),
+            "SWARM_TASK_TOKEN": token,
+            "SWARM_CHECKPOINT_DIR": str(task.prepared.checkpoint_dir),
+        }
+        if task.prepared.resume_from:
+            variables["SWARM_RESUME_FROM"] = str(task.prepared.resume_from)
+        return variables
+
+    def _launch_file(self, task: _Task, bound: BoundPort | None, variables: Mapping[str, str]) -> Launch:
         assert task.prepared is not None
         order, logs = task.order, self._agent.logs.config
         return Launch(
@@ -373,6 +419,8 @@ class TaskRunner:
                 inherit=self._inherit,
                 account=self._account,
                 environment_dirs=task.prepared.environment_dirs,
+                tools=self._tools,
+                task=variables,
                 cpu_count=len(os.sched_getaffinity(0)),
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
@@ -420,6 +468,8 @@ class TaskRunner:
             elif fact is FactKind.STARTED:
                 task.stage = TaskStage.STARTED
                 self._post(TaskStarted(*task.key, facts.started_utc_s))
+            elif fact in (FactKind.FROZEN, FactKind.THAWED):
+                self._post(TaskFreezeChanged(*task.key, fact is FactKind.FROZEN))
             elif fact is FactKind.EXITED:
                 task.failure, task.detail = facts.failure, facts.detail
                 self._ended(task)
@@ -455,6 +505,7 @@ class TaskRunner:
         task.stage = TaskStage.EXITED
         task.revision += 1
         self._agent.logs.closed(task.key)
+        self._sockets.close(task.key)
         self._post(task.exited_event())
 
     # Orders about running tasks.
@@ -463,6 +514,21 @@ class TaskRunner:
         task = self._tasks.get(key)
         if task and task.is_running and not task.link.tell(command):
             log.warning("shim does not listen job_id=%s attempt=%d command=%s", *key, command)
+
+    def _extend(self, key: TaskKey, until_s: float) -> None:
+        task = self._tasks.get(key)
+        if task is None:
+            return
+        is_sooner, task.until_s = until_s < task.until_s, until_s
+        if not task.is_running:
+            return  # it is written when the shim starts
+        try:
+            task.link.set_lease(until_s)
+        except OSError as error:
+            log.warning("lease not written, the task may freeze job_id=%s attempt=%d error=%s", *key, error)
+        else:
+            if is_sooner or task.link.facts.is_frozen:  # otherwise the shim looks when the time it knows is over
+                task.link.tell("lease")
 
     def _stop_task(self, key: TaskKey, grace_s: float) -> None:
         task = self._tasks.get(key)
@@ -515,6 +581,10 @@ class TaskRunner:
 
         loop.add_reader(pidfd, reap)
 
+    def _order_of(self, key: TaskKey) -> TaskOrder | None:
+        task = self._tasks.get(key)
+        return task.order if task else None
+
     def _environments_in_use(self) -> frozenset[Path]:
         prepared = [task.prepared for task in self._tasks.values() if task.prepared]
         return frozenset(path for one in prepared for path in one.environment_dirs)
@@ -554,7 +624,17 @@ class TaskRunner:
             task.link.close()
             return
         asyncio.get_running_loop().add_reader(task.link.pidfd, self._shim_ended, task)
+        self._open_socket_again(task)
         log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key, facts.shim_pid)
+
+    def _open_socket_again(self, task: _Task) -> None:
+        token = task.link.token()
+        if not token:
+            return
+        try:
+            self._sockets.open(task.key, token)
+        except OSError as error:
+            log.error("task socket not opened job_id=%s attempt=%d error=%s", *task.key, error)
 
     async def _close_account(self, task: _Task) -> None:
         """The shim is gone: its record tells the end, or nobody does."""
@@ -574,9 +654,18 @@ class TaskRunner:
         for folder in (self._tasks_dir, self._agent.logs.config.directory, self._agent.blobs.directory):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._jobs_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        (self._config.data_dir / "tools").mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._make_checkpoint_root()
         if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
             mode = self._config.data_dir.stat().st_mode & 0o777
             self._config.data_dir.chmod(mode | 0o011)
+
+    def _make_checkpoint_root(self) -> None:
+        try:
+            self._folders.make_root()
+        except OSError as error:
+            problem = f"{self._folders.root} cannot be created: {error.strerror or error}"
+            raise ConfigError("checkpoint_dir", problem, "create it, or choose another") from error
 
     async def _prune(self) -> None:
         """Old logs and work folders go, once an hour."""
@@ -586,6 +675,7 @@ class TaskRunner:
             with suppress(OSError):  # an administrator may delete at the same time; the next hour sees the rest
                 await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
                 await asyncio.to_thread(self._prune_work, now_utc_s, live)
+                await self._checkpoints.prune(now_utc_s)
             await asyncio.sleep(PRUNE_INTERVAL_S)
 
     def _prune_work(self, now_utc_s: float, live: set[TaskKey]) -> None:

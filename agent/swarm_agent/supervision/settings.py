@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.staging.fetch import PeerStreams
+from swarm_agent.checkpoints.service import CheckpointPeers
 from swarm_agent.supervision.logs import LogStore
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
@@ -39,6 +38,7 @@ class TaskConfig:
     (default 20 per GPU by the caller), which should be disjoint from the kernel's ephemeral range.  `python` is the
     interpreter of the shim and of built environments; empty: the one under the agent's own virtual environment.
     `job_user` is the account that jobs run as when the agent is root; empty: the agent's own.
+    `checkpoint_dir` is the root of checkpoint folders; None: `checkpoints` in `data_dir`.
     """
 
     node_id: NodeId
@@ -53,6 +53,8 @@ class TaskConfig:
     environment_limit_bytes: int = 50 * 2**30
     environment_timeout_s: float = 1_800.0
     work_retention_s: float = 7 * 86_400.0
+    checkpoint_dir: Path | None = None
+    checkpoint_dir_shared: bool = False
 
     def __post_init__(self) -> None:
         low, high = self.rendezvous_ports
@@ -64,8 +66,7 @@ class TaskConfig:
             raise ConfigError("data_dir", f"{str(self.data_dir)!r} is relative", "give an absolute path")
 
 
-class Peers(PeerStreams, Protocol):
-    """The part of the agent that supervision uses: its stores, and sealed streams from and to other agents."""
+class Peers(CheckpointPeers, Protocol):
+    """The part of the agent that supervision uses: its stores, its core, its peers."""
 
     logs: LogStore
-    blobs: BlobStore

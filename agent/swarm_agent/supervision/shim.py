@@ -7,10 +7,15 @@ a subreaper: whatever the ranks leave behind becomes its child, and it does not 
 Files in TASKDIR (0700, the agent's):
     launch    written by the agent: strings separated by NUL, read by `Launch`
     facts     written here: one line per fact, appended; exits are on disk before anybody is told
-    commands  a FIFO: `signal N` and `stop GRACE_S`, a line each
+    commands  a FIFO: `signal N`, `stop GRACE_S` and `lease` (look at that file now), a line each
+    lease     written by the agent, rewritten in place: until when the ranks may run, see `read_lease`; may be missing
     lock      held (flock) as long as this process lives; inherited from the agent, so there is no gap
 The agent is told of news by a line in the FIFO TASKDIR/../notify; when nobody listens the line is dropped, since all
 news is in the files.
+
+When the time of the lease is over and the file does not name a later one, the ranks and all their descendants are
+frozen (SIGSTOP), whether an agent lives or not; they go on when it does name one.  So a node that is cut off stops
+its part of a job by itself, before another may be started elsewhere.
 
 One such process stands beside every task, so its size and start count: no import of json, socket, signal or enum
 (each costs milliseconds and up to a megabyte), hence `_signal`, which the interpreter has loaded anyway.
@@ -32,6 +37,10 @@ NOTICE_INTERVAL_S = 0.02  # the first output of a quiet rank is told at once, la
 LEFTOVER_GRACE_S = 2.0
 KILL_INTERVAL_S = 0.05
 STUBBORN_S = 10.0
+LEASE_BYTES = 64
+LEASE_S_MAX = 1e12  # of two times so many digits there is room; anything later is never
+FROZEN_INTERVAL_S = 0.5  # how often the lease and strays are looked for while frozen
+FREEZE_PASSES = 8  # a process that forks while it is being stopped leaves a running child for the next pass
 PORT_CONFLICT_S = 10.0
 FACTS_BYTES_PER_RANK = 256
 DRAIN_READS = 16  # a pipe holds at most 1 MiB; a daemon that writes on must not keep us
@@ -40,8 +49,10 @@ LAUNCH_FORMAT = "1"
 INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
 PR_SET_CHILD_SUBREAPER = 36
 FDS_LIMIT = 65_536
+INFINITE = float("inf")
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
-SIGTERM, SIGKILL, SIGCONT, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 17, 13, 25
+SIGTERM, SIGKILL, SIGCONT, SIGSTOP, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 19, 17, 13, 25
+NOT_RUNNING = b"TtZX"  # states of /proc/PID/stat: stopped, traced, zombie, dead
 
 
 class LogWriter:
@@ -231,7 +242,7 @@ class Facts:
 
     def __init__(self, path: str, ranks: int) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.posix_fallocate(self._fd, 0, 8_192 + FACTS_BYTES_PER_RANK * ranks)
+        os.posix_fallocate(self._fd, 0, 16_384 + FACTS_BYTES_PER_RANK * ranks)
         self._offset = 0
         self._pending = b""
         self._needs_sync = False
@@ -290,6 +301,67 @@ class Notices:
             self.waiting.pop(0)
 
 
+class Freezer:
+    """Stops all descendants of this process and lets them go on, except those that were stopped by somebody else.
+
+    Each process is signalled on its own, never by its group: a process that is listed as running and was not stopped
+    by us is then certainly new, so nothing escapes by forking.  Parents are stopped before their children are looked
+    for, and go on after them, so that a shell with job control does not see its children stop.
+    """
+
+    def __init__(self) -> None:
+        self.is_frozen = False
+        self._stopped: set[int] = set()
+
+    def freeze(self) -> None:
+        """Stop what runs; cheap to repeat."""
+        self.is_frozen = True
+        for _ in range(FREEZE_PASSES):
+            known = len(self._stopped)
+            self._walk(is_stopping=True)
+            if len(self._stopped) == known:
+                return
+
+    def claim(self) -> None:
+        """Let those go on as well, when the time comes, that somebody else had stopped."""
+        self._stopped.update(self._walk())
+
+    def thaw(self) -> None:
+        """Let everything go on that `freeze` stopped."""
+        for pid in reversed(self._walk()):
+            if pid in self._stopped:
+                send(pid, SIGCONT)
+        self._stopped.clear()
+        self.is_frozen = False
+
+    def _stop(self, pid: int) -> None:
+        fields = read_stat(pid)
+        if fields and fields[0] not in NOT_RUNNING:
+            send(pid, SIGSTOP)
+            self._stopped.add(pid)
+
+    def _walk(self, *, is_stopping: bool = False) -> list[int]:
+        """All descendants, parents first; with `is_stopping` each is stopped before its children are looked for.
+
+        The kernel's own lists of children spare a look at every process of the machine, which takes long on a busy
+        one, just when the time is over.  They are complete for a parent that is stopped.  Kernels without them
+        (CONFIG_PROC_CHILDREN) are asked the long way.
+        """
+        has_lists = os.access(f"/proc/self/task/{os.getpid()}/children", os.F_OK)
+        everybody = {} if has_lists else processes_by_parent()
+        found: list[int] = []
+        todo = [os.getpid()]
+        while todo:
+            parent = todo.pop()
+            below = listed_children(parent) if has_lists else [pid for pid, _, _ in everybody.get(parent, ())]
+            for pid in below:
+                if is_stopping:
+                    self._stop(pid)
+            found += below
+            todo += below
+        return found
+
+
 class Shim:
     """The loop: output, exits, commands, deadlines."""
 
@@ -299,6 +371,9 @@ class Shim:
             self._order = Launch(file.read())
         self._facts = Facts(f"{task_dir}/facts", len(self._order.ranks))
         self._notices = Notices(f"{task_dir}/../notify", self._order.task)
+        self._lease_path = f"{task_dir}/lease"
+        self._until_s = read_lease(self._lease_path, INFINITE)  # monotonic: the ranks may run until then
+        self._freezer = Freezer()
         self._poll = select.poll()
         self._ranks: list[Rank] = []
         self._by_fd: dict[int, Rank] = {}
@@ -454,31 +529,54 @@ class Shim:
                 self._signal_ranks(int(words[1]))
             elif words[:1] == ["stop"]:
                 self._stop(float(words[1]))
+            elif words[:1] == ["lease"]:
+                self._until_s = read_lease(self._lease_path, self._until_s)
         except (ValueError, IndexError):
             self._ranks[0].say(f"swarm: command not understood: {' '.join(words)[:80]}")
 
     def _signal_ranks(self, number: int) -> None:
+        if number == SIGCONT and self._freezer.is_frozen:
+            self._freezer.claim()
+            return
         for rank in self._ranks:
             if rank.is_running:
                 (send_group if number in GROUP_SIGNALS else send)(rank.pid, number)
 
     def _stop(self, grace_s: float) -> None:
-        now_s = time.monotonic()
-        deadline_s = now_s + max(0.0, grace_s)
+        """Frozen ranks get no time to obey, unless their lease is extended: another attempt may be running by now."""
+        deadline_s = time.monotonic() + max(0.0, grace_s)
         if self._stop_at_s is None:
             self._terminate()
             self._stop_at_s = deadline_s
         self._stop_at_s = min(self._stop_at_s, deadline_s)
 
     def _terminate(self) -> None:
-        for number in (SIGTERM, SIGCONT):
+        for number in (SIGTERM,) if self._freezer.is_frozen else (SIGTERM, SIGCONT):
             for rank in self._ranks:
                 if rank.is_running:
                     send_group(rank.pid, number)
             groups = {rank.pid for rank in self._ranks if rank.is_running}
-            for pid, group in descendants(os.getpid()):
+            for pid, group, _ in descendants(os.getpid()):
                 if group not in groups:
                     send(pid, number)
+
+    def _watch_lease(self, now_s: float) -> None:
+        """Freeze when the time is over; the file is asked once more first, so a lease that is kept up costs nothing."""
+        if now_s < self._until_s and not self._freezer.is_frozen:
+            return
+        self._until_s = read_lease(self._lease_path, self._until_s)
+        if now_s < self._until_s:
+            self._thaw()
+            return
+        was_frozen = self._freezer.is_frozen
+        self._freezer.freeze()
+        if not was_frozen:
+            self._facts.add(f"frozen {time.time():.6f}", is_lasting=False)
+
+    def _thaw(self) -> None:
+        if self._freezer.is_frozen:
+            self._freezer.thaw()
+            self._facts.add(f"thawed {time.time():.6f}", is_lasting=False)
 
     def _reap(self) -> None:
         while True:
@@ -497,7 +595,8 @@ class Shim:
     def _rank_exited(self, rank: Rank, status: int) -> None:
         rank.is_running = False
         self._drain(rank)
-        signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        was_killed = os.WIFSIGNALED(status) and rank.status is None  # one that never became the command has its code
+        signal_number = os.WTERMSIG(status) if was_killed else 0
         code = 0 if signal_number else os.WEXITSTATUS(status)
         code = code if rank.status is None else rank.status
         is_oom = signal_number == SIGKILL and self._killing_since_s is None and self._oom_file_grew()
@@ -537,16 +636,19 @@ class Shim:
         now_s = time.monotonic()
         if self._has_children and not any(rank.is_running for rank in self._ranks):
             self._stop(LEFTOVER_GRACE_S)
+        self._watch_lease(now_s)
         if self._stop_at_s is None or now_s < self._stop_at_s or not self._has_children:
             return
         if self._killing_since_s is None:
             self._killing_since_s = now_s
         remaining = descendants(os.getpid())
-        for pid, _ in remaining:
+        for pid, _, _ in remaining:
             send(pid, SIGKILL)
         if now_s - self._killing_since_s > STUBBORN_S and not self._has_complained:
             self._has_complained = True
-            self._ranks[0].say(f"swarm: killed, but the kernel has not let go of: {[pid for pid, _ in remaining][:20]}")
+            self._ranks[0].say(
+                f"swarm: killed, but the kernel has not let go of: {[pid for pid, *_ in remaining][:20]}"
+            )
 
     def _timeout_ms(self) -> int | None:
         if not self._has_children:
@@ -556,6 +658,10 @@ class Shim:
             waits.append(1.0 if self._has_complained else KILL_INTERVAL_S)
         elif self._stop_at_s is not None:
             waits.append(self._stop_at_s - time.monotonic())
+        if self._freezer.is_frozen:
+            waits.append(FROZEN_INTERVAL_S)
+        elif self._until_s != INFINITE:
+            waits.append(self._until_s - time.monotonic())
         if self._notices.waiting or any(rank.has_news for rank in self._ranks):
             waits.append(NOTICE_INTERVAL_S)
         return None if not waits else max(0, int(min(waits) * 1_000) + 1)
@@ -677,32 +783,79 @@ def read_small(path: str) -> bytes:
         os.close(fd)
 
 
+def read_whole(path: str) -> bytes:
+    """A kernel file of any length; empty when it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    data = b""
+    try:
+        while piece := os.read(fd, READ_BYTES):
+            data += piece
+    except OSError:  # the process has gone meanwhile
+        return b""
+    finally:
+        os.close(fd)
+    return data
+
+
 def start_ticks(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0 when it is gone.  Tells a reused pid from the old one."""
     fields = read_stat(pid)
     return int(fields[19]) if fields else 0
 
 
-def descendants(root: int) -> list[tuple[int, int]]:
-    """(pid, process group) of all processes below `root`."""
+def read_lease(path: str, known_s: float) -> float:
+    """The time in a lease file, seconds on CLOCK_MONOTONIC; `known_s` when there is no file or it makes no sense.
+
+    The time is in it twice: while the agent rewrites it a reader may see some old digits among new ones.
+    """
+    for _ in range(3):
+        first, _, second = read_small(path).partition(b" ")
+        if first and first == second.strip():
+            try:
+                return float(first)
+            except ValueError:
+                return known_s
+    return known_s
+
+
+def lease_text(until_s: float) -> bytes:
+    """The content of a lease file, always of the same length, so that one write replaces it."""
+    text = f"{max(0.0, until_s):.6f}" if until_s < LEASE_S_MAX else "inf"
+    return f"{text} {text}".ljust(LEASE_BYTES - 1).encode() + b"\n"
+
+
+def descendants(root: int) -> list[tuple[int, int, bytes]]:
+    """(pid, process group, state) of all processes below `root`, parents before their children."""
     children = processes_by_parent()
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, bytes]] = []
     todo = [root]
     while todo:
         below = children.get(todo.pop(), ())
         found.extend(below)
-        todo.extend(pid for pid, _ in below)
+        todo.extend(pid for pid, _, _ in below)
     return found
 
 
-def processes_by_parent() -> dict[int, list[tuple[int, int]]]:
-    """(pid, process group) of all processes, under their parent's pid."""
-    children: dict[int, list[tuple[int, int]]] = {}
+def listed_children(pid: int) -> list[int]:
+    """Children of all threads of a process; none when it is gone."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []
+    return [int(child) for thread in threads for child in read_whole(f"/proc/{pid}/task/{thread}/children").split()]
+
+
+def processes_by_parent() -> dict[int, list[tuple[int, int, bytes]]]:
+    """(pid, process group, state) of all processes, under their parent's pid."""
+    children: dict[int, list[tuple[int, int, bytes]]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
             fields = read_stat(name)
             if fields:
-                children.setdefault(int(fields[1]), []).append((int(name), int(fields[2])))
+                children.setdefault(int(fields[1]), []).append((int(name), int(fields[2]), fields[0]))
     return children
 
 

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import py_compile
+import secrets
 import shutil
 import sys
 import time
@@ -27,7 +28,7 @@ class ShimLink:
         self.directory = directory
         self.facts = Facts()
         self.pidfd = -1
-        self._commands = -1
+        self._commands = self._lease = -1
         self._is_child = False
 
     @property
@@ -80,6 +81,31 @@ class ShimLink:
         self._open_commands()
         return True
 
+    def make_token(self) -> str:
+        """A fresh secret between the ranks and the agent, kept for the agent's next life.  Raises OSError."""
+        token = secrets.token_hex(16)
+        (self.directory / "token").write_text(token)
+        return token
+
+    def token(self) -> str:
+        """The secret that the ranks were given; empty when an earlier version started them without."""
+        with suppress(OSError):
+            return (self.directory / "token").read_text()
+        return ""
+
+    def set_lease(self, until_s: float) -> None:
+        """Write until when the ranks may run; the shim of an earlier version has no such file, and needs none.
+
+        Raises OSError; then the earlier time stands.
+        """
+        if self._lease < 0:
+            flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT if self.pidfd < 0 else 0)
+            try:
+                self._lease = os.open(self.directory / "lease", flags, 0o600)
+            except FileNotFoundError:
+                return
+        os.pwrite(self._lease, shim.lease_text(until_s), 0)
+
     def tell(self, command: str) -> bool:
         """Send a command; False when the shim is gone or does not read."""
         if self._commands < 0:
@@ -99,10 +125,10 @@ class ShimLink:
 
     def close(self) -> None:
         """Let go of the handles; the shim runs on."""
-        for fd in (self.pidfd, self._commands):
+        for fd in (self.pidfd, self._commands, self._lease):
             if fd >= 0:
                 os.close(fd)
-        self.pidfd = self._commands = -1
+        self.pidfd = self._commands = self._lease = -1
 
     def remove(self) -> None:
         """Delete the control files."""

@@ -15,6 +15,7 @@ from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.supervision.settings import TaskConfig
 from swarmsched.api import JobSpec
+from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Reply
 from swarmsched.errors import SwarmError
 from swarmsched.events import Event, TaskExited
 from swarmsched.ids import JobId, NodeId, make_job_id
@@ -44,6 +45,22 @@ class LoneAgent:
         self._net = net or Network()
         self._net.agents[node_id] = self
         self._handlers: dict[str, StreamHandler] = {}
+        self.commands: list[Command] = []
+        self.answer: Callable[[Command], Reply] = _commit
+        self.ended: dict[JobId, float] = {}
+
+    async def command(self, command: Command, timeout_s: float = DEADLINE_S) -> Reply:
+        """What the core would be asked; `answer` tells what it says."""
+        self.commands.append(command)
+        return self.answer(command)
+
+    def live_peers(self) -> list[NodeId]:
+        """The other agents of the network."""
+        return [node_id for node_id in self._net.agents if node_id != self.node_id]
+
+    def ended_utc_s(self, job_id: JobId) -> float | None:
+        """As set in `ended`."""
+        return self.ended.get(job_id)
 
     def on_stream(self, kind: str, handler: StreamHandler) -> None:
         """Answer questions of this kind."""
@@ -128,6 +145,12 @@ class Bench:
             if not records:
                 return b"".join(pieces)
             pieces += [record.data for record in records]
+
+
+def _commit(command: Command) -> Reply:
+    """The core's answer when nothing is wrong."""
+    assert isinstance(command, CommitCheckpoint)
+    return CheckpointCommitted(command.checkpoint, epoch=1)
 
 
 def make_order(

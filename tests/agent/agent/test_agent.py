@@ -79,7 +79,7 @@ async def test_a_command_is_answered_by_the_core(start: Start) -> None:
     reply = await agent.command(CreateTicket())
 
     assert isinstance(reply, TicketIssued)
-    assert reply.holders == ("a",)
+    assert [holder.node for holder in reply.holders] == ["a"]
 
 
 async def test_a_command_without_an_answer_has_an_unknown_outcome(

@@ -175,3 +175,31 @@ def test_rendezvous_ports_keep_clear_of_ephemeral_ports(tmp_path: Path, monkeypa
 def test_every_setting_has_a_sentence_of_help() -> None:
     assert {key for key, _ in settings_help()} == set(AgentConfig.__dataclass_fields__)
     assert all(sentence for _, sentence in settings_help())
+
+
+def test_a_witness_by_file_environment_or_option(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("witness = true\n")
+    assert load_config({}, {}, file)[0].witness
+    assert load_config({}, {"SWARM_AGENT_WITNESS": "yes"})[0].witness
+    assert not load_config({"witness": "false"}, {}, file)[0].witness
+
+
+@pytest.mark.parametrize("value", ["maybe", "", "2"])
+def test_a_witness_is_true_or_false(value: str) -> None:
+    with pytest.raises(ConfigError, match="neither true nor false"):
+        load_config({"witness": value}, {})
+
+
+def test_a_witness_offers_no_gpus() -> None:
+    with pytest.raises(ConfigError, match="simulated_gpus") as caught:
+        AgentConfig(name=NodeId("a"), witness=True, simulated_gpus=2)
+    assert caught.value.remedy
+
+
+def test_checkpoints_are_below_the_data_directory_unless_told_otherwise() -> None:
+    assert AgentConfig(name="a", data_dir=Path("/d")).checkpoint_root == Path("/d/checkpoints")
+    config = AgentConfig(name="a", checkpoint_dir=Path("/nfs/ck"), checkpoint_dir_shared=True)
+    assert config.checkpoint_root == Path("/nfs/ck")
+    with pytest.raises(ConfigError, match="checkpoint_dir_shared: needs a checkpoint_dir"):
+        AgentConfig(name="a", checkpoint_dir_shared=True)

@@ -41,6 +41,14 @@ class Desk:
         return await response.json(content_type=None)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failovers of tests take milliseconds."""
+    monkeypatch.setattr("swarm_agent.http.jobs.FAILOVER_S", 1.0)
+    monkeypatch.setattr("swarm_agent.http.jobs.FAILOVER_PAUSE_S", 0.02)
+    monkeypatch.setattr("swarm_agent.http.reach.LOOK_S", 0.05)
+
+
 @pytest.fixture
 def swarm(tmp_path: Path) -> SwarmInOneProcess:
     return SwarmInOneProcess(tmp_path)

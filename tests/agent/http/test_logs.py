@@ -284,3 +284,104 @@ async def test_the_end_of_the_agent_ends_its_streams(n1):
     await lines.next()
     async with asyncio.timeout(5):
         await n1.client.close()
+
+
+def give_up(desk, attempt=1, **changes):
+    """The attempt was lost with a node, and the job waits for another."""
+    reason = "needs 3 GPUs, 1 free"
+    desk.agent.change(JOB, state=JobState.QUEUED, shares=(), attempt=attempt, restarts=1, reason=reason, **changes)
+
+
+def lines_of_two_attempts(n1, n2, output):
+    """Attempt 1 ran on n1 and n2, attempt 2 on n2 and n1."""
+    for attempt, first, second in ((1, n1, n2), (2, n2, n1)):
+        output(first.agent).write(JOB, 0, f"first of {attempt}\n".encode(), attempt=attempt, at=1.0)
+        for rank in (1, 2):
+            text = f"rank {rank} of {attempt}\n".encode()
+            output(second.agent).write(JOB, rank, text, attempt=attempt, at=1.0 + rank)
+
+
+def of_attempt(number, *ranks):
+    return [(rank, f"rank {rank} of {number}\n" if rank else f"first of {number}\n") for rank in ranks or (0, 1, 2)]
+
+
+async def test_while_a_job_waits_the_output_of_its_last_attempt_is_found_on_the_nodes_that_ran_it(n1, n2, n3, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"first of 1\n", at=1.0)
+    output(n2.agent).write(JOB, 1, b"rank 1 of 1\n", at=2.0)
+    output(n2.agent).write(JOB, 2, b"rank 2 of 1\n", at=3.0)
+    give_up(n1)
+    for desk in (n1, n3):
+        head, *records = await records_of(desk)
+        text = "attempt 1, which is over; the job is queued: needs 3 GPUs, 1 free"
+        assert (head["type"], head["attempt"], head["text"]) == ("attempt", 1, text)
+        assert texts(records) == of_attempt(1)
+    assert texts(await records_of(n3, "?rank=1&tail=1")) == of_attempt(1, 1)
+
+
+async def test_output_that_nobody_has_is_told_with_who_may_have_it(n1, n2, n3, swarm, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"first of 1\n")
+    output(n2.agent).write(JOB, 1, b"rank 1 of 1\n")
+    give_up(n1)
+    swarm.down.add("n2")
+    _, warning, *records = await records_of(n3)
+    expected = "no node that answers has output of attempt 1 of ranks 1, 2; node n2 did not answer and may have it"
+    assert (warning["type"], warning["text"]) == ("warning", expected)
+    assert texts(records) == of_attempt(1, 0)
+
+
+async def test_any_attempt_is_read_by_its_number_and_one_that_was_not_is_a_mistake(n1, n2, n3, output):
+    run(n1, nodes=(("n2", 1), ("n1", 2)), attempt=2)
+    lines_of_two_attempts(n1, n2, output)
+    assert texts(await records_of(n3)) == texts(await records_of(n3, "?attempt=2")) == of_attempt(2)
+    head, *records = await records_of(n3, "?attempt=1")
+    assert head["text"] == "attempt 1, which is over; the job is running"
+    assert texts(records) == of_attempt(1)
+    for query, told in (("?attempt=3", "no attempt 3: the job is at attempt 2"), ("?attempt=1&follow=1", "followed")):
+        assert told in (await n3.get(f"/v1/jobs/{JOB}/logs{query}", 400))["detail"]
+
+
+async def test_attempt_that_never_wrote_is_passed_over_and_reading_goes_on_behind_a_cursor(n1, n2, n3, output):
+    run(n1)
+    lines_of_two_attempts(n1, n2, output)
+    give_up(n1, attempt=4)
+    head, first, *others = await records_of(n3)
+    assert head["attempt"] == 2
+    assert texts([first, *others]) == of_attempt(2)
+    assert texts(await records_of(n1, f"?cursor={first['cursor']}")) == texts(others)
+
+
+async def test_follower_of_a_waiting_job_gets_the_last_attempt_and_then_the_next(n1, n2, n3, output):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"first of 1\n")
+    give_up(n1)
+    lines = Lines(await read(n3, "?follow=1&tail=1"))
+    assert (await lines.next())["state"] == "queued"
+    assert (await lines.next())["type"] == "attempt"
+    assert (await lines.next())["type"] == "warning"
+    assert texts([await lines.next()]) == of_attempt(1, 0)
+    shares = a_record(JOB, "n1", nodes=(("n2", 3),)).shares
+    output(n2.agent).write(JOB, 0, b"one\ntwo\n", attempt=2)
+    n1.agent.change(JOB, state=JobState.RUNNING, shares=shares, attempt=2)
+    assert (await lines.next())["state"] == "running"
+    assert texts([await lines.next()]) == [(0, "one\ntwo\n")]
+    end(n1)
+    assert [each["type"] for each in await lines.rest()] == ["state", "end"]
+
+
+async def test_job_that_ended_while_it_waited_shows_its_last_attempt(n1, n2, n3, output):
+    run(n1)
+    output(n2.agent).write(JOB, 1, b"rank 1 of 1\n")
+    give_up(n1)
+    end(n1)
+    for query in ("", "?follow=1"):
+        records = await records_of(n3, query)
+        assert texts(records) == of_attempt(1, 1)
+        assert "attempt 1, which is over; the job is ended" in [each.get("text") for each in records]
+
+
+async def test_job_that_is_placed_for_the_first_time_has_nothing_to_tell_yet(n1, n3):
+    run(n1)
+    n1.agent.change(JOB, state=JobState.STARTING, phase=StartPhase.PLACE)
+    assert await records_of(n3) == []

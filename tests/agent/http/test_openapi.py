@@ -91,6 +91,7 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
     await checker.check("GET", logs, path=f"/v1/jobs/{found}/logs", kind="application/x-ndjson")
     await checker.check("POST", f"{job}/signal", 202, path=f"/v1/jobs/{found}/signal", json={"signal": "INT"})
     await checker.check("POST", f"{job}/cancel", 202, path=f"/v1/jobs/{found}/cancel", json={"grace_seconds": 1})
+    await checker.check("POST", f"{job}/recover", 202, path=f"/v1/jobs/{found}/recover", json={"force": True})
     await checker.check("DELETE", job, 202, path=f"/v1/jobs/{found}")
     n1.agent.change(found, state=JobState.ENDED, ended_utc_s=1.7e9 + 5, signal=9, end_reason=EndReason.CANCELLED)
     events = {"headers": {"Accept": "text/event-stream"}, "kind": "text/event-stream"}

@@ -5,10 +5,22 @@ import io
 
 import pytest
 
+from swarm_agent.http.testing import store_of
 from swarmsched.commands import Refused, SubmitJob
 from swarmsched.errors import FieldProblem
 
 SPEC = {"command": ["python", "train.py"], "ranks": 2, "gpus_per_rank": 1}
+TICKET = {"job_id": "0" * 26, "holders": ["n1"], "stores": ["11ae"]}
+
+
+def ticket_of(document):
+    """What a client gives back of a ticket."""
+    return {key: document[key] for key in ("job_id", "holders", "stores")}
+
+
+def made_at(desks):
+    """Names of the agents whose core was asked to create a job."""
+    return [name for name, desk in desks.items() if any(isinstance(each, SubmitJob) for each in desk.agent.commands)]
 
 
 async def test_a_submission_without_a_ticket_makes_one_job(n1):
@@ -22,7 +34,7 @@ async def test_a_submission_without_a_ticket_makes_one_job(n1):
 
 async def test_the_same_ticket_makes_one_job_at_whichever_agent_it_is_repeated(n1, n2):
     ticket = await n1.post("/v1/tickets")
-    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": SPEC}
+    body = {"ticket": ticket_of(ticket), "spec": SPEC}
     first = await n1.post("/v1/jobs", body, 201)
     again = await n2.post("/v1/jobs", body, 200)
     assert (first["id"], again["id"], again["was_known"]) == (ticket["job_id"], ticket["job_id"], True)
@@ -33,10 +45,95 @@ async def test_the_same_ticket_makes_one_job_at_whichever_agent_it_is_repeated(n
 async def test_a_ticket_whose_holders_are_away_has_an_unknown_outcome(n1, n2, swarm):
     ticket = await n1.post("/v1/tickets")
     swarm.down.add("n1")
-    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": SPEC}
+    body = {"ticket": ticket_of(ticket), "spec": SPEC}
     problem = await n2.post("/v1/jobs", body, 503)
     assert (problem["code"], problem["retry_after_seconds"]) == ("unavailable", 1)
     assert "n1" in problem["detail"]
+
+
+async def test_a_ticket_carries_holders_with_their_databases(n1):
+    n1.agent.ticket_holders = ("n2", "n3", "n1")
+    ticket = await n1.post("/v1/tickets")
+    assert ticket["holders"] == ["n2", "n3", "n1"]
+    assert [int(store, 16) for store in ticket["stores"]] == [store_of(name) for name in ticket["holders"]]
+
+
+@pytest.mark.parametrize("asked", ["n1", "n2", "n3"])
+async def test_the_first_holder_of_a_ticket_is_asked_whoever_the_client_asks(desks, n1, asked):
+    n1.agent.ticket_holders = ("n2", "n1")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    document = await desks[asked].post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert document["holders"] == ["n2", "n1"]
+    assert made_at(desks) == ["n2"]
+
+
+@pytest.mark.parametrize(("asked", "taker"), [("n1", "n3"), ("n3", "n3")])
+async def test_the_next_holder_takes_the_job_when_the_first_cannot_be_reached(desks, swarm, n1, asked, taker):
+    n1.agent.ticket_holders = ("n2", "n3", "n1")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    swarm.down.add("n2")
+    await desks[asked].post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert made_at(desks) == [taker]
+
+
+async def test_an_agent_that_holds_takes_the_job_when_all_before_it_are_away(desks, swarm, n1):
+    n1.agent.ticket_holders = ("n2", "n3", "n1")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    swarm.down |= {"n2", "n3"}
+    await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert made_at(desks) == ["n1"]
+
+
+@pytest.mark.parametrize("code", ["not_ready", "unavailable"])
+async def test_the_next_holder_is_asked_when_the_first_does_not_know_the_outcome(desks, n1, n2, code):
+    async def unsure(command):
+        return Refused(code, "no majority answered")
+
+    n1.agent.ticket_holders = ("n2", "n3")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    n2.agent.answer = unsure
+    await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert made_at(desks) == ["n2", "n3"]
+
+
+async def test_a_refusal_of_the_first_holder_is_final(desks, n1, n2):
+    async def no(command):
+        return Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
+
+    n1.agent.ticket_holders = ("n2", "n3")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    n2.agent.answer = no
+    problem = await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 409)
+    assert problem["code"] == "conflict"
+    assert made_at(desks) == ["n2"]
+
+
+async def test_a_holder_that_lost_its_database_is_passed_over(desks, n1, n2):
+    n1.agent.ticket_holders = ("n2", "n3")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    n2.agent.store_id += 1
+    await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert made_at(desks) == ["n3"]
+
+
+async def test_a_witness_is_asked_last(desks, swarm, n1):
+    n1.agent.ticket_holders = ("n2", "n3", "n1")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    for desk in desks.values():
+        desk.agent.witnesses.add("n3")
+    swarm.down.add("n2")
+    await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 201)
+    assert made_at(desks) == ["n1"]
+
+
+async def test_a_ticket_of_which_no_holder_is_left_is_answered_in_time(desks, swarm, n1):
+    n1.agent.ticket_holders = ("n2", "n3")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    swarm.down |= {"n2", "n3"}
+    problem = await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 503)
+    assert problem["code"] == "unavailable"
+    assert "n2, n3" in problem["detail"]
+    assert "same ticket" in problem["remedy"]
 
 
 async def test_a_dry_run_stores_nothing(n1):
@@ -131,9 +228,21 @@ async def test_more_than_the_swarm_ever_had_is_impossible(n1):
         ({"spec": SPEC, "tickets": {}}, "/tickets"),
         ({"spec": SPEC, "dry_run": "yes"}, "/dry_run"),
         ({"spec": SPEC, "ticket": "abc"}, "/ticket"),
-        ({"spec": SPEC, "ticket": {"job_id": "../../etc/passwd", "holders": ["n1"]}}, "/ticket"),
-        ({"spec": SPEC, "ticket": {"job_id": "0" * 26, "holders": []}}, "/ticket"),
-        ({"spec": SPEC, "ticket": {"job_id": "0" * 26, "holders": ["a/b"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "job_id": "../../etc/passwd"}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "holders": [], "stores": []}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "holders": ["a/b"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {"job_id": "0" * 26, "holders": ["n1"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": []}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": ["11ae", "11af"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": [4526]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": ["0x11ae"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": ["0"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "stores": ["20000000000000"]}}, "/ticket"),
+        ({"spec": SPEC, "ticket": {**TICKET, "holders": ["n1", "n1"], "stores": ["11ae", "11ae"]}}, "/ticket"),
+        (
+            {"spec": SPEC, "ticket": {**TICKET, "holders": [f"m{n}" for n in range(6)], "stores": ["1"] * 6}},
+            "/ticket",
+        ),
     ],
 )
 async def test_each_malformed_part_is_named(n1, body, pointer):

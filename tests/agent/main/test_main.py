@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.__main__ import main
+from swarm_agent.__main__ import _parse, main
+from swarm_agent.storage import Store
 from swarm_agent.testing import free_port, start_agents, wait_until_sync
 
 
@@ -55,6 +56,27 @@ def test_an_unknown_option_is_answered_with_the_nearest(capsys: pytest.CaptureFi
 def test_a_bad_option_value_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--listen", "0.0.0.0:7433"]) == 2
     assert "advertise" in capsys.readouterr().err
+
+
+def test_a_flag_needs_no_value_and_takes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _parse(["--witness"]).witness == "true"
+    assert _parse(["--witness", "--name", "w"]).witness == "true"
+    assert _parse(["--witness", "false"]).witness == "false"
+    assert main(["--witness", "--simulated-gpus", "1"]) == 2
+    assert "does not go with witness" in capsys.readouterr().err
+
+
+def test_a_database_of_another_swarm_is_named_with_its_remedy_and_exits_1(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    Store.open(tmp_path / "data" / "agent.db", label="swarm", node="a", keys=(b"k" * 32,)).close()
+    result = run("--listen", f"127.0.0.1:{free_port()}")
+
+    assert result.returncode == 1
+    assert "belongs to another swarm" in result.stderr
+    assert "cluster_key_file" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])

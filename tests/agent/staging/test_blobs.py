@@ -1,5 +1,6 @@
 """Blobs by content: verified when stored, removed by use, fetched from peers."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -157,6 +158,65 @@ async def test_a_lying_peer_is_passed_over(tmp_path: Path, answers: list[dict[st
     digest = await honest.blobs.put_bytes(b"good")
     assert await BlobFetcher(me.blobs, me, N1).ensure([digest], [N2, N3]) == 1
     assert await content(me.blobs, digest) == b"good"
+
+
+class Careful(LoneAgent):
+    """An agent that notes whom it asks, and believes only some of the others alive."""
+
+    def __init__(self, name: NodeId, folder: Path, net: Network, *alive: NodeId) -> None:
+        super().__init__(name, folder, net=net)
+        self.alive, self.asked = [*alive], list[NodeId]()
+
+    def live_peers(self) -> list[NodeId]:
+        return self.alive
+
+    def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.asked.append(node_id)
+        return super().query_stream(node_id, kind, payload)
+
+
+async def test_members_that_are_alive_are_asked_first(tmp_path: Path) -> None:
+    net = Network()
+    me, dead, source = Careful(N1, tmp_path / "n1", net, N3), *(LoneAgent(n, tmp_path / n, net=net) for n in (N2, N3))
+    for agent in (dead, source):
+        BlobFetcher(agent.blobs, agent, agent.node_id).serve()
+    digest = await source.blobs.put_bytes(b"data")
+    assert await BlobFetcher(me.blobs, me, N1).ensure([digest], [N2, N3]) == 1
+    assert me.asked == [N3]
+
+
+async def test_silent_peer_is_passed_over_at_once_next_time_and_asked_again_when_nobody_else_has_it(
+    tmp_path: Path,
+) -> None:
+    net, speaks = Network(), asyncio.Event()
+    me, slow, source = (
+        Careful(N1, tmp_path / "n1", net, N2, N3),
+        *(LoneAgent(n, tmp_path / n, net=net) for n in (N2, N3)),
+    )
+    for agent in (slow, source):
+        BlobFetcher(agent.blobs, agent, agent.node_id).serve()
+    answer = slow._handlers["blob"]
+
+    async def think(sender: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        await speaks.wait()
+        async for each in answer(sender, payload):
+            yield each
+
+    slow._handlers["blob"] = think
+    fetcher = BlobFetcher(me.blobs, me, N1)
+    for data, asked in ((b"first", [N2, N3]), (b"second", [N3])):
+        me.asked.clear()
+        await fetcher.ensure([await source.blobs.put_bytes(data)], [N2, N3])
+        assert me.asked == asked
+    me.asked.clear()
+    only = fetcher.ensure([await slow.blobs.put_bytes(b"only there")], [N2, N3])
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        work = group.create_task(only)
+        while len(me.asked) < 3:
+            await asyncio.sleep(0)
+        speaks.set()
+    assert work.result() == 1
+    assert me.asked == [N3, N2, N2]
 
 
 @pytest.mark.parametrize("asked", [{}, {"digest": 3}, {"digests": ["../x"]}, {"digests": "x"}, {"digests": [None]}])

@@ -1,4 +1,5 @@
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,9 +11,23 @@ from swarm_agent.storage import SCHEMA_VERSION, DataDirectoryLock, Store
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 
+KEY, NEXT_KEY, FOREIGN_KEY = (bytes([number]) * 32 for number in (1, 2, 3))
 
-def open_store(path: Path, label: str = "swarm", node: str = "a") -> Store:
-    return Store.open(path, label=label, node=node)
+
+def open_store(path: Path, label: str = "swarm", node: str = "a", keys: tuple[bytes, ...] = (KEY,)) -> Store:
+    return Store.open(path, label=label, node=node, keys=keys)
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name("agent.db-wal")
+
+
+def killed(path: Path, into: Path) -> Path:
+    """A copy of the files as they lie on disk while an agent uses them: what a kill -9 leaves."""
+    into.mkdir()
+    shutil.copy(path, into / path.name)
+    shutil.copy(log_of(path), log_of(into / path.name))
+    return into / path.name
 
 
 @pytest.fixture
@@ -105,9 +120,12 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     store = open_store(path)
     store._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     store.close()
+    before = path.read_bytes()
 
-    with pytest.raises(StorageError, match=f"schema version {SCHEMA_VERSION + 1}"):
+    with pytest.raises(StorageError, match=f"schema version {SCHEMA_VERSION + 1}") as caught:
         open_store(path)
+    assert "newer agent" in caught.value.remedy
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(("label", "node", "named"), [("other", "a", "swarm 'swarm'"), ("swarm", "b", "node 'a'")])
@@ -116,6 +134,138 @@ def test_the_file_of_another_swarm_or_node_is_refused(path: Path, label: str, no
 
     with pytest.raises(StorageError, match=named):
         open_store(path, label, node)
+
+
+def test_a_database_keeps_the_identity_that_it_was_made_with(path: Path) -> None:
+    store = open_store(path)
+    first = store.store_id
+    store.close()
+    again = open_store(path)
+
+    assert 0 < first < 2**53
+    assert again.store_id == first
+    assert not again.is_log_lost
+
+
+def test_two_databases_have_two_identities(path: Path, tmp_path: Path) -> None:
+    assert open_store(path).store_id != open_store(tmp_path / "other.db").store_id
+
+
+def test_the_identity_is_on_disk_before_anything_else_and_outlives_a_kill(path: Path, tmp_path: Path) -> None:
+    store = open_store(path)
+    left = killed(path, tmp_path / "killed")
+
+    again = open_store(left)
+    assert again.store_id == store.store_id
+    assert not again.is_log_lost
+
+
+def test_a_database_of_the_first_version_gets_an_identity_once(path: Path) -> None:
+    store = open_store(path)
+    store.commit([Persist("ledger", "g0", b"x")])
+    store._connection.execute("DELETE FROM about WHERE key NOT IN ('cluster_label', 'node', 'generation')")
+    store._connection.close()
+
+    first = open_store(path)
+    identity = first.store_id
+    assert first.load() == {"ledger": {"g0": b"x"}}
+    first.close()
+    assert open_store(path).store_id == identity
+
+
+def test_a_deleted_database_comes_back_with_another_identity(path: Path) -> None:
+    store = open_store(path)
+    before = store.store_id
+    store.commit([Persist("register", "j", b"1")])
+    store.close()
+    path.unlink()
+
+    again = open_store(path)
+    assert again.store_id != before
+    assert again.load() == {}
+
+
+def test_a_log_left_behind_by_a_deleted_database_does_not_bring_it_back(path: Path, tmp_path: Path) -> None:
+    store = open_store(path)
+    store.commit([Persist("register", "j", b"1")])
+    left = killed(path, tmp_path / "killed")
+    left.unlink()
+
+    again = open_store(left)
+    assert again.store_id != store.store_id
+    assert again.load() == {}
+
+
+@pytest.mark.parametrize("size_bytes", [100, 5_000, 40_000])
+def test_a_truncated_database_is_refused_and_left_alone(path: Path, size_bytes: int) -> None:
+    store = open_store(path)
+    store.commit([Persist("register", f"job{index}", os.urandom(400)) for index in range(200)])
+    store.close()
+    content = path.read_bytes()[:size_bytes]
+    path.write_bytes(content)
+
+    with pytest.raises(StorageError, match="damaged") as caught:
+        open_store(path)
+    assert "mv " in caught.value.remedy
+    assert "backup" not in caught.value.remedy
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("rest", [b"", b"S"])
+def test_a_database_truncated_to_nothing_is_a_new_one(path: Path, rest: bytes) -> None:
+    store = open_store(path)
+    before = store.store_id
+    store.close()
+    path.write_bytes(rest)
+
+    assert open_store(path).store_id != before
+
+
+def test_a_database_whose_last_writes_are_missing_keeps_its_content_under_another_identity(
+    path: Path, tmp_path: Path
+) -> None:
+    first = open_store(path)
+    before = first.store_id
+    first.commit([Persist("register", "j", b"1")])
+    first.close()
+    store = open_store(path)
+    store.commit([Persist("register", "j", b"2")])
+    left = killed(path, tmp_path / "killed")
+    log_of(left).unlink()
+
+    again = open_store(left)
+    assert again.is_log_lost
+    assert again.store_id != before
+    assert again.load() == {"register": {"j": b"1"}}
+
+
+def test_a_database_of_another_swarm_of_the_same_name_is_refused_with_its_log(path: Path, tmp_path: Path) -> None:
+    store = open_store(path)
+    store.commit([Persist("register", "j", b"1")])
+    left = killed(path, tmp_path / "killed")
+    before = [left.read_bytes(), log_of(left).read_bytes()]
+
+    with pytest.raises(StorageError, match="belongs to another swarm") as caught:
+        open_store(left, keys=(FOREIGN_KEY,))
+    assert "cluster_key_file" in caught.value.remedy
+    assert "keyring_files" in caught.value.remedy
+    assert [left.read_bytes(), log_of(left).read_bytes()] == before
+    assert open_store(left).store_id == store.store_id
+
+
+def test_a_key_is_changed_step_by_step_and_not_in_one_leap(path: Path) -> None:
+    for keys in ((KEY,), (KEY, NEXT_KEY), (NEXT_KEY, KEY), (NEXT_KEY,)):
+        open_store(path, keys=keys).close()
+
+    with pytest.raises(StorageError, match="its key differs"):
+        open_store(path, keys=(KEY,))
+
+
+def test_the_key_itself_is_not_in_the_file(path: Path) -> None:
+    open_store(path).close()
+    content = path.read_bytes()
+    assert KEY not in content
+    assert KEY.hex().encode() not in content
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from swarm_agent.driver import Driver
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.testing import ControlledStore, ScriptedMachine, free_port, wait_until
 from swarm_agent.transport import envelope, inbox, outbox, rpc
 from swarm_agent.transport.peer import MESSAGES_PATH, PeerChannel
@@ -393,3 +398,46 @@ async def test_closing_a_stream_ends_the_peers_handler(
     await items.aclose()  # type: ignore[attr-defined]  # an async generator behind its interface
 
     await wait_until(ended.is_set)
+
+
+class Streams:
+    """The channel of a peer, as those who fetch blobs see it."""
+
+    def __init__(self, peer: Peer, *alive: NodeId) -> None:
+        self.query_stream, self.on_stream = peer.rpc.query_stream, peer.rpc.on_stream
+        self._alive = alive
+
+    def live_peers(self) -> Sequence[NodeId]:
+        return self._alive
+
+
+@pytest.fixture
+def dead_address() -> Iterator[Address]:
+    """One that answers nothing, not even that it is closed, as a machine without power: its queue is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            wire = stack.enter_context(socket.socket())
+            wire.setblocking(False)
+            wire.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+async def test_blobs_come_from_a_living_peer_while_a_dead_one_is_still_believed_alive(
+    pair: tuple[Peer, Peer], dead_address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "CONNECT_TIMEOUT_S", 3_600.0)
+    a, b = pair
+    dead = NodeId("dead")
+    a.addresses[dead] = dead_address
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await a.rpc.query(dead, "anything", {}, timeout_s=3_600)
+    mine, theirs = BlobStore(tmp_path / "a"), BlobStore(tmp_path / "b")
+    BlobFetcher(theirs, Streams(b), B).serve()
+    digest = await theirs.put_bytes(b"weights")
+    async with asyncio.timeout(60):
+        assert await BlobFetcher(mine, Streams(a, dead, B), A).ensure([digest], [dead, B]) == 1
+    assert mine.missing([digest]) == ()

@@ -1,0 +1,192 @@
+"""Commits: from a rank's word that a checkpoint is complete to the job's register, one at a time for each task.
+
+If checkpoints are named faster than they can be committed the newest wins: of those that wait only the last is
+committed, the others are answered at once.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swarm_agent.checkpoints.copies import Copies
+from swarm_agent.checkpoints.folders import CheckpointFolders, name_problem
+from swarm_agent.checkpoints.kept import KeptCheckpoints
+from swarm_agent.checkpoints.pack import pack, size_of
+from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.supervision.rendezvous import TaskKey
+from swarm_agent.supervision.tasksocket import Refusal, Request
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused, Reply
+from swarmsched.ids import NodeId
+from swarmsched.task import TaskOrder
+
+log = logging.getLogger(__name__)
+
+COMMIT_TIMEOUT_S = 40.0  # the core itself looks for a shepherd for 30 s
+
+
+class Commander(Protocol):
+    """The part of the agent that asks the core."""
+
+    async def command(self, command: Command, timeout_s: float = ...) -> Reply:
+        """Ask the core."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Wish:
+    name: str
+    epoch: asyncio.Future[int]
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """One task's commits: one under way, one waiting."""
+
+    waiting: _Wish | None = None
+    work: asyncio.Task[None] | None = None
+
+
+class Commits:
+    """Answers requests of type `checkpoint`."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        folders: CheckpointFolders,
+        blobs: BlobStore,
+        copies: Copies,
+        kept: KeptCheckpoints,
+        commander: Commander,
+        order_of: Callable[[TaskKey], TaskOrder | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node_id, self._folders, self._blobs = node_id, folders, blobs
+        self._copies, self._kept, self._commander = copies, kept, commander
+        self._order_of, self._clock = order_of, clock
+        self._desks: dict[TaskKey, _Desk] = {}
+
+    async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
+        """One request; with `wait` false it is answered once the name is known to be good."""
+        name = self._checked_name(key, request.get("name"))
+        wait = request.get("wait", True)
+        if not isinstance(wait, bool):
+            raise Refusal("bad_request", "wait must be true or false", "leave it out to wait")
+        wish = self._enqueue(key, name)
+        if not wait:
+            return {"ok": True, "name": name, "committed": False}
+        epoch = await asyncio.shield(wish.epoch)  # who asked may go away; the commit goes on
+        return {"ok": True, "name": name, "committed": True, "epoch": epoch}
+
+    async def stop(self) -> None:
+        """Abandon what is under way."""
+        working = [desk.work for desk in self._desks.values() if desk.work]
+        for work in working:
+            work.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+    def _checked_name(self, key: TaskKey, name: object) -> str:
+        problem = name_problem(name)
+        if problem:
+            raise Refusal("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")
+        path = self._folders.of(*key) / str(name)
+        if not path.exists() and not path.is_symlink():
+            remedy = "write it into SWARM_CHECKPOINT_DIR first, then commit it"
+            raise Refusal("not_found", f"{path} does not exist", remedy)
+        return str(name)
+
+    def _enqueue(self, key: TaskKey, name: str) -> _Wish:
+        desk = self._desks.setdefault(key, _Desk())
+        wish = _Wish(name, asyncio.get_running_loop().create_future())
+        wish.epoch.add_done_callback(lambda done: _note_refusal(key, name, done))
+        if desk.waiting:
+            problem = f"superseded by a newer checkpoint, {name}, before its turn came"
+            desk.waiting.epoch.set_exception(Refusal("superseded", problem, "commit less often"))
+        desk.waiting = wish
+        if desk.work is None:
+            desk.work = asyncio.get_running_loop().create_task(self._work(key, desk))
+        return wish
+
+    async def _work(self, key: TaskKey, desk: _Desk) -> None:
+        try:
+            while wish := desk.waiting:
+                desk.waiting = None
+                await self._settle(wish, self._commit(key, wish.name))
+        finally:
+            del self._desks[key]
+            if desk.waiting and not desk.waiting.epoch.done():
+                desk.waiting.epoch.cancel()
+
+    async def _settle(self, wish: _Wish, commit: Awaitable[int]) -> None:
+        try:
+            epoch = await commit
+        except asyncio.CancelledError:
+            wish.epoch.cancel()
+            raise
+        except Refusal as refusal:
+            wish.epoch.set_exception(refusal)
+        except Exception as error:  # a fault of ours costs this commit and is told as one
+            log.exception("checkpoint failed name=%s", wish.name)
+            wish.epoch.set_exception(Refusal("internal", f"the agent failed: {error!r}", "see the agent's log"))
+        else:
+            wish.epoch.set_result(epoch)
+
+    async def _commit(self, key: TaskKey, name: str) -> int:
+        order = self._order_of(key)
+        if order is None:
+            raise Refusal("conflict", "this task is over", "end this process")
+        folder = self._folders.of(*key)
+        if self._folders.is_shared:
+            size_bytes = await asyncio.to_thread(size_of, folder, name)
+            return await self._register(order, self._checkpoint(order, name, size_bytes))
+        checkpoint = await self._pack_and_copy(order, name)
+        try:
+            epoch = await self._register(order, checkpoint)
+        except Refusal as refusal:
+            if refusal.code == "conflict":
+                keep = [digest for digest in self._kept.digests(order.job_id) if digest != checkpoint.digest]
+                self._kept.retain(order.job_id, keep)
+            raise
+        self._kept.committed(order.job_id, checkpoint.digest)
+        return epoch
+
+    async def _pack_and_copy(self, order: TaskOrder, name: str) -> Checkpoint:
+        folder = self._folders.of(order.job_id, order.attempt)
+        tree, sizes = await asyncio.to_thread(pack, folder, name, self._blobs, self._folders.account.uid)
+        self._blobs.admit(sizes)
+        if self._blobs.missing(tree.blobs):
+            raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
+        with self._blobs.pinned(tree.blobs):
+            try:
+                digest = await self._blobs.put_bytes(tree.to_bytes())
+            except BlobError as error:
+                raise Refusal("storage", str(error), error.remedy) from error
+            self._kept.add(order.job_id, digest, tree.blobs, is_committed=False)
+        resumed = [order.checkpoint.digest] if order.checkpoint and order.checkpoint.digest else []
+        keep = dict.fromkeys((*resumed, *self._kept.digests(order.job_id)))
+        peers = await self._copies.spread(order, digest, tree.size_bytes, keep)
+        return self._checkpoint(order, name, tree.size_bytes, digest, (self._node_id, *peers))
+
+    def _checkpoint(
+        self, order: TaskOrder, name: str, size_bytes: int, digest: str = "", copies: tuple[NodeId, ...] = ()
+    ) -> Checkpoint:
+        return Checkpoint(name, order.attempt, self._node_id, self._clock(), size_bytes, digest, copies)
+
+    async def _register(self, order: TaskOrder, checkpoint: Checkpoint) -> int:
+        command = CommitCheckpoint(order.job_id, order.attempt, checkpoint)
+        reply = await self._commander.command(command, timeout_s=COMMIT_TIMEOUT_S)
+        if isinstance(reply, CheckpointCommitted):
+            return reply.epoch
+        assert isinstance(reply, Refused), f"a commit was answered by {type(reply).__name__}"
+        if reply.code == "conflict":
+            raise Refusal("conflict", f"this attempt was superseded: {reply.problem}", reply.remedy)
+        raise Refusal(reply.code, reply.problem, reply.remedy)
+
+
+def _note_refusal(key: TaskKey, name: str, done: "asyncio.Future[int]") -> None:
+    """Who does not wait learns of it here only."""
+    if not done.cancelled() and (error := done.exception()):
+        log.warning("checkpoint not committed job_id=%s attempt=%d name=%s error=%s", *key, name, error)

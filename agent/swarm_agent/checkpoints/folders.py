@@ -1,0 +1,55 @@
+"""Where checkpoints are: ROOT/<job id>/<attempt>/<name>, one folder per attempt (protocol notes, 3.3).
+
+An attempt that was superseded writes into its own folder and never into that of its successor.  No name such as
+"latest" means anything here: which checkpoint counts is in the job's register.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_agent.supervision.environment import Account
+from swarmsched.checkpoint import NAME_LENGTH_MAX
+from swarmsched.ids import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFolders:
+    """The folders of this node, or of all nodes where `is_shared`."""
+
+    root: Path
+    account: Account
+    is_shared: bool = False
+
+    def make_root(self) -> None:
+        """Create the root so that the job's account can pass through.  Raises OSError."""
+        self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
+
+    def make(self, job_id: JobId, attempt: int) -> Path:
+        """The attempt's folder, created if need be, for the job's account alone.  Raises OSError."""
+        folder = self.of(job_id, attempt)
+        folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # of an earlier life of the agent, or made by another node of the gang
+            return folder
+        if self.account.uid >= 0:
+            os.chown(folder, self.account.uid, self.account.gid)
+        return folder
+
+    def of(self, job_id: JobId, attempt: int) -> Path:
+        """The attempt's folder, which may not exist."""
+        return self.root / job_id / str(attempt)
+
+
+def name_problem(name: object) -> str:
+    """Why this cannot be the name of a checkpoint; empty when it can."""
+    if not isinstance(name, str) or not name:
+        return "the name must be text"
+    if len(name) > NAME_LENGTH_MAX or len(os.fsencode(name)) > 255:
+        return f"the name has more than {NAME_LENGTH_MAX} characters, or more than 255 bytes"
+    if "/" in name or "\0" in name or not name.isprintable():
+        return f"the name {name[:80]!r} has a '/' or a character that cannot be printed"
+    if name.startswith("."):
+        return f"the name {name[:80]!r} begins with a dot"
+    return ""

@@ -1,0 +1,41 @@
+"""Which of a job's holders are there, and how many more of them may die before nothing can be decided about it.
+
+A view like all of membership: right within seconds, and good for people, never for a decision of the core.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm_agent.http.port import Facts
+from swarmsched.holders import Configuration, Holder, majority
+from swarmsched.ids import NodeId
+
+PRESENT = ("alive", "suspect")  # a suspicion lasts seconds and often ends well
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """`stores` are the databases of the nodes as they tell it themselves: another one is another holder."""
+
+    present: frozenset[NodeId] = frozenset()
+    stores: Mapping[NodeId, int] = field(default_factory=dict)
+
+    def has(self, holder: Holder) -> bool:
+        """True when the holder seems to be there, with the database that it held the record in."""
+        return holder.node in self.present and self.stores.get(holder.node, 0) in (0, holder.store)
+
+    def has_majority(self, configuration: Configuration) -> bool:
+        """False: nothing about the job can be decided before holders come back, or an operator decides it."""
+        return configuration.is_quorum([each for each in configuration.members if self.has(each)])
+
+    def survives_deaths(self, configuration: Configuration) -> int:
+        """How many of the holders that are there may die, whichever they are."""
+        groups = [group for group in (configuration.holders, configuration.leaving) if group]
+        spare = [sum(self.has(each) for each in group) - majority(len(group)) for group in groups]
+        return max(0, min(spare, default=0))
+
+
+def attendance_of(facts: Facts) -> Attendance:
+    """Everybody as this agent sees them now."""
+    present = frozenset(member.name for member in facts.members() if member.status in PRESENT)
+    return Attendance(present, {each.name: each.store_id for each in facts.nodes()})

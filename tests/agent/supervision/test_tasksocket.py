@@ -1,0 +1,208 @@
+"""The task socket: what is answered, what is refused, and that nothing a rank sends can hurt the agent."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.supervision.environment import Account
+from swarm_agent.supervision.tasksocket import (
+    CONNECTIONS_MAX,
+    LINE_BYTES_MAX,
+    Refusal,
+    SocketFolder,
+    TaskSockets,
+)
+from swarmsched.ids import JobId
+
+OWN = Account("me", "/", "/bin/sh")
+KEY = (JobId("00000000000000000000000001"), 1)
+OTHER = (JobId("00000000000000000000000002"), 1)
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, path: Path) -> "Client":
+        return cls(*await asyncio.open_unix_connection(path))
+
+    async def send(self, line: bytes) -> None:
+        self.writer.write(line)
+        await self.writer.drain()
+
+    async def answer(self) -> dict:
+        return json.loads(await self.reader.readline())
+
+    async def ask(self, **request) -> dict:
+        await self.send(json.dumps({"v": 1, "token": "secret", "type": "echo"} | request).encode() + b"\n")
+        return await self.answer()
+
+    async def is_closed(self) -> bool:
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+async def echo(key, request) -> dict:
+    if request.get("fail"):
+        raise ZeroDivisionError
+    if request.get("refuse"):
+        raise Refusal("no", "not today", "come again tomorrow")
+    return {"ok": True, "key": list(key), "text": request.get("text")}
+
+
+@pytest.fixture
+async def sockets(tmp_path: Path):
+    folder = SocketFolder(tmp_path)
+    folder.path = tmp_path / "s"
+    sockets = TaskSockets(folder, OWN)
+    sockets.on_request("echo", echo)
+    sockets.start()
+    sockets.open(KEY, "secret")
+    yield sockets
+    sockets.stop()
+
+
+@pytest.fixture
+async def client(sockets: TaskSockets):
+    client = await Client.open(sockets.path(KEY))
+    yield client
+    client.close()
+
+
+async def test_requests_are_answered_one_after_another(client: Client) -> None:
+    for text in ("a", "b", "c"):
+        answer = await client.ask(text=text)
+        assert answer == {"v": 1, "type": "echo", "ok": True, "key": list(KEY), "text": text}
+
+
+async def test_requests_may_be_sent_ahead(client: Client) -> None:
+    lines = [json.dumps({"v": 1, "token": "secret", "type": "echo", "text": text}) for text in "abc"]
+    await client.send("\n".join(lines).encode() + b"\n")
+    assert [(await client.answer())["text"] for _ in lines] == ["a", "b", "c"]
+
+
+async def test_a_refusal_and_a_fault_of_ours_cost_one_request(client: Client) -> None:
+    refused = await client.ask(refuse=True)
+    told = {"ok": False, "error": "no", "problem": "not today", "remedy": "come again tomorrow"}
+    assert refused == {"v": 1, "type": "echo"} | told
+    assert (await client.ask(fail=True))["error"] == "internal"
+    assert (await client.ask(text="still here"))["text"] == "still here"
+
+
+BAD = {
+    "wrong token": (b'{"v":1,"token":"guess","type":"echo"}', "bad_token"),
+    "no token": (b'{"v":1,"type":"echo"}', "bad_token"),
+    "token of another type": (b'{"v":1,"token":["secret"],"type":"echo"}', "bad_token"),
+    "token not ascii": ('{"v":1,"token":"s\u00e9cret","type":"echo"}'.encode(), "bad_token"),
+    "another version": (b'{"v":2,"token":"secret","type":"echo"}', "bad_version"),
+    "version true": (b'{"v":true,"token":"secret","type":"echo"}', "bad_version"),
+    "no version": (b'{"token":"secret","type":"echo"}', "bad_version"),
+    "unknown type": (b'{"v":1,"token":"secret","type":"reboot"}', "unknown_type"),
+    "type of another type": (b'{"v":1,"token":"secret","type":{}}', "unknown_type"),
+    "no JSON": (b"hello", "bad_request"),
+    "no UTF-8": (b"\xff\xfe", "bad_request"),
+    "no object": (b"[1]", "bad_request"),
+    "deep": (b"[" * 30_000, "bad_request"),
+    "too long": (b'{"v":1,"x":"' + b"x" * LINE_BYTES_MAX * 2 + b'"}', "too_large"),
+}
+
+
+@pytest.mark.parametrize(("line", "code"), BAD.values(), ids=BAD)
+async def test_what_is_no_request_is_told_so_and_closed(sockets: TaskSockets, line: bytes, code: str) -> None:
+    bad = await Client.open(sockets.path(KEY))
+    await bad.send(line + b"\n")
+    answer = await bad.answer()
+    assert (answer["v"], answer["ok"], answer["error"]) == (1, False, code)
+    assert answer["problem"]
+    assert answer["remedy"]
+    assert await bad.is_closed()
+    bad.close()
+    good = await Client.open(sockets.path(KEY))
+    assert (await good.ask(text="on"))["text"] == "on"
+    good.close()
+
+
+async def test_half_a_line_at_the_end_is_no_request(sockets: TaskSockets) -> None:
+    client = await Client.open(sockets.path(KEY))
+    await client.send(b'{"v":1,"token":"secret","type":"echo"}')
+    client.writer.write_eof()
+    assert await client.is_closed()
+    client.close()
+
+
+async def test_one_connection_too_many_is_refused_until_another_ends(sockets: TaskSockets) -> None:
+    many = [await Client.open(sockets.path(KEY)) for _ in range(CONNECTIONS_MAX)]
+    for client in many:
+        assert (await client.ask())["ok"]
+    extra = await Client.open(sockets.path(KEY))
+    assert (await extra.answer())["error"] == "too_many_connections"
+    assert await extra.is_closed()
+    for client in (*many, extra):
+        client.close()
+    async with asyncio.timeout(10):
+        while True:
+            client = await Client.open(sockets.path(KEY))
+            answer = await client.ask()
+            client.close()
+            if answer["ok"]:
+                break
+
+
+async def test_tasks_have_sockets_of_their_own(sockets: TaskSockets) -> None:
+    sockets.open(OTHER, "other")
+    assert sockets.path(KEY) != sockets.path(OTHER)
+    client = await Client.open(sockets.path(OTHER))
+    assert (await client.ask(token="other"))["key"] == list(OTHER)
+    client.close()
+    client = await Client.open(sockets.path(OTHER))
+    assert (await client.ask())["error"] == "bad_token"
+    client.close()
+
+
+async def test_a_socket_is_for_its_account_alone(sockets: TaskSockets) -> None:
+    found = sockets.path(KEY).stat()
+    assert (stat.S_ISSOCK(found.st_mode), stat.S_IMODE(found.st_mode)) == (True, 0o600)
+    assert stat.S_IMODE(sockets.path(KEY).parent.stat().st_mode) == 0o711
+
+
+async def test_the_next_agent_is_met_at_the_same_path(sockets: TaskSockets, client: Client) -> None:
+    assert (await client.ask())["ok"]
+    sockets.stop()
+    assert await client.is_closed()
+    assert sockets.path(KEY).exists()
+    sockets.open(KEY, "secret")
+    again = await Client.open(sockets.path(KEY))
+    assert (await again.ask())["ok"]
+    again.close()
+
+
+async def test_a_closed_socket_is_gone_and_strangers_are_swept(sockets: TaskSockets) -> None:
+    stray = sockets.path(OTHER)
+    stray.touch()
+    sockets.sweep()
+    assert not stray.exists()
+    assert sockets.path(KEY).exists()
+    sockets.close(KEY)
+    assert not sockets.path(KEY).exists()
+    sockets.close(KEY)
+
+
+async def test_closing_right_after_opening_leaves_nothing(sockets: TaskSockets) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        sockets.open(OTHER, "x")
+        sockets.close(OTHER)
+    async with asyncio.timeout(10):
+        while len(list(Path("/proc/self/fd").iterdir())) > before:
+            await asyncio.sleep(0.005)
