@@ -34,10 +34,21 @@ SUBMIT_PATIENCE_S = 1.0
 MEMBERS_LIMIT = 64
 MEMBERS_STALE_S = 300.0
 BUSY_RETRIES = 3
+BUSY_LIMIT_S = 30.0  # for all of them together
 DEFAULT_PORT = 7433
 
+WAITED_FOR = ("shepherd_unreachable",)  # the agent has waited for a new shepherd by itself
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~,:@")
-_EXIT_CODES = {400: USAGE, 401: NOT_AUTHORISED, 403: NOT_AUTHORISED, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLICT}
+_EXIT_CODES = {
+    400: USAGE,
+    401: NOT_AUTHORISED,
+    403: NOT_AUTHORISED,
+    404: NOT_FOUND,
+    409: CONFLICT,
+    410: NOT_FOUND,
+    412: CONFLICT,
+}
 
 
 class Agents:
@@ -75,6 +86,7 @@ class Agents:
         repeatable is sent to one agent only; when its answer is lost the outcome is unknown and `Failure` says so.
         """
         data = b"" if body is None else json.dumps(body).encode()
+        end_s = time.monotonic() + BUSY_LIMIT_S
         for attempt in range(BUSY_RETRIES + 1):
             response = self.send(
                 method, path, query=query, data=data, headers=headers, repeatable=repeatable, patience_s=patience_s
@@ -83,7 +95,8 @@ class Agents:
             if response.status < 400:
                 return document
             refusal = read_problem(action, response.status, document)
-            if refusal.status not in (429, 503) or not refusal.retry_after_s or attempt == BUSY_RETRIES:
+            is_passing = refusal.status in (429, 503) and refusal.retry_after_s and refusal.code not in WAITED_FOR
+            if not is_passing or attempt == BUSY_RETRIES or time.monotonic() >= end_s:
                 raise refusal
             self.waiter.sleep(min(refusal.retry_after_s, 2.0))
         raise AssertionError("the loop ends by return or raise")
@@ -216,12 +229,15 @@ class Agents:
             self._known["last"] = spell(address)
             self._write_memory()
 
-    def learn(self, *, only_if_stale: bool = True) -> None:
-        """Ask for the members and remember their addresses for the next command; silent when that fails."""
-        if not self._memory:
+    def learn(self, *, is_for_now: bool = False) -> None:
+        """Ask for the members unless they are known; silent when that fails.
+
+        Their addresses are for the next command, and with `is_for_now` also for this one, which may outlive its agent.
+        """
+        if not (self._memory or is_for_now):
             return
         age_s = time.time() - float(self._known.get("learnt_utc_s", 0.0))
-        if only_if_stale and 0 <= age_s < MEMBERS_STALE_S:
+        if 0 <= age_s < MEMBERS_STALE_S:
             return
         try:
             items = self.call("cannot list members", "GET", "/v1/members").get("items", [])
@@ -230,10 +246,11 @@ class Agents:
         self.remember(items)
 
     def remember(self, members: Sequence[dict[str, Any]]) -> None:
-        """Keep the addresses of live members."""
+        """Keep the addresses of live members, for this command, should its agents die, and for the next."""
         live = [str(m["address"]) for m in members if m.get("status") in ("alive", "suspect") and m.get("address")]
         if live:
             self._known |= {"members": sorted(live)[:MEMBERS_LIMIT], "learnt_utc_s": time.time()}
+            self.addresses += [each for each in _parsed(self._known["members"]) if each not in self.addresses]
             self._write_memory()
 
     def _write_memory(self) -> None:
@@ -311,15 +328,20 @@ def quote(text: str) -> str:
 
 def _in_order(hosts: Sequence[Address], known: dict[str, Any]) -> list[Address]:
     """The agent that answered last, the configured ones, those learnt; each once."""
-    learnt = []
-    for text in known.get("members", []):
-        try:
-            learnt.append(parse_address(str(text), DEFAULT_PORT))
-        except Failure:
-            continue  # a damaged entry of a cache
-    every = list(dict.fromkeys([*hosts, *learnt]))
+    every = list(dict.fromkeys([*hosts, *_parsed(known.get("members", []))]))
     last = known.get("last")
     return sorted(every, key=lambda address: spell(address) != last)[:MEMBERS_LIMIT]
+
+
+def _parsed(texts: Sequence[object]) -> list[Address]:
+    """Addresses out of a cache or an answer; damaged ones are left out."""
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_address(str(text), DEFAULT_PORT))
+        except Failure:
+            continue
+    return found
 
 
 def _read_memory(memory: str) -> dict[str, Any]:

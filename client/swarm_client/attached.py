@@ -95,7 +95,7 @@ class Attachment:
                 self._writer.write(record)
             elif kind == "state":
                 self._on_state(record)
-            elif kind == "warning":
+            elif kind in ("attempt", "warning"):
                 self._session.tell(str(record.get("text", "")))
             elif kind == "end":
                 return record

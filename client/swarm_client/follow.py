@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from swarm_client.agents import Agents
 from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
-from swarm_client.http import ConnectionBroken, Response, spell
+from swarm_client.http import ConnectionBroken, Response, Waiter, spell
 from swarm_client.job_id import job_path
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 STREAM_PATIENCE_S = 1.0
-STREAM_SILENCE_S = 40.0
+STREAM_SILENCE_S = 20.0  # agents send a heartbeat every 5 s
 
 
 class LostContact(Failure):
@@ -32,6 +32,40 @@ class LostContact(Failure):
         )
 
 
+class Contact:
+    """How long nobody could be asked about a job that is known; gives up after `timeout_s` of it."""
+
+    def __init__(self, waiter: Waiter, timeout_s: float) -> None:
+        self._waiter, self._timeout_s = waiter, timeout_s
+        self._lost_since_s: float | None = None
+        self._attempt = 0
+
+    def found(self) -> None:
+        """Somebody answered."""
+        self._lost_since_s, self._attempt = None, 0
+
+    def lost(self, job: str, cause: str) -> None:
+        """Nobody did: wait a little, or raise `LostContact`."""
+        now_s = time.monotonic()
+        if self._lost_since_s is None:
+            self._lost_since_s = now_s
+        lost_s = now_s - self._lost_since_s
+        if lost_s >= self._timeout_s:
+            raise LostContact(job, cause, lost_s)
+        self._waiter.sleep(RETRY_PAUSES_S[min(self._attempt, len(RETRY_PAUSES_S) - 1)])
+        self._attempt += 1
+
+
+def may_pass(failure: Failure, *, is_known: bool) -> bool:
+    """True for a state of an agent or of the swarm that passes: another agent, or the same one soon, may do better.
+
+    Of a job that was known before, even "no such job" only says that this agent has not heard of it.
+    """
+    if isinstance(failure, Refusal):
+        return failure.status in (429, 502, 503, 504) or (is_known and failure.status == 404)
+    return is_known and failure.exit_code == SWARM_FAILED
+
+
 class JobStream:
     """The records of one job's log stream (docs/http-api.md, "Logs"), across agents.
 
@@ -43,45 +77,31 @@ class JobStream:
         self, agents: Agents, reference: str, query: dict[str, str], *, is_known: bool, contact_timeout_s: float
     ) -> None:
         self._agents, self._reference, self._query = agents, reference, query
-        self._is_known, self._contact_timeout_s = is_known, contact_timeout_s
+        self._is_known = is_known
+        self._contact = Contact(agents.waiter, contact_timeout_s)
         self._cursor = ""
-        self._lost_since_s: float | None = None
-        self._cause = ""
         self._follows = query.get("follow") == "1"
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield records until `end` (when following) or the end of what there is."""
-        attempt = 0
         while True:
             try:
                 for record in self._connected():
-                    attempt, self._lost_since_s = 0, None
+                    self._contact.found()
                     yield record
                     if record["type"] == "end":
                         return
                 if not self._follows:
                     return
-                self._cause = "the agent ended the stream"
+                cause = "the agent ended the stream"
+                self._agents.demote(self._agents.addresses[0])  # it stops, or could not go on either
             except (ConnectionBroken, Unreachable) as error:
-                self._cause = str(error)
+                cause = str(error)
             except Refusal as refusal:
-                if not self._may_pass(refusal):
+                if not may_pass(refusal, is_known=self._is_known):
                     raise
-                self._cause = refusal.problem
-            self._pause(attempt)
-            attempt += 1
-
-    def _may_pass(self, refusal: Refusal) -> bool:
-        return refusal.status in (429, 502, 503, 504) or (self._is_known and refusal.status == 404)
-
-    def _pause(self, attempt: int) -> None:
-        now_s = time.monotonic()
-        if self._lost_since_s is None:
-            self._lost_since_s = now_s
-        lost_s = now_s - self._lost_since_s
-        if lost_s >= self._contact_timeout_s:
-            raise LostContact(self._reference, self._cause, lost_s)
-        self._agents.waiter.sleep(RETRY_PAUSES_S[min(attempt, len(RETRY_PAUSES_S) - 1)])
+                cause = refusal.problem
+            self._contact.lost(self._reference, cause)
 
     def _connected(self) -> Iterator[dict[str, Any]]:
         headers = {"Accept": "text/event-stream"}

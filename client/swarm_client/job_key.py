@@ -94,8 +94,16 @@ KEYS: tuple[JobKey, ...] = (
         "on_isolation",
         "--on-isolation",
         "POLICY",
-        "when a node is cut off: pause or continue",
+        "when a node is cut off: pause its ranks (default), or continue",
         choices=("pause", "continue"),
+    ),
+    JobKey(
+        "max_restarts",
+        "--max-restarts",
+        "N",
+        "times to run it again after a node was lost (default 5)",
+        whole(0, 1_000),
+        kinds=_NUMBER,
     ),
 )
 

@@ -101,6 +101,7 @@ _PLAIN = {
     "time": "time_limit_seconds",
     "grace": "grace_seconds",
     "on_isolation": "on_isolation",
+    "max_restarts": "max_restarts",
 }
 
 

@@ -22,18 +22,21 @@ from typing import Any, Self
 
 import aiohttp
 
-from swarm_client.agents import DEFAULT_PORT
+from swarm_client.agents import DEFAULT_PORT, MEMBERS_LIMIT
 from swarm_client.agents import quote as quote_segment
 from swarm_client.config import read_token_file
+from swarm_client.failure import Failure
 from swarm_client.http import parse_address, spell
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.errors import AgentUnreachable, SwarmError
 
 CONNECT_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
-SILENCE_LIMIT_S = 40.0  # agents send a heartbeat every 15 s on a stream
+SILENCE_LIMIT_S = 20.0  # agents send a heartbeat every 5 s on a stream
 LINE_BYTES_LIMIT = 8 * 2**20
 WAIT_ROUND_S = 30.0
+CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
+CONTACT_PAUSE_S = 0.5
 PAGE = 1_000
 
 
@@ -152,6 +155,7 @@ class SwarmClient:
         self._addresses = [parse_address(text, DEFAULT_PORT) for text in given or [f"127.0.0.1:{DEFAULT_PORT}"]]
         self._token, self._token_file = token, token_file
         self._session: aiohttp.ClientSession | None = None
+        self._has_learnt = False
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S, sock_read=ANSWER_LIMIT_S)
@@ -181,9 +185,10 @@ class SwarmClient:
         Raises `JobRejected` before anything is sent when the specification is wrong in itself.
         """
         checked = command if isinstance(command, JobSpec) else JobSpec.from_json({"command": list(command), **spec})
+        await self._learn()
         ticket = await self._call("POST", "/v1/tickets", body={})
         request = {
-            "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+            "ticket": {key: ticket[key] for key in ("job_id", "holders", "stores") if key in ticket},
             "spec": checked.to_json(),
             "dry_run": False,
         }
@@ -214,24 +219,52 @@ class SwarmClient:
             await self._call("POST", _job_path(job, "/signal"), body={"signal": signal}, repeatable=False)
         )
 
+    async def recover(self, job: str) -> Job:
+        """Go on without holders that are lost for good: the operator's decision, as `swarm recover JOB --force`.
+
+        Never call it while they may come back.  `SwarmRequestError` with code conflict when there is no need.
+        """
+        body = {"force": True}
+        return Job.from_json(await self._call("POST", _job_path(job, "/recover"), body=body, repeatable=False))
+
     async def wait(self, job: str, *, until: str = "done", timeout_s: float | None = None) -> Job:
-        """Return the job once it has ended (`until="done"`) or runs (`"running"`); `TimeoutError` after `timeout_s`."""
+        """Return the job once it has ended (`until="done"`) or runs (`"running"`); `TimeoutError` after `timeout_s`.
+
+        Agents and the job's shepherd may die meanwhile; `AgentUnreachable` or `SwarmRequestError` when nobody could
+        be asked about it for 30 s.
+        """
+        lost_s: float | None = None
+        await self._learn()
         async with asyncio.timeout(timeout_s):
             while True:
                 query = {"for": until, "timeout": str(WAIT_ROUND_S)}
-                answer = await self._call("GET", _job_path(job, "/wait"), query=query, limit_s=WAIT_ROUND_S + 10)
+                try:
+                    answer = await self._call("GET", _job_path(job, "/wait"), query=query, limit_s=WAIT_ROUND_S + 10)
+                except (AgentUnreachable, SwarmRequestError) as error:
+                    now_s = asyncio.get_running_loop().time()
+                    lost_s = now_s if lost_s is None else lost_s
+                    if not _may_pass(error) or now_s - lost_s > CONTACT_LIMIT_S:
+                        raise
+                    await asyncio.sleep(CONTACT_PAUSE_S)
+                    continue
+                lost_s = None
                 found = Job.from_json(answer["job"])
                 if answer["met"] or found.is_ended:
                     return found
                 job = found.id
 
     async def logs(
-        self, job: str, *, follow: bool = False, tail: int | None = None, rank: Iterable[int] = ()
+        self, job: str, *, follow: bool = False, tail: int | None = None, rank: Iterable[int] = (), attempt: int = 0
     ) -> AsyncIterator[LogRecord]:
-        """Output of a job; with `follow` until it has ended, through whichever agent can be reached."""
+        """Output of a job; with `follow` until it has ended, through whichever agent can be reached.
+
+        `attempt` 0: the newest that has any, which is the last one while the job waits for another.
+        """
         query = {"rank": ",".join(map(str, rank))} if rank else {}
         query |= {"tail": str(tail)} if tail is not None else {}
         query |= {"follow": "1"} if follow else {}
+        query |= {"attempt": str(attempt)} if attempt else {}
+        await self._learn()
         async for record in self._stream(_job_path(job, "/logs"), query, ends=follow):
             if record.get("type") == "log":
                 yield _log_record(record)
@@ -262,6 +295,19 @@ class SwarmClient:
             return
         for item in (await self._call("GET", "/v1/events", query=query))["items"]:
             yield _event(item)
+
+    async def _learn(self) -> None:
+        """Once: the members' addresses, to go on with when the agents that were named die.  A courtesy: never fails."""
+        if self._has_learnt:
+            return
+        self._has_learnt = True
+        try:
+            members = (await self._call("GET", "/v1/members"))["items"]
+            live = [each["address"] for each in members if each["status"] in ("alive", "suspect")]
+            found = [parse_address(str(text), DEFAULT_PORT) for text in live[:MEMBERS_LIMIT]]
+        except (SwarmError, Failure, LookupError, TypeError):
+            return
+        self._addresses += [each for each in found if each not in self._addresses]
 
     async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[Mapping[str, Any]]:
         while True:
@@ -347,6 +393,11 @@ class SwarmClient:
     def _prefer(self, address: tuple[str, int]) -> None:
         self._addresses.remove(address)
         self._addresses.insert(0, address)
+
+
+def _may_pass(error: SwarmError) -> bool:
+    """Nobody answers, or nobody acts: both pass.  A refusal does not."""
+    return isinstance(error, AgentUnreachable) or (isinstance(error, SwarmRequestError) and error.status in (429, 503))
 
 
 def _job_path(job: str, tail: str = "") -> str:

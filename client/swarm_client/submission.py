@@ -29,7 +29,7 @@ def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
     agents = session.agents
     ticket = agents.call("cannot submit the job", "POST", "/v1/tickets", body={})
     body = {
-        "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+        "ticket": {key: ticket[key] for key in ("job_id", "holders", "stores") if key in ticket},
         "spec": request.spec,
         "dry_run": is_dry_run,
     }

@@ -1,1 +1,32 @@
-"""What a training script may import: standard library and the script's own torch, nothing else."""
+"""What a training script may import: standard library and the script's own torch, nothing else.
+
+    import swarm_elastic
+
+    torch.save(state, os.path.join(os.environ["SWARM_CHECKPOINT_DIR"], "step-1000.pt"))
+    swarm_elastic.checkpoint("step-1000.pt")
+
+A job that is started again finds the newest checkpoint that was committed at SWARM_RESUME_FROM.  Outside of a swarm
+all of this does nothing, and says so once.
+
+`dropped` counts checkpoints that were given up: superseded by a newer one before their turn came, or not taken while
+the agent was away.  `last_result` is what became of the newest one that was answered, or None.
+"""
+
+from __future__ import annotations
+
+from swarm_elastic._commits import CheckpointRefused, CheckpointResult, checkpoint, flush
+from swarm_elastic._commits import state as _state
+
+__all__ = ["CheckpointRefused", "CheckpointResult", "checkpoint", "dropped", "flush", "last_result"]
+
+dropped: int
+last_result: CheckpointResult | None
+
+
+def __getattr__(name: str) -> object:
+    """`dropped` and `last_result` change while a script runs."""
+    if name == "dropped":
+        return _state().dropped
+    if name == "last_result":
+        return _state().last_result
+    raise AttributeError(f"module 'swarm_elastic' has no attribute {name!r}")

@@ -33,7 +33,10 @@ def test_a_local_swarm_runs_a_job_loses_an_agent_and_leaves_no_trace(local_swarm
     assert [(item["name"], item["state"]) for item in items] == [("node1", "running"), ("node2", "running")]
     assert all(Path(f"/proc/{item['pid']}").exists() for item in items)
     code, out, err = local_swarm("run", "--no-sync", "-g", "2", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE")
-    assert (code, sorted(out.splitlines()), err) == (0, ["0 of 2", "1 of 2"], "")
+    assert (code, sorted(out.splitlines())) == (0, ["0 of 2", "1 of 2"])
+    assert all(line.startswith("swarm: job ") for line in err.splitlines()), (
+        err
+    )  # on a busy machine the start takes words
     code, _, err = local_swarm("run", "--no-sync", "--", "sh", "-c", "exit 3")
     assert code == 3
     assert "exited with 3" in err

@@ -221,7 +221,7 @@ def test_the_stream_goes_on_at_another_agent_where_it_broke_off(swarm, agent, po
         second.stream = rest
         agent.answers["POST /v1/tickets"] = lambda body, query: (
             200,
-            {"job_id": JOB_ID, "handle": HANDLE, "holders": ["gpu1"], "node": "gpu1"},
+            {"job_id": JOB_ID, "handle": HANDLE, "holders": ["gpu1"], "stores": ["2a"], "node": "gpu1"},
         )
 
         def once(cursor):

@@ -53,7 +53,7 @@ def stream(*records):
     return handler
 
 
-TICKET = {"job_id": JOB_ID, "handle": "k3j9x0ab", "holders": ["gpu1"], "node": "gpu1"}
+TICKET = {"job_id": JOB_ID, "handle": "k3j9x0ab", "holders": ["gpu1"], "stores": ["2a"], "node": "gpu1"}
 
 
 async def test_submit_follow_and_wait(serve):
@@ -78,7 +78,7 @@ async def test_submit_follow_and_wait(serve):
         assert [(record.rank, record.text) for record in records] == [(1, "a\n")]
         job = await swarm.wait(job.id)
     assert (job.is_ended, job.end_reason, job.shell_exit_code) == (True, EndReason.COMPLETED, 0)
-    assert seen[0]["ticket"] == {"job_id": JOB_ID, "holders": ["gpu1"]}
+    assert seen[0]["ticket"] == {"job_id": JOB_ID, "holders": ["gpu1"], "stores": ["2a"]}
     assert seen[0]["spec"]["ranks"] == 4
 
 
@@ -131,3 +131,47 @@ async def test_wait_ends_with_its_time(serve):
     async with SwarmClient([address], token=TOKEN) as swarm:
         with pytest.raises(TimeoutError):
             await swarm.wait(JOB_ID, timeout_s=0.1)
+
+
+async def test_a_wait_goes_on_while_nobody_acts_and_at_agents_that_it_has_only_heard_of(serve):
+    answers = [
+        problem(503, "shepherd_unreachable", "no shepherd acts for it at this moment"),
+        {"met": False, "job": job_document()},
+    ]
+
+    async def first(request):
+        document = answers.pop()
+        return web.json_response(document, status=document.get("status", 200))
+
+    second = await serve({("GET", f"/v1/jobs/{JOB_ID}/wait"): answer({"met": True, "job": ended()})})
+    members = {"items": [{"name": "gpu2", "address": second, "status": "alive"}, {"name": "gpu3", "status": "failed"}]}
+    address = await serve({("GET", "/v1/members"): answer(members), ("GET", f"/v1/jobs/{JOB_ID}/wait"): first})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        assert (await swarm.wait(JOB_ID)).is_ended
+    assert answers == []
+
+
+async def test_a_wait_for_an_unknown_job_is_refused_at_once(serve):
+    address = await serve({("GET", "/v1/jobs/x/wait"): answer(problem(404, "unknown_job", "no such job"), 404)})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        with pytest.raises(SwarmRequestError, match="no such job"):
+            await swarm.wait("x")
+
+
+async def test_a_recovery_is_forced_and_its_refusal_typed(serve):
+    seen = []
+
+    async def recover(request):
+        seen.append(await request.json())
+        return web.json_response(job_document(is_forced=True), status=202)
+
+    path = ("POST", f"/v1/jobs/{JOB_ID}/recover")
+    address = await serve({path: recover})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        assert (await swarm.recover(JOB_ID)).document["is_forced"]
+    assert seen == [{"force": True}]
+    address = await serve({path: answer(problem(409, "conflict", "2 of 3 holders answer"), 409)})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        with pytest.raises(SwarmRequestError, match="2 of 3") as caught:
+            await swarm.recover(JOB_ID)
+    assert caught.value.code == "conflict"

@@ -205,6 +205,15 @@ def test_logs_of_one_rank(swarm, agent):
     assert ("GET", f"/v1/jobs/{HANDLE}/logs", {"rank": "3"}) in agent.requests
 
 
+def test_logs_of_an_attempt_that_is_over_say_so(swarm, agent):
+    told = "attempt 1, which is over; the job is queued"
+    agent.stream = lambda _: iter([{"type": "attempt", "attempt": 1, "text": told, "cursor": "1"}, log("x\n", "2")])
+    assert swarm("logs", HANDLE, "--attempt", "1") == (0, "x\n", f"swarm: {told}\n")
+    assert ("GET", f"/v1/jobs/{HANDLE}/logs", {"attempt": "1"}) in agent.requests
+    code, _, err = swarm("logs", HANDLE, "--attempt", "1", "-f")
+    assert (code, "leave out --follow" in err) == (2, True)
+
+
 def test_top_prints_one_frame_without_a_terminal(swarm, agent):
     agent.answers["GET /v1/status"] = {
         "members": {"alive": 1, "suspect": 1},

@@ -17,12 +17,14 @@ COMMANDS: dict[str, str] = {
     "run": "submit a job, stream its output, return its exit code",
     "submit": "queue a job, print its id and return",
     "ps": "list jobs",
-    "status": "everything about one job",
+    "status": "everything about one job; without one, the swarm in a few numbers",
     "why": "why a job is pending, or why it has what it has",
     "logs": "output of a job",
     "attach": "stream a job's output again, as `run` does",
     "cancel": "stop jobs",
+    "recover": "go on without lost holders of a job, by force",
     "wait": "wait until jobs have ended, or run",
+    "checkpoint": "inside a task: commit a finished checkpoint",
     "nodes": "nodes, their GPUs, and who holds them",
     "top": "live view of nodes and jobs",
     "events": "what happened in the swarm",
@@ -30,10 +32,11 @@ COMMANDS: dict[str, str] = {
     "config": "show or change settings",
     "doctor": "look for what is wrong and say how to mend it",
     "local": "a swarm of several agents on this machine, to try things",
+    "simulate": "a swarm in virtual time, with faults drawn from seeds",
     "version": "version of the client, and of the agents",
     "completion": "completion script for bash, zsh or fish",
 }
-ALIASES = {"queue": "ps", "describe": "status"}
+ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "cancel"}
 LATER = ("exec", "shell", "scale", "migrate", "hold", "release", "requeue", "node", "history")
 BROKEN_PIPE = 141
 
@@ -132,8 +135,12 @@ def overview() -> str:
     """What `swarm --help` prints."""
     lines = ["Usage: swarm COMMAND [OPTIONS]", "", "Runs jobs on a swarm of GPU servers.", "", "Commands:"]
     lines += [f"  {name:12}{summary}" for name, summary in COMMANDS.items()]
-    lines += ["", "`swarm COMMAND --help` explains one.  Aliases: queue (ps), describe (status).", ""]
+    lines += ["", f"`swarm COMMAND --help` explains one.  Aliases: {_aliases()}.", ""]
     return "\n".join(lines)
+
+
+def _aliases() -> str:
+    return ", ".join(f"{alias} ({name})" for alias, name in ALIASES.items())
 
 
 def _report(failure: Failure, words: Sequence[str], cause: BaseException | None = None) -> int:

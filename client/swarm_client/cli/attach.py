@@ -27,6 +27,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     """Exit code: the job's own; 124 at --timeout; 125 when the swarm failed."""
     reference = one_positional(arguments, "job")
     query = {} if arguments["tail"] is None else {"tail": str(arguments["tail"])}
+    session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
     try:
         return Attachment(
             session,

@@ -24,6 +24,7 @@ COMMAND = Command(
         Option("-y --yes", "do not ask"),
     ),
     positionals="JOB...",
+    aliases=("stop",),
 )
 
 

@@ -21,8 +21,13 @@ COMMAND = Command(
         "fish: swarm completion fish | source"
     ),
 )
-TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "wait", "describe")
-WORDS = {"local": "up down status stop start", "config": "view set unset", "completion": "bash zsh fish"}
+TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "recover", "wait", "describe", "inspect", "stop")
+WORDS = {
+    "local": "up down status stop start",
+    "simulate": "faults",
+    "config": "view set unset",
+    "completion": "bash zsh fish",
+}
 
 
 def execute(session: Session, arguments: Arguments) -> int:

@@ -28,6 +28,7 @@ COMMAND = Command(
         Option("--tail", "only the last N lines of each rank", "N", read=whole(0, 10**9)),
         Option("--since", "only newer output: 10m, or an RFC 3339 time", "TIME", read=_since),
         Option("--rank", "only these ranks, comma separated", "RANKS"),
+        Option("--attempt", "output of this attempt; default: the newest that has any", "N", read=whole(1, 2**32 - 1)),
         Option("--stream", "only stdout or stderr", "NAME", choices=("stdout", "stderr")),
         Option("--timestamps", "begin each line with its time"),
         Option("--label", "begin each line with its rank"),
@@ -39,7 +40,10 @@ COMMAND = Command(
 def execute(session: Session, arguments: Arguments) -> int:
     """Ends with the job when following; Ctrl-C ends only the viewer."""
     reference, rank = split_rank(one_positional(arguments, "job"))
-    query = {key: str(arguments[key]) for key in ("tail", "since", "stream") if arguments[key] is not None}
+    if arguments["follow"] and arguments["attempt"] is not None:
+        raise UsageError("--attempt and --follow exclude one another", "leave out --follow to read one attempt")
+    keys = ("tail", "since", "stream", "attempt")
+    query = {key: str(arguments[key]) for key in keys if arguments[key] is not None}
     ranks = arguments["rank"] or rank
     if ranks:
         if not all(part.isdigit() for part in ranks.split(",")):
@@ -47,6 +51,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         query["rank"] = ranks
     if arguments["follow"]:
         query["follow"] = "1"
+        session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
     query = for_user(query, reference, caller(session.config.environment))
     writer = OutputWriter(label=bool(arguments["label"]), timestamps=bool(arguments["timestamps"]))
     session.waiter.before_wait = writer.flush
@@ -62,7 +67,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         if record["type"] in ("log", "gap"):
             writer.write(record)
             has_output = True
-        elif record["type"] == "warning":
+        elif record["type"] in ("attempt", "warning"):
             session.tell(str(record.get("text", "")))
         elif record["type"] == "state" and not has_output and record.get("state") != "running":
             session.tell(f"job {(record.get('job') or {}).get('handle', reference)} {describe_state(record)}")

@@ -68,8 +68,10 @@ def _models(node: Mapping[str, Any]) -> str:
 
 
 def note(node: Mapping[str, Any]) -> str:
-    """What keeps a node or its GPUs from being used, and whose processes they are."""
-    parts = ["draining"] if node.get("is_draining") else []
+    """What keeps a node, its GPUs or its ranks from working, and whose processes they are."""
+    parts = ["witness"] if node.get("is_witness") else []
+    parts += ["draining"] if node.get("is_draining") else []
+    parts += [f"job {task['job_id'][HANDLE]} paused" for task in node.get("tasks") or [] if task.get("is_paused")]
     ill = [gpu for gpu in node.get("gpus") or [] if gpu.get("health") not in ("ok", None)]
     parts += [f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else "") for gpu in ill]
     return "; ".join(parts) or "-"

@@ -35,6 +35,7 @@ COMMAND = Command(
         Option("--state", "only these states, comma separated", "STATES", read=_states),
         Option("-n --name", "of this name only", "NAME"),
         Option("--limit", "at most this many (default 100)", "N", read=whole(1, 1_000)),
+        Option("-l --long", "more columns, as -o wide: holders and how many of their deaths the job survives"),
         Option("-w --watch", "show again every second until Ctrl-C"),
     ),
     aliases=("queue",),
@@ -75,6 +76,13 @@ def _reason(job: Mapping[str, Any]) -> str:
     return text or (f"exit code {code}" if code else "-")
 
 
+def survives(job: Mapping[str, Any]) -> str:
+    """How many deaths of its holders the job survives; `lost` when too many are gone already."""
+    deaths = job.get("survives_deaths")
+    text = "-" if deaths is None else str(deaths) if job.get("has_majority") is not False else "lost"
+    return f"{text} (forced)" if job.get("is_forced") else text
+
+
 def _text(key: str, missing: str = "-") -> Any:
     return lambda job: str(job[key]) if job.get(key) not in (None, "") else missing
 
@@ -92,6 +100,9 @@ COLUMNS = (
     Column("QUEUE", _text("queue"), is_wide=True),
     Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
     Column("SHEPHERD", _text("shepherd"), is_wide=True),
+    Column("HOLDERS", lambda job: ",".join(job.get("holders") or []) or "-", is_wide=True),
+    Column("SURVIVES", survives, is_wide=True, is_right=True),
+    Column("RESTARTS", lambda job: str(job.get("restarts") or 0), is_wide=True, is_right=True),
     Column("SUBMITTED", _text("submitted_at"), is_wide=True),
     Column("REASON", _reason),
 )

@@ -39,6 +39,7 @@ def execute(session: Session, arguments: Arguments) -> int:
             return print_dry_run(session, job)
         if arguments["detach"]:
             return print_submitted(session, job)
+        session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
         code = Attachment(
             session,
             job["id"],
@@ -50,5 +51,4 @@ def execute(session: Session, arguments: Arguments) -> int:
         ).follow()
     except Failure as failure:
         raise as_swarm_failure(failure) from failure.__cause__
-    session.agents.learn()
     return code or OK

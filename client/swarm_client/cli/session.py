@@ -29,6 +29,8 @@ class Session:
         if output is not None and output not in OUTPUTS and not output.startswith("custom-columns="):
             choices = (*OUTPUTS, "custom-columns=")
             raise UsageError(f"-o {output!r} is not known{nearest(output, choices)}", f"one of {', '.join(choices)}")
+        if output is None and self._arguments["long"]:
+            output = "wide"
         options = {"context": self._arguments["context"], "output": output}
         if self._arguments["no_color"]:
             options["color"] = COLORS[2]

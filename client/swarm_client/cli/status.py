@@ -1,10 +1,10 @@
-"""`swarm status`: everything about one job."""
+"""`swarm status`: everything about one job, or the swarm in a few numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from swarm_client.cli.ps import shown_gpus, shown_state
+from swarm_client.cli.ps import shown_gpus, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure
 from swarm_client.job_id import for_user, job_path
@@ -17,24 +17,82 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
-COMMAND = Command("status", "status", "Everything about one job.", positionals="JOB", aliases=("describe",))
+COMMAND = Command(
+    "status",
+    "status",
+    "Everything about one job; without one, the swarm in a few numbers.",
+    positionals="[JOB]",
+    aliases=("describe", "inspect"),
+)
 EVENTS_SHOWN = 10
 
 
 def execute(session: Session, arguments: Arguments) -> int:
     """Print facts in lines for people, the whole document with -o json."""
+    if not arguments.positionals:
+        return _show_swarm(session)
     reference = one_positional(arguments, "job")
     query = for_user({}, reference, caller(session.config.environment))
     job = session.agents.call(f"cannot show {reference}", "GET", job_path(reference), query=query)
-    printer = session.printer
-    if not printer.is_for_people:
-        printer.document(job)
+    if not session.printer.is_for_people:
+        session.printer.document(job)
         return OK
-    for name, text in facts(job):
-        shown = printer.paint(text, state_style(text)) if name == "State" else text
-        printer.line(f"{printer.paint(f'{name}:', 'bold'):{22 if printer.has_color else 14}} {shown}")
+    _print_facts(session, facts(job))
     _print_events(session, job)
     return OK
+
+
+def _show_swarm(session: Session) -> int:
+    status = session.agents.call("cannot read the state of the swarm", "GET", "/v1/status")
+    if not session.printer.is_for_people:
+        session.printer.document(status)
+        return OK
+    _print_facts(session, swarm_facts(status))
+    return OK
+
+
+def _print_facts(session: Session, lines: Iterator[tuple[str, str]]) -> None:
+    printer = session.printer
+    for name, text in lines:
+        shown = printer.paint(text, state_style(text)) if name == "State" else text
+        printer.line(f"{printer.paint(f'{name}:', 'bold'):{22 if printer.has_color else 14}} {shown}")
+
+
+def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, text) about members, GPUs, jobs, and how many deaths of holders the jobs survive."""
+    members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
+    yield "Members", ", ".join(f"{count} {name}" for name, count in members.items() if count or name == "alive")
+    yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased, {gpus['total']} in all"
+    yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items())
+    yield "Policy", str(status["policy"]["name"])
+    survival = status.get("survival") or {}
+    for deaths, count in (survival.get("jobs") or {}).items():
+        if count:
+            yield "Survival", f"{_jobs(count)} {'survive' if count > 1 else 'survives'} {_deaths(int(deaths))}"
+    if survival.get("without_majority"):
+        lost = survival["without_majority"]
+        yield "Survival", f"{_jobs(lost)} lost most holders: nothing is decided until they return (`swarm recover`)"
+    if survival.get("unknown"):
+        yield "Survival", f"of {_jobs(survival['unknown'])} it is not known: no holder answers"
+    if survival.get("weakest"):
+        yield "Weakest", ", ".join(_weak(job) for job in survival["weakest"])
+    if status.get("silent_nodes"):
+        yield "Silent", ", ".join(status["silent_nodes"])
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'s' * (count != 1)}"
+
+
+def _deaths(count: int) -> str:
+    return {0: "no death of a holder", 1: "the death of any one holder"}.get(
+        count, f"the deaths of any {count} holders"
+    )
+
+
+def _weak(job: Mapping[str, Any]) -> str:
+    name = f" {plain(str(job['name']))}" if job.get("name") else ""
+    return f"{job['handle']}{name} ({survives(job)})"
 
 
 def _when(text: object) -> str:
@@ -60,13 +118,50 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
     yield from _command(spec)
     yield from _times(job, spec)
-    yield (
-        "Attempt",
-        str(job.get("attempt") or 0) + (f", {job['relaunches']} relaunched" if job.get("relaunches") else ""),
-    )
+    yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
+    if job.get("checkpoint"):
+        yield "Checkpoint", _checkpoint(job["checkpoint"])
+    if job.get("leftovers"):
+        nodes = ", ".join(f"{each['node']} (attempt {each['attempt']})" for each in job["leftovers"])
+        yield "Left over", f"ranks that may still run on {nodes}; nothing starts before they are surely over"
     yield "Shepherd", f"{job.get('shepherd')} (kept by {', '.join(job.get('holders') or []) or '-'})"
+    if job.get("state") != "ended":
+        yield from _survival(job)
     if job.get("source") == "card":
         yield "Note", f"from gossip, {show_duration(job.get('staleness_seconds'))} old: its shepherd does not answer"
+
+
+def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
+    """What the next attempt resumes from, and where it is."""
+    where = f"copies on {', '.join(checkpoint['copies'])}" if checkpoint.get("copies") else "in a shared folder"
+    size, when = show_bytes(checkpoint.get("size_bytes")), _when(checkpoint.get("committed_at"))
+    return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
+
+
+def _repeats(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
+    """How often it was run again, and why."""
+    if job.get("relaunches"):
+        yield f"{job['relaunches']} relaunched"
+    if job.get("restarts"):
+        limit = spec.get("max_restarts")
+        yield f"restarted {job['restarts']}{f' of {limit}' if limit is not None else ''} times after losing a node"
+    if job.get("preemptions"):
+        yield f"preempted {job['preemptions']} times"
+
+
+def _survival(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What may happen to its holders before nothing can be decided about it."""
+    if job.get("has_majority") is False:
+        yield (
+            "Survives",
+            "most of its holders are gone; nothing is decided until they return (`swarm recover` explains)",
+        )
+    elif job.get("survives_deaths") is not None:
+        yield "Survives", _deaths(job["survives_deaths"])
+    if job.get("leaving_holders"):
+        yield "Holders", f"changing; until it is done a majority of {', '.join(job['leaving_holders'])} counts as well"
+    if job.get("is_forced"):
+        yield "Forced", "an operator declared lost holders dead (`swarm recover`)"
 
 
 def _command(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -111,8 +206,12 @@ def needs(spec: Mapping[str, Any]) -> str:
 
 
 def _share(share: Mapping[str, Any]) -> str:
-    first, count = share.get("first_rank", 0), share.get("ranks", 1)
-    return f"{share['node']} (rank {first})" if count == 1 else f"{share['node']} (ranks {first}-{first + count - 1})"
+    first, count = share.get("first_rank"), share.get("ranks")
+    paused = ", paused" if share.get("is_paused") else ""
+    if first is None or count is None:
+        return str(share["node"])
+    ranks = f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+    return f"{share['node']} ({ranks}{paused})"
 
 
 def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import time
 
 from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
-from swarm_client.follow import describe_end
+from swarm_client.follow import Contact, describe_end, may_pass
 from swarm_client.job_id import for_user, job_path
 from swarm_client.job_request import caller
 from swarm_client.options import Arguments, Command, Option
@@ -32,6 +32,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     limit_s = arguments["timeout"]
     end_s = time.monotonic() + limit_s if limit_s is not None else float("inf")
     code = OK
+    session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
     try:
         for reference in arguments.positionals:
             found = _wait(session, reference, arguments.get("for", "done"), end_s)
@@ -47,12 +48,25 @@ def execute(session: Session, arguments: Arguments) -> int:
 def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
     path = job_path(reference, "/wait")
     query = for_user({"for": goal}, reference, caller(session.config.environment))
+    contact = Contact(session.waiter, float(session.config.values["contact_timeout"]))
+    is_known = False
     while True:
         left_s = max(0.0, min(ROUND_S, end_s - time.monotonic()))
         query["timeout"] = f"{left_s:.3f}"
-        answer = session.agents.call(f"cannot wait for {reference}", "GET", path, query=query, patience_s=left_s + 5.0)
+        action = f"cannot wait for {reference}"
+        try:
+            answer = session.agents.call(action, "GET", path, query=query, patience_s=left_s + 5.0)
+        except Failure as failure:
+            if not may_pass(failure, is_known=is_known):
+                raise
+            if time.monotonic() >= end_s:
+                return TIMED_OUT
+            contact.lost(reference, failure.problem)
+            continue
         job = answer["job"]
         path = job_path(str(job["id"]), "/wait")
+        is_known = True
+        contact.found()
         if job["state"] == "ended":
             if job["end_reason"] != "completed" or job["shell_exit_code"]:
                 session.tell(describe_end(str(job["handle"]), {**job, "job": job}))

@@ -1,0 +1,186 @@
+"""`swarm simulate`: the simulator, which lives through faults that no test could wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from swarm_client.cli.session import Session, one_positional
+from swarm_client.failure import FAILED, OK, UsageError
+from swarm_client.options import Arguments, Command, Option, nearest
+from swarm_client.output import Column
+from swarm_client.quantity import whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from swarm_client.simulate import Report
+    from swarmsched.simulator.seeds import SeedOptions
+    from swarmsched.simulator.story import StoryPlan
+
+KINDS = ("faults",)
+SEEDS_DEFAULT = 200
+SEEDS_LIMIT = 10_000_000
+NODES_LIMIT = 1_000
+JOBS_LIMIT = 1_024
+RECENT_SHOWN = 20
+LINE_WIDTH = 240
+
+COMMAND = Command(
+    "simulate",
+    "simulate",
+    "Simulate a swarm: real nodes in virtual time, with faults drawn from seeds.",
+    (
+        Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),
+        Option("--seed", "this seed only; with --seeds: the first one", "S", read=whole(0, 2**63)),
+        Option("--nodes", "nodes of every swarm (default: drawn from 1, 2, 3, 5, 30, 200)", "N"),
+        Option("--fault-classes", "only these, in every run (default: drawn; `all` for every one)", "A,B,..."),
+        Option("--break", "break that rule on purpose, to see whether it is noticed", "RULE"),
+        Option("--list-breaks", "the rules that can be broken, and the classes of faults"),
+        Option("--stop-at-first", "end with the first seed that finds something"),
+        Option("--no-shrink", "show all faults of a failing seed, not only those that it needs"),
+        Option("--plan", "live through the plan of this file (a violation as -o json prints it)", "FILE"),
+        Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
+    ),
+    positionals="faults",
+    details=(
+        "Prints what was found and exits with 1 if any invariant was violated.  A violation names its seed, the\n"
+        "faults that it needs, and the last events of the jobs concerned; `--seed S` lives through it again."
+    ),
+)
+BREAK_COLUMNS = (
+    Column("KIND", lambda item: str(item["kind"])),
+    Column("NAME", lambda item: str(item["name"])),
+    Column("SUMMARY", lambda item: str(item["summary"])),
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Run the seeds and report."""
+    if arguments["list_breaks"]:
+        return _list(session)
+    kind = one_positional(arguments, "kind of simulation")
+    if kind not in KINDS:
+        raise UsageError(f"simulate {kind!r} is not known{nearest(kind, KINDS)}", f"one of {', '.join(KINDS)}")
+    options = _options(arguments)
+
+    from swarm_client import simulate
+
+    commit = simulate.commit_name()  # of what is imported now; the tree may change while this runs
+    if arguments["plan"]:
+        found = simulate.report([simulate.replay(_plan(arguments["plan"]), options)])
+    else:
+        jobs = arguments.get("jobs", os.cpu_count() or 1)
+        found = simulate.report(
+            simulate.run_seeds(_seeds(arguments), options, jobs, stops_at_first=bool(arguments["stop_at_first"]))
+        )
+    _print(session, found, commit, arguments.get("break", ""))
+    return FAILED if found.tally.violations else OK
+
+
+def _seeds(arguments: Arguments) -> range:
+    first = arguments.get("seed", 0)
+    count = arguments.get("seeds", SEEDS_DEFAULT if arguments["seed"] is None else 1)
+    return range(first, first + count)
+
+
+def _options(arguments: Arguments) -> SeedOptions:
+    from swarmsched.errors import ConfigError
+    from swarmsched.simulator.breaks import find_break
+    from swarmsched.simulator.fault import FAULT_CLASSES
+    from swarmsched.simulator.seeds import SeedOptions
+    from swarmsched.simulator.story import StoryOptions
+
+    broken = arguments.get("break", "")
+    try:
+        find_break(broken)
+    except ConfigError as error:
+        raise UsageError(f"--break: {error.problem}", f"{error.remedy}; --list-breaks explains them") from error
+    classes = _classes(arguments["fault_classes"], list(FAULT_CLASSES))
+    nodes = None if arguments["nodes"] is None else _nodes(arguments["nodes"])
+    return SeedOptions(StoryOptions(nodes, classes, broken), shrinks=not arguments["no_shrink"])
+
+
+def _nodes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= NODES_LIMIT:
+        raise UsageError(f"--nodes {text!r} is no size of a swarm", f"--nodes takes 1 to {NODES_LIMIT}")
+    return int(text)
+
+
+def _classes(text: str | None, known: list[str]) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            problem = f"--fault-classes: {name!r} is no class of faults{nearest(name, known)}"
+            raise UsageError(problem, f"one or more of {', '.join(known)}, or all")
+    return tuple(names)
+
+
+def _plan(path: str) -> StoryPlan:
+    from swarmsched.errors import ConfigError
+    from swarmsched.simulator.story import StoryPlan
+
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return StoryPlan.from_json(json.load(file))
+    except ConfigError as error:
+        raise UsageError(f"--plan {path!r}: {error.key} {error.problem}", error.remedy) from error
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"--plan {path!r} cannot be read: {type(error).__name__}: {error}"
+        raise UsageError(problem, "give one of the `violations` that -o json prints") from error
+
+
+# --- printing
+
+
+def _list(session: Session) -> int:
+    from swarmsched.simulator.breaks import BREAKS
+    from swarmsched.simulator.fault import FAULT_CLASSES
+
+    items = [{"kind": "break", "name": name, "summary": each.summary} for name, each in BREAKS.items()]
+    items += [{"kind": "fault", "name": name, "summary": summary} for name, summary in FAULT_CLASSES.items()]
+    session.printer.items(items, BREAK_COLUMNS)
+    return OK
+
+
+def _print(session: Session, found: Report, commit: str, broken: str) -> None:
+    tally = found.tally
+    if not session.printer.is_for_people:
+        session.printer.document(
+            {
+                "seeds": tally.seeds,
+                "events": tally.events,
+                "events_per_s": round(found.events_per_s),
+                "violations": [{**each, "commit": commit} for each in tally.violations],
+                "sometimes": tally.sometimes,
+                "commit": commit,
+                "break": broken,
+            }
+        )
+        return
+    for violation in tally.violations:
+        _print_violation(session, violation, commit)
+    line = session.printer.line
+    for name, count in tally.sometimes.items():
+        line(f"{count:>10}  {name}")
+    speed = f"{found.events_per_s:.0f} events per second and core"
+    line(f"seeds: {tally.seeds}, events: {tally.events} ({speed}), violations: {len(tally.violations)}")
+
+
+def _print_violation(session: Session, violation: Mapping[str, Any], commit: str) -> None:
+    line = session.printer.line
+    title = f"seed {violation['seed']}, commit {commit or 'unknown'}: invariant {violation['invariant']} is violated"
+    line(session.printer.paint(f"{title} at {violation['time_s']:.3f} s", "red"))
+    line(f"  {violation['message']}")
+    size = f"{violation['nodes']} nodes with {violation['gpus_per_node']} GPUs each"
+    line(f"  {size}, healed at {violation['heal_s']:.3f} s")
+    for item in [*violation["faults"], *violation["work"]]:
+        line(f"  {json.dumps(item)}")
+    line("  last events:")
+    for text in violation["recent"][-RECENT_SHOWN:]:
+        line(f"    {text[:LINE_WIDTH]}")
+    line()

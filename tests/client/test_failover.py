@@ -1,0 +1,375 @@
+"""Commands that go on while agents and shepherds die, and what an operator can do when too many have."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
+from swarm_client.follow import Contact, LostContact, may_pass
+from swarm_client.http import Waiter
+from swarm_client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, job_document, log, problem, state
+
+WAIT = f"GET /v1/jobs/{HANDLE}/wait"
+WAIT_BY_ID = f"GET /v1/jobs/{JOB_ID}/wait"
+NOBODY_ACTS = (
+    503,
+    problem(503, "shepherd_unreachable", "no shepherd acts for it at this moment", retry_after_seconds=1),
+)
+
+
+def members(*agents):
+    items = [{"name": each.name, "address": each.address, "status": "alive", "version": "0.1.0"} for each in agents]
+    return {"api_version": "v1", "items": items, "next_cursor": None}
+
+
+def test_an_attached_run_goes_on_at_an_agent_that_it_has_only_heard_of(swarm, agent):
+    """One host is configured; its agent stops between two lines, and none is lost or doubled."""
+    with FakeAgent("gpu2") as second:
+        agent.answers["GET /v1/members"] = members(agent, second)
+        cursors = []
+
+        def dies(_):
+            agent.answers["GET /v1/members"] = (503, problem(503, "not_ready", "it stops"))
+            agent.stream = lambda _: iter(())
+            return iter([state("running", "c0"), log("one\n", "c1"), log("two\n", "c2")])
+
+        def rest(cursor):
+            cursors.append(cursor)
+            return iter([log("three\n", "c3"), end("c4", 5, "failed")])
+
+        agent.stream, second.stream = dies, rest
+        code, out, _ = swarm("run", "--no-sync", "--", "x")
+        assert (code, out) == (5, "one\ntwo\nthree\n")
+        assert cursors == ["c2"]
+
+
+def test_a_run_that_says_while_it_is_restarted(swarm, agent):
+    def stream(_):
+        yield state("running", "1")
+        threading.Event().wait(1.1)  # then the start is explained
+        yield state("queued", "2", nodes=[], reason="restarting (1 of 5): gpu2 was lost", restarts=1)
+        yield state("running", "3", attempt=2)
+        yield end("4")
+
+    agent.stream = stream
+    code, _, err = swarm("run", "--no-sync", "--", "x")
+    assert code == 0
+    assert f"job {HANDLE} queued: restarting (1 of 5): gpu2 was lost" in err
+
+
+def test_a_run_goes_on_when_an_agent_gave_up_looking_for_a_shepherd(swarm, agent):
+    """The stream ends with a warning and without an end; the next one goes on behind it."""
+    cursors = []
+
+    def stream(cursor):
+        cursors.append(cursor)
+        if not cursor:
+            return iter([state("running", "1"), {"type": "warning", "text": "nobody acts", "cursor": "2"}])
+        return iter([end("3", 0)])
+
+    agent.stream = stream
+    assert swarm("run", "--no-sync", "--", "x") == (0, "", "swarm: nobody acts\n")
+    assert cursors == ["", "2"]
+
+
+def test_a_wait_goes_on_at_another_agent_when_its_own_dies(swarm, agent, point_at):
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second)
+        agent.answers[WAIT] = {"met": False, "job": job_document()}
+
+        def gone(body, query):
+            return NOBODY_ACTS
+
+        agent.answers[WAIT_BY_ID] = gone
+        second.answers[WAIT_BY_ID] = {"met": True, "job": ended(7, "failed")}
+        assert swarm("wait", HANDLE) == (7, "", f"swarm: job {HANDLE} failed (exit code 7)\n")
+
+
+def test_a_wait_survives_the_time_in_which_nobody_acts_or_knows(swarm, agent, monkeypatch):
+    answers = [
+        {"met": True, "job": ended()},
+        (404, problem(404, "unknown_job", "no such job")),
+        NOBODY_ACTS,
+    ]
+    agent.answers[WAIT] = {"met": False, "job": job_document()}
+    agent.answers[WAIT_BY_ID] = lambda body, query: answers.pop()
+    assert swarm("wait", HANDLE) == (0, "", "")
+    assert answers == []
+
+
+def test_a_wait_gives_up_when_nobody_answers_for_too_long(swarm, agent, monkeypatch):
+    monkeypatch.setenv("SWARM_CONTACT_TIMEOUT", "0.2s")
+    agent.answers[WAIT] = {"met": False, "job": job_document()}
+    agent.answers[WAIT_BY_ID] = NOBODY_ACTS
+    code, out, err = swarm("wait", HANDLE)
+    assert (code, out) == (125, "")
+    assert "lost contact with job" in err
+    assert "its outcome is unknown" in err
+
+
+def test_a_wait_for_an_unknown_job_fails_at_once(swarm, agent):
+    code, _, err = swarm("wait", "nosuch")
+    assert code == 125
+    assert "no such job" in err
+
+
+def test_a_wait_without_any_agent_fails_at_once(swarm, point_at):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        point_at(f"127.0.0.1:{sock.getsockname()[1]}")
+        code, _, err = swarm("wait", HANDLE)
+    assert code == 125
+    assert "no agent answered" in err
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_known", "passes"),
+    [
+        (Refusal("x", "", SWARM_FAILED, status=503, code="not_ready"), False, True),
+        (Refusal("x", "", NOT_FOUND, status=404, code="unknown_job"), False, False),
+        (Refusal("x", "", NOT_FOUND, status=404, code="unknown_job"), True, True),
+        (Refusal("x", "", 4, status=401, code="unauthorised"), True, False),
+        (Unreachable(["a:1"], "refused"), False, False),
+        (Unreachable(["a:1"], "refused"), True, True),
+    ],
+)
+def test_what_passes_by_itself(failure, is_known, passes):
+    assert may_pass(failure, is_known=is_known) == passes
+
+
+def test_contact_is_lost_only_after_its_time_without_any_answer():
+    contact = Contact(Waiter(), 0.12)
+    contact.lost("x", "refused")
+    contact.found()
+    contact.lost("x", "refused")
+
+    def lose():
+        for _ in range(100):
+            contact.lost("x", "refused")
+
+    with pytest.raises(LostContact, match="refused"):
+        lose()
+
+
+# --- cancel
+
+
+def test_a_cancel_is_not_repeated_after_the_agent_has_waited_for_a_shepherd(swarm, agent):
+    agent.answers[f"POST /v1/jobs/{HANDLE}/cancel"] = NOBODY_ACTS
+    code, _, err = swarm("cancel", HANDLE)
+    assert code == 125
+    assert "no shepherd acts for it at this moment" in err
+    assert len(agent.wait_for("POST", f"/v1/jobs/{HANDLE}/cancel")) == 1
+
+
+def test_a_cancel_goes_to_the_next_agent_when_the_first_is_not_ready(swarm, agent, point_at):
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second)
+        agent.answers[f"POST /v1/jobs/{HANDLE}/cancel"] = (503, problem(503, "not_ready", "it starts"))
+        assert swarm("stop", HANDLE)[:2] == (0, f"{HANDLE}\n")
+        assert second.wait_for("POST", f"/v1/jobs/{HANDLE}/cancel")
+
+
+# --- recover
+
+
+LOST = {"has_majority": False, "survives_deaths": 0, "holders": ["gpu1", "gpu2", "gpu3"]}
+
+
+def member(name, status):
+    return {"name": name, "address": "10.0.0.1:7433", "status": status, "version": "0.1.0"}
+
+
+def test_recover_without_force_explains_and_changes_nothing(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(**LOST)
+    items = [member("gpu1", "alive"), member("gpu2", "failed"), member("gpu3", "failed")]
+    agent.answers["GET /v1/members"] = {"items": items}
+    code, out, err = swarm("recover", HANDLE)
+    assert (code, out) == (2, "")
+    assert f"job {HANDLE} is kept by gpu1 (alive), gpu2 (failed), gpu3 (failed)" in err
+    assert "as if gpu2, gpu3 had never held it" in err
+    assert f"swarm recover {HANDLE} --force" in err
+    assert not [each for each in agent.requests if each[0] == "POST"]
+
+
+def test_recover_without_need_says_that_it_would_be_refused(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document()
+    code, _, err = swarm("recover", HANDLE)
+    assert code == 2
+    assert "--force would be refused" in err
+
+
+def test_recover_of_a_job_that_waits_for_leftovers_says_what_is_vouched_for(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(leftovers=[{"node": "gpu9", "attempt": 1}])
+    code, _, err = swarm("recover", HANDLE)
+    assert code == 2
+    assert "its ranks on gpu9 may still run" in err
+    assert "would be refused" not in err
+    assert f"swarm recover {HANDLE} --force" in err
+
+
+def test_recover_of_an_ended_job_is_a_conflict(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended()
+    code, _, err = swarm("recover", HANDLE)
+    assert code == 5
+    assert "nothing to recover" in err
+
+
+def test_recover_by_force_sends_it_once_and_prints_the_job(swarm, agent):
+    path = f"/v1/jobs/{HANDLE}/recover"
+    agent.answers[f"POST {path}"] = (202, job_document(is_forced=True, holders=["gpu1"]))
+    code, out, err = swarm("recover", HANDLE, "--force")
+    assert (code, out) == (0, f"{HANDLE}\n")
+    assert "kept by gpu1" in err
+    assert agent.wait_for("POST", path) == [{"force": True}]
+    assert json.loads(swarm("recover", HANDLE, "--force", "-o", "json")[1])["is_forced"]
+
+
+def test_a_refused_recovery_is_a_conflict_with_its_reason(swarm, agent):
+    refusal = problem(409, "conflict", "2 of 3 holders answer: gpu1, gpu2")
+    agent.answers[f"POST /v1/jobs/{HANDLE}/recover"] = (409, refusal)
+    code, out, err = swarm("recover", HANDLE, "--force")
+    assert (code, out) == (5, "")
+    assert "2 of 3 holders answer: gpu1, gpu2" in err
+
+
+@pytest.mark.parametrize("words", [["recover"], ["recover", "a", "b"], ["recover", "a", "--froce"]])
+def test_a_malformed_recovery_sends_nothing(swarm, agent, words):
+    assert swarm(*words)[0] == 2
+    assert agent.requests == []
+
+
+# --- What is shown
+
+
+def test_ps_shows_holders_and_how_many_of_their_deaths_a_job_survives(swarm, agent):
+    forced = job_document(handle="aaaaaaaa", holders=["gpu1"], survives_deaths=0, is_forced=True, restarts=2)
+    lost = job_document(handle="bbbbbbbb", **LOST)
+    card = job_document(handle="cccccccc", holders=None, survives_deaths=None, has_majority=None, restarts=None)
+    agent.answers["GET /v1/jobs"] = {"items": [forced, lost, card], "total": 3, "silent_nodes": []}
+    wide = swarm("ps", "-o", "wide")[1]
+    assert swarm("ps", "-l")[1] == wide
+    heading, *rows = wide.splitlines()
+    assert "HOLDERS" in heading
+    at = heading.index("HOLDERS")
+    assert [row[at : heading.index("SUBMITTED")].split() for row in rows] == [
+        ["gpu1", "0", "(forced)", "2"],
+        ["gpu1,gpu2,gpu3", "lost", "0"],
+        ["-", "-", "0"],
+    ]
+
+
+def test_status_of_a_job_says_what_it_survives(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document()
+    for word in ("status", "inspect", "describe"):
+        out = swarm(word, HANDLE)[1]
+        assert "Shepherd:      gpu1 (kept by gpu1, gpu2, gpu3)\n" in out
+        assert "Survives:      the death of any one holder\n" in out
+        assert "Forced" not in out
+
+
+def test_status_of_a_job_in_trouble_says_all_of_it(swarm, agent):
+    spec = {"command": ["true"], "ranks": 2, "max_restarts": 5}
+    nodes = [
+        {"node": "gpu1", "ranks": 1, "first_rank": 0, "is_paused": True},
+        {"node": "gpu2", "ranks": 2, "first_rank": 1, "is_paused": None},
+    ]
+    more = {"restarts": 2, "preemptions": 1, "leftovers": [{"node": "gpu9", "attempt": 2}], "is_forced": True}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(
+        **LOST, **more, spec=spec, nodes=nodes, attempt=3, leaving_holders=["gpu1", "gpu4"]
+    )
+    out = swarm("status", HANDLE)[1]
+    assert "Nodes:         gpu1 (rank 0, paused), gpu2 (ranks 1-2)\n" in out
+    assert "Attempt:       3, restarted 2 of 5 times after losing a node, preempted 1 times\n" in out
+    assert "Left over:     ranks that may still run on gpu9 (attempt 2)" in out
+    assert "Survives:      most of its holders are gone" in out
+    assert "Holders:       changing; until it is done a majority of gpu1, gpu4 counts as well\n" in out
+    assert "Forced:        an operator declared" in out
+
+
+def test_status_of_a_job_known_from_gossip_alone(swarm, agent):
+    nodes = [{"node": "gpu1", "ranks": None, "first_rank": None, "is_paused": None}]
+    unknown = dict.fromkeys(("holders", "leaving_holders", "survives_deaths", "has_majority", "is_forced"))
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(
+        **unknown, nodes=nodes, spec=None, restarts=None, preemptions=None, leftovers=None, source="card"
+    )
+    code, out, _ = swarm("status", HANDLE)
+    assert code == 0
+    assert "Nodes:         gpu1\n" in out
+    assert "Survives" not in out
+
+
+SURVIVAL = {
+    "jobs": {"0": 1, "1": 4},
+    "without_majority": 1,
+    "unknown": 0,
+    "weakest": [
+        {"id": JOB_ID, "handle": HANDLE, "name": "digits", "survives_deaths": 0, "has_majority": False},
+        {"id": JOB_ID, "handle": "aaaaaaaa", "name": "", "survives_deaths": 0, "has_majority": True},
+    ],
+}
+
+
+def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent):
+    agent.answers["GET /v1/status"] = {
+        "api_version": "v1",
+        "members": {"alive": 3, "suspect": 0, "failed": 1, "left": 0, "conflict": 0},
+        "gpus": {"total": 6, "free": 2, "leased": 4},
+        "jobs": {"queued": 1, "starting": 0, "running": 5, "stopping": 0},
+        "policy": {"name": "backfill"},
+        "survival": SURVIVAL,
+        "silent_nodes": ["gpu4"],
+    }
+    assert swarm("status") == (
+        0,
+        (
+            "Members:       3 alive, 1 failed\n"
+            "GPUs:          2 free, 4 leased, 6 in all\n"
+            "Jobs:          1 queued, 0 starting, 5 running, 0 stopping\n"
+            "Policy:        backfill\n"
+            "Survival:      1 job survives no death of a holder\n"
+            "Survival:      4 jobs survive the death of any one holder\n"
+            "Survival:      1 job lost most holders: nothing is decided until they return (`swarm recover`)\n"
+            "Weakest:       k3j9x0ab digits (lost), aaaaaaaa (0)\n"
+            "Silent:        gpu4\n"
+        ),
+        "",
+    )
+    assert json.loads(swarm("status", "-o", "json")[1])["survival"] == SURVIVAL
+
+
+def test_nodes_show_witnesses_and_paused_jobs(swarm, agent):
+    paused = {"job_id": JOB_ID, "attempt": 1, "stage": "started", "is_paused": True}
+    items = [
+        {"name": "gpu1", "status": "alive", "tasks": [paused], "is_witness": False},
+        {"name": "w1", "status": "alive", "tasks": None, "is_witness": True},
+    ]
+    agent.answers["GET /v1/nodes"] = {"items": items}
+    rows = swarm("nodes")[1].splitlines()
+    assert rows[1].endswith(f"job {HANDLE} paused")
+    assert rows[2].endswith("witness")
+
+
+# --- Options of run
+
+
+def test_restarts_and_isolation_reach_the_specification(swarm, agent, tmp_path):
+    (tmp_path / "job.toml").write_text('command = ["true"]\nmax_restarts = 0\nsync = false\n')
+    swarm("run", "-d", "--no-sync", "--max-restarts", "3", "--on-isolation", "pause", "--", "true")
+    swarm("submit", str(tmp_path / "job.toml"))
+    first, second = (body["spec"] for body in agent.wait_for("POST", "/v1/jobs", 2))
+    assert (first["max_restarts"], first["on_isolation"]) == (3, "pause")
+    assert second["max_restarts"] == 0
+    from swarmsched.api import JobSpec
+
+    assert JobSpec.from_json(first).max_restarts == 3
+
+
+@pytest.mark.parametrize("value", ["-1", "1001", "many", "2.5", ""])
+def test_restarts_that_are_no_number_are_refused(swarm, agent, value):
+    code, _, err = swarm("run", "--no-sync", f"--max-restarts={value}", "--", "true")
+    assert code == 2
+    assert "--max-restarts" in err
+    assert agent.requests == []

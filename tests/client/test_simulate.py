@@ -1,0 +1,102 @@
+"""`swarm simulate faults`: what it prints, how it exits, and that processes change nothing."""
+
+import json
+
+import pytest
+
+from swarm_client.cli import main
+from swarmsched.simulator.breaks import BREAKS
+from swarmsched.simulator.fault import FAULT_CLASSES
+from swarmsched.simulator.story import StoryOptions, draw_plan
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["simulate", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    code, out, _ = simulate(capsys, "faults", *words, "-o", "json")
+    document = json.loads(out)
+    assert code == (1 if document["violations"] else 0)
+    return document
+
+
+def test_the_document_has_its_keys_and_a_seed_gives_the_same_events_again(capsys):
+    first = found(capsys, "--seed", "3", "--nodes", "1")
+    again = found(capsys, "--seed", "3", "--nodes", "1")
+    assert first["seeds"] == 1
+    assert first["events"] == again["events"] > 50
+    assert first["events_per_s"] > 0
+    assert first["violations"] == []
+    assert set(first["sometimes"]) == set(again["sometimes"])
+
+
+def test_the_number_of_processes_changes_nothing_but_the_speed(capsys):
+    one = found(capsys, "--seeds", "4", "--nodes", "1", "--jobs", "1")
+    two = found(capsys, "--seeds", "4", "--nodes", "1", "--jobs", "2")
+    del one["events_per_s"], two["events_per_s"]
+    assert one == two
+
+
+def test_a_violation_is_told_with_its_faults_and_replays_from_what_was_printed(capsys, tmp_path):
+    broken = ("--break", "quorum-of-one", "--nodes", "3", "--seeds", "30", "--stop-at-first", "--jobs", "1")
+    document = found(capsys, *broken)
+    (violation,) = document["violations"]
+    assert document["seeds"] <= 30
+    assert set(violation) >= {"seed", "commit", "invariant", "time_s", "message", "faults", "work", "recent"}
+    assert violation["recent"]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(violation))
+    (again,) = found(capsys, "--plan", str(plan), "--break", "quorum-of-one", "--no-shrink")["violations"]
+    assert again == violation
+    code, out, _ = simulate(capsys, "faults", "--plan", str(plan), "--break", "quorum-of-one", "--no-shrink")
+    assert code == 1
+    assert f"seed {violation['seed']}, commit" in out
+    assert violation["message"] in out
+
+
+def test_breaks_and_classes_are_listed(capsys):
+    code, out, _ = simulate(capsys, "--list-breaks")
+    assert code == 0
+    assert all(name in out for name in (*BREAKS, *FAULT_CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        (["--break", "quorum-of-two"], "--break: 'quorum-of-two' is no rule that can be broken", "quorum-of-one"),
+        (["--fault-classes", "crahs"], "'crahs' is no class of faults; did you mean crash?", "or all"),
+        (["--nodes", "0"], "--nodes '0' is no size of a swarm", "--nodes takes 1 to 1000"),
+        (["--seeds", "few"], "--seeds 'few': must be a whole number", "--seeds is"),
+        (["--seed", "-1"], "--seed '-1': must be a whole number", "--seed is"),
+        (["--plan", "/nowhere"], "--plan '/nowhere' cannot be read: FileNotFoundError", "`violations`"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named_with_a_remedy(capsys, words, problem, remedy):
+    code, out, error = simulate(capsys, "faults", *words)
+    assert (code, out) == (2, "")
+    assert problem in error.splitlines()[0]
+    assert remedy in error.splitlines()[1]
+
+
+def test_plan_that_lacks_something_is_named_with_the_place_and_what_is_missing(capsys, tmp_path):
+    plan = draw_plan(3, StoryOptions(nodes=3, fault_classes=("crash",))).to_json()
+    index = next(index for index, each in enumerate(plan["work"]) if each["work"] == "submit")
+    del plan["work"][index]["priority"]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    code, out, error = simulate(capsys, "faults", "--plan", str(file))
+    assert (code, out) == (2, "")
+    assert f"--plan '{file}': work[{index}].priority is missing" in error.splitlines()[0]
+    assert "'submit' needs priority: a whole number" in error.splitlines()[1]
+    file.write_text("{")
+    code, _, error = simulate(capsys, "faults", "--plan", str(file))
+    assert (code, "cannot be read: JSONDecodeError" in error) == (2, True)
+
+
+def test_only_known_simulations_are_run(capsys):
+    code, _, error = simulate(capsys, "fault")
+    assert code == 2
+    assert "did you mean faults?" in error
