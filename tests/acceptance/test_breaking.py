@@ -68,9 +68,10 @@ def test_agents_restart_under_a_running_training_job(swarm, stopwatch, tmp_path)
     assert float(re.search(r"test accuracy ([0-9.]+)", text).group(1)) >= 0.95
 
 
-def test_agent_that_stands_still_for_thirty_seconds_keeps_its_job(swarm, stopwatch):
+def test_agent_that_stands_still_for_thirty_seconds_keeps_a_job_that_may_run_on_without_it(swarm, stopwatch):
     sleeper, other = swarm[2], swarm[0]
-    job = sleeper.submit("sh", "-c", "echo begun; sleep 36; echo awake", nodes=["n3"])
+    words = "echo begun; sleep 36; echo awake"
+    job = sleeper.submit("sh", "-c", words, nodes=["n3"], on_isolation="continue")
     wait_until_sync(lambda: "begun" in sleeper.output(job), 10)
     os.kill(sleeper.process.pid, signal.SIGSTOP)
     try:

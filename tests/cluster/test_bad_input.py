@@ -184,7 +184,7 @@ def post_and_hang_up(agent, path, body):
 def test_lost_answer_and_a_retry_at_another_agent_make_one_job(swarm):
     _, ticket = swarm[0].call("POST", "/v1/tickets", {})
     body = {
-        "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
+        "ticket": {key: ticket[key] for key in ("job_id", "holders", "stores")},
         "spec": {"command": ["sh", "-c", "echo once"]},
     }
     post_and_hang_up(swarm[0], "/v1/jobs", body)
@@ -194,3 +194,31 @@ def test_lost_answer_and_a_retry_at_another_agent_make_one_job(swarm):
     assert swarm[2].output(job) == "once\n"
     listed = [each["id"] for each in swarm[2].get("/v1/jobs?all=true")["items"]]
     assert listed.count(ticket["job_id"]) == 1
+
+
+def test_recovery_by_force_is_refused_with_the_reason_where_nothing_has_to_be_forced(swarm, shell):
+    agent = swarm[0]
+    job = agent.submit("sleep", "60", nodes=["n2"])
+    wait_until_sync(lambda: agent.get(f"/v1/jobs/{job['id']}")["state"] == "running", 10)
+    epoch = agent.get(f"/v1/jobs/{job['id']}")["epoch"]
+    handle = job["handle"]
+    for entry in swarm:  # whoever is asked
+        code, out, err = shell([entry], "recover", handle, "--force")
+        assert (code, out) == (5, ""), err
+        assert err.startswith(f"swarm: cannot recover {handle}: a majority of its holders is alive (n"), err
+        assert "the job needs no force\n  wait: a shepherd acts within 20 s\n" in err
+    code, out, err = shell(swarm, "recover", handle)
+    assert (code, out) == (2, "")
+    assert "nothing needs to be forced, and --force would be refused" in err
+    document = agent.get(f"/v1/jobs/{job['id']}")
+    assert (document["epoch"], document["is_forced"]) == (epoch, False)
+    shell(swarm, "cancel", handle)
+    agent.ended(job)
+    for words in (("recover", handle), ("recover", handle, "--force")):
+        code, out, err = shell(swarm, *words)
+        assert (code, out) == (5, ""), err
+        assert "has ended" in err
+        assert "nothing to recover" in err
+    code, _, err = shell(swarm, "recover", "nosuchjob", "--force")
+    assert code == 3
+    assert "nosuchjob" in err

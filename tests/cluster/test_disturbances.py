@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -139,37 +138,30 @@ def test_full_disk_makes_an_agent_unready_and_room_makes_it_ready_again(small_di
         assert agent.get(f"/v1/jobs/{before['id']}")["end_reason"] == "completed"
 
 
-def test_agent_that_died_with_the_answer_leaves_the_outcome_unknown_until_it_returns(fresh_swarm):
-    """The ticket names n1, which took the job or did not; n2 may not guess.  Once n1 is back there is one job."""
+def test_agent_that_died_with_the_answer_is_replaced_by_the_tickets_other_holders(fresh_swarm):
+    """The ticket names n1 first, which took the job; its record is with the others, and one of them goes on."""
     first, second = fresh_swarm[0], fresh_swarm[1]
     _, ticket = first.call("POST", "/v1/tickets", {})
     body = {
-        "ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]},
-        "spec": {"command": ["sh", "-c", "echo once"], "nodes": ["n2"]},
+        "ticket": {key: ticket[key] for key in ("job_id", "holders", "stores")},
+        "spec": {"command": ["sh", "-c", "sleep 2; echo once"], "nodes": ["n2"]},
     }
     status, job = first.call("POST", "/v1/jobs", body)
     assert status == 201
     first.kill()
-    began_s = time.monotonic()
-    status, problem = second.call("POST", "/v1/jobs", body, timeout_s=30)
-    assert status == 503, problem
-    assert "unknown" in str(problem)
-    assert time.monotonic() - began_s < 20
-    first.restart()
-    wait_until_sync(lambda: second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 200, 30, "the ticket is known")
-    done = second.ended(job)
+    status, again = second.call("POST", "/v1/jobs", body, timeout_s=30)
+    assert (status, again["id"]) == (200, job["id"])
+    done = second.ended(job, 60.0)
     assert done["end_reason"] == "completed"
     assert second.output(job) == "once\n"
     assert [each["id"] for each in second.get("/v1/jobs?all=true")["items"]].count(job["id"]) == 1
 
 
-def test_ticket_never_used_before_its_agent_died_makes_one_job_when_it_returns(fresh_swarm):
+def test_ticket_is_good_although_the_agent_that_gave_it_died(fresh_swarm):
     first, second = fresh_swarm[0], fresh_swarm[1]
     _, ticket = first.call("POST", "/v1/tickets", {})
-    body = {"ticket": {"job_id": ticket["job_id"], "holders": ticket["holders"]}, "spec": {"command": ["true"]}}
+    body = {"ticket": {key: ticket[key] for key in ("job_id", "holders", "stores")}, "spec": {"command": ["true"]}}
     first.kill()
-    status, problem = second.call("POST", "/v1/jobs", body, timeout_s=30)
-    assert status == 503, problem
-    first.restart()
-    wait_until_sync(lambda: second.call("POST", "/v1/jobs", body, timeout_s=30)[0] in (200, 201), 30, "accepted")
+    assert second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 201
+    assert second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 200
     assert second.ended({"id": ticket["job_id"]})["end_reason"] == "completed"
