@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,21 @@ ROLE = ANSIBLE / "roles/swarm_agent"
 BIN = ROOT / ".venv-ansible/bin"
 KEY = "b2Zmc2V0LW9mLWEta2V5LXRoYXQtaXMtbG9uZy1lbm91Z2g="
 
-pytestmark = pytest.mark.skipif(
-    not (BIN / "ansible-playbook").exists(),
-    reason="no .venv-ansible (ansible-core, ansible-lint); make it with make setup-ansible",
-)
+CHECKPOINTS = "/var/lib/swarm-check points"  # begins like the data's folder and is not below it
+
+REFUSED = {
+    "jobs-as-root": ({"swarm_agent_job_user": "root"}, "account other than root"),
+    "short-token": ({"swarm_agent_token": "short"}, "swarm-agent --generate-key"),
+    "port-beyond-all": ({"swarm_agent_port": 65536}, "number from 1 to 65535"),
+}
+
+pytestmark = [
+    pytest.mark.xdist_group("ansible"),
+    pytest.mark.skipif(
+        not (BIN / "ansible-playbook").exists(),
+        reason="no .venv-ansible (ansible-core, ansible-lint); make it with make test",
+    ),
+]
 
 
 def ansible(*arguments, cwd=ANSIBLE, **environment):
@@ -41,43 +53,70 @@ def ansible(*arguments, cwd=ANSIBLE, **environment):
     )
 
 
-def playbook(name, tmp_path, **variables):
-    """Run one of the playbooks beside this file against the example inventory."""
-    given = {
-        "swarm_agent_wheel": "dist/swarmsched-1.2.3-py3-none-any.whl",
-        "swarm_agent_cluster_key": KEY,
-        "swarm_agent_token": KEY,
-        "swarm_agent_python": sys.executable,
-        "ansible_python_interpreter": str(BIN / "python"),
-        **variables,
-    }
-    extra = tmp_path / "variables.json"
-    extra.write_text(json.dumps(given))
-    inventory = ANSIBLE / "inventory/example.ini"
-    return ansible("ansible-playbook", "-i", inventory, "-e", f"@{extra}", Path(__file__).parent / name)
+@dataclass(frozen=True)
+class Played:
+    """One run of the role's checks and templates over all hosts; starting Ansible takes longer than what it does."""
+
+    folder: Path  # what was rendered, in a folder for each host
+    code: int
+    said: str
+
+    def lines(self, host, name):
+        """Of a rendered file."""
+        return (self.folder / host / name).read_text().splitlines()
+
+    def config(self, host):
+        """Rendered for that host."""
+        return tomllib.loads((self.folder / host / "agent.toml").read_text())
+
+    def failures(self, host):
+        """What Ansible said of the host's failed tasks."""
+        return [line for line in self.said.splitlines() if line.startswith(f"fatal: [{host}]: FAILED!")]
 
 
 @pytest.fixture(scope="module")
-def rendered(tmp_path_factory):
-    """The configuration and the unit of host gpu1, with secrets where the configuration says."""
+def played(tmp_path_factory):
+    """The example inventory, and in group `refused` hosts whose variables are wrong.
+
+    The secrets lie where the configuration says.
+    """
     folder = tmp_path_factory.mktemp("rendered")
     for name in ("cluster.key", "token", "previous-0.key"):
         (folder / name).write_text(subprocess.check_output([agent_command(), "--generate-key"], text=True))
         (folder / name).chmod(0o600)
+    given = {
+        "swarm_agent_wheel": "dist/swarmsched-1.2.3-py3-none-any.whl",
+        "swarm_agent_cluster_key": KEY,
+        "swarm_agent_python": sys.executable,
+        "swarm_agent_config_dir": str(folder),
+        "swarm_agent_venv": str(Path(sys.prefix)),
+        "swarm_agent_previous_keys": [KEY],
+        "swarm_agent_service_environment": {"LD_LIBRARY_PATH": "/opt/with space"},
+        "ansible_python_interpreter": str(BIN / "python"),
+    }
+    (folder / "variables.json").write_text(json.dumps(given))
+    (folder / "inventory.json").write_text(json.dumps(inventory(folder)))
+    sources = [word for each in (ANSIBLE / "inventory/example.ini", folder / "inventory.json") for word in ("-i", each)]
+    book = Path(__file__).with_name("role.yml")
+    result = ansible("ansible-playbook", *sources, "-e", f"@{folder / 'variables.json'}", book)
+    return Played(folder, result.returncode, result.stdout + result.stderr)
+
+
+def inventory(folder):
+    """Variables of hosts, beside those of the example inventory."""
     account = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    result = playbook(
-        "render.yml",
-        folder,
-        render_dir=str(folder),
-        swarm_agent_config_dir=str(folder),
-        swarm_agent_venv=str(Path(sys.prefix)),
-        swarm_agent_job_user=account,
-        swarm_agent_previous_keys=[KEY],
-        swarm_agent_settings={"dcgm_metrics": True, "log_level": "debug", "telemetry_period_s": 2},
-        swarm_agent_service_environment={"LD_LIBRARY_PATH": "/opt/with space"},
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
+    good = {"swarm_agent_token": KEY, "swarm_agent_job_user": account}
+    settings = {"dcgm_metrics": True, "log_level": "debug", "telemetry_period_s": 2, "checkpoint_dir": CHECKPOINTS}
+    hosts = {
+        "gpu1": good | {"swarm_agent_settings": settings},
+        "gpu2": good,
+        "witness": good | {"swarm_agent_settings": {"checkpoint_dir": "/var/lib/swarm/saved"}},
+    }
+    refused = {name: good | variables for name, (variables, _) in REFUSED.items()}
+    for name, variables in (hosts | refused).items():
+        (folder / name).mkdir()
+        variables["render_dir"] = str(folder / name)
+    return {"swarm": {"hosts": hosts}, "refused": {"hosts": refused}}
 
 
 def agent_command():
@@ -94,25 +133,35 @@ def test_playbook_has_no_syntax_errors():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_agent_accepts_the_rendered_configuration(rendered):
-    result = subprocess.run(
-        [agent_command(), "--check-config", str(rendered / "agent.toml")], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("host", ["gpu1", "gpu2", "witness"])
+def test_checks_pass_and_the_agent_accepts_the_rendered_configuration(played, host):
+    assert played.failures(host) == [], played.said
+    path = played.folder / host / "agent.toml"
+    result = subprocess.run([agent_command(), "--check-config", str(path)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_rendered_configuration_names_the_other_hosts_as_seeds(rendered):
-    config = tomllib.loads((rendered / "agent.toml").read_text())
+def test_rendered_configuration_names_the_other_hosts_as_seeds(played):
+    config = played.config("gpu1")
     assert config["name"] == "gpu1"
     assert config["listen"] == "10.0.0.11:7433"
     assert config["seeds"] == ["10.0.0.12:7433", "10.0.0.13:7433"]
     assert config["dcgm_metrics"] is True
     assert config["telemetry_period_s"] == 2
+    assert config["checkpoint_dir"] == CHECKPOINTS
 
 
-def test_agent_refuses_a_misspelt_setting_before_it_replaces_anything(rendered):
-    broken = rendered / "broken.toml"
-    broken.write_text((rendered / "agent.toml").read_text() + "log_levle = 'debug'\n")
+def test_a_witness_is_configured_as_one_and_checkpoints_below_the_data_need_no_further_rule(played):
+    assert "witness" not in played.config("gpu1")
+    assert played.config("witness")["witness"] is True
+    lines = played.lines("witness", "swarm-agent.service")
+    assert values(lines, "ReadWritePaths") == ["/var/lib/swarm", "-/home", "-/tmp", "-/var/tmp"]
+    assert values(lines, "RequiresMountsFor") == []
+
+
+def test_agent_refuses_a_misspelt_setting_before_it_replaces_anything(played, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text((played.folder / "gpu1/agent.toml").read_text() + "log_levle = 'debug'\n")
     result = subprocess.run(
         [agent_command(), "--check-config", str(broken)], capture_output=True, text=True, check=False
     )
@@ -121,9 +170,9 @@ def test_agent_refuses_a_misspelt_setting_before_it_replaces_anything(rendered):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_rendered_unit(rendered):
+def test_systemd_accepts_the_rendered_unit(played):
     result = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(rendered / "swarm-agent.service")],
+        ["systemd-analyze", "verify", "--man=no", str(played.folder / "gpu1/swarm-agent.service")],
         capture_output=True,
         text=True,
         check=False,
@@ -132,8 +181,8 @@ def test_systemd_accepts_the_rendered_unit(rendered):
     assert complaints == []
 
 
-def test_unit_lets_jobs_outlive_the_agent(rendered):
-    lines = (rendered / "swarm-agent.service").read_text().splitlines()
+def test_unit_lets_jobs_outlive_the_agent(played):
+    lines = played.lines("gpu1", "swarm-agent.service")
     for line in ("KillMode=process", "OOMPolicy=continue", "NoNewPrivileges=yes"):
         assert line in lines
     assert 'Environment="LD_LIBRARY_PATH=/opt/with space"' in lines
@@ -141,23 +190,32 @@ def test_unit_lets_jobs_outlive_the_agent(rendered):
     assert not closing & {line.partition("=")[0] for line in lines}
 
 
-def test_checks_pass_for_good_variables(tmp_path):
-    result = playbook("preflight.yml", tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_unit_lets_checkpoints_be_written_outside_of_the_data_and_waits_for_their_mount(played):
+    lines = played.lines("gpu1", "swarm-agent.service")
+    assert lines[0].startswith("# Written by Ansible")
+    apart = f'"{CHECKPOINTS}"'
+    assert values(lines, "ReadWritePaths") == ["/var/lib/swarm", apart, "-/home", "-/tmp", "-/var/tmp"]
+    assert values(lines, "RequiresMountsFor") == [apart]
 
 
-@pytest.mark.parametrize(
-    ("variables", "remedy"),
-    [
-        ({"swarm_agent_job_user": "root"}, "account other than root"),
-        ({"swarm_agent_token": "short"}, "swarm-agent --generate-key"),
-    ],
-)
-def test_checks_refuse_bad_variables_with_a_remedy(tmp_path, variables, remedy):
-    result = playbook("preflight.yml", tmp_path, **variables)
-    assert result.returncode == 2
-    assert remedy in result.stdout
-    assert "short" not in result.stdout
+def values(lines, key):
+    """What a unit file sets a key to, in order."""
+    return [line.partition("=")[2] for line in lines if line.partition("=")[0] == key]
+
+
+@pytest.mark.parametrize("host", REFUSED)
+def test_checks_refuse_bad_variables_with_a_remedy_and_render_nothing(played, host):
+    _, remedy = REFUSED[host]
+    assert len(played.failures(host)) == 1
+    assert remedy in played.said  # beside the failure, which says nothing itself where it would show a secret
+    assert list((played.folder / host).iterdir()) == []
+    assert played.code == 2
+
+
+def test_no_secret_is_shown(played):
+    shown = played.said.replace("short-token", "")
+    assert "short" not in shown
+    assert KEY not in shown
 
 
 def test_every_default_is_described_and_every_description_has_a_default():
