@@ -1,7 +1,7 @@
 """Run every benchmark beside this file and print its figures: `make bench`, or `python -m tests.benchmarks NAME...`.
 
 Each `bench_NAME.py` has `run() -> list[tuple[measure, value, unit]]`; figures are medians of several runs, because
-machines are noisy.
+machines are noisy.  One that takes long also has `short()`, which is taken when no benchmark is named.
 """
 
 import importlib
@@ -22,7 +22,9 @@ def main(names: list[str]) -> int:
     print(f"# {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
     for name in names or found:
         print(f"\n## {name}", flush=True)
-        for measure, value, unit in importlib.import_module(f"tests.benchmarks.bench_{name}").run():
+        benchmark = importlib.import_module(f"tests.benchmarks.bench_{name}")
+        run = benchmark.run if names else getattr(benchmark, "short", benchmark.run)
+        for measure, value, unit in run():
             print(f"{measure:<64} {value:>12.4g} {unit}", flush=True)
     return 0
 

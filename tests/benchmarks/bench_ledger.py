@@ -11,6 +11,7 @@ from collections.abc import Callable
 from swarmsched.api import JobSpec
 from swarmsched.effects import SendPeer
 from swarmsched.events import PeerMessageReceived
+from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.jobs.register import Register, UpdateDecided, UpdateRequested
 from swarmsched.ledger.ledger import Ledger
@@ -74,17 +75,18 @@ def _refuse() -> float:
     return time.perf_counter() - started_s
 
 
-def _record(version: int, holders: tuple[NodeId, ...]) -> JobRecord:
-    return JobRecord(JOBS[0], SPEC, 1.7e9, 1, version, holders[0], 1, holders)
+def _record(version: int, configuration: Configuration) -> JobRecord:
+    return JobRecord(JOBS[0], SPEC, 1.7e9, 1, version, configuration.nodes[0], 1, configuration.holders)
 
 
 def _request(version: int, holders: tuple[NodeId, ...]) -> UpdateRequested:
     expected = (1, version - 1) if version > 1 else None
-    return UpdateRequested(version, JOBS[0], holders, expected, _record(version, holders))
+    configuration = Configuration(tuple(Holder(node, 1) for node in holders))
+    return UpdateRequested(version, JOBS[0], configuration, expected, _record(version, configuration))
 
 
 def _update_alone() -> float:
-    register = Register(OWNER, 1, random.Random(1))
+    register = Register(OWNER, 1, 1, random.Random(1))
     started_s = time.perf_counter()
     for version in range(1, ROUNDS + 1):
         effects = register.step(_request(version, (OWNER,)), 0.0)
@@ -94,7 +96,7 @@ def _update_alone() -> float:
 
 def _update_by_three() -> float:
     holders = (NodeId("a"), NodeId("b"), NodeId("c"))
-    registers = {node: Register(node, 1, random.Random(1)) for node in holders}
+    registers = {node: Register(node, 1, 1, random.Random(1)) for node in holders}
     started_s = time.perf_counter()
     for version in range(1, ROUNDS + 1):
         decided = 0
