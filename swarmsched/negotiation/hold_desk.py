@@ -46,16 +46,25 @@ class HoldDesk:
     def hold(self, request: HoldRequest, now_s: float) -> list[Effect]:
         """Book, or say why not; answered later where a port must be bound or somebody is asked to give way."""
         key = (request.job_id, request.attempt)
-        if key in self._waiting:
+        if self._is_copy(key, request):
             return []
         if self.is_in_conflict and self._ledger.entry(*key) is None:
             return [SendPeer(request.shepherd, self._name_is_shared(request))]
-        if key in self._patient:
+        patient = self._patient.get(key)
+        if patient is not None:
+            if request.epoch >= patient.request.epoch:
+                self._patient[key] = replace(patient, request=request)
             return []
         answer, durable = self._ledger.hold(request, now_s)
         if answer.refusal is Refusal.DOES_NOT_FIT and (lower := self._ledger.in_the_way(request)):
             return [*durable, *self._ask_to_yield(request, lower, now_s)]
         return self._held_or_not(request, answer, durable)
+
+    def _is_copy(self, key: Key, request: HoldRequest) -> bool:
+        """The very command whose answer is under way; another one, of a new shepherd say, wants its own."""
+        asked: list[OwnerAnswer | HoldRequest] = [self._waiting[key][1]] if key in self._waiting else []
+        asked += [self._patient[key].request] if key in self._patient else []
+        return any((each.epoch, each.command_id) == (request.epoch, request.command_id) for each in asked)
 
     def _ask_to_yield(self, request: HoldRequest, lower: Sequence[LedgerEntry], now_s: float) -> list[Effect]:
         self._patient[request.job_id, request.attempt] = PatientHold(request, now_s + YIELD_S)
@@ -82,8 +91,9 @@ class HoldDesk:
         effects: list[Effect] = [*durable, *self.drop_idle_ports(request.job_id)]  # a hold replaces earlier ones
         if answer.refusal is Refusal.NONE and request.wants_rendezvous and not self._has_task(key):
             if key not in self._ports:
+                is_being_bound = key in self._waiting
                 self._waiting[key] = (request.shepherd, answer)
-                return [*effects, BindRendezvous(*key)]
+                return effects if is_being_bound else [*effects, BindRendezvous(*key)]
             answer = self._with_port(key, answer)
         return [*effects, SendPeer(request.shepherd, answer)]
 

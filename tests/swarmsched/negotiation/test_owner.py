@@ -138,6 +138,35 @@ def test_repeated_hold_while_the_port_is_being_bound_asks_for_no_second_port(own
     assert owner.obey(BOSS, hold(), 0.05) == []
 
 
+def test_new_shepherd_that_asks_while_the_port_is_being_bound_is_the_one_that_is_answered(owner):
+    owner.obey(BOSS, hold(), 0.0)
+    second = owner.obey("heir", replace(hold(command_id=7, epoch=2), shepherd="heir"), 0.05)
+    assert answers(second) == of(BindRendezvous, second) == []
+    (effect,) = of(SendPeer, owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 0.1))
+    assert (effect.recipient, effect.message.epoch, effect.message.command_id) == ("heir", 2, 7)
+    assert effect.message.refusal is Refusal.NONE
+
+
+def test_old_shepherd_that_asks_while_the_port_is_being_bound_is_refused_at_once(owner):
+    owner.obey(BOSS, hold(epoch=2), 0.0)
+    (answer,) = answers(owner.obey(BOSS, hold(command_id=7, epoch=1), 0.05))
+    assert answer.refusal is Refusal.STALE_EPOCH
+    (answer,) = answers(owner.step(RendezvousBound(JOB, 1, "10.0.0.1", 29500), 0.1))
+    assert (answer.refusal, answer.epoch) == (Refusal.NONE, 2)
+
+
+@pytest.mark.parametrize(("epochs", "answered"), [((1, 2), "heir"), ((2, 1), BOSS)])
+def test_of_two_shepherds_for_whom_others_give_way_the_newer_is_answered(owner, epochs, answered):
+    lower = replace(hold(), job_id="lower", rank_key=(5,), wants_rendezvous=False)
+    owner.obey(BOSS, lower, 0.0)
+    first, second = (hold(command_id=epoch, epoch=epoch, wants_rendezvous=False) for epoch in epochs)
+    assert [each.message.job_id for each in of(SendPeer, owner.obey(BOSS, first, 0.1))] == ["lower"]
+    assert owner.obey("heir", replace(second, shepherd="heir"), 0.105) == []
+    release = ReleaseRequest("lower", 1, 1, 9, BOSS)
+    mine = [each for each in of(SendPeer, owner.obey(BOSS, release, 0.11)) if each.message.job_id == JOB]
+    assert [(each.recipient, each.message.epoch) for each in mine] == [(answered, 2)]
+
+
 def test_failed_bind_gives_the_gpus_back_and_says_why(owner):
     owner.obey(BOSS, hold(), 0.0)
     (answer,) = answers(owner.step(RendezvousFailed(JOB, 1, "all ports are in use"), 0.1))
