@@ -7,7 +7,10 @@ STAMP := $(VENV)/.stamp
 ANSIBLE := .venv-ansible
 ANSIBLE_STAMP := $(ANSIBLE)/.stamp
 TRAIN_STAMP := $(TRAIN)/.stamp
+TOOLS := $(CURDIR)/.tools
+PROGRAMS_STAMP := .tools/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
 
 .PHONY: all setup bytecode demo test chaos lint format bench faults soak acceptance clean
@@ -36,18 +39,22 @@ $(ANSIBLE_STAMP): $(STAMP)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(ANSIBLE)/bin/python 'ansible-core~=2.19.0' 'ansible-lint>=26,<27'
 	touch $@
 
+$(PROGRAMS_STAMP): tests/testbed/programs.sh
+	tests/testbed/programs.sh $(TOOLS)
+	touch $@
+
 demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
-test: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP)
+test: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos' $(PYTEST_ARGS)
 
 # Agents on hosts of their own are killed, cut off and filled up; root only.
-chaos: bytecode
+chaos: bytecode $(PROGRAMS_STAMP)
 	$(BIN)/pytest -n 2 -m 'chaos and not acceptance' tests/chaos $(PYTEST_ARGS)
 
 # What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone.
-acceptance: bytecode $(TRAIN_STAMP)
+acceptance: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
 	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -60,11 +67,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Twenty thousand seeds of this commit; goes on where it was stopped.  SOAK_SEEDS=0:20000 SOAK_SHARD=1/4
 # Two hundred swarms under seeded faults, in virtual time.
 faults: bytecode
 	$(BIN)/swarm simulate faults --seeds 200
 
+# Twenty thousand seeds of this commit; goes on where it was stopped.  SOAK_SEEDS=0:20000 SOAK_SHARD=1/4
 soak: bytecode
 	$(BIN)/python -m tests.soak
 
@@ -72,4 +79,4 @@ bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) .tools dist .mypy_cache .ruff_cache .pytest_cache

@@ -302,7 +302,8 @@ def test_the_source_is_python_3_9(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
-OLD = next((str(path) for path in Path("/root/.pyenv/versions").glob("3.9.*/bin/python")), shutil.which("python3.9"))
+PYENV = Path("~/.pyenv/versions").expanduser()
+OLD = next((str(path) for path in PYENV.glob("3.9.*/bin/python")), shutil.which("python3.9"))
 
 
 @pytest.mark.skipif(not OLD, reason="needs a Python 3.9")
