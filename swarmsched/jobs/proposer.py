@@ -14,9 +14,9 @@ for certain.  *Uncertain*: an accept of this request may be lying at a minority 
 somebody's later round, or it was completed and overtaken.
 
 Ballots with counter 1 are kept for first records.  No ballot is below them, so there is nothing that a prepare could
-learn, and only one proposer may use one: the first of the holders that the ticket names, once, after its own slot,
-which was empty, has the record on disk.  After a crash the slot is not empty, or nothing was ever sent; after the loss
-of the disk the store is another, and so is the holder.
+learn, and only one proposer may use one: the first of the holders that the ticket names, once, and only in the life of
+its process in which it issued that ticket itself.  No earlier life can have sent one then, and later ones prepare.  So
+the other holders are asked while the own disk is still writing.
 """
 
 import math
@@ -109,23 +109,13 @@ class Proposer:
         queue.append((request, deadline_s))
         return []
 
-    def first_accept(self, job_id: JobId, value: JobRecord) -> AcceptRequest:
-        """What creates a job without a prepare.  The caller's own acceptor takes it over first, then `begin_first`."""
-        ballot = Ballot(FIRST_COUNTER, self._node_id, self._generation)
-        self.observe(job_id, ballot)
-        return AcceptRequest(job_id, ballot, value, self.next_ballot(job_id))
-
-    def begin_first(self, request: UpdateRequested, accept: AcceptRequest, me: Holder, now_s: float) -> Output:
-        """Ask the other holders to accept what this node's acceptor has just accepted."""
+    def create(self, request: UpdateRequested, now_s: float) -> Output:
+        """Have a first record accepted without a prepare; who may, and when: see the module text."""
         round_ = Round(request, now_s + self._update_timeout_s, request.value.configuration)
         self._rounds[request.job_id] = round_
-        round_.ballot = accept.ballot
-        round_.is_own = True
-        round_.phase, round_.proposal = Phase.ACCEPT, accept
-        round_.outcome = UpdateDecided(request.update_id, request.value)
-        round_.acceptances[me] = None
-        round_.wake_s = now_s + RESEND_S
-        return [*round_.messages(), *self._settle_accept(round_, now_s)]
+        round_.ballot = Ballot(FIRST_COUNTER, self._node_id, self._generation)
+        self.observe(request.job_id, round_.ballot)
+        return self._propose_own(round_, request, now_s)
 
     def receive(self, sender: NodeId, answer: PrepareAnswer | AcceptAnswer, now_s: float) -> Output:
         """A holder answered; answers to ballots that are over, and second answers, change nothing."""

@@ -208,7 +208,7 @@ class Register:
             if self._is_alone(request):
                 return self._serve_alone(request, now_s)
             if isinstance(request, UpdateRequested) and self._may_skip_prepare(request):
-                return self._create(request, now_s)
+                return [*self._proposer.create(request, now_s)]
         if self._acceptor.has_slot(request.job_id):
             self._proposer.observe(request.job_id, self._acceptor.slot(request.job_id).promised)
         return [*self._proposer.request(request, now_s)]
@@ -243,16 +243,11 @@ class Register:
         return [*effects, UpdateDecided(request.update_id, request.value)]
 
     def _may_skip_prepare(self, request: UpdateRequested) -> bool:
-        """True for the first holder of a job of which it has never heard; why that is safe: see `proposer`."""
+        """True for the first holder of a job that was issued here and of which it has never heard; see `proposer`."""
         is_first_record = request.expected is None and not request.takes_over and not request.is_forced
-        is_first_holder = request.value.holders[0] == self._me
+        is_ours = request.is_issued_here and request.value.holders[0] == self._me
         is_new = not self._acceptor.has_slot(request.job_id) and not self._proposer.has_met(request.job_id)
-        return is_first_record and is_first_holder and is_new and self._acceptor.has_room(request.job_id)
-
-    def _create(self, request: UpdateRequested, now_s: float) -> list[RegisterEffect]:
-        accept = self._proposer.first_accept(request.job_id, request.value)
-        _, effects = self._acceptor.accept(accept)
-        return [*effects, *self._proposer.begin_first(request, accept, self._me, now_s)]
+        return is_first_record and is_ours and is_new
 
 
 def _check_request(request: Request) -> None:

@@ -22,6 +22,9 @@ class UpdateRequested:
     With `is_forced` only the holders of the value are asked: an operator has given up the others.  Nothing is compared
     then but the epoch, which must be above that of the newest record among those asked; else it conflicts.
 
+    `is_issued_here` says of a first record that its ticket was issued by this node in this life of its process, and was
+    not used before.
+
     A change of holders must be joint: the value keeps the present holders as its `leaving_holders`, and a later update
     takes those away.  Where the record that is found has holders that the value's may not follow, it conflicts.
 
@@ -36,6 +39,7 @@ class UpdateRequested:
     value: JobRecord
     takes_over: bool = False
     is_forced: bool = False
+    is_issued_here: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from swarmsched.record import JobRecord
 from swarmsched.resources import NodeResources
 
 SIGNAL_LIMIT = 64
+TICKETS_KEPT = 10_000  # an older one costs its job one more round trip
 _TICKET_USED = Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
 
 
@@ -51,6 +52,7 @@ class Submission:
         self._flock = flock
         self._rng = rng
         self._creations: dict[int, _Creation] = {}
+        self._issued: dict[JobId, None] = {}  # by this life, not used yet; oldest first
 
     @property
     def _update_ids(self) -> Iterator[int]:
@@ -66,7 +68,11 @@ class Submission:
         if own.is_witness and len(holders) == 1:
             return Refused("unavailable", "this is a witness, and no other agent is alive", "start another agent")
         ordered = (first, *(holder for holder in holders if holder != first))
-        return TicketIssued(make_job_id(clock.utc_s, self._rng), ordered)
+        job_id = make_job_id(clock.utc_s, self._rng)
+        self._issued[job_id] = None
+        if len(self._issued) > TICKETS_KEPT:
+            del self._issued[next(iter(self._issued))]
+        return TicketIssued(job_id, ordered)
 
     def _should_shepherd(self, holder: Holder, own: Candidate, candidates: Sequence[Candidate]) -> bool:
         each = next(candidate for candidate in (own, *candidates) if candidate.holder == holder)
@@ -110,7 +116,11 @@ class Submission:
             return [ReplyToClient(request_id, JobAccepted(record))]
         update_id = next(self._update_ids)
         self._creations[update_id] = _Creation(record, [request_id])
-        return [WriteRecord(UpdateRequested(update_id, record.job_id, record.configuration, None, record))]
+        is_new = record.job_id in self._issued
+        self._issued.pop(record.job_id, None)
+        configuration = record.configuration
+        update = UpdateRequested(update_id, record.job_id, configuration, None, record, is_issued_here=is_new)
+        return [WriteRecord(update)]
 
     def creating(self) -> Mapping[JobId, object]:
         """Jobs whose first record is on its way."""

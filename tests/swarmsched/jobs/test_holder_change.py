@@ -45,8 +45,8 @@ def record(version: int, configuration: Configuration = ABC, epoch: int = 1, she
     return replace(FIRST, version=version, epoch=epoch, shepherd=shepherd, holders=holders, leaving_holders=leaving)
 
 
-def create(configuration: Configuration = ABC) -> UpdateRequested:
-    return UpdateRequested(1, JOB, configuration, None, record(1, configuration))
+def create(configuration: Configuration = ABC, *, is_issued_here: bool = True) -> UpdateRequested:
+    return UpdateRequested(1, JOB, configuration, None, record(1, configuration), is_issued_here=is_issued_here)
 
 
 def update(value: JobRecord, asked: Configuration = ABC, **options: bool) -> UpdateRequested:
@@ -383,26 +383,46 @@ def test_force_ends_a_joint_phase_whose_old_holders_are_lost(swarm):
 # --- the first record
 
 
-def test_the_first_holder_creates_a_job_in_one_round_trip_and_writes_before_it_asks():
+def test_the_first_holder_creates_a_job_in_one_round_trip_and_asks_while_it_writes():
     swarm = Swarm()
     effects = swarm.registers[A].step(create(), 0.0)
-    assert [type(effect) for effect in effects] == [RecordAccepted, Persist, Persist, SendPeer, SendPeer]
-    assert [effect.message.ballot for effect in effects[3:]] == [Ballot(1, A, 1)] * 2
+    assert [(type(effect), effect.recipient) for effect in effects] == [(SendPeer, A), (SendPeer, B), (SendPeer, C)]
+    assert [effect.message.ballot for effect in effects] == [Ballot(1, A, 1)] * 3
     swarm = Swarm()
     assert swarm.ask(A, create()) == [UpdateDecided(1, record(1))]
     assert PrepareRequest not in swarm.sent_kinds()
 
 
-def test_after_a_crash_the_first_holder_does_not_skip_the_prepare_again():
+def test_a_ticket_of_an_earlier_life_prepares_and_finds_what_the_own_disk_has_lost():
+    """The others had accepted, and the process ended before its own write did."""
     swarm = Swarm()
-    swarm.cut = {B, C}
+    swarm.cut = {A}
     swarm.ask(A, create())
+    assert swarm.registers[A].records == {}
     swarm.cut = set()
     swarm.restart(A)
     swarm.sent.clear()
     other = replace(record(1), reason="the same ticket once more")
     result = swarm.finish(A, UpdateRequested(1, JOB, ABC, None, other))
     assert result == UpdateConflicted(1, record(1))
+    assert swarm.sent_kinds()[0] is PrepareRequest
+
+
+def test_a_ticket_that_was_used_prepares():
+    swarm = Swarm()
+    swarm.cut = {B, C}
+    swarm.ask(A, create())
+    swarm.cut = set()
+    swarm.now_s = 60.0
+    swarm.registers[A].step(TimerFired(), swarm.now_s)
+    swarm.sent.clear()
+    assert swarm.finish(A, create()) == UpdateDecided(1, record(1))
+    assert swarm.sent_kinds()[0] is PrepareRequest
+
+
+def test_a_job_that_another_node_has_issued_is_prepared():
+    swarm = Swarm()
+    assert swarm.finish(A, create(is_issued_here=False)) == UpdateDecided(1, record(1))
     assert swarm.sent_kinds()[0] is PrepareRequest
 
 

@@ -68,8 +68,9 @@ def test_the_first_failing_ranks_code_is_the_jobs_code_and_the_gang_goes_with_it
 def test_a_job_that_must_wait_starts_when_its_gpus_come_free():
     watched = Watched(3, 2, seed=3)
     first = watched.submit(6, "sleep", "5", node=watched.nodes[0])
+    watched.swarm.run_for(1.0)
     second = watched.submit(4, "sleep", "1", node=watched.nodes[1])
-    watched.swarm.run_for(3.0)
+    watched.swarm.run_for(2.0)
     assert watched.state(first) is JobState.RUNNING
     assert watched.state(second) is JobState.QUEUED
     watched.finish([first, second], 20.0)
