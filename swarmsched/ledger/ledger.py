@@ -372,9 +372,11 @@ class Ledger:
             return Refusal.DRAINING, "this node takes no new work"
         if len(self._bookings) >= BOOKINGS_MAX:
             return Refusal.DOES_NOT_FIT, f"this node has {BOOKINGS_MAX} bookings, the most it keeps"
-        if not fits(self._free, request.demand, request.ranks):
-            return Refusal.DOES_NOT_FIT, _shortage(self._free, request.demand, request.ranks)
-        if not fits(self._claims.left_for(request, self._free, now_s), request.demand, request.ranks):
+        earlier = self._earlier_holds(request)
+        free = self._free_without(earlier) if earlier else self._free
+        if not fits(free, request.demand, request.ranks):
+            return Refusal.DOES_NOT_FIT, _shortage(free, request.demand, request.ranks)
+        if not fits(self._claims.left_for(request, free, now_s), request.demand, request.ranks):
             return Refusal.CLAIMED, f"what is free is kept for {', '.join(self._claims.jobs)}"
         return Refusal.NONE, ""
 
@@ -471,10 +473,12 @@ class Ledger:
         return [Persist(ROOM, booking_entry(booking.key), None)]
 
     def _drop_earlier_holds(self, request: HoldRequest, now_s: float) -> list[Persist]:
-        earlier = [
-            self._bookings[key] for key in self._deadlines if key[0] == request.job_id and key[1] < request.attempt
-        ]
+        earlier = [self._bookings[key] for key in self._earlier_holds(request)]
         return [write for booking in earlier for write in self._remove(booking, now_s)]
+
+    def _earlier_holds(self, request: HoldRequest) -> list[BookingKey]:
+        """Holds of attempts that this request shows to be over."""
+        return [key for key in self._deadlines if key[0] == request.job_id and key[1] < request.attempt]
 
     def _entry(self, booking: Booking) -> LedgerEntry:
         return LedgerEntry(

@@ -209,12 +209,15 @@ def test_a_hold_expires_at_its_deadline_and_not_before(owner):
 
 def test_a_hold_of_a_later_attempt_replaces_the_earlier_hold_of_the_same_job(owner):
     owner.hold(attempt=1, ranks=4)
-    assert owner.hold(attempt=2, ranks=4).refusal is Refusal.DOES_NOT_FIT
-    owner.release(attempt=1)
-    owner.hold(attempt=2, ranks=2)
-    owner.hold(attempt=3, ranks=2)
-    assert [entry.attempt for entry in owner.ledger.entries] == [3]
-    assert owner.hold(attempt=2).refusal is Refusal.RELEASED_ATTEMPT
+    assert owner.hold(attempt=2, ranks=4).refusal is Refusal.NONE
+    assert [entry.attempt for entry in owner.ledger.entries] == [2]
+    assert owner.hold(attempt=1).refusal is Refusal.RELEASED_ATTEMPT
+
+
+def test_a_later_attempt_that_would_not_fit_even_in_its_place_leaves_the_earlier_hold(owner):
+    owner.hold(attempt=1, ranks=4)
+    assert owner.hold(attempt=2, ranks=5).refusal is Refusal.DOES_NOT_FIT
+    assert [entry.attempt for entry in owner.ledger.entries] == [1]
 
 
 # --- commit
