@@ -81,3 +81,13 @@ def test_another_attempt_without_a_cause_is_found(history):
     with pytest.raises(Violation, match="without need") as caught:
         history.perform("a", StartTask(task(history, "a", 3).order, ()))
     assert caught.value.invariant == "attempts"
+
+
+def test_a_forced_recovery_goes_on_with_an_attempt_that_was_left_and_begins_the_count_anew(history):
+    later = history.record(attempt=2)
+    history.decide(later)
+    history.perform("a", StartTask(task(history, "a", 2).order, ()))
+    history.decide(later.updated(epoch=later.epoch + 1_000, attempt=1, is_forced=True))
+    history.perform("b", StartTask(task(history, "b", 1).order, ()))
+    with pytest.raises(Violation, match="without need"):
+        history.perform("b", StartTask(task(history, "b", 3).order, ()))
