@@ -483,13 +483,13 @@ class Owner:
     # What the holders say.
 
     def contact_answered(self, sender: NodeId, message: ContactAnswered, now_s: float) -> list[Effect]:
-        """A holder lets our tasks run on, or tells that some are over: those end at once, without last words.
+        """A holder lets our tasks run on, or tells that some are over: those end.
 
         The result of one that had ended before is wanted by nobody then, and its shepherd may never acknowledge it.
         """
         effects: list[Effect] = [*self._line.answered(sender, message, now_s)]
         for key in self._line.over:
-            effects += self._end_superseded(key)
+            effects += self._end_superseded(key, now_s)
         for task in self._tasks.values():
             effects += self._start(task, now_s)
         return effects
@@ -504,7 +504,10 @@ class Owner:
         task = self._tasks.get((job_id, attempt))
         return None if task is None or task.status.stage is TaskStage.EXITED else task.shepherd
 
-    def _end_superseded(self, key: Key) -> list[Effect]:
+    def _end_superseded(self, key: Key, now_s: float) -> list[Effect]:
+        """Frozen ranks get no last words: another attempt may be running by now.  Those whose time is not over have
+        what is left of it, since their shepherd orders a stop with grace just as the holders learn of it.
+        """
         task = self._tasks.get(key)
         if task is None:
             return []
@@ -513,8 +516,10 @@ class Owner:
         if task.is_superseded:
             return []
         task.is_superseded = task.is_stopping = True
+        grace_s = max(0.0, min(task.order.spec.grace_s, RELEASE_GRACE_S, self._line.deadline_s(*key) - now_s))
         text = "its job has gone on without it, or has ended"
-        return [Announce("task.killed_over", text, key[0], self._node_id, {"attempt": key[1]}), StopTask(*key, 0.0)]
+        ended = Announce("task.killed_over", text, key[0], self._node_id, {"attempt": key[1]})
+        return [ended, StopTask(*key, grace_s)]
 
     def _tell_freeze(self, task: _Task, is_frozen: bool) -> Announce:
         kind, text = ("task.frozen", "no majority of the job's holders answers: its ranks are frozen")

@@ -47,7 +47,7 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
-from swarmsched.negotiation.owner import REPORT_INTERVAL_S, Owner
+from swarmsched.negotiation.owner import RELEASE_GRACE_S, REPORT_INTERVAL_S, Owner
 from swarmsched.resources import Demand, Gpu, NodeResources, Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
 
@@ -362,14 +362,48 @@ def test_ranks_start_only_once_the_holders_let_them(owner):
     assert start.order.attempt == 1
 
 
-def test_ranks_are_killed_without_grace_when_the_holders_say_that_their_attempt_is_over(owner):
-    launched(owner)
-    asked = owner.step(TimerFired(), 3.0)
-    (contact,) = [each for each in of(SendPeer, asked) if isinstance(each.message, OwnerContact)]
-    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, Configuration((Holder(ME, 1),)))
-    effects = owner.contact_answered(ME, ContactAnswered(contact.message.sequence, (over,)), 3.1)
+OTHERS = Configuration(tuple(Holder(NodeId(name), 1) for name in ("gpu2", "gpu3", "gpu4")))
+
+
+def launched_under(owner, holders, grace_s=30.0):
+    """Ranks whose time runs from a contact at 0.2 s."""
+    held(owner)
+    request = commit()
+    order = replace(request.order, configuration=holders, spec=replace(SPEC, grace_s=grace_s))
+    in_contact(owner, owner.obey(BOSS, replace(request, order=order), 0.2), 0.25)
+    return owner.obey(BOSS, launch(), 0.3)
+
+
+def stopped_as_over(owner, asked_s, told_s):
+    """What the owner does with its ranks when all holders say that their attempt is over."""
+    contacts = [
+        each for each in of(SendPeer, owner.step(TimerFired(), asked_s)) if isinstance(each.message, OwnerContact)
+    ]
+    over = TaskNews(JOB, 1, Standing.OVER, 2, 9, OTHERS)
+    answers = [(each.recipient, ContactAnswered(each.message.sequence, (over,))) for each in contacts]
+    return [effect for holder, answer in answers for effect in owner.contact_answered(holder, answer, told_s)]
+
+
+def test_ranks_whose_time_is_over_are_killed_without_grace_when_their_attempt_is_over_too(owner):
+    launched_under(owner, OTHERS)
+    effects = stopped_as_over(owner, 9.0, 9.1)
     assert [(stop.attempt, stop.grace_s) for stop in of(StopTask, effects)] == [(1, 0.0)]
     assert [each.kind for each in of(Announce, effects)] == ["task.killed_over"]
+
+
+def test_ranks_that_may_still_run_keep_the_grace_of_a_stop_although_the_holders_are_heard_before_the_shepherd(owner):
+    """Else a contact that happens to come first, or within the grace, takes the last words from them."""
+    launched_under(owner, OTHERS)
+    effects = stopped_as_over(owner, 2.5, 2.6)
+    assert [(stop.attempt, stop.grace_s) for stop in of(StopTask, effects)] == [(1, RELEASE_GRACE_S)]
+    assert of(StopTask, stopped_as_over(owner, 5.0, 5.1)) == []
+
+
+@pytest.mark.parametrize(("grace_s", "told_s", "expected_s"), [(1.5, 2.6, 1.5), (30.0, 6.2, 2.0)], ids=["spec", "time"])
+def test_grace_of_an_attempt_that_is_over_is_what_its_job_asks_for_within_its_time(owner, grace_s, told_s, expected_s):
+    launched_under(owner, OTHERS, grace_s)
+    (stop,) = of(StopTask, stopped_as_over(owner, 2.5, told_s))
+    assert stop.grace_s == pytest.approx(expected_s)
 
 
 def told_that_it_is_over(owner, now_s):
