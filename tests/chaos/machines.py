@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_agent.security import generate_key
-from swarm_agent.testing import START_TIMEOUT_S, RunningAgent, wait_until_sync
+from swarm_agent.testing import PATIENCE_S, RunningAgent, wait_until_sync
 from swarmsched.errors import AgentUnreachable
 from tests.chaos.history import Beat
 from tests.chaos.view import BEAT, BEATS, TICKET_KEYS, View, beat_command, up_file
@@ -59,7 +59,7 @@ class Machine:
     def start_agent(self) -> None:
         """Start the agent again with the same name and disk."""
         self.agent.process = spawn(self.host, self.agent.config_file, self.agent.log_file)
-        wait_until_sync(self.agent.is_live, START_TIMEOUT_S * 2, f"{self.name} answers /livez")
+        wait_until_sync(self.agent.is_live, PATIENCE_S, f"{self.name} answers /livez")
         self.is_up = True
 
     def kill_agent(self) -> float:
@@ -306,7 +306,7 @@ def start_machines(
             stack.callback(host.signal_all, signal.SIGKILL)
             machines[name] = machine
         for machine in machines.values():
-            wait_until_sync(machine.agent.is_live, START_TIMEOUT_S * 2, f"{machine.name} answers /livez")
+            wait_until_sync(machine.agent.is_live, PATIENCE_S, f"{machine.name} answers /livez")
         contacts = {name: machine.agent for name, machine in machines.items()}
         yield Swarm(base, contacts, network, machines)
 

@@ -17,9 +17,9 @@ def alive_count(agent):
     return sum(member["status"] == "alive" for member in agent.get("/v1/members")["items"])
 
 
-def converge(agents, timeout_s=20.0):
-    wait_until_sync(lambda: all(alive_count(agent) == len(agents) for agent in agents), timeout_s, "all see all")
-    wait_until_sync(lambda: all(knows_gpus(agent, len(agents)) for agent in agents), timeout_s, "all know all GPUs")
+def converge(agents):
+    wait_until_sync(lambda: all(alive_count(agent) == len(agents) for agent in agents), what="all see all")
+    wait_until_sync(lambda: all(knows_gpus(agent, len(agents)) for agent in agents), what="all know all GPUs")
 
 
 def knows_gpus(agent, count):
@@ -69,7 +69,7 @@ class Shell:
             stderr=subprocess.PIPE,
         )
 
-    def __call__(self, agents, *words, folder=None, timeout_s=60, **variables):
+    def __call__(self, agents, *words, folder=None, timeout_s=120, **variables):
         """Exit code, standard output and standard error."""
         with self.start(agents, *words, folder=folder, **variables) as process:
             try:

@@ -115,7 +115,7 @@ def test_database_that_cannot_be_used_is_named_with_a_remedy_and_left_as_it_is(s
     damage(database)
     spoilt = content(database)
     command = [sys.executable, "-m", "swarm_agent", "--config", str(agent.config_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 1, done.stderr
     said = "\n".join(line for line in done.stderr.splitlines() if line.startswith("swarm-agent: "))
     assert re.search(says, said), done.stderr
@@ -176,7 +176,7 @@ def lying_peer(honest, lie):
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
     agent = RunningAgent(name, ("127.0.0.1", port), config, home / "data", log, honest.token, process)
     try:
-        wait_until_sync(agent.is_live, 20, "the liar answers /livez")
+        wait_until_sync(agent.is_live, what="the liar answers /livez")
         yield agent
     finally:
         agent.stop()
@@ -185,7 +185,7 @@ def lying_peer(honest, lie):
 def counted(agent, family, **labels):
     """The value of a counter in /metrics; 0 while there is none with these labels."""
     request = urllib.request.Request(agent.url + "/metrics", headers={"Authorization": f"Bearer {agent.token}"})
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:
         lines = response.read().decode().splitlines()
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     found = [line for line in lines if line.startswith(family) and all(each in line for each in wanted)]
@@ -223,7 +223,7 @@ NOTICED = {
 def converge(agents):
     names = {agent.name for agent in agents}
     for agent in agents:
-        wait_until_sync(lambda agent=agent: alive_seen_by(agent) == names, 20, f"{agent.name} sees just {names}")
+        wait_until_sync(lambda agent=agent: alive_seen_by(agent) == names, what=f"{agent.name} sees just {names}")
 
 
 def alive_seen_by(agent):
@@ -257,16 +257,21 @@ def test_holder_that_answers_nonsense_keeps_no_job_from_being_taken_run_and_ende
         for job in jobs:
             assert second.ended(job)["shell_exit_code"] == 3
             assert first.output(job) == "done\n"
-        wait_until_sync(lambda: is_noticed(liar.name), 10, f"both notice {lie}")
+        wait_until_sync(lambda: is_noticed(liar.name), what=f"both notice {lie}")
     assert "Traceback" not in first.log_file.read_text() + second.log_file.read_text()
 
 
 def submit_held_by_all(agent, liar):
     """A job whose record all three hold; its shepherd, and with it who asks the liar, is this agent."""
-    _, ticket = agent.call("POST", "/v1/tickets", {})
-    assert set(ticket["holders"]) == {"n1", "n2", liar.name}
+    ticket = {}
+
+    def is_held_by_all():
+        ticket.update(agent.call("POST", "/v1/tickets", {})[1])
+        return set(ticket["holders"]) == {"n1", "n2", liar.name}
+
+    wait_until_sync(is_held_by_all, what="nobody is suspected when the holders are chosen")
     spec = {"command": ["sh", "-c", "echo done; exit 3"], "nodes": ["n1", "n2"]}
     body = {"ticket": {key: ticket[key] for key in ("job_id", "holders", "stores")}, "spec": spec}
-    status, job = agent.call("POST", "/v1/jobs", body, timeout_s=20)
+    status, job = agent.call("POST", "/v1/jobs", body)
     assert status == 201, job
     return job

@@ -68,7 +68,7 @@ def test_wrong_token_is_401_and_exit_code_4(swarm, shell):
     assert "token" in err
     request = urllib.request.Request(swarm[0].url + "/v1/jobs", headers={"Authorization": "Bearer wrong"})
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=30)
     with caught.value as answer:
         assert answer.code == 401
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -78,7 +78,7 @@ def test_wrong_token_is_401_and_exit_code_4(swarm, shell):
 def drops(agent):
     """Refused datagrams by reason, from /metrics."""
     request = urllib.request.Request(agent.url + "/metrics", headers={"Authorization": f"Bearer {agent.token}"})
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:
         text = response.read().decode()
     pattern = r'^swarm_messages_dropped_total\{channel="gossip",reason="(\w+)"\} ([0-9.e+]+)$'
     return {reason: float(value) for reason, value in re.findall(pattern, text, re.MULTILINE)}
@@ -89,7 +89,7 @@ def record_packet(agents):
     base = agents[0].config_file.parent.parent
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
         wire.bind(("127.0.0.1", 0))
-        wire.settimeout(10)
+        wire.settimeout(60)
         settings = {
             "name": "recorded",
             "seeds": ["{}:{}".format(*wire.getsockname())],
@@ -124,15 +124,18 @@ def test_datagrams_that_are_not_ours_are_counted_and_harm_nothing(swarm):
         return drops(agent).get(reason, 0) - before.get(reason, 0) >= least
 
     for reason, least in (("foreign", 100), ("replayed", 1), ("oversized", 2), ("wrong_key", 1)):
-        wait_until_sync(lambda reason=reason, least=least: counted(reason, least), 10, f"{reason}: {drops(agent)}")
+        wait_until_sync(lambda reason=reason, least=least: counted(reason, least), what=f"{reason}: {drops(agent)}")
     assert agent.ended(agent.submit("true"))["end_reason"] == "completed"
-    statuses = {each["name"]: each["status"] for each in agent.get("/v1/members")["items"]}
-    assert {name: statuses[name] for name in ("n1", "n2", "n3")} == {"n1": "alive", "n2": "alive", "n3": "alive"}
+
+    def alive():
+        return {each["name"] for each in agent.get("/v1/members")["items"] if each["status"] == "alive"}
+
+    wait_until_sync(lambda: {"n1", "n2", "n3"} <= alive(), what="nobody is disturbed")
 
 
 def put_blob(agent, content):
     digest = hashlib.sha256(content).hexdigest()
-    connection = http.client.HTTPConnection(*agent.address, timeout=10)
+    connection = http.client.HTTPConnection(*agent.address, timeout=30)
     try:
         connection.request("PUT", f"/v1/blobs/{digest}", content, {"Authorization": f"Bearer {agent.token}"})
         assert connection.getresponse().status in (200, 201)
@@ -176,7 +179,7 @@ def test_files_that_no_node_has_fail_the_job_with_the_nodes_asked(swarm):
 def post_and_hang_up(agent, path, body):
     """Send a request whole and leave before the answer comes."""
     data = json.dumps(body).encode()
-    with socket.create_connection(agent.address, 5) as wire:
+    with socket.create_connection(agent.address, 30) as wire:
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{agent.address[1]}\r\nAuthorization: Bearer {agent.token}\r\n"
         wire.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
@@ -199,7 +202,7 @@ def test_lost_answer_and_a_retry_at_another_agent_make_one_job(swarm):
 def test_recovery_by_force_is_refused_with_the_reason_where_nothing_has_to_be_forced(swarm, shell):
     agent = swarm[0]
     job = agent.submit("sleep", "60", nodes=["n2"])
-    wait_until_sync(lambda: agent.get(f"/v1/jobs/{job['id']}")["state"] == "running", 10)
+    wait_until_sync(lambda: agent.get(f"/v1/jobs/{job['id']}")["state"] == "running")
     epoch = agent.get(f"/v1/jobs/{job['id']}")["epoch"]
     handle = job["handle"]
     for entry in swarm:  # whoever is asked

@@ -55,9 +55,9 @@ def test_checkpoint_of_an_attempt_that_was_given_up_is_refused_and_the_script_is
     agent, owner, lost = fresh_swarm
     told = tmp_path / "told"
     job = agent.submit("sh", "-c", LATE, str(told), ranks=2, gpus_per_rank=2, nodes=["n2", "n3"])
-    wait_until_sync(lambda: agent.output(job).count("waiting") == 2, 15, "both ranks run")
+    wait_until_sync(lambda: agent.output(job).count("waiting") == 2, what="both ranks run")
     lost.kill()
-    wait_until_sync(lambda: told.exists() and "\nlate " in told.read_text(), 30, "the rank on n2 has tried")
+    wait_until_sync(lambda: told.exists() and "\nlate " in told.read_text(), what="the rank on n2 has tried")
     assert told.read_text() == (
         "swarm: checkpoint late was not committed: this attempt was superseded: attempt 1 was given up; "
         "the next one is not placed yet\n  end this process: it is not the job any more\nlate 1\n"

@@ -23,21 +23,21 @@ def test_three_agents_see_one_another_alive() -> None:
     with start_agents(3) as agents:
         everybody = {agent.name: "alive" for agent in agents}
         for agent in agents:
-            wait_until_sync(lambda agent=agent: statuses(agent) == everybody, 10, f"{agent.name} sees all")
+            wait_until_sync(lambda agent=agent: statuses(agent) == everybody, what=f"{agent.name} sees all")
 
 
 def test_a_killed_agent_is_seen_as_failed_and_welcomed_back_with_its_name() -> None:
     with start_agents(3) as agents:
         everybody = {agent.name: "alive" for agent in agents}
         for agent in agents:
-            wait_until_sync(lambda agent=agent: statuses(agent) == everybody, 10)
+            wait_until_sync(lambda agent=agent: statuses(agent) == everybody)
         agents[2].kill()
         for agent in agents[:2]:
-            wait_until_sync(lambda agent=agent: statuses(agent).get("n3") == "failed", 15, "n3 is seen as failed")
+            wait_until_sync(lambda agent=agent: statuses(agent).get("n3") == "failed", what="n3 is seen as failed")
 
         agents[2].restart()
         for agent in agents:
-            wait_until_sync(lambda agent=agent: statuses(agent) == everybody, 15, f"{agent.name} sees n3 again")
+            wait_until_sync(lambda agent=agent: statuses(agent) == everybody, what=f"{agent.name} sees n3 again")
 
 
 def test_an_agent_with_another_key_stays_outside_and_both_say_why(tmp_path: Path) -> None:
@@ -49,6 +49,6 @@ def test_an_agent_with_another_key_stays_outside_and_both_say_why(tmp_path: Path
         with start_agents(1, settings={"name": "stranger", "seeds": seeds, "cluster_key_file": str(key)}) as (
             outsider,
         ):
-            wait_until_sync(lambda: "wrong cluster key" in insider.log_file.read_text(), 10)
+            wait_until_sync(lambda: "wrong cluster key" in insider.log_file.read_text())
             assert set(statuses(insider)) == {"n1"}
             assert outsider.is_live()

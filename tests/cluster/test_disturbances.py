@@ -1,6 +1,7 @@
 """A clock that jumps, a disk that fills up, an agent that dies with the answer: real agents go on, and say so."""
 
 import os
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -43,6 +44,21 @@ def statuses(agent):
     return {each["name"]: each["status"] for each in agent.get("/v1/members")["items"]}
 
 
+def is_healthy(agent):
+    """A starved agent may be suspected for a moment, so this is waited for."""
+    return statuses(agent) == dict.fromkeys(("n1", "n2", "n3"), "alive")
+
+
+def generations(agent):
+    return {each["name"]: each["generation"] for each in agent.get("/v1/members")["items"]}
+
+
+def verdicts(agents):
+    """By agent, whom it has ever declared to be gone.  From its log, which no clock that jumps puts into disorder."""
+    found = re.compile(r"member\.changed: (\w+) is (failed|left|conflict)")
+    return {agent.name: found.findall(agent.log_file.read_text()) for agent in agents}
+
+
 def date_at(agent):
     return agent.get("/v1/members")["as_of"][:10]
 
@@ -50,38 +66,40 @@ def date_at(agent):
 def readiness(agent):
     """Status and text of /readyz?verbose."""
     try:
-        with urllib.request.urlopen(f"{agent.url}/readyz?verbose", timeout=5) as response:
+        with urllib.request.urlopen(f"{agent.url}/readyz?verbose", timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
 
 
-def test_wall_clock_that_jumps_days_either_way_disturbs_nobody(fresh_swarm, clock):
+def test_wall_clock_that_jumps_days_either_way_disturbs_nobody(fresh_swarm, clock, tmp_path):
     """n3's wall clock goes five days forward and ten back under a running job; the others' clocks stay."""
     move, patch = clock
     jumper, other = fresh_swarm[2], fresh_swarm[0]
     jumper.stop()
     jumper.restart()
     patch.undo()
-    wait_until_sync(lambda: set(statuses(other).values()) == {"alive"}, 15, "n3 is back")
-    healthy = dict.fromkeys(("n1", "n2", "n3"), "alive")
-    job = jumper.submit("sh", "-c", "echo begun; sleep 7; echo ended", nodes=["n3"], time_limit_seconds=60)
-    wait_until_sync(lambda: "begun" in other.output(job), 10)
-    incarnations = {each["name"]: each["generation"] for each in other.get("/v1/members")["items"]}
+    wait_until_sync(lambda: all(is_healthy(agent) for agent in fresh_swarm), what="n3 is back")
+    gate = tmp_path / "gate"
+    script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.1; done; echo ended"
+    job = jumper.submit("sh", "-c", script, nodes=["n3"], time_limit_seconds=DAY_S / 2)
+    wait_until_sync(lambda: "begun" in other.output(job))
+    before = generations(other), verdicts(fresh_swarm)
     for offset_s in (5 * DAY_S, -5 * DAY_S):
         move(offset_s)
         assert date_at(jumper) != date_at(other), "the clock of n3 has not jumped"
-        quick = jumper.submit("sh", "-c", "echo $SWARM_NODE", nodes=["n3"], time_limit_seconds=30)
+        quick = jumper.submit("sh", "-c", "echo $SWARM_NODE", nodes=["n3"], time_limit_seconds=DAY_S / 2)
         assert other.ended(quick)["end_reason"] == "completed"
         assert other.output(quick) == "n3\n"
         elsewhere = jumper.submit("true", nodes=["n1"])
         assert jumper.ended(elsewhere)["end_reason"] == "completed"
-        assert all(statuses(agent) == healthy for agent in fresh_swarm)
+        wait_until_sync(lambda: all(is_healthy(agent) for agent in fresh_swarm), what="nobody is suspected any more")
+    gate.touch()
     done = other.ended(job)
-    assert done["end_reason"] == "completed"
+    assert (done["end_reason"], done["attempt"]) == ("completed", 1)
     assert other.output(job) == "begun\nended\n"
-    assert {each["name"]: each["generation"] for each in other.get("/v1/members")["items"]} == incarnations
+    assert (generations(other), verdicts(fresh_swarm)) == before
 
 
 def test_agent_restarted_with_its_clock_set_back_is_heard_again(fresh_swarm, clock):
@@ -92,7 +110,7 @@ def test_agent_restarted_with_its_clock_set_back_is_heard_again(fresh_swarm, clo
     move(-30 * DAY_S)
     jumper.restart()
     patch.undo()
-    wait_until_sync(lambda: statuses(other).get("n3") == "alive", 15, "n3 is back")
+    wait_until_sync(lambda: statuses(other).get("n3") == "alive", what="n3 is back")
     job = other.submit("true", nodes=["n3"])
     assert other.ended(job)["end_reason"] == "completed"
 
@@ -122,18 +140,18 @@ def fill(filler):
 @pytest.mark.root
 def test_full_disk_makes_an_agent_unready_and_room_makes_it_ready_again(small_disk):
     with start_agents(1, settings={"data_dir": str(small_disk / "data")}) as (agent,):
-        wait_until_sync(lambda: readiness(agent)[0] == 200, 10, "ready")
+        wait_until_sync(lambda: readiness(agent)[0] == 200, what="ready")
         before = agent.ended(agent.submit("true"))
         filler = small_disk / "filler"
         fill(filler)
         body = {"spec": {"command": ["true"], "name": "n" * 60}}
-        wait_until_sync(lambda: agent.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 503, 40, "refused")
+        wait_until_sync(lambda: agent.call("POST", "/v1/jobs", body)[0] == 503, what="refused")
         status, text = readiness(agent)
         assert status == 503
         assert "[-]disk" in text
         assert agent.is_live()
         filler.unlink()
-        wait_until_sync(lambda: readiness(agent)[0] == 200, 20, "ready again")
+        wait_until_sync(lambda: readiness(agent)[0] == 200, what="ready again")
         assert agent.ended(agent.submit("true"))["end_reason"] == "completed"
         assert agent.get(f"/v1/jobs/{before['id']}")["end_reason"] == "completed"
 
@@ -149,9 +167,9 @@ def test_agent_that_died_with_the_answer_is_replaced_by_the_tickets_other_holder
     status, job = first.call("POST", "/v1/jobs", body)
     assert status == 201
     first.kill()
-    status, again = second.call("POST", "/v1/jobs", body, timeout_s=30)
+    status, again = second.call("POST", "/v1/jobs", body)
     assert (status, again["id"]) == (200, job["id"])
-    done = second.ended(job, 60.0)
+    done = second.ended(job)
     assert done["end_reason"] == "completed"
     assert second.output(job) == "once\n"
     assert [each["id"] for each in second.get("/v1/jobs?all=true")["items"]].count(job["id"]) == 1
@@ -162,6 +180,6 @@ def test_ticket_is_good_although_the_agent_that_gave_it_died(fresh_swarm):
     _, ticket = first.call("POST", "/v1/tickets", {})
     body = {"ticket": {key: ticket[key] for key in ("job_id", "holders", "stores")}, "spec": {"command": ["true"]}}
     first.kill()
-    assert second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 201
-    assert second.call("POST", "/v1/jobs", body, timeout_s=30)[0] == 200
+    assert second.call("POST", "/v1/jobs", body)[0] == 201
+    assert second.call("POST", "/v1/jobs", body)[0] == 200
     assert second.ended({"id": ticket["job_id"]})["end_reason"] == "completed"

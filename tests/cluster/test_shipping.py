@@ -158,8 +158,8 @@ def test_environment_is_built_once_per_content_with_a_phase_of_its_own(swarm, sh
             phases.update(job["phase"] for job in json.loads(out)["items"] if job["name"] == "built")
             return "environment" in phases
 
-        wait_until_sync(look, 20, "ps shows the phase")
-        out, err = process.communicate(timeout=60)
+        wait_until_sync(look, what="ps shows the phase")
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out.split()[0]) == (0, "1.0"), err
     first = out.split()[1]
     assert len(environments(swarm[1])) == 1

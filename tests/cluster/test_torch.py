@@ -31,7 +31,7 @@ def nodes_of(agents, name):
 
 def test_data_parallel_training_spans_nodes_and_learns(swarm, shell, project, train_venv):
     words = ("run", "-n", "digits", "-g", "4", "--venv", train_venv, "--", "python", "train_digits.py")
-    code, out, err = shell(swarm, *words, timeout_s=120)
+    code, out, err = shell(swarm, *words, timeout_s=300)
     assert code == 0, err
     assert accuracy_of(out, 4) >= 0.95
     assert len(nodes_of(swarm, "digits")) >= 2
@@ -50,7 +50,7 @@ def one_gpu_each(swarm):
 def test_torchrun_on_each_node_trains_the_same_script(swarm, shell, project, train_venv, one_gpu_each):
     shape = ("--per-node", "--ranks", "2", "--gpus-per-rank", "1", "--exclude", "n1")
     words = ("run", "-n", "elastic", *shape, "--venv", train_venv, "--", "torchrun", "train_digits.py")
-    code, out, err = shell(swarm, *words, timeout_s=120)
+    code, out, err = shell(swarm, *words, timeout_s=300)
     assert code == 0, err
     assert accuracy_of(out, 2) >= 0.95
     assert nodes_of(swarm, "elastic") == {"n2", "n3"}

@@ -23,7 +23,7 @@ from swarmsched.resources import Gpu, Share
 from swarmsched.task import TaskOrder, TaskStatus
 
 E = TypeVar("E")
-DEADLINE_S = 15.0
+DEADLINE_S = 40.0  # less than what a rank sleeps that has to be ended
 
 
 class Network:

@@ -45,7 +45,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
                 }
             )
             agent = await stack.enter_async_context(running_agent(config))
-            await wait_until(agent.readiness.is_ready, 10)
+            await wait_until(agent.readiness.is_ready)
             return agent
 
         yield start_one
@@ -125,7 +125,7 @@ async def test_a_full_disk_refuses_commands_loses_nothing_and_recovers(
     assert "full" in failing[0].detail
 
     filler.unlink()
-    await wait_until(agent.readiness.is_ready, 10)
+    await wait_until(agent.readiness.is_ready)
     reply = await agent.command(submit)
     assert isinstance(reply, JobAccepted)
     assert reply.was_known

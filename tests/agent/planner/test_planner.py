@@ -46,10 +46,10 @@ def is_running(pid: int) -> bool:
 async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
     planner, events = make()
     planner.submit(request(7))
-    await wait_until(lambda: events, 10)
+    await wait_until(lambda: events)
     first = planner.child_pid
     planner.submit(request(8))
-    await wait_until(lambda: len(events) == 2, 10)
+    await wait_until(lambda: len(events) == 2)
 
     assert planner.child_pid == first
     for version, event in zip((7, 8), events, strict=True):
@@ -64,9 +64,9 @@ async def test_a_policy_that_raises_is_a_failed_plan_and_the_child_goes_on(
 ) -> None:
     planner, events = make()
     planner.submit(request(1, policy="no-such-policy"))
-    await wait_until(lambda: events, 10)
+    await wait_until(lambda: events)
     planner.submit(request(2))
-    await wait_until(lambda: len(events) == 2, 10)
+    await wait_until(lambda: len(events) == 2)
 
     assert isinstance(events[0], PlanFailed)
     assert "no-such-policy" in events[0].error
@@ -80,7 +80,7 @@ async def test_a_request_that_waits_is_superseded_by_a_newer_one(
     planner.submit(request(1))
     planner.submit(request(2))
     planner.submit(request(3))
-    await wait_until(lambda: any(isinstance(event, PlanComputed) for event in events), 10)
+    await wait_until(lambda: any(isinstance(event, PlanComputed) for event in events))
 
     versions = {event.version for event in events if isinstance(event, PlanFailed)}
     assert versions == {1, 2}
@@ -92,32 +92,32 @@ async def test_a_plan_that_takes_too_long_costs_the_child_its_life(
 ) -> None:
     planner, events = make()
     planner.submit(request(1))
-    await wait_until(lambda: events, 10)
+    await wait_until(lambda: events)
     stuck = planner.child_pid
     assert stuck is not None
     os.kill(stuck, signal.SIGSTOP)
     planner._deadline_s = 0.2
     planner.submit(request(2))
-    await wait_until(lambda: len(events) == 2, 10)
+    await wait_until(lambda: len(events) == 2)
 
     assert isinstance(events[1], PlanFailed)
     assert "longer than" in events[1].error
     await wait_until(lambda: not is_running(stuck))
     planner._deadline_s = 10
     planner.submit(request(3))
-    await wait_until(lambda: len(events) == 3, 10)
+    await wait_until(lambda: len(events) == 3)
     assert isinstance(events[2], PlanComputed)
 
 
 async def test_a_child_that_died_is_replaced(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
     planner, events = make()
     planner.submit(request(1))
-    await wait_until(lambda: events, 10)
+    await wait_until(lambda: events)
     assert planner.child_pid is not None
     os.kill(planner.child_pid, signal.SIGKILL)
     await wait_until(lambda: planner._child is not None and planner._child.returncode is not None)
     planner.submit(request(2))
-    await wait_until(lambda: len(events) == 2, 10)
+    await wait_until(lambda: len(events) == 2)
 
     assert isinstance(events[1], PlanComputed)
 
@@ -125,7 +125,7 @@ async def test_a_child_that_died_is_replaced(make: Callable[..., tuple[Planner, 
 async def test_an_idle_child_is_ended(make: Callable[..., tuple[Planner, list[Event]]]) -> None:
     planner, events = make(idle_s=0.1)
     planner.submit(request(1))
-    await wait_until(lambda: events, 10)
+    await wait_until(lambda: events)
     pid = planner.child_pid
 
     await wait_until(lambda: planner.child_pid is None and (pid is None or not is_running(pid)))

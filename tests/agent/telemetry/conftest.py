@@ -71,7 +71,7 @@ class Bench:
     def healths(self):
         return [gpu.health.value for gpu in self.snapshot.gpus]
 
-    async def until(self, condition, timeout_s=15.0):
+    async def until(self, condition, timeout_s=60.0):
         """Wait until the condition holds; on failure show the snapshot."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not condition():
