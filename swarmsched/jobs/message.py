@@ -49,7 +49,7 @@ class PrepareAnswer:
 class AcceptRequest:
     """Accept `value` under `ballot`; `next_ballot` is promised along with it, so a steady proposer needs one round.
 
-    Counter 1 is for a first record alone, and belongs to the first of its holders.
+    Counter 1 is for a first record alone, and belongs to the first of its holders; see `proposer`.
     """
 
     job_id: Job
