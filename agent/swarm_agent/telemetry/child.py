@@ -80,11 +80,14 @@ class SamplerChild:
     async def _converse(self, process: Process) -> Outcome:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.wait_for(self._await_kind(process, "hello"), self._start_deadline_s)
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes just as the answer is there.
+            async with asyncio.timeout(self._start_deadline_s):
+                await self._await_kind(process, "hello")
             while not self._is_dismissed:
                 begun_s = loop.time()
                 self._request(process)
-                await asyncio.wait_for(self._await_kind(process, "round"), self._deadline_s)
+                async with asyncio.timeout(self._deadline_s):
+                    await self._await_kind(process, "round")
                 await asyncio.sleep(max(0.0, begun_s + self._period_s - loop.time()))
         except TimeoutError:
             if self._round:
@@ -151,7 +154,8 @@ class SamplerChild:
             await process.wait()
 
         try:
-            await asyncio.wait_for(drain(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await drain()
         except TimeoutError:
             return False
         return True
