@@ -111,7 +111,7 @@ class FakeAgent:
             self.requests.append((method, path, body))
             self._condition.notify_all()
 
-    def wait_for(self, method: str, path: str, count: int = 1, limit_s: float = 10.0) -> list[Any]:
+    def wait_for(self, method: str, path: str, count: int = 1, limit_s: float = 60.0) -> list[Any]:
         """Bodies of the matching requests once there are `count`; `TimeoutError` otherwise."""
         end_s = time.monotonic() + limit_s
         with self._condition:

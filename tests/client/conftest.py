@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_client import config
+from swarm_client import attached, config
 from swarm_client.cli import main
 from swarm_client.testing import TOKEN, FakeAgent
 
@@ -52,10 +52,17 @@ def point_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def swarm(
-    agent: FakeAgent, point_at: Callable[..., None], capfdbinary: pytest.CaptureFixture[bytes]
+    agent: FakeAgent,
+    point_at: Callable[..., None],
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., tuple[int, str, str]]:
-    """Run a command against the agent; return exit code, standard output and standard error."""
+    """Run a command against the agent; return exit code, standard output and standard error.
+
+    However slowly it comes here, the start of a job takes no words.
+    """
     point_at(agent)
+    monkeypatch.setattr(attached, "QUIET_START_S", 300.0)
 
     def run(*words: str) -> tuple[int, str, str]:
         capfdbinary.readouterr()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from swarm_client import attached
 from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
 from swarm_client.follow import Contact, LostContact, may_pass
 from swarm_client.http import Waiter
@@ -45,10 +46,12 @@ def test_an_attached_run_goes_on_at_an_agent_that_it_has_only_heard_of(swarm, ag
         assert cursors == ["c2"]
 
 
-def test_a_run_that_says_while_it_is_restarted(swarm, agent):
+def test_a_run_that_says_while_it_is_restarted(swarm, agent, monkeypatch):
+    monkeypatch.setattr(attached, "QUIET_START_S", 0.1)
+
     def stream(_):
         yield state("running", "1")
-        threading.Event().wait(1.1)  # then the start is explained
+        threading.Event().wait(2.0)  # then the start is explained
         yield state("queued", "2", nodes=[], reason="restarting (1 of 5): gpu2 was lost", restarts=1)
         yield state("running", "3", attempt=2)
         yield end("4")

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from swarm_client import http
 from swarm_client.failure import Failure, Unreachable
 from swarm_client.http import ConnectionBroken, SizedBody, Waiter, connect_any, parse_address, parse_events
 
@@ -95,12 +96,13 @@ def test_a_streamed_body_is_sent_with_its_length(serve):
     assert b"Content-Length: 4\r\n" in received
 
 
-def test_a_refused_address_is_passed_over_at_once(serve):
+def test_a_refused_address_is_passed_over_at_once(serve, monkeypatch):
+    monkeypatch.setattr(http, "CONNECT_STAGGER_S", 40.0)
     address, _ = serve(b"HTTP/1.1 204 No Content\r\n\r\n")
     started_s = time.monotonic()
-    connection = connect_any([("127.0.0.1", 1), address], Waiter())
+    connection = connect_any([("127.0.0.1", 1), address], Waiter(), limit_s=60.0)
     assert connection.address == address
-    assert time.monotonic() - started_s < 0.25
+    assert time.monotonic() - started_s < 20.0
     connection.request("GET", "/", {}, b"", 5.0)
     connection.close()
 
@@ -116,10 +118,10 @@ def test_an_address_that_does_not_answer_is_overtaken_after_300_ms(serve):
             sock.setblocking(False)
             sock.connect_ex(silent.getsockname())
         started_s = time.monotonic()
-        connection = connect_any([silent.getsockname(), address], Waiter())
+        connection = connect_any([silent.getsockname(), address], Waiter(), limit_s=60.0)
         took_s = time.monotonic() - started_s
         assert connection.address == address
-        assert 0.25 < took_s < 1.5
+        assert 0.25 < took_s < 20.0
         connection.request("GET", "/", {}, b"", 5.0)
         connection.close()
         for sock in fill:

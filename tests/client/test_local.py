@@ -66,7 +66,6 @@ def test_down_brings_back_the_context_that_was_current(local_swarm, home):
 def test_an_agent_that_cannot_start_is_explained_and_all_is_removed(local_swarm, home, monkeypatch):
     before = sorted(home.rglob("*"))
     monkeypatch.setattr(local, "free_ports", lambda count: [1] * count)
-    monkeypatch.setattr(local, "CONVERGE_LIMIT_S", 20.0)
     monkeypatch.setattr(local.LocalSwarm, "_write_config", broken_config)
     code, _, err = local_swarm("local", "up", "--agents", "1", "--gpus", "0")
     assert code == 125

@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from swarm_client import attached
 from swarm_client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
 
 
@@ -242,11 +243,13 @@ def test_lost_contact_with_an_unknown_outcome_is_125(swarm, agent, monkeypatch):
     assert "its outcome is unknown" in err
 
 
-def test_a_job_that_waits_is_explained_after_a_second(swarm, agent):
+def test_a_job_that_waits_is_explained_after_a_while(swarm, agent, monkeypatch):
+    monkeypatch.setattr(attached, "QUIET_START_S", 0.1)
+
     def stream(_):
         yield state("queued", "1", nodes=[], reason="needs 4 GPUs, 2 free")
         agent.wait_for("GET", f"/v1/jobs/{JOB_ID}/logs")
-        threading.Event().wait(1.2)
+        threading.Event().wait(2.0)
         yield state("running", "2")
         yield end("3")
 

@@ -22,9 +22,12 @@ def start(agent):
     """Start `swarm WORDS` and give the process; what still runs at the end is killed."""
     started = []
 
-    def begin(*words, **options):
+    def begin(*words, window_s=2.0, **options):
         environment = {**os.environ, "SWARM_HOSTS": agent.address, "SWARM_TOKEN": TOKEN}
-        code = "import sys; from swarm_client.cli import main; sys.exit(main())"
+        code = (
+            "import sys; from swarm_client import attached, cli;"
+            f"attached.QUIET_START_S = 300.0; attached.CANCEL_WINDOW_S = {window_s}; sys.exit(cli.main())"
+        )
         command = [sys.executable, "-c", code, *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(command, env=environment, **pipes)
@@ -44,7 +47,7 @@ def running_job(agent, until_path, *last):
     def stream(cursor):
         yield state("running", "1")
         yield log("up\n", "2")
-        agent.wait_for("POST", until_path, limit_s=20)
+        agent.wait_for("POST", until_path, limit_s=60)
         yield from last
 
     return stream
@@ -59,7 +62,7 @@ def test_first_interrupt_is_forwarded_and_says_so(agent, start):
     process = start("run", "--no-sync", "--", "x")
     read_up(process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert agent.wait_for("POST", SIGNAL) == [{"signal": 2}]
     assert err.decode().splitlines() == [
@@ -70,14 +73,14 @@ def test_first_interrupt_is_forwarded_and_says_so(agent, start):
 
 def test_second_interrupt_cancels_and_third_leaves_at_once(agent, start):
     agent.stream = running_job(agent, "/never")
-    process = start("run", "--no-sync", "--", "x")
+    process = start("run", "--no-sync", "--", "x", window_s=300.0)
     read_up(process)
     process.send_signal(signal.SIGINT)
-    agent.wait_for("POST", SIGNAL, limit_s=20)
+    agent.wait_for("POST", SIGNAL, limit_s=60)
     process.send_signal(signal.SIGINT)
-    agent.wait_for("POST", CANCEL, limit_s=20)
+    agent.wait_for("POST", CANCEL, limit_s=60)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=60) == 130
 
 
 def test_terminate_cancels_and_returns_the_jobs_code(agent, start):
@@ -85,7 +88,7 @@ def test_terminate_cancels_and_returns_the_jobs_code(agent, start):
     process = start("run", "--no-sync", "--", "x")
     read_up(process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=60) == 143
 
 
 def test_hangup_detaches_and_leaves_the_job(agent, start):
@@ -93,7 +96,7 @@ def test_hangup_detaches_and_leaves_the_job(agent, start):
     process = start("run", "--no-sync", "--", "x")
     read_up(process)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=20) == 129
+    assert process.wait(timeout=60) == 129
     assert not [path for method, path, _ in agent.requests if path in (CANCEL, SIGNAL)]
 
 
@@ -102,7 +105,7 @@ def test_hangup_cancels_when_asked_to(agent, start):
     process = start("run", "--no-sync", "--kill-on-disconnect", "--", "x")
     read_up(process)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=20) == 129
+    assert process.wait(timeout=60) == 129
     agent.wait_for("POST", CANCEL)
 
 
@@ -111,7 +114,7 @@ def test_interrupt_ends_only_the_viewer_of_logs(agent, start):
     process = start("logs", "-f", JOB_ID)
     read_up(process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"")
     assert [path for method, path, _ in agent.requests if method == "POST"] == []
 
@@ -126,7 +129,7 @@ def test_a_closed_pipe_is_silent(agent, start):
     process = start("logs", "-f", JOB_ID)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=20) == 141
+    assert process.wait(timeout=60) == 141
     assert process.stderr.read() == b""
 
 
@@ -140,7 +143,7 @@ def test_detach_keys_leave_the_job_running(agent, start, keys):
     seen = read_until(leader, b"detach: Ctrl-\\ or Ctrl-P Ctrl-Q")
     os.write(leader, keys)
     seen += read_until(leader, b"goes on")
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
     assert f"swarm attach {HANDLE}".encode() in seen + read_rest(leader)
     os.close(leader)
     assert not [path for method, path, _ in agent.requests if path in (CANCEL, SIGNAL)]
@@ -155,7 +158,7 @@ def take(terminal):
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
-def read_until(descriptor, text, limit_s=20):
+def read_until(descriptor, text, limit_s=60):
     seen, end_s = b"", time.monotonic() + limit_s
     while text not in seen:
         assert select.select([descriptor], [], [], end_s - time.monotonic())[0], seen

@@ -117,6 +117,7 @@ async def test_a_full_disk_refuses_commands_loses_nothing_and_recovers(
     unanswered = await agent.command(submit, timeout_s=1.0)
     assert isinstance(unanswered, Refused)
     assert unanswered.code == "unavailable"
+    await wait_until(lambda: not agent.readiness.is_ready())
     refused = await agent.command(CreateTicket())
     assert isinstance(refused, Refused)
     assert refused.code == "not_ready"

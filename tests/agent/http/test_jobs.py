@@ -152,7 +152,7 @@ async def test_a_wait_is_woken_by_the_change_wherever_the_shepherd_is(n1, n2, go
         n1.agent.change(ALPHA, state=JobState.ENDED, exit_code=3, end_reason=EndReason.FAILED)
     found = await asyncio.gather(*waits)
     assert [each["met"] for each in found] == [True, True]
-    assert asyncio.get_running_loop().time() - started_s < 1.0
+    assert asyncio.get_running_loop().time() - started_s < 15.0, "half of the time that the wait would have taken"
     assert {each["job"]["exit_code"] for each in found} == ({3} if goal == "done" else {None})
 
 

@@ -56,7 +56,7 @@ async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., t
         assert isinstance(event, PlanComputed)
         assert event.plan.version == version
         assert [(entry.job_id, entry.action) for entry in event.plan.entries] == [(JOB, Action.START)]
-        assert 0 < event.plan.elapsed_s < 10
+        assert 0 < event.plan.elapsed_s < 60
 
 
 async def test_a_policy_that_raises_is_a_failed_plan_and_the_child_goes_on(

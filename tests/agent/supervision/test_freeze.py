@@ -23,6 +23,7 @@ from swarmsched.events import TaskFreezeChanged, TaskStarted
 from swarmsched.task import RankExit, TaskOrder
 
 LONG_S = 3_600.0
+SHORT_S = 3.0  # over within a test, and long enough for a shim that is given little of the processor
 
 
 @pytest.fixture
@@ -76,9 +77,10 @@ def status(bench: Bench, order: TaskOrder):
 async def test_ranks_freeze_at_their_deadline_and_go_on_after_an_extension(bench: Bench, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    order = start(bench, f"echo $$; read line < {go}; echo on; exit 4", lease_s=0.4)
-    pid = int(await bench.wait_for_output(order, b"\n"))
+    order = start(bench, f"read line < {go}; echo on; exit 4", lease_s=0.4)
     await frozen(bench, order)
+    (root,) = bench.runner.own_pids()
+    (pid,) = shim.listed_children(root)
     await until(lambda: state(pid) == b"T")
     assert status(bench, order).is_frozen
     extend(bench, order, LONG_S)
@@ -86,19 +88,21 @@ async def test_ranks_freeze_at_their_deadline_and_go_on_after_an_extension(bench
     await asyncio.to_thread(go.write_text, "go\n")
     exited = await bench.finish(order)
     assert exited.exits == (RankExit(0, 4),)
-    assert bench.output(order).endswith(b"on\n")
+    assert bench.output(order) == b"on\n"
     assert not status(bench, order).is_frozen
 
 
 async def test_an_extension_in_time_keeps_ranks_from_freezing(bench: Bench, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    order = start(bench, f"echo up; while [ ! -e {go} ]; do sleep 0.01; done", lease_s=0.5)
+    script = f"trap 'echo told' USR1; echo up; while [ ! -e {go} ]; do sleep 0.01; done"
+    order = start(bench, script)
     await bench.wait_for_output(order, b"up")
-    began_s = time.monotonic()
-    while time.monotonic() - began_s < 1.5:
-        extend(bench, order, 0.5)
-        await asyncio.sleep(0.1)
+    over_s = time.monotonic() + SHORT_S
+    extend(bench, order, SHORT_S)
+    bench.runner.perform(SignalTask(order.job_id, 1, signal.SIGUSR1))  # obeyed after the other one
+    await bench.wait_for_output(order, b"told")
     extend(bench, order, LONG_S)
+    await until(lambda: time.monotonic() > over_s + 0.5)
     go.touch()
     assert (await bench.finish(order)).exits == (RankExit(0, 0),)
     assert not any(isinstance(event, TaskFreezeChanged) for event in bench.events)
@@ -247,7 +251,7 @@ async def test_a_stop_without_grace_kills_frozen_ranks_that_never_run_again(benc
 async def test_ranks_that_freeze_within_their_grace_are_killed_at_its_end(bench: Bench) -> None:
     order = start(bench, "trap 'echo ignored' TERM; echo up; while :; do sleep 0.01; done")
     await bench.wait_for_output(order, b"up")
-    bench.runner.perform(StopTask(order.job_id, 1, 1.5))
+    bench.runner.perform(StopTask(order.job_id, 1, SHORT_S))
     await bench.wait_for_output(order, b"ignored")
     extend(bench, order, 0.0)
     await frozen(bench, order)
@@ -306,12 +310,13 @@ async def afterwards(tmp_path: Path):
 async def test_ranks_freeze_although_the_agent_is_dead_and_the_next_agent_knows(tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
-    script = f"echo $$ > {tmp_path}/pid; read line < {go}; exit 5"
-    order = make_order("sh", "-c", script)
+    order = make_order("sh", "-c", f"read line < {go}; exit 5")
     await dead_agent(tmp_path, order, lease_s=1.0)
     await until(lambda: frozen_utc_s(tmp_path, order))
-    await until(lambda: state(int((tmp_path / "pid").read_text())) == b"T")
     async with Bench(tmp_path / "data") as bench:
+        (root,) = bench.runner.own_pids()
+        (pid,) = shim.listed_children(root)
+        assert state(pid) == b"T"
         (found,) = bench.found
         assert found.is_frozen
         extend(bench, order, LONG_S)
@@ -322,14 +327,14 @@ async def test_ranks_freeze_although_the_agent_is_dead_and_the_next_agent_knows(
 
 @pytest.mark.usefixtures("afterwards")
 async def test_the_freeze_follows_the_deadline_and_does_not_precede_it(tmp_path: Path) -> None:
-    """The bound is wide, since no test on a busy machine can be strict: nothing waits for a second or more."""
+    """The bound is wide, since no test on a busy machine can be strict."""
     order = make_order("sleep", "600")
     await dead_agent(tmp_path, order, lease_s=0.5)
     await until(lambda: frozen_utc_s(tmp_path, order))
     directory = tmp_path / "data" / "tasks" / directory_name((order.job_id, 1))
     deadline_s = shim.read_lease(str(directory / "lease"), 0.0)
     offset_s = time.time() - time.monotonic()
-    assert 0.0 <= frozen_utc_s(tmp_path, order) - offset_s - deadline_s < 1.0
+    assert 0.0 <= frozen_utc_s(tmp_path, order) - offset_s - deadline_s < 5.0
 
 
 async def test_a_shim_without_a_lease_file_runs_without_limit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from swarmsched.ids import NodeId
 
 TESTBED = Path(__file__).parents[2] / "testbed"
 PERIOD_S = 0.1
-DEADLINE_S = 0.6
+DEADLINE_S = 10.0  # a sampler that is given little of the processor is no hung driver
 
 
 def load_fake_nvml():

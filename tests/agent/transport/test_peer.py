@@ -143,7 +143,7 @@ async def test_a_batch_that_overtook_another_waits_for_it_but_not_for_ever(monke
     box.passed(b"i", 2)
 
     monkeypatch.setattr(inbox, "GAP_WAIT_S", 0.01)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await box.wait_turn(b"i", 9)
 
 
@@ -353,11 +353,11 @@ async def test_heartbeats_keep_a_silent_stream_open_and_are_not_shown(
     pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr(rpc, "STREAM_SILENCE_S", 0.15)
+    monkeypatch.setattr(rpc, "STREAM_SILENCE_S", 2.0)
     a, b = pair
 
     async def slow(sender: NodeId, payload: dict[str, object]) -> AsyncIterator[dict[str, object]]:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(2.5)
         yield {"n": 1}
 
     b.rpc.on_stream("slow", slow)
