@@ -12,6 +12,7 @@ import pytest
 from swarm_agent.supervision import shim
 from swarm_agent.supervision.orders import order_from_json, order_to_json
 from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_gpu, make_order
+from swarm_agent.testing import wait_until
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.errors import StorageError
 from swarmsched.events import TaskStarted
@@ -84,6 +85,7 @@ async def test_a_found_task_obeys_signals_and_stops(tmp_path: Path) -> None:
     order = make_order("sh", "-c", "trap 'echo got' USR1; echo ready; while :; do sleep 0.02; done")
     kill(await first_life(tmp_path, order))
     async with Bench(tmp_path / "data") as bench:
+        await bench.wait_for_output(order, b"ready")
         bench.runner.perform(SignalTask(order.job_id, 1, signal.SIGUSR1))
         await bench.wait_for_output(order, b"got")
         bench.runner.perform(StopTask(order.job_id, 1, 5.0))
@@ -115,9 +117,12 @@ async def test_a_task_that_ended_meanwhile_is_found_with_its_result(tmp_path: Pa
 
 
 async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path: Path) -> None:
-    order = make_order("sh", "-c", "setsid sleep 300 & echo $!; exec sleep 300")
+    pid_file = tmp_path / "pid"
+    script = f"setsid sleep 300 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300"
+    order = make_order("sh", "-c", script)
     kept = make_order("sleep", "300")
     process = await first_life(tmp_path, order, kept)
+    await wait_until(pid_file.exists, what="the daemon is there")
     facts = (tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes()
     os.kill(int(facts.split()[1]), signal.SIGKILL)
     kill(process)
@@ -126,7 +131,7 @@ async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path:
         assert by_id[order.job_id].stage is TaskStage.EXITED
         assert by_id[order.job_id].failure is TaskFailure.LOST
         assert by_id[kept.job_id].stage is TaskStage.STARTED
-        daemon = int(bench.output(order))
+        daemon = int(pid_file.read_text())
         fields = shim.read_stat(daemon)
         assert fields is None or fields[0] == b"Z"
         bench.runner.perform(StopTask(kept.job_id, 1, 0.0))
