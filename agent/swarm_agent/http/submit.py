@@ -8,7 +8,7 @@ a ticket is repeated, and wherever, there is one job.
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,10 +89,14 @@ class Submission:
             problem = Problem("unavailable", f"{holder.node} cannot take the job now")
         raise _nobody_took_it(command, problem)
 
-    def _in_order(self, holders: Iterable[Holder]) -> list[Holder]:
+    def _in_order(self, holders: Sequence[Holder]) -> Iterator[Holder]:
         """As the ticket has them, but a witness last: it holds jobs and acts for none."""
+        own = self._agent.config
+        if holders[0].node == own.name and not own.witness:
+            yield holders[0]  # as a rule; what the others are need not be looked up then
+            holders = holders[1:]
         witnesses = {each.name for each in self._facts.nodes() if each.is_witness}
-        return sorted(holders, key=lambda holder: holder.node in witnesses)
+        yield from sorted(holders, key=lambda holder: holder.node in witnesses)
 
     async def _create(self, command: SubmitJob) -> Answer:
         """Create the job as one of its holders, or find that it was created before."""
