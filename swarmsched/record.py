@@ -11,6 +11,8 @@ from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.resources import Share
 
 SIGTERM = 15
+FORCED_LEAP = 1_000
+"""Of epochs and of attempts, by a forced recovery: the lost holders may have counted further."""
 
 
 class PlanState(Enum):
@@ -81,6 +83,11 @@ class JobRecord:
     def configuration(self) -> Configuration:
         """Who holds this record."""
         return Configuration(self.holders, self.leaving_holders)
+
+    @property
+    def attempts_in_doubt(self) -> int:
+        """Up to this number, attempts may have begun of which nothing is known since a forced recovery."""
+        return self.epoch // FORCED_LEAP * FORCED_LEAP if self.is_forced else 0
 
     @property
     def is_ended(self) -> bool:

@@ -261,7 +261,8 @@ class JobShepherd:
     def place(self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
         """Try these nodes; the caller has checked `is_waiting`."""
         self._see(clock)
-        number = max(self._last_attempt, self._record.attempt) + 1 + self._skipped_attempts
+        last = max(self._last_attempt, self._record.attempt, self._record.attempts_in_doubt)
+        number = last + 1 + self._skipped_attempts
         self._attempt = self._new_attempt(number, shares, ranking)
         return [*self._attempt.begin(clock.now_s)]
 

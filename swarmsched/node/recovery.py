@@ -1,7 +1,8 @@
 """Going on without lost holders: an operator's decision where the protocol itself must wait for ever.
 
 Whoever orders it vouches for it that the lost holders stay away: were they alive behind a cut cable, their side could
-go on by the old record.  The epoch leaps, so that every owner that hears of the forced record refuses the old side.
+go on by the old record.  The epoch leaps, so that every owner that hears of the forced record refuses the old side,
+and so do the numbers of later attempts, so that none of them is taken for one of the old side's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,7 @@ from swarmsched.negotiation.holding import Candidate
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.submission import past_retention
-from swarmsched.record import JobRecord
-
-FORCED_EPOCHS = 1_000
+from swarmsched.record import FORCED_LEAP, JobRecord
 
 
 class Recovery:
@@ -55,7 +54,7 @@ class Recovery:
         fresh = [holder for holder in live if holder.node not in {each.node for each in kept}]
         holders = tuple([*kept, *fresh][:HOLDERS_WANTED])
         value = record.updated(
-            epoch=record.epoch + FORCED_EPOCHS,
+            epoch=record.epoch + FORCED_LEAP,
             shepherd=self._me.node,
             shepherd_generation=self._generation,
             holders=holders,

@@ -6,7 +6,7 @@ disk has them; the value of a ballot is known from the request for it, or read f
 on its own account.  Whoever needs to know what was decided subscribes here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from swarmsched.effects import Effect, Persist
@@ -71,6 +71,12 @@ class DecidedRecords(Checker):
         """The record decided last."""
         history = self._histories.get(job_id)
         return None if history is None else history.last
+
+    def open(self, job_id: JobId, holders: Collection[Holder]) -> list[JobRecord]:
+        """Records that are newer than the decided one and that some of these have accepted."""
+        history = self._histories.get(job_id)
+        entries = () if history is None else history.open.values()
+        return [value for value, acceptors in entries if not acceptors.keys().isdisjoint(holders)]
 
     def has_decided(self, job_id: JobId, stamp: tuple[int, int]) -> bool:
         """True if a record of that (epoch, version) is decided, or is an ancestor of a decided one as far as known."""

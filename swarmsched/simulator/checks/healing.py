@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from swarmsched.api import Isolation
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.decided import DecidedRecords
@@ -69,13 +70,13 @@ class Healed:
         return not up.issuperset(nodes)
 
     def has_majority(self, job_id: JobId) -> bool:
-        """True when more than half of its holders, and of the leaving ones, run on the stores that are meant."""
-        stores = {host.node_id: host.storage.store_id for host in self.up}
-        record = self.record(job_id)
-        groups = [group for group in (record.holders, record.leaving_holders) if group]
-        return all(
-            2 * sum(stores.get(holder.node) == holder.store for holder in group) > len(group) for group in groups
-        )
+        """True when more than half of its holders, and of the leaving ones, run on the stores that are meant.
+
+        So must those of a newer record that one of them has accepted: perhaps it was decided, so it must be completed.
+        """
+        live = {Holder(host.node_id, host.storage.store_id) for host in self.up}
+        records = [self.record(job_id), *self._decided.open(job_id, live)]
+        return all(record.configuration.is_quorum(live) for record in records)
 
 
 class Rule:

@@ -120,6 +120,12 @@ def scene():
     return Scene()
 
 
+def test_attempts_after_a_forced_recovery_have_numbers_that_the_lost_side_cannot_have_used(scene):
+    record = scene.record.updated(epoch=1_003, attempt=2, is_forced=True)
+    scene.shepherd = JobShepherd(record, ME, random.Random(2), count(1))
+    assert {request.attempt for _, request in scene.place()} == {1_001}
+
+
 def test_gang_is_prepared_in_the_register_before_any_commit(scene):
     holds = scene.place()
     assert [node for node, _ in holds] == [A, B]

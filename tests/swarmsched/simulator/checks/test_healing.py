@@ -209,6 +209,17 @@ def test_a_job_without_a_majority_of_holders_needs_no_shepherd(swarm):
     assert Healing(swarm, swarm.history.suite, [OneShepherd()]).run(0.0)
 
 
+def test_a_job_of_which_a_holder_has_a_newer_record_without_a_majority_needs_no_shepherd(swarm):
+    record = swarm.accept()
+    swarm.hosts["b"].is_up = False
+    with pytest.raises(Violation, match="nobody acts"):
+        watch(swarm, OneShepherd(), 60.0)
+    pair = swarm.history.holders[:2]
+    joint = record.updated(holders=pair, leaving_holders=record.holders)
+    swarm.history.accept(joint, ["a"], swarm.history.ballot("a"))
+    assert watch(swarm, OneShepherd(), 60.0) is False
+
+
 # --- 15
 
 
