@@ -1,5 +1,7 @@
 """Invariant 4: the register goes forward, and no client is told of less than another was."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarmsched.commands import CancelJob, JobAccepted, SubmitJob
@@ -95,3 +97,17 @@ def test_a_forced_recovery_may_take_versions_again(history):
     first = history.decide(history.record())
     history.decide(first.updated(reason="known to the lost holders alone"))
     history.decide(first.updated(epoch=1001, is_forced=True))
+
+
+def test_only_a_forced_recovery_may_find_the_record_of_the_same_ticket_at_another_holder(history):
+    first = history.decide(history.record())
+    forced = history.decide(first.updated(epoch=1001, submitted_utc_s=3.0, is_forced=True))
+    with pytest.raises(Violation, match="submitted_utc_s"):
+        history.decide(forced.updated(submitted_utc_s=4.0))
+
+
+def test_a_forced_recovery_may_not_change_the_specification(history):
+    first = history.decide(history.record())
+    changed = replace(first.spec, command=("false",))
+    with pytest.raises(Violation, match="spec of"):
+        history.decide(first.updated(epoch=1001, spec=changed, is_forced=True))
