@@ -479,18 +479,11 @@ class Membership:
                 self._counters["generation_jumps"] += 1
                 self._persist_generation()
                 self._self_changed(previous)
-                self._greet_rival(update)
             case Reaction.CONFLICT:
                 self._persist_generation()
                 self._self_changed(previous)
-                self._greet_rival(update)
             case Reaction.NOTHING:
                 pass
-
-    def _greet_rival(self, claim: Update) -> None:
-        """Another holder of the name hears of it at once, if it lives, and says so: rumours need seconds to it."""
-        if claim.address != self._config.address:
-            self._outbox.send(claim.address, self._hello(wants_answer=False))
 
     def _self_changed(self, previous: MemberStatus) -> None:
         own = self._identity.update
