@@ -10,7 +10,7 @@ from swarmsched.effects import Effect, StartTask
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
@@ -24,16 +24,14 @@ class AttemptChecker(Checker):
     PERFORMED = (StartTask,)
 
     def __init__(self, decided: DecidedRecords) -> None:
-        self.started: dict[
-            JobId, dict[int, None]
-        ] = {}  # attempts of which ranks were started; since the last forced recovery
+        self.started: dict[JobId, dict[int, None]] = {}  # attempts with started ranks, since the last forced recovery
         self._decided = decided
         decided.subscribe(self._decided_next)
         self._running: dict[JobId, dict[tuple[NodeId, int], None]] = {}  # (machine, attempt) of ranks that run
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         """An operator goes on with what is left, which may tell of fewer attempts than there were: counted anew."""
-        if before is not None and after.is_forced and after.epoch > before.epoch:
+        if is_new_beginning(before, after):
             self.started.pop(job_id, None)
 
     def performed(self, host: Host, effect: Effect) -> None:

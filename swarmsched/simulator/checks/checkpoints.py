@@ -16,7 +16,7 @@ from swarmsched.ids import JobId
 from swarmsched.ledger.message import CheckpointAnswer, CheckpointRequest
 from swarmsched.record import JobRecord, PlanState
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
@@ -83,7 +83,7 @@ class CheckpointChecker(Checker):
             )
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
-        is_forced = before is not None and after.is_forced and after.epoch > before.epoch
+        is_forced = is_new_beginning(before, after)
         if is_forced:  # an operator goes on with what is left, which may be older
             self._newest[job_id] = after.attempt
         newest = self._newest.get(job_id, 0)

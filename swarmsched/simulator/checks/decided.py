@@ -153,10 +153,9 @@ class DecidedRecords(Checker):
 
     def _accepted(self, job_id: JobId, ballot: Ballot, value: JobRecord, holder: Holder) -> None:
         history = self._histories.setdefault(job_id, History())
-        last = history.last
         # The survivors may not know of the ballots that the lost holders took part in.
-        is_new_beginning = last is not None and value.is_forced and value.epoch > last.epoch
-        if value.epoch < history.forced_epoch or (ballot <= history.last_ballot and not is_new_beginning):
+        is_late = ballot <= history.last_ballot and not is_new_beginning(history.last, value)
+        if value.epoch < history.forced_epoch or is_late:
             return
         known, acceptors = history.open.setdefault(ballot, (value, {}))
         acceptors[holder] = None
@@ -176,6 +175,11 @@ class DecidedRecords(Checker):
         for heard in self._subscribers:
             heard(job_id, before, value)
         history.records.setdefault(value.version, value)
+
+
+def is_new_beginning(before: JobRecord | None, after: JobRecord) -> bool:
+    """True when an operator went on with what was left: it may be older than what the lost holders had decided."""
+    return before is not None and after.is_forced and after.epoch > before.epoch
 
 
 def is_majority(configuration: Configuration, acceptors: dict[Holder, None]) -> bool:

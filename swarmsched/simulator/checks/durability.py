@@ -16,7 +16,7 @@ from swarmsched.jobs.acceptor import ROOM, Slot
 from swarmsched.jobs.tombstones import ROOM as TOMBSTONES
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 from swarmsched.wire.codec import decode_value
@@ -122,7 +122,7 @@ class DurabilityChecker(Checker):
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         self._excuse(job_id, after)
-        if before is not None and after.is_forced and after.epoch > before.epoch and self._has_lost_majority(before):
+        if before is not None and is_new_beginning(before, after) and self._has_lost_majority(before):
             self.excused[job_id] = None
         if job_id in self.excused and after.is_forced:
             self._results.pop(job_id, None)  # an operator has made a new beginning from what was left

@@ -12,7 +12,7 @@ from swarmsched.events import ClientCommandReceived, Event, LoopLagged
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
@@ -87,7 +87,7 @@ class LinearityChecker(Checker):
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         if before is None:
             return
-        is_forced = after.is_forced and after.epoch > before.epoch
+        is_forced = is_new_beginning(before, after)
         if after.stamp <= before.stamp or (after.version <= before.version and not is_forced):
             raise Violation(4, f"the register of {job_id} went from {_short(before)} to {_short(after)}")
         # One ticket at two holders makes first records that differ in time; a forced recovery may find the other one.

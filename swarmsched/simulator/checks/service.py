@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.gangs import is_over
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
@@ -53,7 +53,7 @@ class ServiceChecker(Checker):
             )
         now_s = 0.0 if self._loop is None else self._loop.now_s
         spans = self._spans.get(job_id, {})
-        is_forced = before is not None and after.is_forced and after.epoch > before.epoch
+        is_forced = is_new_beginning(before, after)
         for attempt, span in spans.items():
             if is_forced and not is_over(after, attempt):
                 span.over_s = None  # that it was over, only the lost holders knew

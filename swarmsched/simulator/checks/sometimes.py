@@ -16,7 +16,7 @@ from swarmsched.jobs.message import AcceptRequest, PrepareRequest
 from swarmsched.ledger.message import CheckpointAnswer
 from swarmsched.record import JobRecord, PlanState
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
 
@@ -156,4 +156,4 @@ class Sometimes(Checker):
         self._count("leftover settled", is_settled)
         has_news = after.checkpoint is not None and after.checkpoint != before.checkpoint
         self._count("checkpoint committed", has_news)
-        self._count("recover forced", after.is_forced and after.epoch > before.epoch and not before.is_forced)
+        self._count("recover forced", is_new_beginning(before, after) and not before.is_forced)
