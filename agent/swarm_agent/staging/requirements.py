@@ -46,7 +46,6 @@ class EnvironmentFailed(SwarmError):
 class _Build:
     task: "asyncio.Task[Path]"
     waiting: int = 0
-    given_up: bool = False
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class EnvironmentStore:
         When the last of them is cancelled the build ends too.  Raises `EnvironmentFailed`.
         """
         name = await self.name_of(requirements)
-        while (build := self._builds.get(name)) and build.given_up:
+        while (build := self._builds.get(name)) and build.task.cancelling():
             await asyncio.wait([build.task])  # it is tidying up the folder that the next build will use
         if build is None:
             build = _Build(asyncio.create_task(self._obtain(name, requirements, account, in_use)))
@@ -80,7 +79,6 @@ class EnvironmentStore:
         finally:
             build.waiting -= 1
             if not build.waiting and not build.task.done():
-                build.given_up = True
                 build.task.cancel()
                 with suppress(asyncio.CancelledError):
                     await build.task
