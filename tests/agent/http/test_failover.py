@@ -94,26 +94,15 @@ async def test_a_signal_waits_for_the_next_shepherd_as_well(desks, swarm, n2, n3
     assert told(n3, SignalJob) == [SignalJob(JOB, 2)]
 
 
-async def test_a_signal_that_may_have_arrived_is_not_sent_twice(desks, n1, n2):
+@pytest.mark.parametrize("asked", ["n1", "n2"])
+async def test_a_signal_that_may_have_arrived_is_not_sent_twice(desks, n1, n2, asked):
     held_by_all(desks)
 
     async def unsure(command):
         return Refused("unavailable", "no answer within 10 s; the outcome is unknown")
 
     n1.agent.answer = unsure
-    problem = await n1.post(f"/v1/jobs/{JOB}/signal", {"signal": "INT"}, 503)
-    assert problem["code"] == "unavailable"
-    assert len(told(n1, SignalJob)) == 1
-
-
-async def test_a_signal_that_may_have_arrived_elsewhere_is_not_sent_twice_either(desks, n1, n2):
-    held_by_all(desks)
-
-    async def unsure(command):
-        return Refused("unavailable", "no answer within 10 s; the outcome is unknown")
-
-    n1.agent.answer = unsure
-    problem = await n2.post(f"/v1/jobs/{JOB}/signal", {"signal": "INT"}, 503)
+    problem = await {"n1": n1, "n2": n2}[asked].post(f"/v1/jobs/{JOB}/signal", {"signal": "INT"}, 503)
     assert problem["code"] == "unavailable"
     assert len(told(n1, SignalJob)) == 1
 

@@ -228,22 +228,13 @@ async def test_a_stop_with_grace_lets_frozen_ranks_end_in_order_only_once_their_
     assert b"saving" in bench.output(order)
 
 
-async def test_a_stop_with_grace_never_lets_frozen_ranks_run_without_a_lease(bench: Bench) -> None:
+@pytest.mark.parametrize("grace_s", [0.3, 0.0])
+async def test_a_stop_never_lets_frozen_ranks_run_without_a_lease(bench: Bench, grace_s: float) -> None:
     order = start(bench, "trap 'echo ran' TERM; echo up; while :; do sleep 0.01; done")
     await bench.wait_for_output(order, b"up")
     extend(bench, order, 0.0)
     await frozen(bench, order)
-    bench.runner.perform(StopTask(order.job_id, 1, 0.3))
-    assert (await bench.finish(order)).exits == (RankExit(0, 0, signal=signal.SIGKILL),)
-    assert b"ran" not in bench.output(order)
-
-
-async def test_a_stop_without_grace_kills_frozen_ranks_that_never_run_again(bench: Bench) -> None:
-    order = start(bench, "trap 'echo ran' TERM; echo up; while :; do sleep 0.01; done")
-    await bench.wait_for_output(order, b"up")
-    extend(bench, order, 0.0)
-    await frozen(bench, order)
-    bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+    bench.runner.perform(StopTask(order.job_id, 1, grace_s))
     assert (await bench.finish(order)).exits == (RankExit(0, 0, signal=signal.SIGKILL),)
     assert b"ran" not in bench.output(order)
 
