@@ -1,8 +1,10 @@
 """A node's own identity: its generation and incarnation, and what it does when others say otherwise.
 
-A node jumps above any generation of its name that it meets and is not its own: after a clock that went back and a
-lost disk this makes the restarted node the newest again.  If the jump is answered by exactly one generation more,
-another live process jumped too: the name has two holders, and both go into conflict.
+A node jumps above any claim to its name that is not its own: after a clock that went back and a lost disk this makes
+the restarted node the newest again.  What others say proves nothing of whether the claimant still lives, since packets
+come late and peers know different old claims; but what a process has left behind runs out after a few jumps.  One that
+answers a jump by itself lives, and so does whatever contests the name for longer: then the name has two holders, and
+both go into conflict.
 """
 
 from dataclasses import replace
@@ -11,7 +13,7 @@ from enum import Enum, auto
 from swarmsched.gossip.message import Standing, Update
 
 JUMPS_MAX = 4
-"""More jumps than any single holder of a name could need; then it is a conflict, whatever the numbers."""
+"""More jumps than a single holder of a name needs to get past old claims; what contests the name then is alive."""
 
 
 class Reaction(Enum):
@@ -40,28 +42,30 @@ class Identity:
         """Claim to have left."""
         self.update = replace(self.update, standing=Standing.LEFT)
 
-    def hear(self, claim: Update) -> Reaction:
-        """React to a claim about this node.  Repetitions and old claims change nothing."""
+    def hear(self, claim: Update, *, is_firsthand: bool = False) -> Reaction:
+        """React to a claim about this node.  Repetitions and old claims change nothing.
+
+        `is_firsthand`: the claimant itself has sent it, nobody else.
+        """
         if self.has_left:
             return Reaction.NOTHING
         if claim.generation < self.update.generation:
             return Reaction.CORRECT
-        is_foreign = bool(claim.instance_id) and claim.instance_id != self.update.instance_id
-        if claim.generation > self.update.generation:
-            return self._hear_newer(claim)
-        is_known_conflict = self.update.is_conflict or (claim.is_conflict and self._jump_count > 0)
-        if is_foreign and is_known_conflict:  # who has not jumped yet may be the only one that is left: it tries that
-            return self._share_name(claim)
-        if is_foreign:
-            return self._jump(claim.generation)
-        return self._refute(claim)
-
-    def _hear_newer(self, claim: Update) -> Reaction:
-        answers_our_jump = self._jump_count > 0 and claim.generation == self.update.generation + 1
-        if answers_our_jump or self._jump_count >= JUMPS_MAX:
+        if claim.generation == self.update.generation:
+            if not self._is_contest(claim):
+                return self._refute(claim)
+            if self.update.is_conflict:
+                return self._share_name(claim)
+        answers_a_jump = is_firsthand and self._jump_count > 0 and claim.generation <= self.update.generation + 1
+        if answers_a_jump or self._jump_count >= JUMPS_MAX:
             self._enter_conflict(claim)
             return Reaction.CONFLICT
         return self._jump(claim.generation)
+
+    def _is_contest(self, claim: Update) -> bool:
+        """Peers that know of a conflict add it to whatever is claimed under that generation, by this process too."""
+        is_foreign = bool(claim.instance_id) and claim.instance_id != self.update.instance_id
+        return is_foreign or (claim.is_conflict and not self.update.is_conflict)
 
     def _jump(self, above: int) -> Reaction:
         self._jump_count += 1
@@ -71,9 +75,6 @@ class Identity:
         return Reaction.JUMPED
 
     def _share_name(self, claim: Update) -> Reaction:
-        if not self.update.is_conflict:
-            self._enter_conflict(claim)
-            return Reaction.CONFLICT
         if claim.standing is not Standing.ALIVE:
             return self._refute(claim)
         if claim.incarnation > self.update.incarnation:  # the other holder refuted for both of us
@@ -81,9 +82,9 @@ class Identity:
         return Reaction.NOTHING
 
     def _enter_conflict(self, claim: Update) -> None:
-        self.update = replace(
-            self.update, generation=claim.generation, incarnation=claim.incarnation + 1, is_conflict=True
-        )
+        own = self.update
+        newest = max(own.incarnation, claim.incarnation) if claim.generation == own.generation else claim.incarnation
+        self.update = replace(own, generation=claim.generation, incarnation=newest + 1, is_conflict=True)
 
     def _refute(self, claim: Update) -> Reaction:
         own = self.update

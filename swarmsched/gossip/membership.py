@@ -97,6 +97,7 @@ class Membership:
         self._dial_count = 0
         self._dialled: dict[Address, int] = {}  # the last dial of each address by its number, the oldest first
         self._refused: dict[str, None] = {}  # names announced as refused
+        self._greetings: set[tuple[bytes, int]] = set()  # other holders of this name, and the generation told to them
         self._counters: Counter[str] = Counter()
         self._now_s = 0.0
 
@@ -379,7 +380,7 @@ class Membership:
             # A configured seed is this node itself under another address.
             self._absent_seeds = tuple(seed for seed in self._absent_seeds if seed != source)
             return
-        self._hear((hello.sender, *hello.updates))
+        self._hear((hello.sender, *hello.updates), firsthand=hello.sender)
         if hello.sender.node == self._config.node_id:
             self._outbox.correct(self._config.node_id)
         elif hello.membership_hash != self.membership_hash:
@@ -417,7 +418,7 @@ class Membership:
 
     # Claims
 
-    def _hear(self, updates: Sequence[Update], *, is_list: bool = False) -> None:
+    def _hear(self, updates: Sequence[Update], *, is_list: bool = False, firsthand: Update | None = None) -> None:
         if not updates:
             return
         if not len(self._roster):
@@ -425,7 +426,7 @@ class Membership:
             self._generation_base = max(self._generation_base, *(update.generation for update in updates))
         for update in updates:
             if update.node == self._config.node_id:
-                self._hear_of_self(update)
+                self._hear_of_self(update, is_firsthand=update is firsthand)
             else:
                 self._hear_of(update, is_list=is_list)
 
@@ -460,7 +461,7 @@ class Membership:
         ):
             self._outbox.correct(update.node)
 
-    def _hear_of_self(self, update: Update) -> None:
+    def _hear_of_self(self, update: Update, *, is_firsthand: bool) -> None:
         if update.generation > self._generation_limit():
             self._refuse(update, "generation")
             return
@@ -468,9 +469,10 @@ class Membership:
             self._refuse(update, "incarnation")
             return
         previous = status_of(self._identity.update)
-        match self._identity.hear(update):
+        match self._identity.hear(update, is_firsthand=is_firsthand):
             case Reaction.CORRECT:
                 self._outbox.correct(update.node)
+                self._greet_rival(update)
             case Reaction.REFUTED:
                 self._counters["refutations"] += 1
                 self._health.probe_missed()
@@ -479,11 +481,20 @@ class Membership:
                 self._counters["generation_jumps"] += 1
                 self._persist_generation()
                 self._self_changed(previous)
+                self._greet_rival(update)
             case Reaction.CONFLICT:
                 self._persist_generation()
                 self._self_changed(previous)
+                self._greet_rival(update)
             case Reaction.NOTHING:
                 pass
+
+    def _greet_rival(self, claim: Update) -> None:
+        """Another holder of the name hears of it at once, if it lives, and says so: rumours need seconds to it."""
+        greeting = (claim.instance_id, self.generation)
+        if claim.address != self._config.address and greeting not in self._greetings:
+            self._greetings.add(greeting)
+            self._outbox.send(claim.address, self._hello(wants_answer=False))
 
     def _self_changed(self, previous: MemberStatus) -> None:
         own = self._identity.update

@@ -14,6 +14,7 @@ from swarmsched.events import (
     PeerMessageReceived,
     TimerFired,
 )
+from swarmsched.gossip.identity import JUMPS_MAX
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -324,17 +325,53 @@ def test_a_newer_generation_of_oneself_is_jumped_over_stored_and_told() -> None:
     assert driver.status("me") is MemberStatus.ALIVE
 
 
-def test_an_answer_to_the_jump_by_another_process_is_a_conflict() -> None:
+def test_another_process_that_answers_every_jump_is_a_conflict() -> None:
     driver = Driver("a", "b")
-    driver.hear(replace(claim("me", generation=1_500), instance_id=b"the other holder"))
-    driver.hear(replace(claim("me", generation=1_502), instance_id=b"the other holder"))
+    for _ in range(JUMPS_MAX + 1):
+        assert driver.status("me") is MemberStatus.ALIVE
+        answer = claim("me", generation=driver.membership.generation + 1)
+        driver.hear(replace(answer, instance_id=b"the other holder"))
     assert driver.changes() == [("me", MemberStatus.CONFLICT, MemberStatus.ALIVE)]
     assert driver.membership.alive() == ["a", "b"]
     generation = driver.membership.generation
-    driver.hear(
-        replace(claim("me", generation=1_502, incarnation=9), instance_id=b"the other holder", is_conflict=True)
-    )
+    driver.hear(replace(answer, incarnation=9, instance_id=b"the other holder", is_conflict=True))
     assert (driver.membership.generation, driver.membership.incarnation) == (generation, 9)
+
+
+def test_another_holder_of_the_name_is_greeted_where_it_says_that_it_is() -> None:
+    driver = Driver("a", "b")
+    other = replace(claim("me", generation=1_500), host="10.9.9.9", instance_id=b"the other holder")
+    driver.hear(other)
+    ((where, hello),) = driver.sent(Hello)
+    assert where == other.address
+    assert isinstance(hello, Hello)
+    assert (hello.sender.node, hello.sender.generation) == (ME, 1_501)
+
+
+def test_another_holder_of_the_name_with_an_older_claim_is_greeted_once() -> None:
+    driver = Driver("a", "b")
+    other = replace(claim("me", generation=1), host="10.9.9.9", instance_id=b"the other holder")
+    driver.hear(other, other)
+    assert [where for where, _ in driver.sent(Hello)] == [other.address]
+
+
+def test_a_greeted_holder_that_answers_is_a_conflict_at_once() -> None:
+    driver = Driver("a", "b")
+    other = replace(claim("me", generation=1_500), host="10.9.9.9", instance_id=b"the other holder")
+    driver.hear(other)
+    answer = replace(other, generation=1_502)
+    driver.receive(Hello(answer, 0, wants_answer=False), other.address)
+    assert driver.changes() == [("me", MemberStatus.CONFLICT, MemberStatus.ALIVE)]
+    (where, conflict), *_ = reversed(driver.sent(Hello))
+    assert isinstance(conflict, Hello)
+    assert (where, conflict.sender.generation, conflict.sender.is_conflict) == (other.address, 1_502, True)
+
+
+def test_a_former_process_at_the_own_address_is_not_greeted() -> None:
+    driver = Driver("a", "b")
+    driver.hear(replace(claim("me", generation=1_500), host="10.0.0.1", port=1, instance_id=b"former process.."))
+    assert driver.membership.generation == 1_501
+    assert driver.sent(Hello) == []
 
 
 def test_a_conflict_of_another_member_is_published_and_ends_with_a_newer_generation() -> None:

@@ -1,6 +1,7 @@
 """The small machines under `Membership`: health, suspicion, rumours, probe order, identity, roster."""
 
 import random
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -241,8 +242,53 @@ def test_a_restart_leaves_a_conflict_behind_unless_the_other_holder_lives(genera
     assert restarted.hear(other) is Reaction.JUMPED
     assert (restarted.update.generation, restarted.update.is_conflict) == (generation + 1, False)
     alive = Identity(other)
-    alive.hear(restarted.update)
-    restarted.hear(alive.update)
-    alive.hear(restarted.update)
-    restarted.hear(alive.update)
+    for _ in range(JUMPS_MAX + 1):
+        alive.hear(restarted.update)
+        restarted.hear(alive.update)
     assert (restarted.update.is_conflict, alive.update.is_conflict) == (True, True)
+    assert restarted.update.generation == alive.update.generation
+
+
+def test_what_a_holder_that_is_gone_left_behind_at_each_generation_is_no_conflict() -> None:
+    identity, reactions = heard(
+        replace(OWN, generation=200, incarnation=2, instance_id=FOREIGN, is_conflict=True),
+        replace(OWN, generation=201, incarnation=1, instance_id=FOREIGN, is_conflict=True),
+        replace(OWN, generation=203, instance_id=FOREIGN),
+        replace(OWN, generation=201, incarnation=1, instance_id=FOREIGN, is_conflict=True),
+    )
+    assert reactions == [Reaction.JUMPED, Reaction.JUMPED, Reaction.JUMPED, Reaction.CORRECT]
+    assert (identity.update.generation, identity.update.is_conflict) == (204, False)
+
+
+@pytest.mark.parametrize("standing", [ALIVE, SUSPECT])
+def test_a_conflict_that_is_said_of_this_very_process_is_contested_too(standing: Standing) -> None:
+    identity, reactions = heard(replace(OWN, incarnation=2, standing=standing, is_conflict=True))
+    assert reactions == [Reaction.JUMPED]
+    assert (identity.update.generation, identity.update.is_conflict) == (OWN.generation + 1, False)
+
+
+def test_a_claimant_that_answers_a_jump_itself_lives_and_one_that_others_speak_of_may_not() -> None:
+    identity, _ = heard(replace(OWN, generation=200, instance_id=FOREIGN))
+    answer = replace(OWN, generation=202, instance_id=FOREIGN)
+    alive, gone = copy(identity), copy(identity)
+    assert alive.hear(answer, is_firsthand=True) is Reaction.CONFLICT
+    assert gone.hear(answer) is Reaction.JUMPED
+    assert (alive.update.generation, alive.update.is_conflict) == (202, True)
+    assert (gone.update.generation, gone.update.is_conflict) == (203, False)
+
+
+def test_a_claim_that_is_no_answer_is_jumped_over_even_firsthand() -> None:
+    claim = replace(OWN, generation=200, instance_id=FOREIGN)
+    identity = Identity(OWN)
+    assert identity.hear(claim, is_firsthand=True) is Reaction.JUMPED  # it has not heard of us yet
+    assert identity.hear(replace(claim, generation=300), is_firsthand=True) is Reaction.JUMPED
+
+
+def test_who_enters_a_conflict_keeps_the_incarnation_that_it_had_reached() -> None:
+    identity = Identity(OWN)
+    for step in range(JUMPS_MAX):
+        identity.hear(replace(OWN, generation=200 + 2 * step, instance_id=FOREIGN))
+    own = identity.update
+    identity.hear(replace(own, standing=SUSPECT, incarnation=6))
+    identity.hear(replace(own, incarnation=1, instance_id=FOREIGN, is_conflict=True))
+    assert (identity.update.incarnation, identity.update.is_conflict) == (8, True)

@@ -296,6 +296,35 @@ def test_two_holders_of_one_name_are_both_in_conflict_and_nobody_else_suffers(se
     assert {member for _, _, member in verdicts(swarm, FAILED)} == set()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_two_holders_of_one_name_find_one_another_and_all_know_within_three_seconds(seed: int) -> None:
+    swarm, nodes = settled(seed, 5)
+    began_s = swarm.now_s
+    clone = swarm.start("node-03", port=103, seeds=[1], generation=1_004)
+    viewers = (*nodes, clone)
+    done_s = swarm.run_until(began_s + 60.0, lambda: all(swarm.sees(one, "node-03") is CONFLICT for one in viewers))
+    assert done_s - began_s <= 3.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_conflict_ends_with_its_second_holder_even_if_the_restart_knows_no_generation(seed: int) -> None:
+    swarm, nodes = settled(seed, 5)
+    clone = swarm.start("node-03", port=103, seeds=[1], generation=1_004)
+    swarm.run_until(swarm.now_s + 10.0)
+    assert swarm.sees(nodes[0], "node-03") is CONFLICT
+    generation = clone.membership.generation
+    swarm.kill(clone)
+    swarm.kill(nodes[2])
+    swarm.kill(nodes[3])
+    restarted = swarm.start("node-03", port=3, seeds=[4], generation=generation)
+    newcomer = swarm.start("node-04", port=4, seeds=[3], generation=1_001)
+    swarm.is_cut = lambda a, b: (a is restarted) != (b is restarted) and newcomer not in (a, b)
+    swarm.run_until(swarm.now_s + 4.0)
+    swarm.is_cut = lambda a, b: False
+    swarm.run_until(swarm.now_s + 30.0, swarm.converged)
+    assert swarm.converged()
+
+
 def test_a_swarm_whose_rumours_are_all_lost_agrees_by_hash_checks() -> None:
     swarm, nodes = settled(2, 10)
     began_s = swarm.now_s
