@@ -5,6 +5,7 @@ random bits.  The *handle* shown to people is the first eight characters of the 
 the same for all jobs of a quarter of a second.
 """
 
+import hashlib
 import random
 import re
 from typing import NewType
@@ -22,6 +23,8 @@ CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 JOB_ID_LENGTH = 26
 TIME_LENGTH = 10
 HANDLE_LENGTH = 8
+
+ORIGIN_BYTES = 6
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _JOB_ID = re.compile(rf"[{CROCKFORD}]{{{JOB_ID_LENGTH}}}")
@@ -42,6 +45,12 @@ def matches_prefix(job_id: JobId, prefix: str) -> bool:
     """True when `prefix` begins the full id or its random part (that is, the handle)."""
     lowered = prefix.lower()
     return bool(lowered) and (job_id.startswith(lowered) or job_id[TIME_LENGTH:].startswith(lowered))
+
+
+def origin_of(address: Address) -> int:
+    """48 bits that tell where an agent is: of two machines with one name, each answers from a place of its own."""
+    host, port = address
+    return int.from_bytes(hashlib.blake2b(f"{host} {port}".encode(), digest_size=ORIGIN_BYTES).digest())
 
 
 def is_job_id(text: str) -> bool:

@@ -1,6 +1,6 @@
 """The job record: the value of a job's register, and all that is durable about a job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Self
 
@@ -26,10 +26,14 @@ class PlanState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A task of an earlier attempt that may still have processes: nothing new starts before it is settled."""
+    """A task of an earlier attempt that may still have processes: nothing new starts before it is settled.
+
+    `origin` is that of its share: whoever else answers under the node's name knows nothing of it.
+    """
 
     node: NodeName
     attempt: U32
+    origin: U53 = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ to refuse their own plans for ever.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -70,10 +70,14 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One node's part of a gang: `ranks` ranks on `node`."""
+    """One node's part of a gang: `ranks` ranks on `node`.
+
+    `origin` says from where its owner granted the hold (`ids.origin_of`); 0 until then.
+    """
 
     node: Annotated[NodeId, MaxLength(63)]
     ranks: U16
+    origin: U53 = field(default=0, compare=False)
 
 
 def suits(gpu: Gpu, demand: Demand) -> bool:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 COMMAND_TIMEOUT_S = 10.0
 COMMANDS_LIMIT = 10_000  # waiting for their reply; beyond it new ones are refused
-ADDRESSES_FRESH_S = 1.0
 
 QueryHandler = Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]
 StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
@@ -96,8 +95,6 @@ class Agent:
         self.planner = Planner(self.post)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._last_request_id = 0
-        self._addresses: dict[NodeId, Address] = {}
-        self._addresses_read_s = float("-inf")
         self._observers: list[Callable[[Announce], None]] = []
 
     @property
@@ -155,13 +152,7 @@ class Agent:
 
     def address_of(self, node_id: NodeId) -> Address | None:
         """Where a member listens, or None for a name that is not known."""
-        if node_id == self.config.name:
-            return self.address
-        now_s = self.now_s()
-        if node_id not in self._addresses or now_s - self._addresses_read_s > ADDRESSES_FRESH_S:
-            self._addresses = {member.node_id: member.address for member in self.node.members(now_s)}
-            self._addresses_read_s = now_s
-        return self._addresses.get(node_id)
+        return self.node.address_of(node_id)
 
     def live_peers(self) -> list[NodeId]:
         """Members that are alive and not suspect, without this node."""

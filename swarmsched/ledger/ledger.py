@@ -61,9 +61,10 @@ BOOKINGS_MAX = 4_096  # jobs without demands would otherwise fit without end
 class Ledger:
     """Books of one node; see the module text for the rules.  Times are seconds on the owner's monotonic clock."""
 
-    def __init__(self, node_id: NodeId, generation: int) -> None:
+    def __init__(self, node_id: NodeId, generation: int, origin: int = 0) -> None:
         self._node_id = node_id
         self._generation = generation
+        self._origin = origin
         self._resources = NodeResources((), 0, 0)  # the latest telemetry
         self._bookings: dict[BookingKey, Booking] = {}
         self._deadlines: dict[BookingKey, float] = {}  # exactly the held bookings
@@ -426,6 +427,7 @@ class Ledger:
             refusal=refusal,
             free=self.report(),
             detail=detail,
+            origin=self._origin,
         )
 
     # --- bookings

@@ -171,7 +171,10 @@ OwnerCommand = (
 
 @dataclass(frozen=True, slots=True)
 class OwnerAnswer:
-    """The owner's answer to one command.  `refusal` NONE means yes; `epoch` is the highest the owner accepted."""
+    """The owner's answer to one command.  `refusal` NONE means yes; `epoch` is the highest the owner accepted.
+
+    `origin` says from where it answers (`ids.origin_of`); 0: it does not say.
+    """
 
     job_id: Job
     epoch: U32
@@ -184,6 +187,7 @@ class OwnerAnswer:
     rendezvous_host: Host = ""
     rendezvous_port: Port = 0
     is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
+    origin: U53 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ The shepherd drives it and looks at `phase` after each call.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from swarmsched.effects import Effect, SendPeer
@@ -174,6 +174,9 @@ class Attempt:
         return ReleaseRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
 
     def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
+        self.shares = tuple(
+            replace(share, origin=answer.origin) if share.node == answer.owner else share for share in self.shares
+        )
         if answer.owner == self.shares[0].node:
             self.rendezvous = (answer.rendezvous_host, answer.rendezvous_port)
         if self._pending:

@@ -34,6 +34,7 @@ from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attem
 from swarmsched.negotiation.claiming import Claiming, ClaimPhase
 from swarmsched.negotiation.gang import Gang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
+from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.outcome import has_failed
 from swarmsched.negotiation.record_writer import Continuation, RecordWriter, ShepherdEffect
 from swarmsched.negotiation.reports import INFERRED_GENERATION, dismissal, heard
@@ -99,6 +100,7 @@ class JobShepherd:
         self._commands = Commands(me, record.epoch)
         self._inquiry = Inquiry()
         self._settlement = Settlement(self._commands, parts.quorum)
+        self._namesakes = Namesakes()
         self._parts = parts
         self._attempt: Attempt | None = None
         self._claiming: Claiming | None = None
@@ -278,6 +280,8 @@ class JobShepherd:
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
         """An owner's answer to a command of this job."""
         self._see(clock)
+        if answer.refusal in NOTHING_LEFT and self._namesakes.is_one(answer, self._record, clock.now_s):
+            return []  # what was asked stays open, and is asked again
         attempt = self._attempt
         is_status = self._inquiry.answered(answer)
         if self._claiming is not None:
@@ -382,7 +386,7 @@ class JobShepherd:
 
     def _give_up_started(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
         self._attempt = None
-        left = tuple(Leftover(share.node, attempt.number) for share in attempt.shares)
+        left = tuple(Leftover(share.node, attempt.number, share.origin) for share in attempt.shares)
         if self._may_restart:
             return self._restart(attempt.problem, left, now_s)
         return self._stop(EndReason.NODE_LOST, attempt.problem, now_s)
@@ -390,6 +394,7 @@ class JobShepherd:
     def _forget_attempt(self) -> None:
         self._attempt, self._gang.is_stopping, self._stop_resend_s = None, False, float("inf")
         self._inquiry.forget()
+        self._namesakes.forget()
 
     def _requeue(self, reason: str, now_s: float, *, relaunches: int = 0) -> list[ShepherdEffect]:
         self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
@@ -406,6 +411,7 @@ class JobShepherd:
         """A task changed.  Old revisions are acknowledged again and change nothing."""
         self._see(clock)
         status = report.status
+        self._namesakes.met(status.node)
         if status.stage is TaskStage.EXITED and self._settlement.ended(status.node, status.attempt):
             return [heard(status), *self._leftover_settled(status.node, status.attempt, clock.now_s)]
         if not self._wants(status.attempt):
@@ -541,7 +547,7 @@ class JobShepherd:
             return []  # told again soon
         if self._runs_in_isolation and self._record.state is not JobState.STOPPING:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
-        left = tuple(Leftover(share.node, self._record.attempt) for share in self._record.shares)
+        left = tuple(Leftover(share.node, self._record.attempt, share.origin) for share in self._record.shares)
         if self._may_restart:
             return self._restart(f"{node} was lost", left, clock.now_s)
         if self._record.state is not JobState.STOPPING:
@@ -549,7 +555,11 @@ class JobShepherd:
             effects = self._stop(EndReason.NODE_LOST, why, clock.now_s)
         else:
             effects = []
-        return [*effects, *self._give_up((Leftover(node, self._record.attempt),), clock.now_s)]
+        return [*effects, *self._give_up(tuple(each for each in left if each.node == node), clock.now_s)]
+
+    def only_namesakes_answered(self, now_s: float, for_s: float) -> list[NodeId]:
+        """Nodes under whose names none but other machines have answered for so long."""
+        return self._namesakes.standing(now_s, for_s)
 
     @property
     def _runs_in_isolation(self) -> bool:
@@ -606,7 +616,7 @@ class JobShepherd:
         self._see(clock)
         silent = [node for node in self._silent if self._has_share(node)]
         if silent and self._may_restart and not self.is_writing:
-            left = tuple(Leftover(share.node, self._record.attempt) for share in self._record.shares)
+            left = tuple(Leftover(share.node, self._record.attempt, share.origin) for share in self._record.shares)
             why = f"an operator declared {', '.join(silent)} lost"
             return self._restart(why, left, clock.now_s, vouched=silent)
         effects: list[ShepherdEffect] = []

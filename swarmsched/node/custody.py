@@ -40,6 +40,7 @@ CHANGES_PER_REVIEW = 32
 SETTLED_S = 30.0  # that a gang runs before its nodes are relieved of holding: short jobs are not worth two updates
 CONFIRMED_S = 6.0  # that an accepted record stands for a lease: two renewals, and well within what holders grant
 STRANGER_S = 15.0  # that nobody has told of a node: by then a swarm that was split knows all its members again
+NAMESAKE_S = 10.0  # that only another machine answers under a name: by then a swarm knows names with two holders
 REFUTED_S = 1.0  # that a verdict "failed" stands before its node's ranks count as lost
 PLANNED_STOP_S = 120.0  # that an agent that said goodbye may stay away before its ranks count as lost
 
@@ -86,6 +87,7 @@ class Custody:
         self._gone: dict[NodeId, tuple[float, MemberStatus]] = {}  # members that are not alive: since when, and how
         self._met: dict[NodeId, None] = {me.node: None}  # members that were ever heard of in this life
         self._strangers: dict[NodeId, float] = {}  # nodes of our jobs that were not: since when
+        self._shared: set[NodeId] = set()  # names with two holders: what answers under them says little
         self._look_s = self._review_s = 0.0
         for record in register.records.values():
             contact_book.accepted(record, started_s)
@@ -149,6 +151,10 @@ class Custody:
             self._look_s = min(self._look_s, self._next_look_s(now_s))
         elif member.status is MemberStatus.ALIVE:
             self._gone.pop(member.node_id, None)
+        if member.status is MemberStatus.CONFLICT:
+            self._shared.add(member.node_id)
+        else:
+            self._shared.discard(member.node_id)
 
     def lost_nodes(self, now_s: float) -> frozenset[NodeId]:
         """Nodes whose ranks count as lost: failed, stopped on purpose for too long, or heard of by nobody.
@@ -232,7 +238,9 @@ class Custody:
             if not self.has_authority(job.record, clock.now_s):
                 effects += self._step_back(job_id, job)
                 continue
-            for node in dict.fromkeys(share.node for share in job.record.shares if share.node in lost):
+            replaced = job.only_namesakes_answered(clock.now_s, NAMESAKE_S)
+            given_up = lost.union(node for node in replaced if node not in self._shared)
+            for node in dict.fromkeys(share.node for share in job.record.shares if share.node in given_up):
                 effects += job.note_lost_node(node, clock)
         self._confirmed_s = {job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in self._flock.jobs}
         return effects

@@ -44,7 +44,7 @@ from swarmsched.gossip.record import NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import MemberRef
 from swarmsched.holders import Holder
-from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.ids import Address, JobId, NodeId, origin_of
 from swarmsched.jobs.register import (
     EndConfirmed,
     JobOver,
@@ -131,7 +131,7 @@ class Node:
         self._utc_offset_s = config.utc_offset_s
         self._membership = make_membership(config, _fork(rng), parts.make_membership)
         self._state = make_state_plane(config, restored, _fork(rng))
-        self._ledger = parts.make_ledger(me, config.generation)
+        self._ledger = parts.make_ledger(me, config.generation, origin_of(config.address))
         self._ledger.restore(restored.room("ledger"), 0.0)
         self._line = parts.make_contact_line(me, config.generation, parts.quorum)
         self._owner = Owner(me, self._ledger, self._line)
@@ -183,7 +183,6 @@ class Node:
         ended = [job_id for job_id, record in self._register.records.items() if record.is_ended]
         # Oldest first; and whether it is known that the end was decided: an accepted record may yet turn out not to be.
         self._ended = dict.fromkeys(sorted(ended, key=self._ended_at), False)
-        self._alive_at: dict[NodeId, Address] = {}  # where each member was first alive since it last failed or left
         self._touched: dict[JobId, None] = {}
         self._is_mere_gossip = False  # this step has moved no timer but those of the gossip planes
         self._work_deadline_s: float | None = None  # cache of all others
@@ -657,21 +656,11 @@ class Node:
             for job_id, shepherd in self._flock.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
                     self._touched[job_id] = None
-        effects += self._on_returned(member.node_id, clock) if self._has_come_back(member) else []
+        if member.status is MemberStatus.ALIVE:
+            effects += self._on_returned(member.node_id, clock)
         text = f"{member.node_id} is {member.status.value}"
         fields = {"status": member.status.value, "address": "{}:{}".format(*member.address)}
         return [Announce("member.changed", text, node=member.node_id, fields=fields), *effects]
-
-    def _has_come_back(self, member: MemberView) -> bool:
-        """False for one that answers from two addresses: what a second agent of that name does not know is not lost.
-
-        It takes seconds until such a conflict is certain.  An owner that moved in earnest reports by itself.
-        """
-        if member.status is not MemberStatus.ALIVE:
-            if member.status in (MemberStatus.FAILED, MemberStatus.LEFT):
-                self._alive_at.pop(member.node_id, None)
-            return False
-        return self._alive_at.setdefault(member.node_id, member.address) == member.address
 
     def _on_returned(self, node: NodeId, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
@@ -783,6 +772,10 @@ class Node:
     def members(self, now_s: float) -> Sequence[MemberView]:
         """Everybody that membership knows, this node included."""
         return self._membership.members(now_s)
+
+    def address_of(self, node_id: NodeId) -> Address | None:
+        """Where a member lives, or None for a name that membership does not know; cheap."""
+        return self._membership.address_of(node_id)
 
     def node_records(self, now_s: float) -> Sequence[NodeStatus]:
         """Newest known record of every node, this one included."""

@@ -10,6 +10,8 @@ from swarmsched.effects import SendDatagram, SendPeer
 from swarmsched.errors import JobError, UnknownJob
 from swarmsched.events import DatagramReceived, DatagramSendFailed, PeerMessageReceived, PeerSendFailed
 from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.message import AcceptRequest, PrepareRequest
+from swarmsched.ledger.message import HoldRequest
 from swarmsched.node.config import RETAINED_JOBS
 from swarmsched.node.node import Node
 from swarmsched.node.parts import Parts
@@ -31,6 +33,7 @@ Link = tuple[NodeId, NodeId]
 REFUSED_S = 0.001  # until a connection to a machine without agent is refused
 CODED_PERIOD = 64  # of so many peer messages of one kind one is encoded and decoded, to see that the wire carries it
 LOOK_S = 0.05
+COMMITTING = (HoldRequest, PrepareRequest, AcceptRequest)  # what a namesake never gets: checkers do not see its disk
 GIB = 2**30
 
 
@@ -155,8 +158,8 @@ class SimulatedSwarm:
     def add_namesake(self, node: NodeId) -> Host:
         """Another machine that is called like this one, with a disk of its own, and down.
 
-        Others hear its gossip and it theirs; the peer channel leads to the machine that had the name first.  No checker
-        sees its steps: they are told that the name is shared.
+        Others hear its gossip and it theirs, and peer messages reach whichever of the two their sender believes in.  No
+        checker sees its steps: they are told that the name is shared, and nothing may be entrusted to it.
         """
         number = len(self._namesakes)
         namesake = Host(
@@ -239,9 +242,7 @@ class SimulatedSwarm:
 
     def send_peer(self, source: Host, effect: SendPeer) -> None:
         """Carry a peer message; report its loss to its sender as the agent's channel does."""
-        target = self.hosts.get(effect.recipient)
-        if self._namesakes and source in self._namesakes:
-            target = source if effect.recipient == source.node_id else None
+        target = self._addressee(source, effect.recipient) if self._namesakes else self.hosts.get(effect.recipient)
         if target is None or (self._refused and (source.node_id, target.node_id) in self._refused):
             error = "connection refused" if target is None else "EPERM"
             self.loop.post_later(REFUSED_S, source.post, PeerSendFailed(effect.recipient, effect.message, error))
@@ -253,6 +254,13 @@ class SimulatedSwarm:
         if fate.error:
             failed = PeerSendFailed(effect.recipient, effect.message, fate.error)
             self.loop.post_later(fate.error_after_s, source.post, failed)
+
+    def _addressee(self, source: Host, recipient: NodeId) -> Host | None:
+        """The machine that answers where the sender believes that one of this name is."""
+        if recipient == source.node_id:
+            return source
+        address = source.node.address_of(recipient) if source.node is not None else None
+        return self.hosts.get(recipient) if address is None else self._by_address.get(address)
 
     def _carried(self, message: object) -> object:
         """What arrives: messages are immutable, so only a few of each kind need to go through the wire's form."""
@@ -267,7 +275,7 @@ class SimulatedSwarm:
     def _deliver(self, source: Host, target: Host, sent: object, arrived: object) -> None:
         if not target.is_up:
             source.post(PeerSendFailed(target.node_id, sent, "connection refused"))
-        elif target.is_overloaded:
+        elif target.is_overloaded or (isinstance(arrived, COMMITTING) and target in self._namesakes):
             source.post(PeerSendFailed(target.node_id, sent, "overloaded"))
         else:
             target.receive(PeerMessageReceived(source.node_id, arrived))

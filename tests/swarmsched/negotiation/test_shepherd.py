@@ -493,6 +493,41 @@ def test_node_that_comes_back_without_the_task_ends_the_job_as_lost_when_it_may_
     assert scene.record.end_reason is not EndReason.COMPLETED
 
 
+def test_only_who_granted_the_hold_can_say_that_nothing_is_left(scene):
+    scene.answer(scene.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500, origin=1)
+    scene.answer(scene.take(CommitRequest), is_staged=True, origin=1)
+    scene.answer(scene.take(LaunchRequest), origin=1)
+    scene.report(A, TaskStage.STARTED, 5)
+    scene.report(B, TaskStage.STARTED, 5)
+    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    asked = scene.take(StatusRequest)
+    scene.answer(asked, Refusal.UNKNOWN, origin=2)
+    assert scene.record.state is JobState.RUNNING
+    scene.now_s = scene.shepherd.next_deadline_s
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.take(StatusRequest) == asked, "it is asked again"
+    later_s = scene.now_s + 10.0
+    assert scene.shepherd.only_namesakes_answered(scene.now_s, 10.0) == []
+    assert scene.shepherd.only_namesakes_answered(later_s, 10.0) == [B]
+    scene.report(B, TaskStage.STARTED, 5)
+    assert scene.shepherd.only_namesakes_answered(later_s, 10.0) == []
+    scene.answer(asked, Refusal.UNKNOWN, origin=1)
+    assert [node for node, _ in scene.take(StopRequest)] == [A], "what is left of the gang"
+
+
+def test_a_leftover_is_settled_by_who_granted_its_hold_and_by_no_other_machine_of_that_name(scene):
+    scene.answer(scene.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500, origin=1)
+    scene.answer(scene.take(CommitRequest), is_staged=True, origin=1)
+    scene.answer(scene.take(LaunchRequest), origin=1)
+    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+    orders = scene.take(StopRequest)
+    scene.answer(orders, Refusal.UNKNOWN, origin=2)
+    assert len(scene.record.leftovers) == 2
+    scene.succeed()
+    scene.answer(scene.take(StopRequest), Refusal.UNKNOWN, origin=1)
+    assert scene.record.leftovers == ()
+
+
 def test_victims_that_are_told_before_the_cause_do_not_become_it(scene):
     """After a restart of the shepherd the owners report in any order."""
     scene.run()

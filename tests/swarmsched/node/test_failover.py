@@ -296,6 +296,30 @@ def test_an_end_that_was_not_decided_is_decided_once_a_majority_is_there_again()
     assert watched.swarm.run_until(lambda: other.node.record(job).is_ended, 20.0)
 
 
+def test_what_a_second_machine_of_the_owners_name_does_not_know_is_not_lost(watched):
+    job = running(watched)
+    owner = host_of(watched, job)
+    watched.swarm.run_for(10.0)
+    watched.swarm.add_namesake(owner.node_id).start()
+    watched.swarm.run_for(60.0)
+    assert (watched.swarm.record(job).attempt, len(owner.tasks.running)) == (1, 1)
+
+
+def test_a_job_goes_on_elsewhere_once_only_a_second_machine_of_the_owners_name_is_left(watched):
+    job = running(watched)
+    owner = host_of(watched, job)
+    watched.swarm.run_for(10.0)
+    namesake = watched.swarm.add_namesake(owner.node_id)
+    namesake.start()
+    watched.swarm.run_for(20.0)
+    owner.cut_power()
+    watched.swarm.run_for(10.0)
+    namesake.crash()
+    namesake.start()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 60.0)
+    assert owner.node_id not in {share.node for share in watched.swarm.record(job).shares}
+
+
 def test_a_node_that_nobody_has_heard_of_since_the_agents_restarted_is_lost(watched):
     job = running(watched)
     owner = host_of(watched, job)

@@ -1,0 +1,45 @@
+"""Answers under an owner's name from another place than the one where it granted its hold.
+
+Two machines may have one name, by mistake.  It takes moments until that is known and days until it is mended, and all
+the while messages to the name reach the one or the other.  What the second one knows nothing of is not lost: only who
+answers from where the hold was granted can say that nothing is left, or silence proves it (protocol notes, 3.5).  An
+owner that came back elsewhere with an empty disk says the same as a second machine; time tells them apart.
+"""
+
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import OwnerAnswer
+from swarmsched.record import JobRecord
+
+
+class Namesakes:
+    """Owners of one job whose names somebody else answers to, and since when."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[NodeId, float] = {}
+
+    def is_one(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> bool:
+        """True when the answer to a command of an attempt of `record` is not that of the owner that granted it."""
+        origin = _granted_from(answer, record)
+        if 0 in (origin, answer.origin) or origin == answer.origin:
+            self._since_s.pop(answer.owner, None)
+            return False
+        self._since_s.setdefault(answer.owner, now_s)
+        return True
+
+    def met(self, node: NodeId) -> None:
+        """The owner itself has reported."""
+        self._since_s.pop(node, None)
+
+    def forget(self) -> None:
+        """The attempt is over."""
+        self._since_s.clear()
+
+    def standing(self, now_s: float, for_s: float) -> list[NodeId]:
+        """Owners of whom only namesakes have been heard for so long."""
+        return [node for node, since_s in self._since_s.items() if now_s >= since_s + for_s]
+
+
+def _granted_from(answer: OwnerAnswer, record: JobRecord) -> int:
+    tasks = [(each.node, each.attempt, each.origin) for each in record.leftovers]
+    tasks += [(share.node, record.attempt, share.origin) for share in record.shares]
+    return next((origin for node, attempt, origin in tasks if (node, attempt) == (answer.owner, answer.attempt)), 0)
