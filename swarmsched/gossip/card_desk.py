@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swarmsched.api import JobState
+from swarmsched.deadlines import Deadlines
 from swarmsched.gossip.card import JobCard, is_only_order_changed, is_same_news, tombstone
 from swarmsched.ids import JobId
 
@@ -26,7 +27,6 @@ class _Draft:
     latest: JobCard
     eligible_s: float
     given_s: float
-    deadline_s: float = 0.0  # of the next publication; kept up to date by `_schedule`
     published: JobCard | None = None
     published_s: float = 0.0
     counter: int = 0
@@ -37,7 +37,8 @@ class CardDesk:
 
     def __init__(self) -> None:
         self._drafts: dict[JobId, _Draft] = {}
-        self._next_s = math.inf  # a lower bound of all deadlines
+        self._deadlines: Deadlines[JobId] = Deadlines()  # of publications
+        self._far_back_s = -math.inf  # when those that are too far back are asked next, all together
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -61,6 +62,7 @@ class CardDesk:
     def withdraw(self, job_id: JobId) -> JobCard | None:
         """Forget a closed job; returns the last version to spread, None if no other node ever heard of it."""
         draft = self._drafts.pop(job_id, None)
+        self._deadlines.drop(job_id)
         if draft is None or draft.published is None:
             return None
         return replace(tombstone(draft.latest), counter=draft.counter + 1)
@@ -76,16 +78,15 @@ class CardDesk:
     def due(self, now_s: float, is_too_far_back: Callable[[JobCard], bool]) -> list[JobCard]:
         """Cards to publish now, with their new counters and brought forward to now.
 
-        Queued jobs `is_too_far_back` in the order are first published when they have moved up; asked again in 5 s.
+        Queued jobs `is_too_far_back` in the order are first published when they have moved up; asked again within 5 s.
         """
         result: list[JobCard] = []
-        if now_s < self._next_s:
-            return result
-        self._next_s = math.inf
-        for draft in self._drafts.values():
-            if now_s >= draft.deadline_s and draft.published is None and is_too_far_back(draft.latest):
-                draft.eligible_s = now_s + ORDER_INTERVAL_S
-            elif now_s >= draft.deadline_s:
+        for draft in [self._drafts[job_id] for job_id in self._deadlines.due(now_s)]:
+            if draft.published is None and is_too_far_back(draft.latest):
+                if now_s >= self._far_back_s:
+                    self._far_back_s = now_s + ORDER_INTERVAL_S
+                draft.eligible_s = self._far_back_s
+            else:
                 draft.counter += 1
                 waited_s = now_s - draft.given_s
                 card = replace(_brought_forward(draft.latest, waited_s), counter=draft.counter)
@@ -96,12 +97,11 @@ class CardDesk:
 
     @property
     def next_deadline_s(self) -> float:
-        """When `due` may have something; infinite without cards."""
-        return self._next_s
+        """When `due` has something; infinite without cards."""
+        return self._deadlines.next_s
 
     def _schedule(self, draft: _Draft) -> None:
-        draft.deadline_s = _deadline_s(draft)
-        self._next_s = min(self._next_s, draft.deadline_s)
+        self._deadlines.put(draft.latest.job_id, _deadline_s(draft))
 
 
 def _delay_s(card: JobCard) -> float:

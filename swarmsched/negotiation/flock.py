@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from swarmsched.api import JobState
+from swarmsched.deadlines import Deadlines
 from swarmsched.effects import ComputePlan
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import PreemptRequest
@@ -36,6 +37,8 @@ PLAN_INTERVAL_S = 1.0
 PLAN_INTERVAL_PER_PLAN_TIME = 20.0
 PLAN_REFRESH_S = 10.0
 PLAN_AGE_S_MAX = 5.0
+FEW_JOBS, REST_PER_JOB_S = 64, 50e-6
+"""A look at the queue costs some 8 us for each job: with many of them the next one waits, so that most time is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Flock:
         self._parts = parts
         self._rng = rng
         self._jobs: dict[JobId, JobShepherd] = {}
+        self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
+        self._deadlines: Deadlines[JobId] = Deadlines()
         self._update_ids = count(1)
         self._setting = PolicySetting()
         self._policy: Policy = make_policy(self._setting)
@@ -68,6 +73,7 @@ class Flock:
         self._next_plan_s = 0.0
         self._has_news = True  # since the last plan was asked for
         self._evaluate_s = float("inf")
+        self._rest_until_s = float("-inf")
 
     @property
     def jobs(self) -> Mapping[JobId, JobShepherd]:
@@ -97,7 +103,22 @@ class Flock:
     @property
     def next_deadline_s(self) -> float:
         """Earliest of the jobs' own timers and the next look at the queue."""
-        return min([self._evaluate_s, *(job.next_deadline_s for job in self._jobs.values())])
+        self._note_deadlines()
+        return min(self.evaluation_due_s, self._deadlines.next_s)
+
+    def due(self, now_s: float) -> list[JobShepherd]:
+        """Jobs whose own timers have something to do."""
+        self._note_deadlines()
+        return [self._jobs[job_id] for job_id in self._deadlines.due(now_s)]
+
+    def _note_deadlines(self) -> None:
+        for job_id in self._stirred:
+            if (job := self._jobs.get(job_id)) is not None:
+                self._deadlines.put(job_id, job.next_deadline_s)
+        self._stirred.clear()
+
+    def _stir(self, job_id: JobId) -> None:
+        self._stirred[job_id] = None
 
     def set_policy(self, setting: PolicySetting, now_s: float) -> None:
         """Use another policy from now on; the caller has checked the setting."""
@@ -108,13 +129,15 @@ class Flock:
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
-        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts)
+        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts, self._stir)
         self._jobs[record.job_id] = shepherd
+        self._stir(record.job_id)
         return shepherd
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         self._jobs.pop(job_id, None)
+        self._deadlines.drop(job_id)
 
     @property
     def placing(self) -> list[JobId]:
@@ -124,7 +147,7 @@ class Flock:
     @property
     def evaluation_due_s(self) -> float:
         """When the queue wants to be looked at."""
-        return self._evaluate_s
+        return max(self._evaluate_s, self._rest_until_s)
 
     def look_soon(self, now_s: float) -> None:
         """Something about the queue changed: look at the next opportunity."""
@@ -172,6 +195,7 @@ class Flock:
     def evaluate(self, around: Surroundings, clock: Clock) -> list[ShepherdEffect]:
         """Start what may start, and ask for a plan when something has to wait."""
         self._evaluate_s = float("inf")
+        self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
         mine = {job.job_id: job for job in self._jobs.values() if job.is_waiting}
         if not mine:
             return []

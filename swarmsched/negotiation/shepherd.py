@@ -6,7 +6,7 @@ update is durable is its continuation.  State changes go through the life cycle'
 """
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from swarmsched.api import EndReason, Isolation, JobState, StartPhase
@@ -93,7 +93,9 @@ class JobShepherd:
         rng: random.Random,
         update_ids: Iterator[int],
         parts: ShepherdParts = PRODUCTION,
+        stirred: Callable[[JobId], None] = lambda job_id: None,
     ) -> None:
+        """`stirred` is told whenever `next_deadline_s` may become another one."""
         self._writer = RecordWriter(record, update_ids)
         self._me = me
         self._rng = rng
@@ -102,6 +104,7 @@ class JobShepherd:
         self._settlement = Settlement(self._commands, parts.quorum)
         self._namesakes = Namesakes()
         self._parts = parts
+        self._stirred = stirred
         self._attempt: Attempt | None = None
         self._claiming: Claiming | None = None
         self._phase = record.phase
@@ -903,6 +906,7 @@ class JobShepherd:
 
     def _see(self, clock: Clock) -> None:
         self._now_s, self._utc_offset_s = clock.now_s, clock.utc_s - clock.now_s
+        self._stirred(self.job_id)
 
     def _ran_s(self, now_s: float) -> float:
         """For how long the gang has run; 0 while it does not."""

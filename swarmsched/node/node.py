@@ -412,10 +412,9 @@ class Node:
                 effects += machine.step(event, now_s)
         if now_s >= self._checkpoints.next_deadline_s:
             effects += self._checkpoints.on_timer(self._owner.shepherd_of, now_s)
-        for job_id, shepherd in self._flock.jobs.items():
-            if now_s >= shepherd.next_deadline_s:
-                self._touched[job_id] = None
-                effects += shepherd.on_timer(clock)
+        for shepherd in self._flock.due(now_s):
+            self._touched[shepherd.job_id] = None
+            effects += shepherd.on_timer(clock)
         if self._is_awake and now_s >= self._custody.next_deadline_s:
             effects += self._custody.on_timer(clock)
         return effects
