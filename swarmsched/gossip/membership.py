@@ -71,6 +71,9 @@ LEAVE_PEERS = 8
 LONELY_DIALS_MAX = 8
 DIALLED_MAX = 1_000
 
+GREETINGS_MAX = 100
+"""Other holders of this name that are greeted; further ones hear by rumours alone."""
+
 REFUSED_NAMES_MAX = 100
 """Refused members that are announced by name; the others are only counted."""
 
@@ -492,7 +495,8 @@ class Membership:
     def _greet_rival(self, claim: Update) -> None:
         """Another holder of the name hears of it at once, if it lives, and says so: rumours need seconds to it."""
         greeting = (claim.instance_id, self.generation)
-        if claim.address != self._config.address and greeting not in self._greetings:
+        is_news = greeting not in self._greetings and len(self._greetings) < GREETINGS_MAX
+        if claim.address != self._config.address and is_news:
             self._greetings.add(greeting)
             self._outbox.send(claim.address, self._hello(wants_answer=False))
 

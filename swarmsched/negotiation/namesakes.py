@@ -7,7 +7,6 @@ owner that came back elsewhere with an empty disk says the same as a second mach
 """
 
 from swarmsched.ids import NodeId
-from swarmsched.ledger.message import OwnerAnswer
 from swarmsched.record import JobRecord
 
 
@@ -17,17 +16,17 @@ class Namesakes:
     def __init__(self) -> None:
         self._since_s: dict[NodeId, float] = {}
 
-    def is_one(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> bool:
-        """True when the answer to a command of an attempt of `record` is not that of the owner that granted it."""
-        origin = _granted_from(answer, record)
-        if 0 in (origin, answer.origin) or origin == answer.origin:
-            self._since_s.pop(answer.owner, None)
+    def is_one(self, node: NodeId, attempt: int, origin: int, record: JobRecord, now_s: float) -> bool:
+        """True when what was said of an attempt of `record` was not said by the owner that granted its hold."""
+        granted_from = _granted_from(node, attempt, record)
+        if 0 in (granted_from, origin) or granted_from == origin:
+            self._since_s.pop(node, None)
             return False
-        self._since_s.setdefault(answer.owner, now_s)
+        self._since_s.setdefault(node, now_s)
         return True
 
     def met(self, node: NodeId) -> None:
-        """The owner itself has reported."""
+        """The owner itself has reported, or is asked anew: time begins again."""
         self._since_s.pop(node, None)
 
     def forget(self) -> None:
@@ -39,7 +38,7 @@ class Namesakes:
         return [node for node, since_s in self._since_s.items() if now_s >= since_s + for_s]
 
 
-def _granted_from(answer: OwnerAnswer, record: JobRecord) -> int:
+def _granted_from(node: NodeId, attempt: int, record: JobRecord) -> int:
     tasks = [(each.node, each.attempt, each.origin) for each in record.leftovers]
     tasks += [(share.node, record.attempt, share.origin) for share in record.shares]
-    return next((origin for node, attempt, origin in tasks if (node, attempt) == (answer.owner, answer.attempt)), 0)
+    return next((origin for where, number, origin in tasks if (where, number) == (node, attempt)), 0)

@@ -57,6 +57,7 @@ RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at
 RESTART_DELAY_S_MAX = 60.0
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
+NOTHING_KNOWN = (*NOTHING_LEFT, Refusal.EXPIRED)  # what a second machine of an owner's name says
 
 
 def _nothing(_now_s: float) -> list[ShepherdEffect]:
@@ -254,6 +255,7 @@ class JobShepherd:
         """A node is back, perhaps without its memory: ask what it still has of this job."""
         self._see(clock)
         self._silent.pop(node, None)
+        self._namesakes.met(node)
         if not self._has_share(node) or (self._attempt is not None and self._attempt.awaits(node)):
             return []
         return [*self._ask_status([node], clock.now_s)]
@@ -266,6 +268,8 @@ class JobShepherd:
     def place(self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
         """Try these nodes; the caller has checked `is_waiting`."""
         self._see(clock)
+        self._namesakes.forget()  # what was said of leftovers says nothing of what begins now
+        self._silent.clear()
         last = max(self._last_attempt, self._record.attempt, self._record.attempts_in_doubt)
         number = last + 1 + self._skipped_attempts
         self._attempt = self._new_attempt(number, shares, ranking)
@@ -283,7 +287,7 @@ class JobShepherd:
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
         """An owner's answer to a command of this job."""
         self._see(clock)
-        if answer.refusal in NOTHING_LEFT and self._namesakes.is_one(answer, self._record, clock.now_s):
+        if answer.refusal in NOTHING_KNOWN and self._is_namesake(answer.owner, answer.attempt, answer.origin):
             return []  # what was asked stays open, and is asked again
         attempt = self._attempt
         is_status = self._inquiry.answered(answer)
@@ -301,6 +305,9 @@ class JobShepherd:
         if not is_current or answer.refusal not in NOTHING_LEFT or self._record.state is JobState.QUEUED:
             return []
         return self._owner_has_nothing(answer, clock.now_s)
+
+    def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
+        return self._namesakes.is_one(node, attempt, origin, self._record, self._now_s)
 
     def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
         """A stop or status request met no task: it never began there, or every trace of it is lost."""
@@ -563,6 +570,11 @@ class JobShepherd:
     def only_namesakes_answered(self, now_s: float, for_s: float) -> list[NodeId]:
         """Nodes under whose names none but other machines have answered for so long."""
         return self._namesakes.standing(now_s, for_s)
+
+    def hangs_on(self, node: NodeId) -> bool:
+        """Its start or its end waits for that node's word."""
+        is_starting = self._attempt is not None and self._attempt.awaits(node)
+        return is_starting or self._record.state is JobState.STOPPING
 
     @property
     def _runs_in_isolation(self) -> bool:

@@ -151,10 +151,9 @@ class Custody:
             self._look_s = min(self._look_s, self._next_look_s(now_s))
         elif member.status is MemberStatus.ALIVE:
             self._gone.pop(member.node_id, None)
-        if member.status is MemberStatus.CONFLICT:
+            self._shared.discard(member.node_id)  # no other status ends a conflict: of two, one may leave
+        elif member.status is MemberStatus.CONFLICT:
             self._shared.add(member.node_id)
-        else:
-            self._shared.discard(member.node_id)
 
     def lost_nodes(self, now_s: float) -> frozenset[NodeId]:
         """Nodes whose ranks count as lost: failed, stopped on purpose for too long, or heard of by nobody.
@@ -239,7 +238,7 @@ class Custody:
                 effects += self._step_back(job_id, job)
                 continue
             replaced = job.only_namesakes_answered(clock.now_s, NAMESAKE_S)
-            given_up = lost.union(node for node in replaced if node not in self._shared)
+            given_up = lost.union(node for node in replaced if node not in self._shared or job.hangs_on(node))
             for node in dict.fromkeys(share.node for share in job.record.shares if share.node in given_up):
                 effects += job.note_lost_node(node, clock)
         self._confirmed_s = {job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in self._flock.jobs}

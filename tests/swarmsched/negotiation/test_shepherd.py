@@ -577,3 +577,11 @@ def test_a_late_answer_to_an_earlier_life_moves_nothing(scene):
     assert not {request.command_id for _, request in old} & {r.command_id for _, r in scene.take(CommitRequest)}
     scene.answer(old, Refusal.STALE_EPOCH)
     assert again.record.state is JobState.STARTING
+
+
+def test_a_second_machines_refusal_of_a_commit_does_not_give_up_a_gang_that_stages(scene):
+    scene.answer(scene.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500, origin=1)
+    scene.answer(scene.take(CommitRequest), origin=1)
+    scene.succeed()
+    scene.answer(scene.take(CommitRequest)[1:], Refusal.EXPIRED, origin=2)
+    assert scene.record.state is JobState.STARTING
