@@ -286,6 +286,11 @@ class Ledger:
         return min(holds_s, self._claims.next_deadline_s)
 
     @property
+    def origin(self) -> int:
+        """From where this owner answers (`ids.origin_of`)."""
+        return self._origin
+
+    @property
     def version(self) -> int:
         """Grows whenever free resources or running ranks change."""
         return self._version

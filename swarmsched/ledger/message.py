@@ -196,6 +196,7 @@ class TaskReport:
 
     status: TaskStatus
     free: FreeReport
+    origin: U53 = 0  # as in an answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,7 +436,7 @@ class Owner:
         task.next_report_s = now_s + task.report_interval_s
         task.report_interval_s = min(REPORT_INTERVAL_S_MAX, task.report_interval_s * 1.5)
         status = replace(task.status, ran_s=max(0.0, now_s - task.started_s))
-        return [SendPeer(task.shepherd, TaskReport(status, self._ledger.report()))]
+        return [SendPeer(task.shepherd, TaskReport(status, self._ledger.report(), self._ledger.origin))]
 
     def _on_timer(self, now_s: float) -> list[Effect]:
         expired_holds, durable = self._ledger.expire(now_s)

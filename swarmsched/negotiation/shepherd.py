@@ -307,7 +307,8 @@ class JobShepherd:
         return self._owner_has_nothing(answer, clock.now_s)
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
-        return self._namesakes.is_one(node, attempt, origin, self._record, self._now_s)
+        """What this node tells itself is its own word, wherever it lives now."""
+        return node != self._me and self._namesakes.is_one(node, attempt, origin, self._record, self._now_s)
 
     def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
         """A stop or status request met no task: it never began there, or every trace of it is lost."""
@@ -421,6 +422,9 @@ class JobShepherd:
         """A task changed.  Old revisions are acknowledged again and change nothing."""
         self._see(clock)
         status = report.status
+        is_lost = status.stage is TaskStage.EXITED and status.failure is TaskFailure.LOST
+        if is_lost and self._is_namesake(status.node, status.attempt, report.origin):
+            return []  # a copy of the owner's disk, or the owner itself, moved: time, and silence, tell
         self._namesakes.met(status.node)
         if status.stage is TaskStage.EXITED and self._settlement.ended(status.node, status.attempt):
             return [heard(status), *self._leftover_settled(status.node, status.attempt, clock.now_s)]

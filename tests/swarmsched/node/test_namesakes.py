@@ -1,5 +1,8 @@
 """Two machines of one name, or one in another's place: what the second says ends, repeats and revives nothing."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 
 from swarmsched.api import JobState
@@ -8,6 +11,7 @@ from swarmsched.effects import SendDatagram
 from swarmsched.ids import NodeId
 from swarmsched.node.custody import NAMESAKE_S
 from swarmsched.simulator.testing import Watched
+from swarmsched.task import TaskFailure, TaskStage
 
 
 def running(watched, **spec):
@@ -76,3 +80,18 @@ def test_a_job_that_runs_in_the_replaced_machine_needs_no_force():
     watched.swarm.run_for(40.0)
     assert (boss.node.record(job).attempt, boss.node.record(job).reason) == (2, "")
     assert isinstance(watched.swarm.ask(boss.node_id, RecoverJob(job)), Refused)
+
+
+@pytest.mark.parametrize("seed", [1, 8])
+def test_the_agent_on_a_copy_of_the_owners_disk_cannot_say_that_the_ranks_were_lost(seed):
+    """It finds the folder of a task without a shim, as after a power cut."""
+    watched = Watched(5, 2, seed)
+    job, owner, _ = running(watched)
+    clone = watched.swarm.add_namesake(owner.node_id)
+    clone.storage.rooms.update(copy.deepcopy(owner.storage.rooms))
+    clone.storage.store_id = owner.storage.store_id
+    lost = tuple(replace(each, stage=TaskStage.EXITED, failure=TaskFailure.LOST) for each in owner.tasks.found())
+    clone.tasks.found = lambda: lost
+    clone.start()
+    watched.swarm.run_for(60.0)
+    assert (watched.swarm.record(job).attempt, len(owner.tasks.running)) == (1, 1)
