@@ -23,6 +23,10 @@ CONTENT_TYPE = "application/vnd.swarmsched.sealed"
 HEADERS = {"Content-Type": CONTENT_TYPE}
 
 
+class WrongRecipient(Exception):
+    """The request was meant for another node that had this address."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """An opened request.  `context` binds the answer to it."""
@@ -55,11 +59,19 @@ async def read_request(request: web.Request, sealer: Sealer, own: NodeId) -> Req
     """Read, open and check one request.  Raises `RemoteProtocolError` or `web.HTTPConflict`."""
     source = request.remote or ""
     sealed = await read_bounded(request.content, REQUEST_BYTES_MAX, source)
-    opened = sealer.open_body("POST", request.path, sealed, source=source)
+    try:
+        return open_request(sealed, request.path, sealer, own, source)
+    except WrongRecipient as error:
+        raise web.HTTPConflict(text=str(error)) from error
+
+
+def open_request(sealed: bytes, path: str, sealer: Sealer, own: NodeId, source: str) -> Request:
+    """Open and check one request to `path`.  Raises `WrongRecipient` or `RemoteProtocolError`."""
+    opened = sealer.open_body("POST", path, sealed, source=source)
     match unpack(opened.payload, source):
         case [str(sender), str(recipient), content] if is_node_name(sender):
             if recipient != own:
-                raise web.HTTPConflict(text=f"this is {own}, not {recipient}")
+                raise WrongRecipient(f"this is {own}, not {recipient}")
             return Request(NodeId(sender), opened.instance_id, content, context_of(sealed))
         case _:
             raise RemoteProtocolError("a request is not [sender, recipient, content]", peer=source)

@@ -1,14 +1,16 @@
-"""The peer channel: messages between cores, in sealed batches over HTTP on the agents' one TCP port.
+"""The peer channel: messages between cores, in sealed batches over kept connections to the agents' one TCP port.
 
-`POST /peer/v1/messages` hands a batch to the receiving core.  What that core sends back to the same peer while it
-handles the batch, once durable, rides in the answer; later messages travel in requests of their own.  Whatever was
-not certainly delivered is reported to the core as `PeerSendFailed`.
+A WebSocket on `/peer/v1/messages` carries batches one way and their answers back.  A batch is handed to the receiving
+core; what that core sends back to the same peer while it handles the batch, once durable, rides in the answer, and
+later messages travel in batches of their own.  Whatever was not certainly delivered is reported to the core as
+`PeerSendFailed`.
 """
 
 import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import aiohttp
@@ -18,6 +20,7 @@ from yarl import URL
 from swarm_agent.transport import envelope
 from swarm_agent.transport.drops import DropLog
 from swarm_agent.transport.inbox import Inbox
+from swarm_agent.transport.link import ANSWER, NUMBER, OK, Link
 from swarm_agent.transport.outbox import Outbox, Outgoing
 from swarmsched.errors import LocalProtocolError, RemoteProtocolError, SwarmError
 from swarmsched.events import Event, PeerMessageReceived
@@ -28,9 +31,11 @@ MESSAGES_PATH = f"{envelope.PREFIX}/messages"
 CONNECT_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 10.0
 SETTLE_TIMEOUT_S = 1.0  # then the answer leaves without what the core has not made durable yet
+CLOSE_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_PEER_MAX = 16
 KEEP_ALIVE_S = 60.0  # below the server's, so that a connection is not closed under a request
+LINK_IDLE_S = 90.0  # that a connection for batches may stand without one; the asking end closes it before
 MESSAGE_BYTES_MAX = 8 * 2**20
 SEND_FAILURES = (aiohttp.ClientError, OSError, SwarmError, TimeoutError)
 
@@ -61,6 +66,14 @@ class CorePort(Protocol):
         """Wait until the effects of everything posted so far were performed."""
 
 
+class _Refused(Exception):
+    """A batch that is not taken; `status` as HTTP has it."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
 class PeerChannel:
     """Sends and receives messages of the core.  Everything belongs to the event loop's thread."""
 
@@ -78,9 +91,13 @@ class PeerChannel:
         self._core = core
         self._address_of = address_of
         self._outboxes: dict[NodeId, Outbox] = {}
+        self._links: dict[NodeId, Link] = {}
+        self._served: set[web.WebSocketResponse] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._answers: dict[NodeId, list[list[Outgoing]]] = {}  # answers being gathered, by asking peer
         self._inbox = Inbox()
         self._session: aiohttp.ClientSession | None = None
+        self._link_session: aiohttp.ClientSession | None = None
         self.drops = DropLog("peer body")
         self.counters: Counter[str] = Counter()  # sent, received (messages), requests, sent_bytes, received_bytes
 
@@ -91,25 +108,29 @@ class PeerChannel:
         return self._session
 
     def open(self) -> None:
-        """Make the client session; nothing is dialled yet."""
+        """Make the client sessions; nothing is dialled yet."""
         connector = aiohttp.TCPConnector(
             limit=CONNECTIONS_MAX, limit_per_host=CONNECTIONS_PER_PEER_MAX, keepalive_timeout=KEEP_ALIVE_S
         )
-        timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-        )
+        self._session = _client(connector)
+        self._link_session = _client(aiohttp.TCPConnector(limit=0))  # a connection to each peer, and kept
 
     async def close(self) -> None:
         """Give up what is in flight and close all connections."""
         for outbox in self._outboxes.values():
             await outbox.close()
-        if self._session is not None:
-            await self._session.close()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        for session in (self._session, self._link_session):
+            if session is not None:
+                await session.close()
 
     def add_routes(self, app: web.Application) -> None:
-        """Serve `POST /peer/v1/messages`; the body's seal is its authentication."""
-        app.router.add_post(MESSAGES_PATH, self._on_messages)
+        """Serve `/peer/v1/messages`; the seal of each frame's body is its authentication."""
+        app.router.add_get(MESSAGES_PATH, self._on_link)
+        app.on_shutdown.append(self._end_links)
 
     def send(self, recipient: NodeId, message: object) -> None:
         """Send a message, in the answer to a request of that peer if one is being handled, else in a batch.
@@ -139,42 +160,90 @@ class PeerChannel:
         outbox.add(outgoing)
 
     async def _send_batch(self, recipient: NodeId, sequence: int, batch: list[Outgoing]) -> None:
-        url = self.url_of(recipient, MESSAGES_PATH)
+        link = self._link_to(recipient)
         content = [sequence, [outgoing.encoded for outgoing in batch]]
         body = envelope.seal_request(self._sealer, MESSAGES_PATH, self._node_id, recipient, content)
         self.counters["requests"] += 1
-        async with self.session.post(url, data=body, headers=envelope.HEADERS) as response:
-            answer = await envelope.read_bounded(response.content, envelope.ANSWER_BYTES_MAX, recipient)
-            if response.status != 200:
-                raise RemoteProtocolError(
-                    f"HTTP {response.status}: {answer[:200].decode(errors='replace')}", peer=recipient
-                )
+        status, answer = await link.ask(body)
+        if status != OK:
+            raise RemoteProtocolError(f"HTTP {status}: {answer[:200].decode(errors='replace')}", peer=recipient)
         self.counters["sent"] += len(batch)
         self.counters["sent_bytes"] += len(body)
         opened = self._sealer.open_body("POST", MESSAGES_PATH, answer, envelope.context_of(body), recipient)
         for message in self._decode(envelope.unpack(opened.payload, recipient), recipient):
             self._core.post(PeerMessageReceived(recipient, message))
 
-    async def _on_messages(self, request: web.Request) -> web.Response:
-        source = request.remote or ""
-        if self._core.is_overloaded:
-            raise web.HTTPServiceUnavailable(text="the disk of this agent refuses to write")
+    def _link_to(self, recipient: NodeId) -> Link:
+        """The connection for the next batch: another one when the peer has moved, or the last one is stuck or gone."""
+        url, link = self.url_of(recipient, MESSAGES_PATH), self._links.get(recipient)
+        if link is not None and (link.url != url or not link.is_usable):
+            link.retire()
+            link = None
+        if link is None:
+            link = self._links[recipient] = Link(url, self._dial)
+        return link
+
+    async def _dial(self, url: URL) -> aiohttp.ClientWebSocketResponse:
+        assert self._link_session is not None
+        timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)
+        return await self._link_session.ws_connect(url, timeout=timeout, max_msg_size=envelope.ANSWER_BYTES_MAX)
+
+    async def _on_link(self, request: web.Request) -> web.WebSocketResponse:
+        """Frames of one connection; those whose answers wait for the disk do not hold up the next ones."""
+        size_max = envelope.REQUEST_BYTES_MAX + NUMBER.size
+        link = web.WebSocketResponse(timeout=CLOSE_TIMEOUT_S, max_msg_size=size_max, compress=False)
+        await link.prepare(request)
+        self._served.add(link)
         try:
-            opened = await envelope.read_request(request, self._sealer, self._node_id)
-            sequence, messages = self._batch(opened.content, source)
-        except RemoteProtocolError as error:
-            self.drops.record(error, source)
-            raise web.HTTPBadRequest(text=str(error)) from error
+            async with asyncio.timeout(LINK_IDLE_S) as patience:
+                async for message in link:
+                    patience.reschedule(asyncio.get_running_loop().time() + LINK_IDLE_S)
+                    if message.type is not aiohttp.WSMsgType.BINARY or len(message.data) < NUMBER.size:
+                        break
+                    task = asyncio.create_task(self._serve_frame(link, message.data, request.remote or ""))
+                    self._serving.add(task)
+                    task.add_done_callback(self._serving.discard)
+        except TimeoutError:
+            self.counters["idle_links"] += 1
+        finally:
+            self._served.discard(link)
+            await link.close()
+        return link
+
+    async def _end_links(self, _app: web.Application) -> None:
+        for link in list(self._served):
+            await link.close(code=aiohttp.WSCloseCode.GOING_AWAY)
+
+    async def _serve_frame(self, link: web.WebSocketResponse, frame: bytes, source: str) -> None:
+        (number,) = NUMBER.unpack_from(frame)
+        try:
+            opened, sequence, messages = self._open_batch(frame[NUMBER.size :], source)
+        except _Refused as refusal:
+            with suppress(ConnectionError):  # it is gone: nobody is there to be refused
+                await link.send_bytes(ANSWER.pack(number, refusal.status) + str(refusal).encode())
+            return
         answer = await self._handle(opened, sequence, messages)
-        if request.transport is None or request.transport.is_closing():
-            # The asker is gone: what would have been the answer travels by itself.
+        plain = envelope.pack([outgoing.encoded for outgoing in answer])
+        body = self._sealer.seal_body("POST", MESSAGES_PATH, plain, opened.context)
+        try:
+            await link.send_bytes(ANSWER.pack(number, OK) + body)
+        except ConnectionError:  # the asker is gone: what would have been the answer travels by itself
             for outgoing in answer:
                 self._enqueue(opened.sender, outgoing)
-            answer = []
-        plain = envelope.pack([outgoing.encoded for outgoing in answer])
+            return
         self.counters["sent"] += len(answer)
-        body = self._sealer.seal_body("POST", MESSAGES_PATH, plain, opened.context)
-        return web.Response(body=body, content_type=envelope.CONTENT_TYPE)
+
+    def _open_batch(self, sealed: bytes, source: str) -> tuple[envelope.Request, int, list[object]]:
+        if self._core.is_overloaded:
+            raise _Refused(503, "the disk of this agent refuses to write")
+        try:
+            opened = envelope.open_request(sealed, MESSAGES_PATH, self._sealer, self._node_id, source)
+            return opened, *self._batch(opened.content, source)
+        except envelope.WrongRecipient as error:
+            raise _Refused(409, str(error)) from error
+        except RemoteProtocolError as error:
+            self.drops.record(error, source)
+            raise _Refused(400, str(error)) from error
 
     async def _handle(self, opened: envelope.Request, sequence: int, messages: list[object]) -> list[Outgoing]:
         """Post the messages in turn and gather what the core sends back until it has settled."""
@@ -216,3 +285,10 @@ class PeerChannel:
         self.counters["received"] += len(messages)
         self.counters["received_bytes"] += sum(map(len, encoded))
         return messages
+
+
+def _client(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+    )

@@ -14,6 +14,8 @@ from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.testing import ControlledStore, ScriptedMachine, free_port, wait_until
 from swarm_agent.transport import envelope, inbox, outbox, rpc
+from swarm_agent.transport import peer as peer_module
+from swarm_agent.transport.link import ANSWER, NUMBER
 from swarm_agent.transport.peer import MESSAGES_PATH, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarmsched.effects import Effect, Persist, SendPeer
@@ -189,6 +191,53 @@ async def test_every_message_to_an_unreachable_peer_is_reported_as_failed(pair: 
     assert sorted(map(str, a.failed)) == ["one", "three", "two"]
 
 
+async def test_batches_share_a_connection_and_a_peer_that_moved_gets_another(pair: tuple[Peer, Peer]) -> None:
+    a, b = pair
+    a.channel.send(B, "one")
+    await wait_until(lambda: len(b.received) == 1)
+    first = a.channel._links[B]
+    a.channel.send(B, "two")
+    await wait_until(lambda: len(b.received) == 2)
+    assert a.channel._links[B] is first
+    moved = Peer(B, {})
+    await moved.start()
+    try:
+        a.addresses[B] = moved.addresses[B]
+        a.channel.send(B, "three")
+        await wait_until(lambda: moved.received == [(A, "three")])
+        await wait_until(lambda: not b.channel._served)
+    finally:
+        await moved.stop()
+
+
+async def test_a_peer_that_was_started_again_is_reached_again(pair: tuple[Peer, Peer]) -> None:
+    a, b = pair
+    a.channel.send(B, "before")
+    await wait_until(lambda: b.received)
+    link = a.channel._links[B]
+    await b.stop()
+    await wait_until(lambda: not link.is_usable)
+    again = Peer(B, a.addresses)
+    await again.start()
+    try:
+        a.channel.send(B, "after")
+        await wait_until(lambda: again.received == [(A, "after")])
+        assert a.failed == []
+    finally:
+        await again.stop()
+
+
+async def test_a_connection_without_batches_is_closed_by_the_serving_end(
+    pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_module, "LINK_IDLE_S", 0.05)
+    a, b = pair
+    a.channel.send(B, "once")
+    await wait_until(lambda: b.channel.counters["idle_links"] == 1)
+    a.channel.send(B, "twice")
+    await wait_until(lambda: len(b.received) == 2)
+
+
 async def test_an_address_that_passed_to_another_node_does_not_get_the_message(pair: tuple[Peer, Peer]) -> None:
     a, b = pair
     a.addresses[NodeId("c")] = a.addresses[B]
@@ -237,10 +286,17 @@ async def test_a_peer_with_another_key_is_refused_and_counted(pair: tuple[Peer, 
         await stranger.stop()
 
 
-async def post(b: Peer, body: bytes, path: str = MESSAGES_PATH) -> tuple[int, str]:
+async def post(b: Peer, body: bytes) -> tuple[int, str]:
+    """Status and text of the answer to one frame; status 0 when the connection is closed instead."""
     host, port = b.addresses[B]
-    async with aiohttp.ClientSession() as session, session.post(f"http://{host}:{port}{path}", data=body) as response:
-        return response.status, (await response.read()).decode(errors="replace")
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{host}:{port}{MESSAGES_PATH}") as link:
+        await link.send_bytes(NUMBER.pack(7) + body)
+        answer = await link.receive(timeout=10.0)
+        if answer.type is not aiohttp.WSMsgType.BINARY:
+            return 0, ""
+        number, status = ANSWER.unpack_from(answer.data)
+        assert number == 7
+        return status, answer.data[ANSWER.size :].decode(errors="replace")
 
 
 async def test_a_replayed_body_is_refused(pair: tuple[Peer, Peer]) -> None:
@@ -275,7 +331,7 @@ async def test_truncated_oversized_and_redirected_bodies_are_refused(
     assert (await post(b, elsewhere))[0] == 400
     monkeypatch.setattr(envelope, "REQUEST_BYTES_MAX", 1_000)
     large = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, [0, [b"m" * 5_000]])
-    assert (await post(b, large))[0] == 400
+    assert (await post(b, large))[0] == 0
     assert b.received == []
 
 
