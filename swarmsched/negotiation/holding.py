@@ -64,8 +64,9 @@ def next_holders(
     stays = [holder for holder in record.holders if not _is_lost(holder, live, gone, now_s)]
     gang = {share.node for share in record.shares}
     apart = [each for each in candidates if each.holder.node not in gang and each.holder not in stays]
-    if is_settled and apart:  # a node that takes ranks with it when it dies should not take a vote as well
-        beside = [holder for holder in stays if holder.node in gang and holder.node != me][: len(apart)]
+    free = len(apart) - (HOLDERS_WANTED - len(stays))  # how many are left when each lost holder has a successor
+    if is_settled and apart and free >= 0:  # a node that takes ranks with it when it dies should not take a vote too
+        beside = [holder for holder in stays if holder.node in gang and holder.node != me][:free]
         stays = [holder for holder in stays if holder not in beside]
         candidates = [each for each in candidates if each.holder not in beside and each.holder.node not in gang]
     names = {holder.node for holder in stays}

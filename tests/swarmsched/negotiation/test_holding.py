@@ -3,6 +3,8 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from swarmsched.api import JobSpec
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
@@ -109,3 +111,14 @@ def test_holders_on_nodes_of_a_settled_gang_are_relieved_where_others_can_hold()
     assert chosen("abcd", is_settled=False) is None
     assert chosen("abc", is_settled=True) is None
     assert set(chosen("abcd", is_settled=True)) == {holder("a"), holder("c"), holder("d")}
+
+
+@pytest.mark.parametrize("live", ["abd", "abde", "abdef"])
+def test_relieving_a_node_of_a_settled_gang_never_leaves_the_job_with_fewer_holders(live):
+    """One holder is lost while another one runs ranks: whoever is free takes the place of the lost one first."""
+    job = replace(record(*"abc"), shares=(Share(NodeId("b"), 1), Share(NodeId("e"), 1)))
+    lost = {NodeId("c"): 1_000.0 - REPLACE_AFTER_S}
+    candidates = [candidate(name) for name in live]
+    chosen = next_holders(job, ME, candidates, lost, random.Random(1), 1_000.0, is_settled=True)
+    assert len(chosen) == 3
+    assert {holder("a"), holder("d")} < set(chosen)
