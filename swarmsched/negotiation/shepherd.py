@@ -54,6 +54,7 @@ ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_S = 60.0
 STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
+HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 RESTART_DELAY_S_MAX = 60.0
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
@@ -119,6 +120,7 @@ class JobShepherd:
         self._silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
         self.queued_since_s = 0.0  # when it last became queued
         self.running_since_s = float("inf")
+        self._hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
         self._now_s = self._utc_offset_s = 0.0
@@ -237,6 +239,7 @@ class JobShepherd:
             return [*effects, *self._attempt.prepared(record, now_s)]
         if record.started_utc_s:
             self.running_since_s = now_s  # until its owners tell for how long it has run
+            self._hears_owners_until_s = now_s + HEAR_OWNERS_S
         if record.state is JobState.STOPPING:
             self._stop_resend_s = now_s
         return [*effects, *self._ask_status([share.node for share in record.shares], now_s)]
@@ -463,6 +466,7 @@ class JobShepherd:
     def _task_changed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._gang.put(status)
         if status.ran_s and self._record.started_utc_s:
+            self._hears_owners_until_s = 0.0
             self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
         effects: list[ShepherdEffect] = []
         if self._attempt is not None and status.stage is not TaskStage.EXITED:
@@ -557,7 +561,7 @@ class JobShepherd:
         """
         self._see(clock)
         self.note_silent_node(node)
-        if not self._has_share(node) or self.is_writing:
+        if not self._has_share(node) or self.is_writing or clock.now_s < self._hears_owners_until_s:
             return []  # told again soon
         if self._runs_in_isolation and self._record.state is not JobState.STOPPING:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not

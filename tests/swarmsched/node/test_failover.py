@@ -332,3 +332,13 @@ def test_a_node_that_nobody_has_heard_of_since_the_agents_restarted_is_lost(watc
         host.start()
     assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 60.0)
     assert owner.node_id not in {share.node for share in watched.swarm.record(job).shares}
+
+
+def test_service_that_a_gang_has_had_counts_although_its_shepherd_died_with_some_of_its_ranks(watched):
+    three = tuple(map(NodeId, ("n000", "n001", "n002")))
+    job = running(watched, ranks=4, node=three[0], nodes=three)
+    assert three[0] in {share.node for share in watched.swarm.record(job).shares}
+    watched.swarm.run_for(100.0)
+    shepherd_of(watched, job).cut_power()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 16.0)
+    assert watched.swarm.record(job).attained_gpu_s > 4 * 100.0
