@@ -32,6 +32,7 @@ def test_every_break_has_its_control():
     assert list(NOTICED) == list(BREAKS)
 
 
+@pytest.mark.breaks
 @pytest.mark.parametrize("name", NOTICED)
 def test_a_broken_rule_is_noticed_within_200_seeds_and_nothing_is_where_it_holds(name):
     options, invariants = NOTICED[name]
