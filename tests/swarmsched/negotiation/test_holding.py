@@ -122,3 +122,24 @@ def test_relieving_a_node_of_a_settled_gang_never_leaves_the_job_with_fewer_hold
     chosen = next_holders(job, ME, candidates, lost, random.Random(1), 1_000.0, is_settled=True)
     assert len(chosen) == 3
     assert {holder("a"), holder("d")} < set(chosen)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_change_leaves_a_job_with_fewer_live_holders_than_it_could_have(seed):
+    rng = random.Random(seed)
+    names = "abcdefg"[: rng.randint(2, 7)]
+    held = ["a", *rng.sample(names[1:], min(2, len(names) - 1))]
+    down = {name for name in names[1:] if rng.random() < 0.3}
+    gang = tuple(Share(NodeId(name), 1) for name in names if rng.random() < 0.4)
+    job = replace(record(*held), shares=gang)
+    live = [candidate(name, store=1 + (name != "a" and rng.random() < 0.2)) for name in names if name not in down]
+    gone = {NodeId(name): rng.choice([0.0, 999.0]) for name in down}
+    chosen = next_holders(job, ME, live, gone, rng, 1_000.0, is_settled=rng.random() < 0.5)
+    alive = {each.holder for each in live}
+    before = [each for each in job.holders if each in alive]
+    if chosen is None or not job.configuration.is_quorum(before):
+        return  # without a majority nothing can be decided
+    nodes = {each.node for each in chosen}
+    assert len(nodes) == len(chosen) >= min(3, len(held))
+    assert len(alive.intersection(chosen)) >= len(before)
+    assert ME in nodes
