@@ -68,6 +68,11 @@ def test_breaks_and_classes_are_listed(capsys):
     [
         (["--break", "quorum-of-two"], "--break: 'quorum-of-two' is no rule that can be broken", "quorum-of-one"),
         (["--fault-classes", "crahs"], "'crahs' is no class of faults; did you mean crash?", "or all"),
+        (["--break", ""], "--break '' names no rule", "leave --break out, or name one of quorum-of-one, "),
+        (["--break="], "--break '' names no rule", "--list-breaks explains them"),
+        (["--fault-classes", ""], "--fault-classes '' names no class of faults", "leave --fault-classes out, or give"),
+        (["--fault-classes", " ,"], "--fault-classes ' ,' names no class of faults", "or all"),
+        (["--plan", ""], "--plan '' cannot be read: FileNotFoundError", "`violations`"),
         (["--nodes", "0"], "--nodes '0' is no size of a swarm", "--nodes takes 1 to 1000"),
         (["--seeds", "few"], "--seeds 'few': must be a whole number", "--seeds is"),
         (["--seed", "-1"], "--seed '-1': must be a whole number", "--seed is"),

@@ -69,7 +69,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     from swarm_client import simulate
 
     commit = simulate.commit_name()  # of what is imported now; the tree may change while this runs
-    if arguments["plan"]:
+    if arguments["plan"] is not None:
         found = simulate.report([simulate.replay(_plan(arguments["plan"]), options)])
     else:
         jobs = arguments.get("jobs", os.cpu_count() or 1)
@@ -87,20 +87,31 @@ def _seeds(arguments: Arguments) -> range:
 
 
 def _options(arguments: Arguments) -> SeedOptions:
-    from swarmsched.errors import ConfigError
-    from swarmsched.simulator.breaks import find_break
     from swarmsched.simulator.fault import FAULT_CLASSES
     from swarmsched.simulator.seeds import SeedOptions
     from swarmsched.simulator.story import StoryOptions
 
-    broken = arguments.get("break", "")
-    try:
-        find_break(broken)
-    except ConfigError as error:
-        raise UsageError(f"--break: {error.problem}", f"{error.remedy}; --list-breaks explains them") from error
+    broken = _break(arguments["break"])
     classes = _classes(arguments["fault_classes"], list(FAULT_CLASSES))
     nodes = None if arguments["nodes"] is None else _nodes(arguments["nodes"])
     return SeedOptions(StoryOptions(nodes, classes, broken), shrinks=not arguments["no_shrink"])
+
+
+def _break(name: str | None) -> str:
+    """The rule to break.  An empty name is an unset variable of a script: breaking nothing would look like a pass."""
+    from swarmsched.errors import ConfigError
+    from swarmsched.simulator.breaks import BREAKS, find_break
+
+    if name is None:
+        return ""
+    if not name:
+        remedy = f"leave --break out, or name one of {', '.join(BREAKS)}; --list-breaks explains them"
+        raise UsageError("--break '' names no rule", remedy)
+    try:
+        find_break(name)
+    except ConfigError as error:
+        raise UsageError(f"--break: {error.problem}", f"{error.remedy}; --list-breaks explains them") from error
+    return name
 
 
 def _nodes(text: str) -> int:
@@ -113,6 +124,9 @@ def _classes(text: str | None, known: list[str]) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:  # an unset variable of a script: a run without faults would look like a pass
+        remedy = f"leave --fault-classes out, or give one or more of {', '.join(known)}, or all"
+        raise UsageError(f"--fault-classes {text!r} names no class of faults", remedy)
     for name in names:
         if name not in known:
             problem = f"--fault-classes: {name!r} is no class of faults{nearest(name, known)}"
