@@ -1,6 +1,7 @@
 """`swarm simulate faults`: what it prints, how it exits, and that processes change nothing."""
 
 import json
+import shlex
 
 import pytest
 
@@ -45,16 +46,77 @@ def test_a_violation_is_told_with_its_faults_and_replays_from_what_was_printed(c
     document = found(capsys, *broken)
     (violation,) = document["violations"]
     assert document["seeds"] <= 30
-    assert set(violation) >= {"seed", "commit", "invariant", "time_s", "message", "faults", "work", "recent"}
+    assert set(violation) >= {"seed", "commit", "break", "invariant", "time_s", "message", "faults", "work", "recent"}
+    assert violation["break"] == document["break"] == "quorum-of-one"
     assert violation["recent"]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(violation))
-    (again,) = found(capsys, "--plan", str(plan), "--break", "quorum-of-one", "--no-shrink")["violations"]
+    (again,) = found(capsys, "--plan", str(plan), "--no-shrink")["violations"]
     assert again == violation
-    code, out, _ = simulate(capsys, "faults", "--plan", str(plan), "--break", "quorum-of-one", "--no-shrink")
+    code, out, _ = simulate(capsys, "faults", "--plan", str(plan), "--no-shrink")
     assert code == 1
     assert f"seed {violation['seed']}, commit" in out
     assert violation["message"] in out
+    assert f"\n  again: swarm simulate faults --plan {plan} --no-shrink\n" in out
+
+
+def test_the_command_that_a_violation_is_told_with_finds_it_and_only_it_again(capsys):
+    classes = "crash, power-cut,partition"
+    options = ("--nodes", "3", "--fault-classes", classes, "--break", "quorum-of-one")
+    code, first, _ = simulate(capsys, "faults", *options, "--seeds", "30", "--stop-at-first", "--jobs", "1")
+    assert code == 1
+    title, again, *story = first.splitlines()
+    seed = title.partition(",")[0].removeprefix("seed ")
+    assert " with quorum-of-one broken: invariant " in title
+    command = shlex.split(again.removeprefix("  again: "))
+    assert command == ["swarm", "simulate", "faults", "--seed", seed, *options]
+    code, second, _ = simulate(capsys, *command[2:])
+    assert code == 1
+    assert second.splitlines()[: story.index("") + 2] == [title, again, *story[: story.index("")]]
+    assert "seeds: 1, " in second
+
+
+def test_a_plan_keeps_its_break_unless_another_is_named(capsys, tmp_path):
+    options = ("--break", "quorum-of-one", "--nodes", "3", "--seeds", "30", "--stop-at-first", "--jobs", "1")
+    (violation,) = found(capsys, *options)["violations"]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(violation))
+    other = found(capsys, "--plan", str(plan), "--break", "no-hash-check")
+    assert (other["break"], other["violations"]) == ("no-hash-check", [])
+    plan.write_text(json.dumps({**violation, "break": ""}))
+    assert found(capsys, "--plan", str(plan))["violations"] == []
+    del violation["break"]  # as older versions printed it
+    plan.write_text(json.dumps(violation))
+    assert found(capsys, "--plan", str(plan))["break"] == ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [("quorum-of-two", "break 'quorum-of-two' is no rule that can be broken"), (["x"], "break is \"['x']\"")],
+)
+def test_a_plan_with_a_break_that_is_not_known_is_refused(capsys, tmp_path, broken, problem):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({**draw_plan(3, StoryOptions(nodes=1)).to_json(), "break": broken}))
+    code, out, error = simulate(capsys, "faults", "--plan", str(file))
+    assert (code, out) == (2, "")
+    assert f"--plan '{file}': {problem}" in error.splitlines()[0]
+    assert "one of quorum-of-one" in error.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--seed", "3"], "--seed"),
+        (["--seeds=3", "--seed=3"], "--seed, --seeds"),
+        (["--nodes", "3"], "--nodes"),
+        (["--fault-classes", "all"], "--fault-classes"),
+    ],
+)
+def test_a_plan_goes_with_no_option_that_it_would_ignore(capsys, words, named):
+    code, out, error = simulate(capsys, "faults", "--plan", "plan.json", *words)
+    assert (code, out) == (2, "")
+    assert f"--plan 'plan.json' cannot go with {named}: the plan has its own" in error.splitlines()[0]
+    assert f"leave out {named}, or --plan" in error.splitlines()[1]
 
 
 def test_breaks_and_classes_are_listed(capsys):

@@ -27,6 +27,8 @@ NODES_LIMIT = 1_000
 JOBS_LIMIT = 1_024
 RECENT_SHOWN = 20
 LINE_WIDTH = 240
+DRAWING = ("seed", "seeds", "nodes", "fault_classes")  # options that say what is drawn; a plan is drawn already
+REPLAYING = ("nodes", "fault_classes", "break")  # options without which a seed is another story
 
 COMMAND = Command(
     "simulate",
@@ -41,13 +43,13 @@ COMMAND = Command(
         Option("--list-breaks", "the rules that can be broken, and the classes of faults"),
         Option("--stop-at-first", "end with the first seed that finds something"),
         Option("--no-shrink", "show all faults of a failing seed, not only those that it needs"),
-        Option("--plan", "live through the plan of this file (a violation as -o json prints it)", "FILE"),
+        Option("--plan", "live through the plan of this file, and its `break` (a violation of -o json)", "FILE"),
         Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
     ),
     positionals="faults",
     details=(
         "Prints what was found and exits with 1 if any invariant was violated.  A violation names its seed, the\n"
-        "faults that it needs, and the last events of the jobs concerned; `--seed S` lives through it again."
+        "faults that it needs, and the last events of the jobs concerned, and the command that lives through it again."
     ),
 )
 BREAK_COLUMNS = (
@@ -64,19 +66,20 @@ def execute(session: Session, arguments: Arguments) -> int:
     kind = one_positional(arguments, "kind of simulation")
     if kind not in KINDS:
         raise UsageError(f"simulate {kind!r} is not known{nearest(kind, KINDS)}", f"one of {', '.join(KINDS)}")
-    options = _options(arguments)
+    plan, broken = _plan(arguments)
+    options = _options(arguments, broken)
 
     from swarm_client import simulate
 
     commit = simulate.commit_name()  # of what is imported now; the tree may change while this runs
-    if arguments["plan"] is not None:
-        found = simulate.report([simulate.replay(_plan(arguments["plan"]), options)])
+    if plan is not None:
+        found = simulate.report([simulate.replay(plan, options)])
     else:
         jobs = arguments.get("jobs", os.cpu_count() or 1)
         found = simulate.report(
             simulate.run_seeds(_seeds(arguments), options, jobs, stops_at_first=bool(arguments["stop_at_first"]))
         )
-    _print(session, found, commit, arguments.get("break", ""))
+    _print(session, found, {"commit": commit, "break": broken}, arguments)
     return FAILED if found.tally.violations else OK
 
 
@@ -86,12 +89,11 @@ def _seeds(arguments: Arguments) -> range:
     return range(first, first + count)
 
 
-def _options(arguments: Arguments) -> SeedOptions:
+def _options(arguments: Arguments, broken: str) -> SeedOptions:
     from swarmsched.simulator.fault import FAULT_CLASSES
     from swarmsched.simulator.seeds import SeedOptions
     from swarmsched.simulator.story import StoryOptions
 
-    broken = _break(arguments["break"])
     classes = _classes(arguments["fault_classes"], list(FAULT_CLASSES))
     nodes = None if arguments["nodes"] is None else _nodes(arguments["nodes"])
     return SeedOptions(StoryOptions(nodes, classes, broken), shrinks=not arguments["no_shrink"])
@@ -134,13 +136,30 @@ def _classes(text: str | None, known: list[str]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _plan(path: str) -> StoryPlan:
+def _plan(arguments: Arguments) -> tuple[StoryPlan | None, str]:
+    """The plan of the file, if one is named, and the rule to break: the plan's own unless the command names one."""
+    named = _break(arguments["break"])
+    path = arguments["plan"]
+    if path is None:
+        return None, named
+    useless = [arguments.spellings[key] for key in DRAWING if arguments[key] is not None]
+    if useless:
+        problem = f"--plan {path!r} cannot go with {', '.join(useless)}: the plan has its own seed, nodes and faults"
+        raise UsageError(problem, f"leave out {', '.join(useless)}, or --plan")
+
     from swarmsched.errors import ConfigError
+    from swarmsched.simulator.breaks import BREAKS, find_break
     from swarmsched.simulator.story import StoryPlan
 
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
-            return StoryPlan.from_json(json.load(file))
+            document = json.load(file)
+        plan = StoryPlan.from_json(document)
+        own = document.get("break", "")
+        if not isinstance(own, str):
+            raise ConfigError("break", f"is {str(own)[:80]!r}", f"one of {', '.join(BREAKS)}, or empty")
+        find_break(own)
+        return plan, named or own
     except ConfigError as error:
         raise UsageError(f"--plan {path!r}: {error.key} {error.problem}", error.remedy) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -161,7 +180,7 @@ def _list(session: Session) -> int:
     return OK
 
 
-def _print(session: Session, found: Report, commit: str, broken: str) -> None:
+def _print(session: Session, found: Report, origin: Mapping[str, str], arguments: Arguments) -> None:
     tally = found.tally
     if not session.printer.is_for_people:
         session.printer.document(
@@ -169,15 +188,14 @@ def _print(session: Session, found: Report, commit: str, broken: str) -> None:
                 "seeds": tally.seeds,
                 "events": tally.events,
                 "events_per_s": round(found.events_per_s),
-                "violations": [{**each, "commit": commit} for each in tally.violations],
+                "violations": [{**each, **origin} for each in tally.violations],
                 "sometimes": tally.sometimes,
-                "commit": commit,
-                "break": broken,
+                **origin,
             }
         )
         return
     for violation in tally.violations:
-        _print_violation(session, violation, commit)
+        _print_violation(session, {**violation, **origin}, _replay(arguments, violation["seed"]))
     line = session.printer.line
     for name, count in tally.sometimes.items():
         line(f"{count:>10}  {name}")
@@ -185,10 +203,27 @@ def _print(session: Session, found: Report, commit: str, broken: str) -> None:
     line(f"seeds: {tally.seeds}, events: {tally.events} ({speed}), violations: {len(tally.violations)}")
 
 
-def _print_violation(session: Session, violation: Mapping[str, Any], commit: str) -> None:
+def _replay(arguments: Arguments, seed: int) -> str:
+    """The command that finds this violation again, and only this one."""
+    import shlex
+
+    words = ["swarm", "simulate", "faults"]
+    words += ["--seed", str(seed)] if arguments["plan"] is None else ["--plan", arguments["plan"]]
+    for key in REPLAYING:
+        if arguments[key] is not None:
+            words += [arguments.spellings[key], arguments[key]]
+    if arguments["no_shrink"]:
+        words.append("--no-shrink")
+    return shlex.join(words)
+
+
+def _print_violation(session: Session, violation: Mapping[str, Any], replay: str) -> None:
     line = session.printer.line
-    title = f"seed {violation['seed']}, commit {commit or 'unknown'}: invariant {violation['invariant']} is violated"
-    line(session.printer.paint(f"{title} at {violation['time_s']:.3f} s", "red"))
+    broken = f" with {violation['break']} broken" if violation["break"] else ""
+    title = f"seed {violation['seed']}, commit {violation['commit'] or 'unknown'}{broken}"
+    title += f": invariant {violation['invariant']} is violated at {violation['time_s']:.3f} s"
+    line(session.printer.paint(title, "red"))
+    line(f"  again: {replay}")
     line(f"  {violation['message']}")
     size = f"{violation['nodes']} nodes with {violation['gpus_per_node']} GPUs each"
     line(f"  {size}, healed at {violation['heal_s']:.3f} s")
