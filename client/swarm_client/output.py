@@ -66,6 +66,11 @@ class Printer:
         """True for tables, False for documents and templates."""
         return self.output in ("table", "wide") and not self.template
 
+    @property
+    def is_for_names(self) -> bool:
+        """True if only names are wanted, one a line."""
+        return self.output == "name" and not self.template
+
     def paint(self, text: str, style: str) -> str:
         """The text in a colour where colours are wanted."""
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self.has_color and style else text

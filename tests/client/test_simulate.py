@@ -63,7 +63,9 @@ def test_a_violation_is_told_with_its_faults_and_replays_from_what_was_printed(c
 def test_the_command_that_a_violation_is_told_with_finds_it_and_only_it_again(capsys):
     classes = "crash, power-cut,partition"
     options = ("--nodes", "3", "--fault-classes", classes, "--break", "quorum-of-one")
-    code, first, _ = simulate(capsys, "faults", *options, "--seeds", "30", "--stop-at-first", "--jobs", "1")
+    code, first, _ = simulate(
+        capsys, "faults", *options, "--seed", "1", "--seeds", "30", "--stop-at-first", "--jobs", "1"
+    )
     assert code == 1
     title, again, *story = first.splitlines()
     seed = title.partition(",")[0].removeprefix("seed ")
@@ -88,6 +90,21 @@ def test_a_plan_keeps_its_break_unless_another_is_named(capsys, tmp_path):
     del violation["break"]  # as older versions printed it
     plan.write_text(json.dumps(violation))
     assert found(capsys, "--plan", str(plan))["break"] == ""
+
+
+@pytest.mark.parametrize("words", [("-q",), ("-o", "name"), ("-q", "-o", "json")])
+def test_names_are_the_seeds_that_failed_and_nothing_if_none_did(capsys, words):
+    options = ("--nodes", "3", "--seeds", "12")
+    seeds = [each["seed"] for each in found(capsys, *options, "--break", "quorum-of-one", "--no-shrink")["violations"]]
+    assert seeds
+    code, out, _ = simulate(capsys, "faults", *options, "--break", "quorum-of-one", "--no-shrink", *words)
+    assert (code, out) == (1, "".join(f"{seed}\n" for seed in seeds))
+    assert simulate(capsys, "faults", "--seed", "3", "--nodes", "1", *words) == (0, "", "")
+
+
+def test_a_template_is_filled_whatever_else_is_asked_for(capsys):
+    code, out, _ = simulate(capsys, "faults", "--seed", "3", "--nodes", "1", "-q", "--format", "{{seeds}} {{break}}.")
+    assert (code, out) == (0, "1 .\n")
 
 
 @pytest.mark.parametrize(

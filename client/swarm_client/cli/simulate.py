@@ -49,7 +49,8 @@ COMMAND = Command(
     positionals="faults",
     details=(
         "Prints what was found and exits with 1 if any invariant was violated.  A violation names its seed, the\n"
-        "faults that it needs, and the last events of the jobs concerned, and the command that lives through it again."
+        "faults that it needs, the last events of the jobs concerned, and the command that finds it again.\n"
+        "-q and -o name print the seeds that failed, one a line, and nothing if none did."
     ),
 )
 BREAK_COLUMNS = (
@@ -182,6 +183,10 @@ def _list(session: Session) -> int:
 
 def _print(session: Session, found: Report, origin: Mapping[str, str], arguments: Arguments) -> None:
     tally = found.tally
+    if session.printer.is_for_names:
+        for violation in tally.violations:
+            session.printer.line(str(violation["seed"]))
+        return
     if not session.printer.is_for_people:
         session.printer.document(
             {
