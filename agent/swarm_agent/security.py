@@ -64,7 +64,9 @@ def read_token(file: Path) -> str:
 
 
 def job_user_warning(config: AgentConfig) -> str:
-    """A sentence when jobs can read the swarm's secrets, else empty text."""
+    """A sentence when jobs can read the swarm's secrets, else empty text; a witness runs none."""
+    if config.witness:
+        return ""
     if os.geteuid() != 0:
         user = pwd.getpwuid(os.geteuid()).pw_name
         return f"jobs run as {user}, the agent's own user, and can read the swarm's key and token"

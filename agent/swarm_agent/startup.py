@@ -265,8 +265,6 @@ def _state(agent: Agent) -> Check:
 
 def _gpus(agent: Agent) -> Check:
     """One hung GPU is not offered and does not take the node with it; a node whose GPUs are all silent is not ready."""
-    if agent.config.witness:
-        return Check("gpus", is_ok=True, detail="none are offered: this agent is a witness")
     snapshot = agent.telemetry.snapshot
     is_answering = any(gpu.health is not GpuHealth.STALE for gpu in snapshot.gpus)
     is_ok = is_answering or snapshot.state.value not in UNANSWERED_STATES

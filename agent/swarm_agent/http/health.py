@@ -83,7 +83,8 @@ class Health:
 
     def _isolation(self) -> Document:
         warning = job_user_warning(self._agent.config)
-        return _item("job_user", "warning" if warning else "ok", warning or "jobs run under their own account", "")
+        fine = "a witness runs no jobs" if self._agent.config.witness else "jobs run under their own account"
+        return _item("job_user", "warning" if warning else "ok", warning or fine, "")
 
 
 def _item(name: str, status: str, detail: str, remedy: str) -> Document:

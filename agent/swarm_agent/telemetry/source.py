@@ -4,6 +4,8 @@ It posts `ResourcesRead` to the core whenever the resources change and about onc
 snapshot for HTTP and metrics.  Nothing here can hang: the driver is asked by a child process, under a deadline.
 Until the driver has answered, or has failed to within the time that the sampler has for its start, nothing is posted,
 so that the core never takes "not asked yet" for "has no GPUs".
+
+A witness runs no jobs, so it asks no driver and posts that it has nothing: whatever counts capacity would count it.
 """
 
 import asyncio
@@ -118,7 +120,7 @@ class Telemetry:
             sentence=sentence,
             gpus=gpus,
             host=self._host,
-            age_s=0.0 if self._is_simulated else now_s - self._round_s,
+            age_s=now_s - self._round_s if self._asks_driver else 0.0,
             driver_version=self._driver_version,
             is_simulated=self._is_simulated,
             restarts=self._restarts,
@@ -132,7 +134,7 @@ class Telemetry:
     async def start(self) -> None:
         """Begin to sample; returns at once."""
         self._read_host()
-        if not self._is_simulated:
+        if self._asks_driver:
             self._tasks.append(asyncio.create_task(self._sample(), name="telemetry-sampler"))
         self._tasks.append(asyncio.create_task(self._tick(), name="telemetry-tick"))
         for task in self._tasks:
@@ -157,6 +159,10 @@ class Telemetry:
     def _is_simulated(self) -> bool:
         return self._config.simulated_gpus > 0
 
+    @property
+    def _asks_driver(self) -> bool:
+        return not self._is_simulated and not self._config.witness
+
     # The ticker: staleness, host load, posts.
 
     async def _tick(self) -> None:
@@ -175,12 +181,10 @@ class Telemetry:
         """Post if the resources changed, or if it is time to."""
         now_s = self._clock()
         self._own(now_s)
-        if self._state is TelemetryState.STARTING and not self._is_simulated:
+        if self._state is TelemetryState.STARTING and self._asks_driver:
             return
         gpus = self._simulated() if self._is_simulated else self._readings(now_s)
-        resources = NodeResources(
-            tuple(gpu_of(gpu) for gpu in gpus[:GPUS_LIMIT]), self._host.cpu_count, self._host.memory_total_bytes
-        )
+        resources = self._offered(gpus)
         if not is_periodic and resources == self._posted:
             return
         self._posted = resources
@@ -193,6 +197,12 @@ class Telemetry:
                 cpu_utilisation_ratio=self._averages["cpu"].add(self._host.cpu_utilisation_ratio, now_s),
             )
         )
+
+    def _offered(self, gpus: tuple[GpuReading, ...]) -> NodeResources:
+        if self._config.witness:
+            return NodeResources((), 0, 0)
+        offered = tuple(gpu_of(gpu) for gpu in gpus[:GPUS_LIMIT])
+        return NodeResources(offered, self._host.cpu_count, self._host.memory_total_bytes)
 
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""
@@ -225,6 +235,8 @@ class Telemetry:
         )
 
     def _judge(self, gpus: tuple[GpuReading, ...]) -> tuple[TelemetryState, str]:
+        if self._config.witness:
+            return TelemetryState.OK, "none are offered: this agent is a witness"
         if self._is_simulated:
             return TelemetryState.OK, f"{len(gpus)} simulated GPUs, as configured; NVML is not asked"
         if self._state is not TelemetryState.OK:

@@ -85,5 +85,6 @@ def test_jobs_that_can_read_the_secrets_are_warned_of(tmp_path: Path, monkeypatc
     monkeypatch.setattr(security.os, "geteuid", lambda: 0)
     assert "run as root" in job_user_warning(config(tmp_path))
     assert job_user_warning(config(tmp_path, job_user="nobody")) == ""
+    assert job_user_warning(config(tmp_path, witness=True)) == "", "it runs none"
     monkeypatch.setattr(security.os, "geteuid", os.getuid if os.getuid() else lambda: 1)
     assert "agent's own user" in job_user_warning(config(tmp_path))

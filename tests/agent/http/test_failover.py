@@ -334,11 +334,12 @@ async def test_the_doctor_speaks_of_swarms_of_two(n1, swarm, gone, status, words
     assert words in found["detail"] + found["remedy"]
 
 
-async def test_the_doctor_of_a_witness_misses_no_gpus(n1):
+async def test_the_doctor_of_a_witness_misses_neither_gpus_nor_an_account_for_jobs(n1):
     n1.agent.telemetry = lambda: ("failed", "no NVIDIA driver")
     n1.agent.config = replace(n1.agent.config, witness=True)
-    found = next(each for each in (await n1.get("/v1/doctor"))["items"] if each["name"] == "gpu_readings")
-    assert found["status"] == "ok"
+    found = {each["name"]: each for each in (await n1.get("/v1/doctor"))["items"]}
+    assert found["gpu_readings"]["status"] == "ok"
+    assert (found["job_user"]["status"], found["job_user"]["detail"]) == ("ok", "a witness runs no jobs")
 
 
 # --- Waiting for another agent no longer than it is there

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.telemetry import TelemetryState
-from swarmsched.resources import GpuHealth
+from swarmsched.resources import GpuHealth, NodeResources
 
 LONG_S, SHORT_S = 20.0, 0.6  # what a hung driver is given
 CALLS_PER_GPU = 11  # of a round without the slow-moving values; +1 for a GPU with processes
@@ -338,3 +338,13 @@ async def test_simulated_gpus_say_so_and_are_busy_only_when_booked(start):
     assert all(gpu.is_simulated for gpu in bench.posts[0].resources.gpus)
     assert bench.telemetry.sampler_pid == 0
     assert bench.gpu(0).temperature_celsius is None
+
+
+async def test_a_witness_asks_no_driver_and_offers_neither_gpus_nor_cores_nor_memory(nvml, start):
+    bench = await start(witness=True)
+    await bench.rounds(2)
+    assert {post.resources for post in bench.posts} == {NodeResources((), 0, 0)}
+    assert (bench.telemetry.sampler_pid, nvml.calls) == (0, 0)
+    assert (bench.snapshot.state, bench.snapshot.age_s) == (TelemetryState.OK, 0.0)
+    assert "witness" in bench.snapshot.sentence
+    assert bench.snapshot.host.cpu_count >= 1, "what its machine has is shown all the same"
