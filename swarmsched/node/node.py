@@ -148,9 +148,11 @@ class Node:
         )
         self._register.restore(restored.room("register"), restored.room("over"))
         self._flock = Flock(me, _fork(rng), ShepherdParts(parts.make_attempt, parts.may_commit, parts.quorum))
-        self._submission = Submission(self._as_holder, config.generation, self._flock, _fork(rng))
+        self._submission = Submission(
+            self._as_holder, config.generation, self._flock, _fork(rng), is_witness=config.is_witness
+        )
         self._publication = Publication(me, self._state, self._ledger, self._flock, config)
-        self._landscape = Landscape(me, self._membership, self._state, self._ledger)
+        self._landscape = Landscape(me, self._membership, self._state, self._ledger, is_witness=config.is_witness)
         self._custody = Custody(
             self._as_holder,
             config.generation,

@@ -46,9 +46,12 @@ class _Creation:
 class Submission:
     """The client-facing side of a node's flock."""
 
-    def __init__(self, me: Holder, generation: int, flock: Flock, rng: random.Random) -> None:
+    def __init__(
+        self, me: Holder, generation: int, flock: Flock, rng: random.Random, *, is_witness: bool = False
+    ) -> None:
         self._me = me
         self._generation = generation
+        self._is_witness = is_witness
         self._flock = flock
         self._rng = rng
         self._creations: dict[int, _Creation] = {}
@@ -140,6 +143,8 @@ class Submission:
             return Refused("conflict", why, "ask for a new ticket")
         if known is not None:
             return None if _is_same_job(known.spec, command.spec) else _TICKET_USED
+        if self._is_witness:
+            return Refused("unavailable", "a witness acts for no job", "repeat with the same ticket at another holder")
         error = impossible(command.spec, capacities) if capacities is not None else None
         return _too_much(error) if error is not None else None
 

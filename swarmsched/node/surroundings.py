@@ -26,11 +26,14 @@ _UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS)
 class Landscape:
     """Reads membership, state plane and ledger; keeps nothing but a cache of placeholder views."""
 
-    def __init__(self, me: NodeId, membership: Membership, state: StatePlane, ledger: Ledger) -> None:
+    def __init__(
+        self, me: NodeId, membership: Membership, state: StatePlane, ledger: Ledger, *, is_witness: bool = False
+    ) -> None:
         self._me = me
         self._membership = membership
         self._state = state
         self._ledger = ledger
+        self._is_witness = is_witness
         self._views: dict[NodeId, tuple[NodeRecord, bool, NodeView]] = {}
         self._capacities: dict[NodeId, tuple[object, NodeResources]] = {}
         self.own_resources = NodeResources((), 0, 0)
@@ -64,11 +67,13 @@ class Landscape:
         ]
 
     def capacities(self, now_s: float) -> dict[NodeId, NodeResources]:
-        """All that every known node has, whether or not it is up now."""
+        """All that every node has that may ever run a job, whether or not it is up now."""
+        records = (status.record for status in self._state.node_records(now_s))
         others = {
-            NodeId(status.record.node_id): self._capacity(status.record) for status in self._state.node_records(now_s)
+            NodeId(record.node_id): self._capacity(record) for record in records if not record.has(NodeFlag.WITNESS)
         }
-        return {**others, self._me: self.own_resources}
+        others.pop(self._me, None)
+        return others if self._is_witness else {**others, self._me: self.own_resources}
 
     def _capacity(self, record: NodeRecord) -> NodeResources:
         """What a node has rarely changes, and every submit asks: made anew only when it did."""
@@ -80,9 +85,9 @@ class Landscape:
         return known[1]
 
     def _own_view(self) -> NodeView:
-        is_available = not self._ledger.is_draining and not self._is_in_conflict(self._me)
+        is_barred = self._is_witness or self._ledger.is_draining or self._is_in_conflict(self._me)
         total = len(self.own_resources.gpus)
-        return NodeView(self._me, self._ledger.free(0.0), total, is_available, self.own_resources.gpus)
+        return NodeView(self._me, self._ledger.free(0.0), total, not is_barred, self.own_resources.gpus)
 
     def _foreign_view(self, record: NodeRecord, alive: Collection[NodeId]) -> NodeView:
         is_alive = record.node_id in alive

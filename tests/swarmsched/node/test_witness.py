@@ -105,3 +105,25 @@ def test_a_job_brought_to_the_witness_is_meant_for_another(seed):
     watched.finish([ticket.job_id], 60.0)
     assert watched.swarm.record(ticket.job_id).shepherd == shepherd
     assert_only_holds(watched, [ticket.job_id])
+
+
+def test_what_a_witness_has_is_no_capacity():
+    """Each of the two has 16 cores; the machine of the witness has 8."""
+    watched = swarm_with_witness(7)
+    watched.swarm.run_for(10.0)  # until totals count
+    for node in watched.nodes:
+        ticket = watched.swarm.ask(ABLE if node == WITNESS else node, CreateTicket())
+        for demand, ranks, allowed in [(Demand(cpus=8), 5, ()), (Demand(), 1, (WITNESS,))]:
+            spec = JobSpec(command=("true",), ranks=ranks, demand=demand, nodes=allowed)
+            reply = watched.swarm.ask(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
+            assert isinstance(reply, Refused), reply
+            assert reply.code == "impossible"
+
+
+def test_a_witness_refuses_to_act_for_a_job_that_is_submitted_at_it_all_the_same():
+    watched = swarm_with_witness(7)
+    ticket = watched.swarm.ask(WITNESS, CreateTicket())
+    reply = watched.swarm.ask(WITNESS, SubmitJob(ticket.job_id, ticket.holders, JobSpec(command=("true",))))
+    assert isinstance(reply, Refused), reply
+    assert reply.code == "unavailable"
+    assert_only_holds(watched, [ticket.job_id])
