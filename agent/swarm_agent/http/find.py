@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import Attendance
-from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
+from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import Card, Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import card_document, job_document, job_summary, over_summary, place_summary
@@ -25,10 +25,13 @@ REFERENCE_LIMIT = 128
 
 Summary = dict[str, Any]
 
+_RECORD = {"source": "record"}
+"""In the summary of a job whose record is there, and not merely what gossip says of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job and the nodes that may act for it or have its record, best first; may include this agent."""
+    """A job and the nodes that may act for it or know of it, those with its record first; may include this agent."""
 
     job_id: JobId
     candidates: tuple[NodeId, ...]
@@ -66,6 +69,21 @@ class JobFinder:
         nodes = [record.shepherd, *record.configuration.nodes] if record else []
         nodes = shepherds + nodes + ([place.shepherd, *place.holders] if place else [])
         return tuple(first_unique(node for node in nodes if node))
+
+    async def search(self, job_id: JobId) -> tuple[NodeId, ...]:
+        """Who else has the record, by asking everybody that can be reached; for when nobody who is `known` answers.
+
+        What gossip says of a job's holders may be old, or not have come here yet.
+        """
+        nodes = self._peers.reachable()
+        for first in range(0, len(nodes), FAN_OUT_LIMIT):
+            asked = nodes[first : first + FAN_OUT_LIMIT]
+            found = await self._peers.ask(asked, "find", {"reference": job_id}, SEARCH_TIMEOUT_S)
+            told = {node: _dicts(reply.get("matches")) for node, reply in found.answers.items()}
+            holders = tuple(node for node, matches in told.items() if _has_record(matches, job_id))
+            if holders:
+                return holders
+        return ()
 
     def matches(self, reference: str, user: str = "") -> list[Summary]:
         """Summaries of jobs that this agent knows under the reference; of very many, the first ones."""
@@ -113,7 +131,7 @@ class JobFinder:
 
 
 def _of_record(record: JobRecord) -> Summary:
-    return job_summary(job_document(record, record.submitted_utc_s, Attendance()))
+    return {**job_summary(job_document(record, record.submitted_utc_s, Attendance())), **_RECORD}
 
 
 def _of_card(card: Card) -> Summary:
@@ -134,14 +152,16 @@ def _choose(
     owners: dict[str, list[NodeId]] = {}
     for node, found in matches.items():
         for each in found:
-            merged[each["id"]] = {**each, **{k: v for k, v in merged.get(each["id"], {}).items() if v is not None}}
+            told = {key: value for key, value in each.items() if key not in _RECORD}
+            merged[each["id"]] = {**told, **{k: v for k, v in merged.get(each["id"], {}).items() if v is not None}}
             owners.setdefault(each["id"], []).append(node)
     if not merged:
         raise _unknown(reference, silent, names)
     chosen = _one_of(reference, list(merged.values()))
     job_id = JobId(str(chosen["id"]))
     shepherds = [NodeId(str(each["shepherd"])) for each in _with_id(matches.values(), job_id) if each.get("shepherd")]
-    return Found(job_id, tuple(first_unique([*shepherds, *owners[job_id]])))
+    with_record = [node for node in owners[job_id] if _has_record(matches[node], job_id)]
+    return Found(job_id, tuple(first_unique([*shepherds, *with_record, *owners[job_id]])))
 
 
 def _one_of(reference: str, candidates: list[Summary]) -> Summary:
@@ -184,6 +204,10 @@ def _unknown(reference: str, silent: tuple[NodeId, ...], names: list[str]) -> Pr
 
 def _with_id(groups: Iterable[list[Summary]], job_id: str) -> list[Summary]:
     return [each for group in groups for each in group if each["id"] == job_id]
+
+
+def _has_record(found: list[Summary], job_id: str) -> bool:
+    return any(each.get("source") == "record" for each in _with_id([found], job_id))
 
 
 def _dicts(value: object) -> list[Summary]:

@@ -3,7 +3,7 @@
 import asyncio
 import signal as signals
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.port import AgentPort, Card, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
 from swarm_agent.http.views import Document, aged, card_document, job_document, task_document
@@ -21,6 +21,7 @@ from swarmsched import ids
 from swarmsched.api import API_VERSION, nearest
 from swarmsched.commands import CancelJob, Command, JobAccepted, RecoverJob, Refused, SignalJob
 from swarmsched.errors import FieldProblem
+from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 
@@ -33,6 +34,7 @@ GRACE_LIMIT_S = 86_400.0
 REASON_LIMIT = 200
 SIGNAL_NUMBER_LIMIT = 64
 PASSING = ("shepherd_unreachable", "not_ready", "unavailable", "unknown_job")
+HEARSAY = "X-Swarm-Source"  # of an answer that rests on gossip: whoever has the record knows more
 FOLLOWED_STATES = {"done": ("ended",), "running": ("running", "stopping", "ended")}
 
 Local = Callable[[JobId, Call], Awaitable[Answer]]
@@ -128,9 +130,22 @@ class Jobs:
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
         document, fields = self.describe(self._record(job_id)), call.words("fields")
+        await self._add_pauses_if_shown(document, fields)
+        return answer(trimmed(document, fields))
+
+    async def _show_card(self, card: Card, call: Call) -> Answer:
+        place = self._facts.places().get(card.job_id)
+        document, fields = card_document(card, time.time()), call.words("fields")
+        if place is not None:
+            present = attendance_of(self._facts).present.intersection(place.holders)
+            document["holders"] = list(place.holders)
+            document["has_majority"] = None if len(present) >= majority(len(place.holders)) else False
+        await self._add_pauses_if_shown(document, fields)
+        return answer(trimmed(document, fields), headers={HEARSAY: "card"})
+
+    async def _add_pauses_if_shown(self, document: Document, fields: tuple[str, ...]) -> None:
         if document["state"] in ("running", "stopping") and (not fields or "nodes" in fields):
             await self._add_pauses(document)
-        return answer(trimmed(document, fields))
 
     async def _add_pauses(self, document: Document) -> None:
         """Say of each node of the job whether its ranks are frozen; null of a node that does not say."""
@@ -173,20 +188,32 @@ class Jobs:
             return await local(found.job_id, call)
         if call.hops and self._facts.is_over(found.job_id):
             raise over(found.job_id)
-        has_copy = self._facts.record(found.job_id) is not None
+        outcome: Answer | Problem
         try:
-            return await self._forward(found, call, HELD_COPY_PATIENCE_S if has_copy else FORWARD_TIMEOUT_S)
+            if self._facts.record(found.job_id) is not None:
+                outcome = await self._forward(found, call, HELD_COPY_PATIENCE_S)
+            else:
+                outcome = await self._forward_or_search(found, call)
         except Problem as problem:
             if problem.code not in ("shepherd_unreachable", "unknown_job"):
                 raise
-            if self._facts.record(found.job_id) is not None:
-                return await local(found.job_id, call)
-            if self._facts.is_over(found.job_id):
-                raise over(found.job_id) from problem
-            card = next((each for each in self._facts.cards() if each.job_id == found.job_id), None)
-            if card is None or local != self._show:
-                raise
-            return answer(trimmed(card_document(card, time.time()), call.words("fields")))
+            outcome = problem
+        if isinstance(outcome, Answer) and HEARSAY not in outcome.headers:
+            return outcome
+        return await self._from_here(found.job_id, call, local, outcome)
+
+    async def _from_here(self, job_id: JobId, call: Call, local: Local, outcome: Answer | Problem) -> Answer:
+        """What this agent has itself, where nobody with a record has answered; else what came of asking."""
+        if self._facts.record(job_id) is not None:
+            return await local(job_id, call)
+        if self._facts.is_over(job_id):
+            raise over(job_id)
+        card = next((each for each in self._facts.cards() if each.job_id == job_id), None)
+        if card is not None and local == self._show:
+            return await self._show_card(card, call)
+        if isinstance(outcome, Problem):
+            raise outcome
+        return outcome
 
     async def _change(self, found: Found, call: Call, command: Command) -> Answer:
         """Have the shepherd do it, and wait for the next one while none acts.
@@ -230,22 +257,45 @@ class Jobs:
         if record is not None and (call.hops or self._facts.is_shepherd(found.job_id)):
             return await self._obeyed(found, command)
         try:
-            return await self._forward(found, call)
+            return await (self._forward_or_search(found, call) if record is None else self._forward(found, call))
         except Problem as problem:
             if record is None or problem.code != "shepherd_unreachable":
                 raise
         return await self._obeyed(found, command)
 
-    async def _forward(self, found: Found, call: Call, timeout_s: float = FORWARD_TIMEOUT_S) -> Answer:
-        """Ask the candidates in turn; 404 and 503 of one of them only mean that it is not the right one.
+    async def _forward_or_search(self, found: Found, call: Call) -> Answer:
+        """As `_forward`, and when nobody known has a word to say, ask who has the record at all.
+
+        That somebody else has heard of the job counts only if nobody has its record.
+        """
+        outcome: Answer | Problem
+        try:
+            outcome = await self._forward(found, call)
+        except Problem as problem:
+            if problem.code != "shepherd_unreachable":
+                raise
+            outcome = problem
+        if isinstance(outcome, Problem) or HEARSAY in outcome.headers:
+            holders = () if call.hops else await self._finder.search(found.job_id)
+            if holders:
+                return await self._forward(found, call, nodes=holders)
+        if isinstance(outcome, Problem):
+            raise outcome
+        return outcome
+
+    async def _forward(
+        self, found: Found, call: Call, timeout_s: float = FORWARD_TIMEOUT_S, nodes: Iterable[NodeId] = ()
+    ) -> Answer:
+        """Ask the candidates, or `nodes`, in turn; 404 and 503 of one of them only mean that it is not the right one.
 
         410 counts if no other one has the record: each drops it in its own time.
         """
         tail = call.path.split("/", 4)[4:]
         path = "/".join(["/v1/jobs", found.job_id, *tail])
         gone: Answer | None = None
+        hearsay: Answer | None = None
         problem = Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} is known")
-        for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
+        for node in self._peers.likeliest(nodes or (*self._finder.known(found.job_id), *found.candidates)):
             try:
                 reply = await self._peers.forward(node, replace(call, path=path), timeout_s)
             except Problem as error:
@@ -256,13 +306,17 @@ class Jobs:
             if reply.status == KINDS["job_over"].status:
                 gone = reply
                 continue
+            if HEARSAY in reply.headers:
+                hearsay = hearsay or reply
+                continue
             if reply.status not in (404, 503):
                 return reply
             if call.method not in SAFE_METHODS and code_of(reply) == "unavailable":
                 raise Problem("unavailable", f"{node} could not tell whether it was done")
             problem = Problem("shepherd_unreachable", f"{node} does not act for job {found.job_id}")
-        if gone is not None:
-            return gone
+        answered = gone or hearsay
+        if answered is not None:
+            return answered
         raise problem
 
 

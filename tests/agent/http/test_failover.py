@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from swarm_agent.http.attendance import Attendance
-from swarm_agent.http.port import TaskFacts
+from swarm_agent.http.port import Place, TaskFacts
 from swarm_agent.http.reach import answer_of, items_of
 from swarm_agent.http.testing import a_card, a_record, holder_of, holders_of, job_id, store_of
 from swarmsched import ids
@@ -134,6 +134,66 @@ async def test_a_held_copy_answers_while_nobody_acts(desks, swarm, n2):
     swarm.statuses[NodeId("n1")] = "failed"
     document = await n2.get(f"/v1/jobs/{JOB}")
     assert (document["state"], document["source"], document["shepherd"]) == ("running", "record", "n1")
+
+
+def lost_but_for(swarm, holder, *, place=None):
+    """The shepherd and another holder are gone; `holder` has the record, and n1 knows the job from gossip alone."""
+    record = a_record(JOB, "n8", holders=(holder.agent.config.name, "n8", "n9"), state=JobState.RUNNING)
+    holder.agent.put(record)
+    for agent in swarm.agents.values():
+        if agent is not holder.agent:
+            agent.known_cards = [a_card(record)]
+            agent.known_places = {JOB: place} if place else {}
+    return record
+
+
+def without_times(document):
+    return {key: value for key, value in document.items() if key not in ("as_of", "queued_seconds", "elapsed_seconds")}
+
+
+STALE_PLACE = Place(NodeId("n8"), (NodeId("n8"), NodeId("n9"), NodeId("n2")), JobState.RUNNING)
+
+
+@pytest.mark.parametrize("reference", [JOB, ids.handle(JOB), "abcd"])
+@pytest.mark.parametrize("place", [None, STALE_PLACE], ids=["no_place", "stale_place"])
+async def test_the_last_living_holder_is_found_by_who_has_only_heard_of_the_job(swarm, n1, n2, n3, reference, place):
+    """n2 has merely heard of the job as well, and is asked before n3 where it is named as a holder."""
+    lost_but_for(swarm, n3, place=place)
+    document = await n1.get(f"/v1/jobs/{reference}")
+    there = await n3.get(f"/v1/jobs/{JOB}")
+    assert without_times(document) == without_times(there)
+    assert (document["source"], document["holders"]) == ("record", ["n3", "n8", "n9"])
+    assert (document["survives_deaths"], document["has_majority"]) == (0, False)
+    assert (await n1.get(f"/v1/jobs/{reference}/why"))["job_id"] == JOB
+
+
+async def test_recovery_finds_the_last_living_holder_as_well(swarm, n1, n3):
+    lost_but_for(swarm, n3, place=STALE_PLACE)
+    assert (await n1.post(f"/v1/jobs/{JOB}/recover", {"force": True}, 202))["holders"] == ["n3"]
+    assert n3.agent.commands == [RecoverJob(JOB)]
+
+
+async def test_without_a_living_holder_gossip_tells_who_they_were_and_the_nodes_what_they_do(swarm, n1, n2, n3):
+    lost_but_for(swarm, n3, place=STALE_PLACE)
+    del n3.agent.known[JOB]
+    n1.agent.known_cards = [replace(n1.agent.known_cards[0], nodes=(NodeId("n2"),), attempt=3)]
+    n2.agent.known_tasks = [TaskFacts(JOB, 3, "started", is_paused=True)]
+    document = await n1.get(f"/v1/jobs/{JOB}")
+    assert (document["source"], document["holders"]) == ("card", ["n8", "n9", "n2"])
+    assert (document["has_majority"], document["survives_deaths"]) == (False, None)
+    assert [share["is_paused"] for share in document["nodes"]] == [True]
+
+
+async def test_a_held_copy_is_better_than_what_another_one_has_heard(swarm, n2, n3):
+    lost_but_for(swarm, n3)
+    assert (await n3.get(f"/v1/jobs/{ids.handle(JOB)[:4]}"))["source"] == "record"
+
+
+async def test_what_others_have_heard_is_better_than_nothing(swarm, n1, n2, n3):
+    lost_but_for(swarm, n3)
+    del n3.agent.known[JOB]
+    n1.agent.known_cards = []
+    assert (await n1.get(f"/v1/jobs/{JOB}"))["source"] == "card"
 
 
 async def test_a_job_between_two_shepherds_is_not_missing_from_the_list(desks, swarm, n1, n2, n3):
