@@ -35,6 +35,8 @@ MEMBERS_LIMIT = 64
 MEMBERS_STALE_S = 300.0
 BUSY_RETRIES = 3
 BUSY_LIMIT_S = 30.0  # for all of them together
+SHEPHERD_LIMIT_S = 25.0  # for a cancel or a signal, which an agent holds back while no shepherd acts
+SHEPHERD_WAIT_S = 23.5  # what the agent itself takes of that at most; with less left, another try would be cut off
 DEFAULT_PORT = 7433
 
 WAITED_FOR = ("shepherd_unreachable",)  # the agent has waited for a new shepherd by itself
@@ -79,24 +81,34 @@ class Agents:
         headers: dict[str, str] | None = None,
         repeatable: bool = True,
         patience_s: float = FIRST_PATIENCE_S,
+        needs_shepherd: bool = False,
     ) -> Any:
         """Send JSON, return JSON.  `action` begins the sentence of a refusal: "cannot list jobs".
 
         Raises `Refusal` for an error document and `Unreachable` when nobody answers.  A request that is not
         repeatable is sent to one agent only; when its answer is lost the outcome is unknown and `Failure` says so.
+        One that needs a shepherd is waited for by the agent: all tries together end after `SHEPHERD_LIMIT_S`.
         """
         data = b"" if body is None else json.dumps(body).encode()
-        end_s = time.monotonic() + BUSY_LIMIT_S
+        end_s = time.monotonic() + (SHEPHERD_LIMIT_S if needs_shepherd else BUSY_LIMIT_S)
         for attempt in range(BUSY_RETRIES + 1):
             response = self.send(
-                method, path, query=query, data=data, headers=headers, repeatable=repeatable, patience_s=patience_s
+                method,
+                path,
+                query=query,
+                data=data,
+                headers=headers,
+                repeatable=repeatable,
+                patience_s=patience_s,
+                shepherd_end_s=end_s if needs_shepherd else None,
             )
             document = self._finish(response)
             if response.status < 400:
                 return document
             refusal = read_problem(action, response.status, document)
             is_passing = refusal.status in (429, 503) and refusal.retry_after_s and refusal.code not in WAITED_FOR
-            if not is_passing or attempt == BUSY_RETRIES or time.monotonic() >= end_s:
+            latest_s = end_s - (SHEPHERD_WAIT_S if needs_shepherd else 0.0)
+            if not is_passing or attempt == BUSY_RETRIES or time.monotonic() >= latest_s:
                 raise refusal
             self.waiter.sleep(min(refusal.retry_after_s, 2.0))
         raise AssertionError("the loop ends by return or raise")
@@ -132,8 +144,12 @@ class Agents:
         headers: dict[str, str] | None = None,
         repeatable: bool = True,
         patience_s: float = FIRST_PATIENCE_S,
+        shepherd_end_s: float | None = None,
     ) -> Response:
-        """The head of the answer of the first agent that gives one; agents that are not ready (503) come last."""
+        """The head of the answer of the first agent that gives one; agents that are not ready (503) come last.
+
+        With `shepherd_end_s` no try goes on for longer, and one agent's waiting for a shepherd is enough.
+        """
         target = path + _query_text(query or {})
         sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **(headers or {})}
         if data:
@@ -141,13 +157,16 @@ class Agents:
         causes: list[str] = []
         for is_last_round in (False, True):
             left = list(self.addresses)
-            while left:
+            while left and not (shepherd_end_s and _is_too_late(shepherd_end_s, is_last_round=is_last_round)):
                 connection, is_fresh = self._connect(left, causes)
                 if connection is None:
                     break
                 if is_fresh:
                     left.remove(connection.address)
                 limit_s = ANSWER_LIMIT_S if is_last_round or not left or not repeatable else patience_s
+                if shepherd_end_s is not None:
+                    limit_s = min(limit_s, max(0.1, shepherd_end_s - time.monotonic()))
+                began_s = time.monotonic()
                 try:
                     response = connection.request(method, target, sent, data, limit_s)
                 except ConnectionBroken as error:
@@ -156,7 +175,8 @@ class Agents:
                     if not repeatable and is_fresh:
                         raise _unknown_outcome(causes[-1]) from error
                     continue
-                if response.status == 503 and left and repeatable:
+                has_waited = shepherd_end_s is not None and time.monotonic() - began_s > SHEPHERD_WAIT_S / 2
+                if response.status == 503 and left and repeatable and not has_waited:
                     causes.append(f"{spell(connection.address)}: not ready")
                     connection.close()
                     continue
@@ -305,6 +325,11 @@ def _match(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(str(value[key]) for key in ("handle", "name") if value.get(key)) or str(value.get("id", ""))
     return str(value)
+
+
+def _is_too_late(shepherd_end_s: float, *, is_last_round: bool) -> bool:
+    """True when an agent's waiting for a shepherd would no longer fit; the last round takes what is left."""
+    return time.monotonic() >= shepherd_end_s - (0.0 if is_last_round else SHEPHERD_WAIT_S)
 
 
 def _unknown_outcome(cause: str) -> Failure:

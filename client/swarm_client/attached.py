@@ -160,7 +160,9 @@ class Attachment:
         try:
             path = job_path(self._reference, "/signal")
             body = {"signal": int(signal.SIGINT)}
-            self._session.agents.call("cannot forward Ctrl-C", "POST", path, body=body, repeatable=False)
+            self._session.agents.call(
+                "cannot forward Ctrl-C", "POST", path, body=body, repeatable=False, needs_shepherd=True
+            )
         except Failure as failure:
             self._session.tell(f"{failure.problem}; Ctrl-C again within 2 s cancels the job")
             return
@@ -168,7 +170,8 @@ class Attachment:
 
     def _cancel(self) -> None:
         try:
-            self._session.agents.call("cannot cancel", "POST", job_path(self._reference, "/cancel"), body={})
+            path = job_path(self._reference, "/cancel")
+            self._session.agents.call("cannot cancel", "POST", path, body={}, needs_shepherd=True)
         except Failure as failure:
             self._session.tell(failure.problem)
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from swarm_client.agents import DEFAULT_PORT, MEMBERS_LIMIT
+from swarm_client.agents import DEFAULT_PORT, MEMBERS_LIMIT, WAITED_FOR
 from swarm_client.agents import quote as quote_segment
 from swarm_client.config import read_token_file
 from swarm_client.failure import Failure
@@ -336,7 +336,9 @@ class SwarmClient:
             try:
                 async with self._http.request(method, url, params=query, json=body, timeout=timeout) as response:
                     document = await response.json(content_type=None)
-                    if response.status == 503 and repeatable and address != self._addresses[-1]:
+                    code = document.get("code") if isinstance(document, dict) else ""
+                    has_waited = method == "POST" and code in WAITED_FOR
+                    if response.status == 503 and repeatable and not has_waited and address != self._addresses[-1]:
                         causes.append(f"{spell(address)}: not ready")
                         continue
                     if response.status >= 400:

@@ -3,10 +3,12 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 
-from swarm_client import attached
+from swarm_agent.testing import free_port
+from swarm_client import agents, attached
 from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
 from swarm_client.follow import Contact, LostContact, may_pass
 from swarm_client.http import Waiter
@@ -173,6 +175,32 @@ def test_a_cancel_goes_to_the_next_agent_when_the_first_is_not_ready(swarm, agen
         agent.answers[f"POST /v1/jobs/{HANDLE}/cancel"] = (503, problem(503, "not_ready", "it starts"))
         assert swarm("stop", HANDLE)[:2] == (0, f"{HANDLE}\n")
         assert second.wait_for("POST", f"/v1/jobs/{HANDLE}/cancel")
+
+
+def test_a_cancel_that_was_held_back_is_not_held_back_again_elsewhere(swarm, agent, point_at, monkeypatch):
+    """Two agents wait in vain for a shepherd, a third is dead: one of the two is waited for, and its reason is told."""
+    monkeypatch.setattr(agents, "SHEPHERD_LIMIT_S", 4.0)
+    monkeypatch.setattr(agents, "SHEPHERD_WAIT_S", 3.0)
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second, f"127.0.0.1:{free_port()}")
+        for each in (agent, second):
+            each.delay_s = 2.0
+            each.answers[f"POST /v1/jobs/{HANDLE}/cancel"] = NOBODY_ACTS
+        started_s = time.monotonic()
+        code, _, err = swarm("cancel", HANDLE)
+    assert time.monotonic() - started_s < 4.0
+    assert (code, err.splitlines()[0]) == (125, f"swarm: cannot cancel {HANDLE}: {NOBODY_ACTS[1]['detail']}")
+
+
+def test_a_cancel_that_nobody_answers_ends_within_its_bound(swarm, agent, monkeypatch):
+    monkeypatch.setattr(agents, "SHEPHERD_LIMIT_S", 1.5)
+    monkeypatch.setattr(agents, "SHEPHERD_WAIT_S", 1.0)
+    agent.delay_s = 5.0
+    started_s = time.monotonic()
+    code, _, err = swarm("cancel", HANDLE)
+    assert time.monotonic() - started_s < 4.0
+    assert code == 125
+    assert "no answer" in err
 
 
 # --- recover

@@ -151,6 +151,21 @@ async def test_a_wait_goes_on_while_nobody_acts_and_at_agents_that_it_has_only_h
     assert answers == []
 
 
+async def test_a_cancel_that_was_held_back_is_not_held_back_again_elsewhere(serve):
+    """One agent has waited for a shepherd in vain; each of the others would do so again."""
+    asked = []
+
+    async def held_back(request):
+        asked.append(request)
+        return web.json_response(problem(503, "shepherd_unreachable", "nobody acts"), status=503)
+
+    addresses = [await serve({("POST", f"/v1/jobs/{JOB_ID}/cancel"): held_back}) for _ in range(2)]
+    async with SwarmClient(addresses, token=TOKEN) as swarm:
+        with pytest.raises(SwarmRequestError, match="nobody acts"):
+            await swarm.cancel(JOB_ID)
+    assert len(asked) == 1
+
+
 async def test_a_wait_for_an_unknown_job_is_refused_at_once(serve):
     address = await serve({("GET", "/v1/jobs/x/wait"): answer(problem(404, "unknown_job", "no such job"), 404)})
     async with SwarmClient([address], token=TOKEN) as swarm:

@@ -1,9 +1,10 @@
 """Requests about one job: find it, then act here or have the agent act that shepherds it."""
 
 import asyncio
+import json
 import signal as signals
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.joblist import trimmed
-from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
+from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort, Card, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
@@ -25,7 +26,9 @@ from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 
-FAILOVER_S = 25.0  # a new shepherd acts within 20 s of the death of the old one
+FAILOVER_S = 21.0  # a new shepherd acts within 20 s of the death of the old one; clients are promised a word in 25 s
+LAST_TRY_S = 1.0  # what the last try is given all the same
+REASON_S = 1.5  # to find out why nobody acts
 FAILOVER_PAUSE_S = 0.5
 HELD_COPY_PATIENCE_S = 2.0  # for the shepherd's own word, where a copy is at hand
 WAIT_DEFAULT_S = 60.0
@@ -33,6 +36,7 @@ WAIT_LIMIT_S = 300.0
 GRACE_LIMIT_S = 86_400.0
 REASON_LIMIT = 200
 SIGNAL_NUMBER_LIMIT = 64
+ATTENDANCE_FIELDS = "holders,leaving_holders,has_majority"
 PASSING = ("shepherd_unreachable", "not_ready", "unavailable", "unknown_job")
 HEARSAY = "X-Swarm-Source"  # of an answer that rests on gossip: whoever has the record knows more
 FOLLOWED_STATES = {"done": ("ended",), "running": ("running", "stopping", "ended")}
@@ -220,18 +224,48 @@ class Jobs:
 
         Only the agent that the client asked waits.  A signal whose answer was lost is not sent again: two are not one.
         """
+        if call.hops:
+            return await self._change_now(found, call, command)
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + FAILOVER_S
+        end_s, was_sent = loop.time() + FAILOVER_S, False
         while True:
             try:
-                return await self._change_now(found, call, command)
+                async with asyncio.timeout_at(max(end_s, loop.time() + LAST_TRY_S)):
+                    return await self._change_now(found, call, command)
+            except TimeoutError:
+                last = Problem("unavailable", "no answer in time")
             except Problem as problem:
                 is_unknown = problem.code == "unavailable" and isinstance(command, SignalJob)
-                if problem.code not in PASSING or is_unknown or call.hops:
+                if problem.code not in PASSING or is_unknown:
                     raise
-                if loop.time() + FAILOVER_PAUSE_S >= end_s:
-                    raise _nobody_acts(found, problem) from problem
+                last = problem
+            was_sent = was_sent or last.code == "unavailable"
+            if loop.time() + FAILOVER_PAUSE_S >= end_s:
+                raise await self._nobody_acts(found, call, last, was_sent=was_sent)
             await asyncio.sleep(FAILOVER_PAUSE_S)
+
+    async def _nobody_acts(self, found: Found, call: Call, last: Problem, *, was_sent: bool) -> Problem:
+        """What a client is told after all the waiting; `last` stays as it is where it says more."""
+        question = replace(call, method="GET", path=f"/v1/jobs/{found.job_id}", query={"fields": ATTENDANCE_FIELDS})
+        document: Document = {}
+        try:
+            async with asyncio.timeout(REASON_S):
+                shown = await self._read(found, replace(question, body=b""), self._show)
+                document = json.loads(_bytes(shown))
+        except (TimeoutError, Problem):
+            pass  # nobody who can be asked knows the holders
+        holders = [
+            NodeId(name) for name in (*(document.get("holders") or ()), *(document.get("leaving_holders") or ()))
+        ]
+        if document.get("has_majority") is False and holders:
+            present = attendance_of(self._facts).present
+            return _no_majority(found.job_id, first_unique(holders), present, was_sent=was_sent)
+        if last.code not in ("shepherd_unreachable", "unknown_job"):
+            return last
+        handle = ids.handle(found.job_id)
+        detail = f"no shepherd acts for job {handle} at this moment ({last.detail})"
+        remedy = f"{_done(was_sent=was_sent)}; try again in a moment, and see who holds it with: swarm status {handle}"
+        return Problem("shepherd_unreachable", detail, remedy)
 
     async def _change_now(self, found: Found, call: Call, command: Command) -> Answer:
         if not self._facts.is_shepherd(found.job_id):
@@ -325,14 +359,20 @@ def over(job_id: JobId) -> Problem:
     return Problem("job_over", f"{job_id} has ended, and its record is past its retention")
 
 
-def _nobody_acts(found: Found, last: Problem) -> Problem:
-    """What a client is told after all the waiting; `last` stays as it is where it says more."""
-    if last.code not in ("shepherd_unreachable", "unknown_job"):
-        return last
-    handle = ids.handle(found.job_id)
-    detail = f"no shepherd acts for job {handle} at this moment; a new one does within 20 s ({last.detail})"
-    remedy = f"nothing was changed; try again in a moment, and see who holds it with: swarm status {handle}"
-    return Problem("shepherd_unreachable", detail, remedy)
+def _no_majority(job_id: JobId, holders: list[NodeId], present: Collection[NodeId], *, was_sent: bool) -> Problem:
+    """Nothing can be decided about the job, however long anybody waits."""
+    handle = ids.handle(job_id)
+    silent, there = [each for each in holders if each not in present], [each for each in holders if each in present]
+    heard = f"; {', '.join(there)} {'does' if len(there) == 1 else 'do'}" if there else ""
+    lost = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "a disk was changed"
+    detail = f"no majority of the holders of job {handle} is there, and nothing is decided about it: {lost}{heard}"
+    remedy = f"{_done(was_sent=was_sent)}; start the lost agents again, or if they are lost for good: "
+    code = "unavailable" if was_sent else "shepherd_unreachable"
+    return Problem(code, detail, f"{remedy}swarm recover {handle} --force")
+
+
+def _done(*, was_sent: bool) -> str:
+    return "it may still be done once a majority is back" if was_sent else "nothing was changed"
 
 
 def signal_number(value: object) -> int:

@@ -86,11 +86,13 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
             query=query,
             body=body,
             repeatable=False,
+            needs_shepherd=True,
         )
     else:
         body = {} if arguments["grace"] is None else {"grace_seconds": arguments["grace"]}
         path = job_path(reference, "/cancel")
-        job = session.agents.call(f"cannot cancel {reference}", "POST", path, query=query, body=body)
+        action = f"cannot cancel {reference}"
+        job = session.agents.call(action, "POST", path, query=query, body=body, needs_shepherd=True)
     if job.get("state") == "ended":
         session.tell(f"job {job['handle']} had ended before ({job.get('end_reason')})")
     if session.printer.is_for_people:

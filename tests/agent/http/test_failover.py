@@ -66,15 +66,58 @@ async def test_a_cancel_is_repeated_when_the_shepherd_could_not_write(desks, n1,
     assert len(told(n1, CancelJob)) == 3
 
 
-async def test_after_all_the_waiting_the_answer_says_when_somebody_acts_again(desks, swarm, n2):
+async def test_after_all_the_waiting_the_answer_says_that_nobody_acts_at_this_moment(desks, swarm, n2):
     held_by_all(desks)
     swarm.down.add("n1")
     problem = await n2.post(f"/v1/jobs/{JOB}/cancel", {}, 503)
     assert problem["code"] == "shepherd_unreachable"
     assert f"no shepherd acts for job {ids.handle(JOB)} at this moment" in problem["detail"]
-    assert "a new one does within 20 s" in problem["detail"]
+    assert "nothing was changed; try again" in problem["remedy"]
     assert f"swarm status {ids.handle(JOB)}" in problem["remedy"]
     assert problem["retry_after_seconds"] >= 1
+
+
+@pytest.mark.parametrize(("action", "body"), [("cancel", {}), ("signal", {"signal": "INT"})])
+@pytest.mark.parametrize("asked", ["n1", "n3"])
+async def test_without_a_majority_the_answer_says_so_and_names_the_silent_and_the_remedy(
+    swarm, n1, n3, asked, action, body
+):
+    lost_but_for(swarm, n3, place=STALE_PLACE)
+    problem = await {"n1": n1, "n3": n3}[asked].post(f"/v1/jobs/{JOB}/{action}", body, 503)
+    assert problem["code"] == "shepherd_unreachable"
+    assert problem["detail"] == (
+        f"no majority of the holders of job {ids.handle(JOB)} is there, and nothing is decided about it: "
+        "n8, n9 do not answer; n3 does"
+    )
+    assert problem["remedy"].startswith("nothing was changed; start the lost agents again")
+    assert problem["remedy"].endswith(f"swarm recover {ids.handle(JOB)} --force")
+
+
+async def test_a_shepherd_that_cannot_write_for_want_of_a_majority_says_that_it_may_still_be_done(n1):
+    n1.agent.put(a_record(JOB, "n1", holders=("n1", "n8", "n9"), state=JobState.RUNNING))
+
+    async def unsure(command):
+        return Refused("unavailable", "no answer within 10 s; the outcome is unknown")
+
+    n1.agent.answer = unsure
+    problem = await n1.post(f"/v1/jobs/{JOB}/cancel", {}, 503)
+    assert problem["code"] == "unavailable"
+    assert "n8, n9 do not answer; n1 does" in problem["detail"]
+    assert "it may still be done once a majority is back" in problem["remedy"]
+
+
+async def test_one_bound_holds_over_all_tries_of_a_cancel(desks, n1, n2):
+    """The shepherd takes the command and never answers."""
+    held_by_all(desks)
+
+    async def hang(command):
+        await asyncio.Event().wait()
+
+    n1.agent.answer = hang
+    started_s = asyncio.get_running_loop().time()
+    problem = await n2.post(f"/v1/jobs/{JOB}/cancel", {}, 503)
+    assert problem["code"] == "unavailable"
+    assert asyncio.get_running_loop().time() - started_s < 8.0
 
 
 async def test_a_refusal_is_told_at_once(desks, n1, n2):
