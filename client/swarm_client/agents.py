@@ -302,7 +302,10 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
         names = near if isinstance(near, list) else [near]
         remedies = ["did you mean " + " or ".join(_match(name) for name in names[:3]) + "?"]
     if problem.get("silent_nodes"):
-        remedies.append(f"{', '.join(map(str, problem['silent_nodes']))} did not answer, so its jobs are not known")
+        silent = problem["silent_nodes"]
+        whose = "its" if len(silent) == 1 else "their"
+        remedies = [each.rstrip(".") for each in remedies]
+        remedies.append(f"{', '.join(map(str, silent))} did not answer, so {whose} jobs are not known")
     if status in (401, 403) and not any(remedies):
         remedies = ["give the swarm's token: swarm login HOST --token-file FILE, or SWARM_TOKEN_FILE"]
     default = USAGE if status in (413, 422) and code != "impossible_request" else SWARM_FAILED

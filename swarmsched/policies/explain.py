@@ -225,7 +225,8 @@ def _verdict(node: NodeView, spec: JobSpec, note: str) -> NodeVerdict:
         return NodeVerdict(node.node, ranks, "fits")
     shortages = joined(*_shortages(node, spec.demand))
     if ranks:
-        return NodeVerdict(node.node, ranks, f"room for {ranks} of {amount(spec.ranks, 'rank')}; {shortages}")
+        room = f"room for {ranks} of {amount(spec.ranks, 'rank')}"
+        return NodeVerdict(node.node, ranks, f"{room}; {shortages}" if shortages else room)
     return NodeVerdict(node.node, 0, shortages or "no room")
 
 

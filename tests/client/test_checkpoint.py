@@ -66,6 +66,10 @@ def swarm(capsys: pytest.CaptureFixture[str]):
     return call
 
 
+def test_a_checkpoint_without_a_name_is_a_usage_error(task, swarm) -> None:
+    assert swarm("") == (2, "", "swarm: the NAME of the checkpoint is empty\n  swarm checkpoint step-1000.pt\n")
+
+
 def test_a_committed_checkpoint_is_exit_code_0(task, swarm) -> None:
     task.answers = [COMMITTED, COMMITTED]
     task.start()

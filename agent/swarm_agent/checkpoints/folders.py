@@ -44,8 +44,10 @@ class CheckpointFolders:
 
 def name_problem(name: object) -> str:
     """Why this cannot be the name of a checkpoint; empty when it can."""
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str):
         return "the name must be text"
+    if not name:
+        return "the name is empty"
     if len(name) > NAME_LENGTH_MAX or len(os.fsencode(name)) > 255:
         return f"the name has more than {NAME_LENGTH_MAX} characters, or more than 255 bytes"
     if "/" in name or "\0" in name or not name.isprintable():

@@ -45,13 +45,15 @@ KINDS: dict[str, Kind] = {
     "unknown_job": Kind(
         404,
         "There is no such job",
-        "`swarm ps -a` lists the jobs. Agents in `silent_nodes` could not be asked: what they alone know is missing.",
+        "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing.",
     ),
     "unknown_node": Kind(404, "There is no such node", "`swarm nodes` lists the members."),
     "unknown_blob": Kind(404, "This agent does not have that blob", "Upload it with PUT /v1/blobs/SHA256."),
     "method_not_allowed": Kind(405, "The path does not take this method", "The `Allow` header lists those it takes."),
     "ambiguous_job": Kind(409, "More than one job matches", "`matches` lists them; give more characters of the id."),
-    "conflict": Kind(409, "The state does not allow this", "Look at the state of the thing and decide anew."),
+    "conflict": Kind(
+        409, "The state does not allow this", "`detail` says what stands against it; look at its state again first."
+    ),
     "idempotency_in_progress": Kind(
         409, "The first request with this key is under way", "Wait a moment and repeat it with the same key."
     ),

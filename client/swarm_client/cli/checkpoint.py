@@ -35,6 +35,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     """Exit code: 0 when it was committed (or taken, with --no-wait), 1 when not, 2 outside of a task."""
     if len(arguments.positionals) != 1:
         raise UsageError("checkpoint needs one NAME", "swarm checkpoint step-1000.pt")
+    if not arguments.positionals[0]:
+        raise UsageError("the NAME of the checkpoint is empty", "swarm checkpoint step-1000.pt")
     path, token = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_TASK_TOKEN", "")
     if not path or not token:
         problem = "not inside a task of a swarm: SWARM_TASK_SOCKET and SWARM_TASK_TOKEN are not set"

@@ -61,6 +61,12 @@ def test_a_waiting_job_learns_what_fails_on_which_node() -> None:
     assert json.loads(json.dumps(report.to_json()))["ahead"][0]["handle"] == handle(first.job_id)
 
 
+def test_a_node_that_holds_some_ranks_and_lacks_nothing_for_one_says_how_many() -> None:
+    waiting = record(20, Demand(cpus=1))
+    reasons = {verdict.node: verdict.reason for verdict in explain(waiting, view_of(waiting), FIFO, 0.0).nodes}
+    assert reasons["n1"] == "room for 8 of 20 ranks"
+
+
 def test_the_sentences_read_as_a_person_would_say_it() -> None:
     waiting = record(3, Demand(gpus=1))
     lines = explain(waiting, view_of(waiting), FIFO, 0.0, node_notes={NodeId("ill"): "suspect"}).sentences()
