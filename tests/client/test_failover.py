@@ -192,6 +192,19 @@ def test_a_cancel_that_was_held_back_is_not_held_back_again_elsewhere(swarm, age
     assert (code, err.splitlines()[0]) == (125, f"swarm: cannot cancel {HANDLE}: {NOBODY_ACTS[1]['detail']}")
 
 
+@pytest.mark.parametrize(
+    ("had_ended", "reason", "words"),
+    [
+        (False, "cancelled", "was cancelled"),
+        (True, "cancelled", "had ended before (cancelled)"),
+        (False, "completed", "had ended before (completed)"),
+    ],
+)
+def test_a_cancel_tells_whether_the_job_had_ended_before(swarm, agent, had_ended, reason, words):
+    agent.answers[f"POST /v1/jobs/{HANDLE}/cancel"] = ended(0, reason, had_ended=had_ended)
+    assert swarm("cancel", HANDLE) == (0, f"{HANDLE}\n", f"swarm: job {HANDLE} {words}\n")
+
+
 def test_a_cancel_that_nobody_answers_ends_within_its_bound(swarm, agent, monkeypatch):
     monkeypatch.setattr(agents, "SHEPHERD_LIMIT_S", 1.5)
     monkeypatch.setattr(agents, "SHEPHERD_WAIT_S", 1.0)
@@ -204,6 +217,16 @@ def test_a_cancel_that_nobody_answers_ends_within_its_bound(swarm, agent, monkey
 
 
 # --- recover
+
+
+def test_an_unknown_job_is_told_without_the_names_of_fields(swarm, agent):
+    remedy = "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing."
+    unknown = {**problem(404, "unknown_job", "there is no job 'x'"), "remedy": remedy, "silent_nodes": ["n1", "n2"]}
+    agent.answers["POST /v1/jobs/x/recover"] = (404, unknown)
+    assert swarm("recover", "x", "--force")[2] == (
+        f"swarm: cannot recover x: there is no job 'x'\n  {remedy[:-1]}; "
+        "n1, n2 did not answer, so their jobs are not known\n"
+    )
 
 
 LOST = {"has_majority": False, "survives_deaths": 0, "holders": ["gpu1", "gpu2", "gpu3"]}

@@ -277,11 +277,15 @@ class Jobs:
         return await self._obeyed(found, command)
 
     async def _obeyed(self, found: Found, command: Command) -> Answer:
+        before = self._facts.record(found.job_id)
         reply = await self._agent.command(command)
         if isinstance(reply, Refused):
-            raise from_refusal(reply)
+            raise from_refusal(_with_remedy(reply))
         record = reply.record if isinstance(reply, JobAccepted) else self._record(found.job_id)
-        return answer(self.describe(record), 202)
+        document = self.describe(record)
+        if isinstance(command, CancelJob):
+            document["had_ended"] = before is not None and before.is_ended
+        return answer(document, 202)
 
     async def _at_holders(self, found: Found, call: Call, command: Command) -> Answer:
         """Have the shepherd do it if one acts, else any holder: this agent if it has the record."""
@@ -357,6 +361,13 @@ class Jobs:
 def over(job_id: JobId) -> Problem:
     """What is said of a job that is past its retention."""
     return Problem("job_over", f"{job_id} has ended, and its record is past its retention")
+
+
+def _with_remedy(refused: Refused) -> Refused:
+    """The core has none where there is nothing to be done."""
+    if refused.code == "conflict" and not refused.remedy:
+        return replace(refused, remedy="nothing needs to be done; `swarm status` of the job shows how it ended")
+    return refused
 
 
 def _no_majority(job_id: JobId, holders: list[NodeId], present: Collection[NodeId], *, was_sent: bool) -> Problem:

@@ -94,7 +94,9 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
         action = f"cannot cancel {reference}"
         job = session.agents.call(action, "POST", path, query=query, body=body, needs_shepherd=True)
     if job.get("state") == "ended":
-        session.tell(f"job {job['handle']} had ended before ({job.get('end_reason')})")
+        is_ours = job.get("end_reason") == "cancelled" and job.get("had_ended") is False
+        how = "was cancelled" if is_ours else f"had ended before ({job.get('end_reason')})"
+        session.tell(f"job {job['handle']} {how}")
     if session.printer.is_for_people:
         session.printer.line(str(job["handle"]))
     else:

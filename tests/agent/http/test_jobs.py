@@ -105,6 +105,15 @@ async def test_cancel_and_delete_need_no_body(n1, n2):
     assert n1.agent.commands == [CancelJob(ALPHA)] * 2
 
 
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ENDED])
+async def test_cancel_tells_whether_the_job_had_ended_before(n1, n2, state):
+    n1.agent.put(a_record(ALPHA, "n1", state=state, end_reason=EndReason.CANCELLED))
+    n2.agent.known_cards = [a_card(n1.agent.known[ALPHA])]
+    n1.agent.is_shepherd = lambda _: True
+    document = await n2.post(f"/v1/jobs/{ALPHA}/cancel", {}, 202)
+    assert document["had_ended"] == (state is JobState.ENDED)
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [({"grace_seconds": -1}, "/grace_seconds"), ({"grace": 1}, "/grace"), ({"reason": "x" * 201}, "/reason")],
