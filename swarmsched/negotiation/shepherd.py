@@ -54,8 +54,8 @@ ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_S = 60.0
 STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
-HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 RESTART_DELAY_S_MAX = 60.0
+HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
 NOTHING_KNOWN = (*NOTHING_LEFT, Refusal.EXPIRED)  # what a second machine of an owner's name says
@@ -63,6 +63,10 @@ NOTHING_KNOWN = (*NOTHING_LEFT, Refusal.EXPIRED)  # what a second machine of an 
 
 def _nothing(_now_s: float) -> list[ShepherdEffect]:
     return []
+
+
+def _left_by(shares: tuple[Share, ...], attempt: int) -> tuple[Leftover, ...]:
+    return tuple(Leftover(share.node, attempt, share.origin) for share in shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +404,7 @@ class JobShepherd:
 
     def _give_up_started(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
         self._attempt = None
-        left = tuple(Leftover(share.node, attempt.number, share.origin) for share in attempt.shares)
+        left = _left_by(attempt.shares, attempt.number)
         if self._may_restart:
             return self._restart(attempt.problem, left, now_s)
         return self._stop(EndReason.NODE_LOST, attempt.problem, now_s)
@@ -565,7 +569,7 @@ class JobShepherd:
             return []  # told again soon
         if self._runs_in_isolation and self._record.state is not JobState.STOPPING:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
-        left = tuple(Leftover(share.node, self._record.attempt, share.origin) for share in self._record.shares)
+        left = _left_by(self._record.shares, self._record.attempt)
         if self._may_restart:
             return self._restart(f"{node} was lost", left, clock.now_s)
         if self._record.state is not JobState.STOPPING:
@@ -639,7 +643,7 @@ class JobShepherd:
         self._see(clock)
         silent = [node for node in self._silent if self._has_share(node)]
         if silent and self._may_restart and not self.is_writing:
-            left = tuple(Leftover(share.node, self._record.attempt, share.origin) for share in self._record.shares)
+            left = _left_by(self._record.shares, self._record.attempt)
             why = f"an operator declared {', '.join(silent)} lost"
             return self._restart(why, left, clock.now_s, vouched=silent)
         effects: list[ShepherdEffect] = []
