@@ -83,7 +83,7 @@ class Checker:
     def verify(self, timeout_s: float = 60.0) -> None:
         """Have it wait until every accepted job has ended for every agent, and judge all that was heard and written."""
         faults, answers = self.verdict(timeout_s)
-        assert faults == []
+        assert not faults, "\n".join(faults)
         assert answers > 0, "the checker has read nothing"
 
     def verdict(self, timeout_s: float = 60.0) -> tuple[list[str], int]:

@@ -355,6 +355,12 @@ def test_status_of_a_job_known_from_gossip_alone(swarm, agent):
     assert "Survives" not in out
 
 
+def test_status_of_an_old_state_says_how_old_it_is(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(staleness_seconds=12.3, has_majority=False)
+    out = swarm("status", HANDLE)[1]
+    assert "Note:          as of 12s ago: whoever answers for the job at this moment knows an older state\n" in out
+
+
 SURVIVAL = {
     "jobs": {"0": 1, "1": 4},
     "without_majority": 1,

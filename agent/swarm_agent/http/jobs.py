@@ -16,6 +16,7 @@ from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHO
 from swarm_agent.http.port import AgentPort, Card, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
+from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import Document, aged, card_document, job_document, task_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
@@ -49,6 +50,7 @@ class Jobs:
 
     def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, finder: JobFinder, watch: JobWatch) -> None:
         self._agent, self._facts, self._peers, self._finder, self._watch = agent, facts, peers, finder, watch
+        self._told = Told()
 
     def serve(self) -> None:
         """Answer other agents' searches."""
@@ -67,7 +69,7 @@ class Jobs:
     async def get_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB."""
         found = await self.find(call)
-        return await self._read(found, call, self._show)
+        return await self._tell(found, call)
 
     async def why_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB/why."""
@@ -120,7 +122,7 @@ class Jobs:
         except TimeoutError:
             pass  # a wait that was not met is an answer, not an error
         if last is None:
-            shown = await self._read(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}), self._show)
+            shown = await self._tell(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}))
             return Answer(200, b'{"api_version":"v1","met":false,"job":' + _bytes(shown) + b"}")
         return answer({"api_version": API_VERSION, "met": False, "job": last})
 
@@ -132,18 +134,41 @@ class Jobs:
         """A record's document at this moment."""
         return job_document(record, time.time(), attendance_of(self._facts))
 
+    async def _tell(self, found: Found, call: Call) -> Answer:
+        """Show the job to a client: never an older state of it than this agent has told before."""
+        shown, fields = await self._read(found, call, self._show), call.words("fields")
+        if call.hops:
+            return shown
+        if not self._told.is_older(found.job_id, shown):
+            self._told.keep(found.job_id, shown, is_whole=not fields)
+            return shown
+        document, stamp = self._told.again(found.job_id), self._told.stamp(found.job_id)
+        if document is None:
+            known = f"{self._peers.own_name} has told of epoch {stamp[0]}, version {stamp[1]} of it"
+            raise Problem("shepherd_unreachable", f"whoever answers for job {found.job_id} knows an old state: {known}")
+        self._doubt(document)
+        return answer(trimmed(document, fields), headers=stamp_header(stamp))
+
+    def _doubt(self, document: Document) -> None:
+        """Of a document that is not the newest: what depends on who is there at this moment."""
+        present = attendance_of(self._facts).present.intersection(document["holders"])
+        document["has_majority"] = None if len(present) >= majority(len(document["holders"])) else False
+        document["survives_deaths"] = None
+        for share in document["nodes"]:
+            share["is_paused"] = None
+
     async def _show(self, job_id: JobId, call: Call) -> Answer:
-        document, fields = self.describe(self._record(job_id)), call.words("fields")
+        record, fields = self._record(job_id), call.words("fields")
+        document = self.describe(record)
         await self._add_pauses_if_shown(document, fields)
-        return answer(trimmed(document, fields))
+        return answer(trimmed(document, fields), headers=stamp_header(record.stamp))
 
     async def _show_card(self, card: Card, call: Call) -> Answer:
         place = self._facts.places().get(card.job_id)
         document, fields = card_document(card, time.time()), call.words("fields")
         if place is not None:
-            present = attendance_of(self._facts).present.intersection(place.holders)
             document["holders"] = list(place.holders)
-            document["has_majority"] = None if len(present) >= majority(len(place.holders)) else False
+            self._doubt(document)
         await self._add_pauses_if_shown(document, fields)
         return answer(trimmed(document, fields), headers={HEARSAY: "card"})
 
@@ -202,9 +227,14 @@ class Jobs:
             if problem.code not in ("shepherd_unreachable", "unknown_job"):
                 raise
             outcome = problem
-        if isinstance(outcome, Answer) and HEARSAY not in outcome.headers:
+        if isinstance(outcome, Answer) and self._is_newest(found.job_id, outcome):
             return outcome
         return await self._from_here(found.job_id, call, local, outcome)
+
+    def _is_newest(self, job_id: JobId, shown: Answer) -> bool:
+        """False for hearsay, and for the word of a deposed shepherd where the copy that is held here is newer."""
+        record, stamp = self._facts.record(job_id), stamp_of(shown)
+        return HEARSAY not in shown.headers and (record is None or stamp is None or record.stamp <= stamp)
 
     async def _from_here(self, job_id: JobId, call: Call, local: Local, outcome: Answer | Problem) -> Answer:
         """What this agent has itself, where nobody with a record has answered; else what came of asking."""
@@ -304,7 +334,7 @@ class Jobs:
     async def _forward_or_search(self, found: Found, call: Call) -> Answer:
         """As `_forward`, and when nobody known has a word to say, ask who has the record at all.
 
-        That somebody else has heard of the job counts only if nobody has its record.
+        That somebody else has heard of the job counts only if nobody has its record, and so does an old record.
         """
         outcome: Answer | Problem
         try:
@@ -313,7 +343,7 @@ class Jobs:
             if problem.code != "shepherd_unreachable":
                 raise
             outcome = problem
-        if isinstance(outcome, Problem) or HEARSAY in outcome.headers:
+        if isinstance(outcome, Problem) or HEARSAY in outcome.headers or self._told.is_older(found.job_id, outcome):
             holders = () if call.hops else await self._finder.search(found.job_id)
             if holders:
                 return await self._forward(found, call, nodes=holders)
@@ -326,11 +356,13 @@ class Jobs:
     ) -> Answer:
         """Ask the candidates, or `nodes`, in turn; 404 and 503 of one of them only mean that it is not the right one.
 
-        410 counts if no other one has the record: each drops it in its own time.
+        410 counts if no other one has the record: each drops it in its own time.  So does a record that is older than
+        what was told of the job.
         """
         tail = call.path.split("/", 4)[4:]
         path = "/".join(["/v1/jobs", found.job_id, *tail])
         gone: Answer | None = None
+        older: Answer | None = None
         hearsay: Answer | None = None
         problem = Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} is known")
         for node in self._peers.likeliest(nodes or (*self._finder.known(found.job_id), *found.candidates)):
@@ -347,12 +379,15 @@ class Jobs:
             if HEARSAY in reply.headers:
                 hearsay = hearsay or reply
                 continue
+            if self._told.is_older(found.job_id, reply):
+                older = older or reply
+                continue
             if reply.status not in (404, 503):
                 return reply
             if call.method not in SAFE_METHODS and code_of(reply) == "unavailable":
                 raise Problem("unavailable", f"{node} could not tell whether it was done")
             problem = Problem("shepherd_unreachable", f"{node} does not act for job {found.job_id}")
-        answered = gone or hearsay
+        answered = gone or older or hearsay
         if answered is not None:
             return answered
         raise problem

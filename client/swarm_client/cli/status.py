@@ -129,6 +129,9 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _survival(job)
     if job.get("source") == "card":
         yield "Note", f"from gossip, {show_duration(job.get('staleness_seconds'))} old: its shepherd does not answer"
+    elif job.get("staleness_seconds"):
+        age = show_duration(job["staleness_seconds"])
+        yield "Note", f"as of {age} ago: whoever answers for the job at this moment knows an older state"
 
 
 def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
