@@ -774,6 +774,10 @@ class Node:
         """Everybody that membership knows, this node included."""
         return self._membership.members(now_s)
 
+    def member(self, node_id: NodeId, now_s: float) -> MemberView | None:
+        """One of `members`, or None for a name that membership does not know."""
+        return self._membership.member(node_id, now_s)
+
     def address_of(self, node_id: NodeId) -> Address | None:
         """Where a member lives, or None for a name that membership does not know; cheap."""
         return self._membership.address_of(node_id)
@@ -781,6 +785,10 @@ class Node:
     def node_records(self, now_s: float) -> Sequence[NodeStatus]:
         """Newest known record of every node, this one included."""
         return self._state.node_records(now_s)
+
+    def node_record(self, node_id: NodeId, now_s: float) -> NodeStatus | None:
+        """One of `node_records`, or None for a node of which none has arrived."""
+        return self._state.node_record(node_id, now_s)
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """Jobs that this node shepherds or holds, ended ones as long as they are kept."""

@@ -39,3 +39,11 @@ def attendance_of(facts: Facts) -> Attendance:
     """Everybody as this agent sees them now."""
     present = frozenset(member.name for member in facts.members() if member.status in PRESENT)
     return Attendance(present, {each.name: each.store_id for each in facts.nodes()})
+
+
+def attendance_at(facts: Facts, configuration: Configuration) -> Attendance:
+    """One job's holders alone: in a large swarm to look at everybody takes longer than all the rest of an answer."""
+    names = {holder.node for holder in configuration.members}
+    members, nodes = [facts.member(name) for name in names], [facts.node(name) for name in names]
+    present = frozenset(member.name for member in members if member is not None and member.status in PRESENT)
+    return Attendance(present, {each.name: each.store_id for each in nodes if each is not None})

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_of
+from swarm_agent.http.attendance import attendance_at, attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.joblist import trimmed
@@ -132,7 +132,7 @@ class Jobs:
 
     def describe(self, record: JobRecord) -> Document:
         """A record's document at this moment."""
-        return job_document(record, time.time(), attendance_of(self._facts))
+        return job_document(record, time.time(), attendance_at(self._facts, record.configuration))
 
     async def _tell(self, found: Found, call: Call) -> Answer:
         """Show the job to a client: never an older state of it than this agent has told before."""

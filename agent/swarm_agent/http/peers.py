@@ -62,7 +62,8 @@ class Peers:
 
     def is_gone(self, node: NodeId) -> bool:
         """True for a member that is known to have failed or left."""
-        return any(each.name == node and each.status in ("failed", "left") for each in self._facts.members())
+        member = self._facts.member(node)
+        return member is not None and member.status in ("failed", "left")
 
     def likeliest(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """Each once, in order, but those that are gone last; without this agent."""

@@ -163,8 +163,14 @@ class Facts(Protocol):
     def members(self) -> tuple[Member, ...]:
         """Every known member, this agent included."""
 
+    def member(self, name: NodeId) -> Member | None:
+        """One of `members`."""
+
     def nodes(self) -> tuple[NodeFacts, ...]:
         """The node records that have arrived, this agent's included (age 0)."""
+
+    def node(self, name: NodeId) -> NodeFacts | None:
+        """One of `nodes`."""
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """Records of jobs that this agent shepherds or holds."""

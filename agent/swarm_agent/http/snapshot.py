@@ -8,6 +8,7 @@ from swarm_agent.doctor import Diagnosis, examine
 from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
 from swarmsched.gossip.card import CardStatus
 from swarmsched.gossip.location import Location
+from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.explain import WhyReport
@@ -24,22 +25,21 @@ class Snapshot:
 
     def members(self) -> tuple[Member, ...]:
         """Every known member."""
-        return tuple(
-            Member(
-                name=view.node_id,
-                address=view.address,
-                status=view.status.value,
-                generation=view.generation,
-                incarnation=view.incarnation,
-                version=view.software_version,
-                since_s=view.since_s,
-            )
-            for view in self._agent.node.members(self._agent.now_s())
-        )
+        return tuple(_member(view) for view in self._agent.node.members(self._agent.now_s()))
+
+    def member(self, name: NodeId) -> Member | None:
+        """One of them."""
+        view = self._agent.node.member(name, self._agent.now_s())
+        return _member(view) if view is not None else None
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         """Newest known record of each node."""
         return tuple(_node_facts(status) for status in self._agent.node.node_records(self._agent.now_s()))
+
+    def node(self, name: NodeId) -> NodeFacts | None:
+        """The record of one node."""
+        status = self._agent.node.node_record(name, self._agent.now_s())
+        return _node_facts(status) if status is not None else None
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """Records of jobs that this agent shepherds or holds."""
@@ -146,6 +146,18 @@ class _Places(Mapping[JobId, Place]):
 
     def __len__(self) -> int:
         return len(self._locations)
+
+
+def _member(view: MemberView) -> Member:
+    return Member(
+        name=view.node_id,
+        address=view.address,
+        status=view.status.value,
+        generation=view.generation,
+        incarnation=view.incarnation,
+        version=view.software_version,
+        since_s=view.since_s,
+    )
 
 
 def _node_facts(status: NodeStatus) -> NodeFacts:

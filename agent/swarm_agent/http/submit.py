@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_of
+from swarm_agent.http.attendance import attendance_at
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.jobs import refuse_unknown_keys
@@ -109,7 +109,8 @@ class Submission:
             raise from_refusal(reply, "/spec")
         if not isinstance(reply, JobAccepted):
             raise Problem("internal", f"the core answered a submission with {type(reply).__name__}")
-        shown = job_document(reply.record, time.time(), attendance_of(self._facts))
+        attendance = attendance_at(self._facts, reply.record.configuration)
+        shown = job_document(reply.record, time.time(), attendance)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
         document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run}

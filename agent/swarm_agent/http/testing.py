@@ -155,6 +155,10 @@ class AgentWithoutCore:
             for at, name in enumerate(self.swarm.agents)
         )
 
+    def member(self, name: NodeId) -> Member | None:
+        """One of them."""
+        return next((each for each in self.members() if each.name == name), None)
+
     def nodes(self) -> tuple[NodeFacts, ...]:
         """Two GPUs each."""
         return tuple(
@@ -164,6 +168,10 @@ class AgentWithoutCore:
             )
             for name, agent in self.swarm.agents.items()
         )  # fmt: skip
+
+    def node(self, name: NodeId) -> NodeFacts | None:
+        """One of them."""
+        return next((each for each in self.nodes() if each.name == name), None)
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """As set by the test."""

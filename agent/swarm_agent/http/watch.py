@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_of
+from swarm_agent.http.attendance import attendance_at
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Facts
@@ -134,7 +134,7 @@ class JobWatch:
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
-            yield job_document(record, time.time(), attendance_of(self._facts))
+            yield job_document(record, time.time(), attendance_at(self._facts, record.configuration))
             if record.is_ended:
                 return
             await self._changes.wait(job_id, key)

@@ -49,7 +49,7 @@ class Outbox:
         self._waiting: deque[Outgoing] = deque()
         self._sequence = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_scheduled = False
+        self._is_beginning = False  # a batch is about to be taken
 
     @property
     def is_idle(self) -> bool:
@@ -62,9 +62,7 @@ class Outbox:
             self._fail([outgoing], f"{MESSAGES_LIMIT} messages wait already")
             return
         self._waiting.append(outgoing)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._pump()
 
     async def close(self) -> None:
         """Give up what waits or is in flight."""
@@ -74,9 +72,10 @@ class Outbox:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _pump(self) -> None:
-        self._is_scheduled = False
-        while self._waiting and len(self._tasks) < IN_FLIGHT_MAX:
-            task = asyncio.get_running_loop().create_task(self._deliver(next(self._sequence), self._take_batch()))
+        """Begin one more batch; it is taken in the next loop turn, with all that was added till then."""
+        if self._waiting and not self._is_beginning and len(self._tasks) < IN_FLIGHT_MAX:
+            self._is_beginning = True
+            task = asyncio.get_running_loop().create_task(self._deliver())
             self._tasks.add(task)
             task.add_done_callback(self._on_done)
 
@@ -94,7 +93,10 @@ class Outbox:
             size += len(batch[-1].encoded)
         return batch
 
-    async def _deliver(self, sequence: int, batch: list[Outgoing]) -> None:
+    async def _deliver(self) -> None:
+        sequence, batch = next(self._sequence), self._take_batch()
+        self._is_beginning = False
+        self._pump()
         try:
             await self._send(self._recipient, sequence, batch)
         except self._failures as error:
