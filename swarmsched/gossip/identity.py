@@ -1,10 +1,10 @@
 """A node's own identity: its generation and incarnation, and what it does when others say otherwise.
 
 A node jumps above any claim to its name that is not its own: after a clock that went back and a lost disk this makes
-the restarted node the newest again.  What others say proves nothing of whether the claimant still lives, since packets
-come late and peers know different old claims; but what a process has left behind runs out after a few jumps.  One that
-answers a jump by itself lives, and so does whatever contests the name for longer: then the name has two holders, and
-both go into conflict.
+the restarted node the newest again.  Neither what others say nor a packet of the claimant itself proves that it still
+lives, since packets come late and peers know different old claims; but what a process has left behind runs out after a
+few jumps.  One that has heard of this very process lives, and so does whatever contests the name for longer: then the
+name has two holders, and both go into conflict.
 """
 
 from dataclasses import replace
@@ -14,6 +14,9 @@ from swarmsched.gossip.message import Standing, Update
 
 JUMPS_MAX = 4
 """More jumps than a single holder of a name needs to get past old claims; what contests the name then is alive."""
+
+PEACE_S = 60.0
+"""Without a jump for so long, the name is contested no more: what comes then is another quarrel."""
 
 
 class Reaction(Enum):
@@ -32,6 +35,7 @@ class Identity:
     def __init__(self, update: Update) -> None:
         self.update = update
         self._jump_count = 0
+        self._jumped_s = 0.0
 
     @property
     def has_left(self) -> bool:
@@ -42,10 +46,10 @@ class Identity:
         """Claim to have left."""
         self.update = replace(self.update, standing=Standing.LEFT)
 
-    def hear(self, claim: Update, *, is_firsthand: bool = False) -> Reaction:
+    def hear(self, claim: Update, now_s: float, *, is_answer: bool = False) -> Reaction:
         """React to a claim about this node.  Repetitions and old claims change nothing.
 
-        `is_firsthand`: the claimant itself has sent it, nobody else.
+        `is_answer`: the claimant itself has sent it, and has heard of this process.
         """
         if self.has_left:
             return Reaction.NOTHING
@@ -56,19 +60,20 @@ class Identity:
                 return self._refute(claim)
             if self.update.is_conflict:
                 return self._share_name(claim)
-        answers_a_jump = is_firsthand and self._jump_count > 0 and claim.generation <= self.update.generation + 1
-        if answers_a_jump or self._jump_count >= JUMPS_MAX:
+        if now_s > self._jumped_s + PEACE_S:
+            self._jump_count = 0
+        if is_answer or self._jump_count >= JUMPS_MAX:
             self._enter_conflict(claim)
             return Reaction.CONFLICT
-        return self._jump(claim.generation)
+        return self._jump(claim.generation, now_s)
 
     def _is_contest(self, claim: Update) -> bool:
         """Peers that know of a conflict add it to whatever is claimed under that generation, by this process too."""
         is_foreign = bool(claim.instance_id) and claim.instance_id != self.update.instance_id
         return is_foreign or (claim.is_conflict and not self.update.is_conflict)
 
-    def _jump(self, above: int) -> Reaction:
-        self._jump_count += 1
+    def _jump(self, above: int, now_s: float) -> Reaction:
+        self._jump_count, self._jumped_s = self._jump_count + 1, now_s
         self.update = replace(
             self.update, generation=above + 1, incarnation=0, standing=Standing.ALIVE, is_conflict=False
         )

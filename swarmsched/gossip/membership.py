@@ -383,7 +383,8 @@ class Membership:
             # A configured seed is this node itself under another address.
             self._absent_seeds = tuple(seed for seed in self._absent_seeds if seed != source)
             return
-        self._hear((hello.sender, *hello.updates), firsthand=hello.sender)
+        has_heard_of_us = any(update.instance_id == self._config.instance_id for update in hello.updates)
+        self._hear((hello.sender, *hello.updates), answer=hello.sender if has_heard_of_us else None)
         if hello.sender.node == self._config.node_id:
             self._outbox.correct(self._config.node_id)
         elif hello.membership_hash != self.membership_hash:
@@ -421,7 +422,7 @@ class Membership:
 
     # Claims
 
-    def _hear(self, updates: Sequence[Update], *, is_list: bool = False, firsthand: Update | None = None) -> None:
+    def _hear(self, updates: Sequence[Update], *, is_list: bool = False, answer: Update | None = None) -> None:
         if not updates:
             return
         if not len(self._roster):
@@ -429,7 +430,7 @@ class Membership:
             self._generation_base = max(self._generation_base, *(update.generation for update in updates))
         for update in updates:
             if update.node == self._config.node_id:
-                self._hear_of_self(update, is_firsthand=update is firsthand)
+                self._hear_of_self(update, is_answer=update is answer)
             else:
                 self._hear_of(update, is_list=is_list)
 
@@ -464,7 +465,7 @@ class Membership:
         ):
             self._outbox.correct(update.node)
 
-    def _hear_of_self(self, update: Update, *, is_firsthand: bool) -> None:
+    def _hear_of_self(self, update: Update, *, is_answer: bool) -> None:
         if update.generation > self._generation_limit():
             self._refuse(update, "generation")
             return
@@ -472,7 +473,7 @@ class Membership:
             self._refuse(update, "incarnation")
             return
         previous = status_of(self._identity.update)
-        match self._identity.hear(update, is_firsthand=is_firsthand):
+        match self._identity.hear(update, self._now_s, is_answer=is_answer):
             case Reaction.CORRECT:
                 self._outbox.correct(update.node)
                 self._greet_rival(update)
@@ -493,12 +494,16 @@ class Membership:
                 pass
 
     def _greet_rival(self, claim: Update) -> None:
-        """Another holder of the name hears of it at once, if it lives, and says so: rumours need seconds to it."""
+        """Another holder of the name hears of it at once, if it lives, and says so: rumours need seconds to it.
+
+        The greeting repeats the claim: whoever finds itself in it knows that the greeter is no ghost of the past.
+        """
         greeting = (claim.instance_id, self.generation)
         is_news = greeting not in self._greetings and len(self._greetings) < GREETINGS_MAX
         if claim.address != self._config.address and is_news:
             self._greetings.add(greeting)
-            self._outbox.send(claim.address, self._hello(wants_answer=False))
+            hello = Hello(self._identity.update, self.membership_hash, wants_answer=False, updates=(claim,))
+            self._outbox.send(claim.address, hello)
 
     def _self_changed(self, previous: MemberStatus) -> None:
         own = self._identity.update

@@ -346,6 +346,7 @@ def test_another_holder_of_the_name_is_greeted_where_it_says_that_it_is() -> Non
     assert where == other.address
     assert isinstance(hello, Hello)
     assert (hello.sender.node, hello.sender.generation) == (ME, 1_501)
+    assert hello.updates == (other,)  # by which it sees that it is meant
 
 
 def test_another_holder_of_the_name_with_an_older_claim_is_greeted_once() -> None:
@@ -359,12 +360,27 @@ def test_a_greeted_holder_that_answers_is_a_conflict_at_once() -> None:
     driver = Driver("a", "b")
     other = replace(claim("me", generation=1_500), host="10.9.9.9", instance_id=b"the other holder")
     driver.hear(other)
+    ((_, hello),) = driver.sent(Hello)
+    assert isinstance(hello, Hello)
     answer = replace(other, generation=1_502)
-    driver.receive(Hello(answer, 0, wants_answer=False), other.address)
+    driver.receive(Hello(answer, 0, wants_answer=False, updates=(hello.sender,)), other.address)
     assert driver.changes() == [("me", MemberStatus.CONFLICT, MemberStatus.ALIVE)]
     (where, conflict), *_ = reversed(driver.sent(Hello))
     assert isinstance(conflict, Hello)
     assert (where, conflict.sender.generation, conflict.sender.is_conflict) == (other.address, 1_502, True)
+
+
+def test_what_another_holder_of_the_name_has_sent_before_it_heard_of_this_process_may_come_late() -> None:
+    """It had answered the process before this one, and was stopped; then this one was started."""
+    driver = Driver("a", "b")
+    other = replace(claim("me", generation=1_500), host="10.9.9.9", instance_id=b"the other holder")
+    former = replace(claim("me", generation=1_501), instance_id=b"former process..")
+    driver.hear(other)
+    for generation in (1_502, 1_503):
+        late = Hello(replace(other, generation=generation), 0, wants_answer=False, updates=(former,))
+        driver.receive(late, other.address)
+    assert driver.changes() == []
+    assert driver.membership.generation == 1_504
 
 
 def test_a_former_process_at_the_own_address_is_not_greeted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from swarmsched.effects import SendDatagram
 from swarmsched.gossip.dissemination import Dissemination
 from swarmsched.gossip.health import LocalHealth
-from swarmsched.gossip.identity import JUMPS_MAX, Identity, Reaction
+from swarmsched.gossip.identity import JUMPS_MAX, PEACE_S, Identity, Reaction
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_CODEC, Gossip, Standing, Update
 from swarmsched.gossip.probe import ProbeOrder
@@ -133,7 +133,7 @@ def test_every_name_is_probed_once_a_round_in_another_order_each_time() -> None:
 
 def heard(*claims: Update) -> tuple[Identity, list[Reaction]]:
     identity = Identity(OWN)
-    return identity, [identity.hear(each) for each in claims]
+    return identity, [identity.hear(each, 0.0) for each in claims]
 
 
 def test_identity_refutes_only_accusations_of_its_present_incarnation() -> None:
@@ -167,22 +167,22 @@ def test_a_stale_generation_of_another_peer_after_a_jump_is_no_conflict() -> Non
 def test_two_identities_that_hear_one_another_end_in_conflict_and_stay_there() -> None:
     one, other = Identity(OWN), Identity(replace(OWN, generation=103, instance_id=FOREIGN))
     for _ in range(10):
-        one.hear(other.update)
-        other.hear(one.update)
+        one.hear(other.update, 0.0)
+        other.hear(one.update, 0.0)
     assert one.update.is_conflict
     assert other.update.is_conflict
     assert one.update.generation == other.update.generation
     settled = (one.update, other.update)
-    one.hear(other.update)
-    other.hear(one.update)
+    one.hear(other.update, 0.0)
+    other.hear(one.update, 0.0)
     assert (one.update, other.update) == settled
 
 
 def test_equal_generations_of_two_instances_end_in_conflict_too() -> None:
     one, other = Identity(OWN), Identity(replace(OWN, instance_id=FOREIGN))
     for _ in range(10):
-        one.hear(other.update)
-        other.hear(one.update)
+        one.hear(other.update, 0.0)
+        other.hear(one.update, 0.0)
     assert one.update.is_conflict
     assert other.update.is_conflict
 
@@ -190,7 +190,7 @@ def test_equal_generations_of_two_instances_end_in_conflict_too() -> None:
 def test_a_hoax_of_ever_newer_generations_ends_in_conflict_and_not_in_a_race() -> None:
     identity = Identity(OWN)
     for step in range(JUMPS_MAX + 1):
-        identity.hear(replace(OWN, generation=1_000 * (step + 1), instance_id=FOREIGN))
+        identity.hear(replace(OWN, generation=1_000 * (step + 1), instance_id=FOREIGN), 0.0)
     assert identity.update.is_conflict
 
 
@@ -239,12 +239,12 @@ def test_an_address_belongs_to_the_member_that_claimed_it_last() -> None:
 def test_a_restart_leaves_a_conflict_behind_unless_the_other_holder_lives(generation: int) -> None:
     restarted = Identity(OWN)
     other = replace(OWN, generation=generation, instance_id=FOREIGN, is_conflict=True)
-    assert restarted.hear(other) is Reaction.JUMPED
+    assert restarted.hear(other, 0.0) is Reaction.JUMPED
     assert (restarted.update.generation, restarted.update.is_conflict) == (generation + 1, False)
     alive = Identity(other)
     for _ in range(JUMPS_MAX + 1):
-        alive.hear(restarted.update)
-        restarted.hear(alive.update)
+        alive.hear(restarted.update, 0.0)
+        restarted.hear(alive.update, 0.0)
     assert (restarted.update.is_conflict, alive.update.is_conflict) == (True, True)
     assert restarted.update.generation == alive.update.generation
 
@@ -267,28 +267,29 @@ def test_a_conflict_that_is_said_of_this_very_process_is_contested_too(standing:
     assert (identity.update.generation, identity.update.is_conflict) == (OWN.generation + 1, False)
 
 
-def test_a_claimant_that_answers_a_jump_itself_lives_and_one_that_others_speak_of_may_not() -> None:
-    identity, _ = heard(replace(OWN, generation=200, instance_id=FOREIGN))
-    answer = replace(OWN, generation=202, instance_id=FOREIGN)
-    alive, gone = copy(identity), copy(identity)
-    assert alive.hear(answer, is_firsthand=True) is Reaction.CONFLICT
-    assert gone.hear(answer) is Reaction.JUMPED
-    assert (alive.update.generation, alive.update.is_conflict) == (202, True)
-    assert (gone.update.generation, gone.update.is_conflict) == (203, False)
-
-
-def test_a_claim_that_is_no_answer_is_jumped_over_even_firsthand() -> None:
+def test_a_claimant_that_has_heard_of_this_process_lives_and_another_may_not() -> None:
     claim = replace(OWN, generation=200, instance_id=FOREIGN)
+    alive, gone = Identity(OWN), Identity(OWN)
+    assert alive.hear(claim, 0.0, is_answer=True) is Reaction.CONFLICT
+    assert gone.hear(claim, 0.0) is Reaction.JUMPED
+    assert (alive.update.generation, alive.update.is_conflict) == (200, True)
+    assert (gone.update.generation, gone.update.is_conflict) == (201, False)
+
+
+def test_old_quarrels_over_a_name_are_no_reason_for_a_conflict() -> None:
     identity = Identity(OWN)
-    assert identity.hear(claim, is_firsthand=True) is Reaction.JUMPED  # it has not heard of us yet
-    assert identity.hear(replace(claim, generation=300), is_firsthand=True) is Reaction.JUMPED
+    for step in range(JUMPS_MAX):
+        identity.hear(replace(OWN, generation=200 + 2 * step, instance_id=FOREIGN), 10.0)
+    late = replace(OWN, generation=300, instance_id=FOREIGN)
+    assert copy(identity).hear(late, 10.0 + PEACE_S) is Reaction.CONFLICT
+    assert identity.hear(late, 10.1 + PEACE_S) is Reaction.JUMPED
 
 
 def test_who_enters_a_conflict_keeps_the_incarnation_that_it_had_reached() -> None:
     identity = Identity(OWN)
     for step in range(JUMPS_MAX):
-        identity.hear(replace(OWN, generation=200 + 2 * step, instance_id=FOREIGN))
+        identity.hear(replace(OWN, generation=200 + 2 * step, instance_id=FOREIGN), 0.0)
     own = identity.update
-    identity.hear(replace(own, standing=SUSPECT, incarnation=6))
-    identity.hear(replace(own, incarnation=1, instance_id=FOREIGN, is_conflict=True))
+    identity.hear(replace(own, standing=SUSPECT, incarnation=6), 0.0)
+    identity.hear(replace(own, incarnation=1, instance_id=FOREIGN, is_conflict=True), 0.0)
     assert (identity.update.incarnation, identity.update.is_conflict) == (8, True)
