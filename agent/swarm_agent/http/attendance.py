@@ -3,10 +3,10 @@
 A view like all of membership: right within seconds, and good for people, never for a decision of the core.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm_agent.http.port import Facts
+from swarm_agent.http.port import Facts, Member, NodeFacts
 from swarmsched.holders import Configuration, Holder, majority
 from swarmsched.ids import NodeId
 
@@ -37,13 +37,16 @@ class Attendance:
 
 def attendance_of(facts: Facts) -> Attendance:
     """Everybody as this agent sees them now."""
-    present = frozenset(member.name for member in facts.members() if member.status in PRESENT)
-    return Attendance(present, {each.name: each.store_id for each in facts.nodes()})
+    return _attendance(facts.members(), facts.nodes())
 
 
 def attendance_at(facts: Facts, configuration: Configuration) -> Attendance:
     """One job's holders alone: in a large swarm to look at everybody takes longer than all the rest of an answer."""
     names = {holder.node for holder in configuration.members}
     members, nodes = [facts.member(name) for name in names], [facts.node(name) for name in names]
-    present = frozenset(member.name for member in members if member is not None and member.status in PRESENT)
-    return Attendance(present, {each.name: each.store_id for each in nodes if each is not None})
+    return _attendance([each for each in members if each is not None], [each for each in nodes if each is not None])
+
+
+def _attendance(members: Iterable[Member], nodes: Iterable[NodeFacts]) -> Attendance:
+    present = frozenset(member.name for member in members if member.status in PRESENT)
+    return Attendance(present, {each.name: each.store_id for each in nodes})
