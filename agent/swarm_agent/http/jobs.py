@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_at, attendance_of
+from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.joblist import trimmed
@@ -17,7 +17,7 @@ from swarm_agent.http.port import AgentPort, Card, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import Document, aged, card_document, job_document, task_document
+from swarm_agent.http.views import Document, aged, card_document, job_document_now, task_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
 from swarmsched.api import API_VERSION, nearest
@@ -130,10 +130,6 @@ class Jobs:
         """The job that the path names; a forwarded request is not sent round again."""
         return await self._finder.find(call.params["job"], call.query.get("user", ""), may_ask=call.hops == 0)
 
-    def describe(self, record: JobRecord) -> Document:
-        """A record's document at this moment."""
-        return job_document(record, time.time(), attendance_at(self._facts, record.configuration))
-
     async def _tell(self, found: Found, call: Call) -> Answer:
         """Show the job to a client: never an older state of it than this agent has told before."""
         shown, fields = await self._read(found, call, self._show), call.words("fields")
@@ -159,7 +155,7 @@ class Jobs:
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
         record, fields = self._record(job_id), call.words("fields")
-        document = self.describe(record)
+        document = job_document_now(record, self._facts)
         await self._add_pauses_if_shown(document, fields)
         return answer(trimmed(document, fields), headers=stamp_header(record.stamp))
 
@@ -312,7 +308,7 @@ class Jobs:
         if isinstance(reply, Refused):
             raise from_refusal(_with_remedy(reply))
         record = reply.record if isinstance(reply, JobAccepted) else self._record(found.job_id)
-        document = self.describe(record)
+        document = job_document_now(record, self._facts)
         if isinstance(command, CancelJob):
             document["had_ended"] = before is not None and before.is_ended
         return answer(document, 202)

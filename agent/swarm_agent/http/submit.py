@@ -7,19 +7,17 @@ a ticket is repeated, and wherever, there is one job.
 
 import asyncio
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_at
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.jobs import refuse_unknown_keys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem, from_refusal, from_rejection
-from swarm_agent.http.views import Document, job_document
+from swarm_agent.http.views import Document, job_document_now
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
@@ -109,8 +107,7 @@ class Submission:
             raise from_refusal(reply, "/spec")
         if not isinstance(reply, JobAccepted):
             raise Problem("internal", f"the core answered a submission with {type(reply).__name__}")
-        attendance = attendance_at(self._facts, reply.record.configuration)
-        shown = job_document(reply.record, time.time(), attendance)
+        shown = job_document_now(reply.record, self._facts)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
         document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run}

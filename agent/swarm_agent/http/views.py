@@ -1,13 +1,14 @@
 """The JSON documents of the API: pure functions from facts to dicts, described in docs/http-api.md."""
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from swarm_agent.eventlog import LoggedEvent
-from swarm_agent.http.attendance import Attendance
-from swarm_agent.http.port import Card, GpuFacts, Member, NodeFacts, Place, TaskFacts
+from swarm_agent.http.attendance import Attendance, attendance_at
+from swarm_agent.http.port import Card, Facts, GpuFacts, Member, NodeFacts, Place, TaskFacts
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, EndReason, JobSpec, JobState
 from swarmsched.checkpoint import Checkpoint
@@ -139,6 +140,11 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
         "source": "record",
         **aged(now_utc_s, 0.0),
     }
+
+
+def job_document_now(record: JobRecord, facts: Facts) -> Document:
+    """A job as it is at this moment, for whoever asks about this one alone."""
+    return job_document(record, time.time(), attendance_at(facts, record.configuration))
 
 
 def card_document(card: Card, now_utc_s: float) -> Document:

@@ -4,17 +4,15 @@ On the shepherd a watcher sleeps until a step of the core has changed the record
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swarm_agent.http.attendance import attendance_at
 from swarm_agent.http.find import Found, JobFinder
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
-from swarm_agent.http.views import Document, job_document
+from swarm_agent.http.views import Document, job_document_now
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
@@ -134,7 +132,7 @@ class JobWatch:
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
-            yield job_document(record, time.time(), attendance_at(self._facts, record.configuration))
+            yield job_document_now(record, self._facts)
             if record.is_ended:
                 return
             await self._changes.wait(job_id, key)
