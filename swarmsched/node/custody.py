@@ -137,6 +137,12 @@ class Custody:
         """Find out what was decided, and have it decided if it was not: the record here may never have been."""
         self._catching_up.suspect(job_id)
 
+    def may_ask_holders(self, record: JobRecord) -> bool:
+        """True while enough of them seem to be there to answer."""
+        configuration = record.configuration
+        present = [each for each in configuration.members if each.node in self._met and each.node not in self._gone]
+        return configuration.is_quorum(present)
+
     def confirmed(self, record: JobRecord, clock: Clock) -> None:
         """A majority of the holders has accepted a record of ours."""
         self._confirmed_s[record.job_id] = clock.now_s

@@ -72,6 +72,7 @@ from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
 from swarmsched.negotiation.reports import dismissal, heard
 from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdParts
+from swarmsched.negotiation.untold_ends import UntoldEnds
 from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.custody import CUSTODY_MESSAGES, Custody
@@ -106,6 +107,7 @@ Internal = (
 )
 NodeEffect = Effect | Internal
 ACCUSE_AGAIN_S = 60.0
+ENDS_ASKED_AT_ONCE = 4  # at each look: after a restart they are many, and other reads wait in the same queue
 ACCUSED_MAX = 1_000  # senders of nonsense remembered; names are claims, so they must not fill the memory
 INTERNAL = (
     WriteRecord,
@@ -185,6 +187,8 @@ class Node:
         ended = [job_id for job_id, record in self._register.records.items() if record.is_ended]
         # Oldest first; and whether it is known that the end was decided: an accepted record may yet turn out not to be.
         self._ended = dict.fromkeys(sorted(ended, key=self._ended_at), False)
+        self._untold_ends = UntoldEnds(_fork(rng))
+        self._untold_ends.restore(self._register.records.values(), config.started_s)
         self._touched: dict[JobId, None] = {}
         self._is_mere_gossip = False  # this step has moved no timer but those of the gossip planes
         self._work_deadline_s: float | None = None  # cache of all others
@@ -418,7 +422,7 @@ class Node:
             self._touched[shepherd.job_id] = None
             effects += shepherd.on_timer(clock)
         if self._is_awake and now_s >= self._custody.next_deadline_s:
-            effects += self._custody.on_timer(clock)
+            effects += [*self._look_after_ends(clock), *self._custody.on_timer(clock)]
         return effects
 
     def _on_resources(self, event: ResourcesRead, clock: Clock) -> list[NodeEffect]:
@@ -503,7 +507,7 @@ class Node:
         if isinstance(result, UpdateDecided):
             self._custody.confirmed(result.record, clock)
         if isinstance(result, ReadDecided):
-            return [*self._learn_of_end(result.record), *self._tell_of(result, clock)]
+            return [*self._learn_of_end(result.record, clock), *self._tell_of(result, clock)]
         return self._tell_of(result, clock)
 
     def _tell_of(
@@ -555,7 +559,9 @@ class Node:
             effects += self._let_go(record.job_id, shepherd, record.epoch, record.shepherd)
         if not record.is_ended:
             self._ended.pop(record.job_id, None)  # that end was never decided
+            self._untold_ends.settled(record.job_id)
         elif record.job_id not in self._flock.jobs:
+            self._untold_ends.accepted(record.job_id, clock.now_s)
             effects += self._retain(record.job_id, is_decided=False)
         return effects
 
@@ -583,17 +589,37 @@ class Node:
     def _bury(self, job_id: JobId) -> list[NodeEffect]:
         """Keep no more of the job than that it is over."""
         self._ended.pop(job_id, None)
+        self._untold_ends.settled(job_id)
         self._custody.dropped(job_id)
         return [*self._register.drop(job_id)]
 
     def _end_confirmed(self, job_id: JobId) -> list[NodeEffect]:
         return self._retain(job_id, is_decided=True) if job_id in self._ended else []
 
-    def _learn_of_end(self, read: JobRecord | None) -> list[NodeEffect]:
+    def _learn_of_end(self, read: JobRecord | None, clock: Clock) -> list[NodeEffect]:
         if read is None or read.job_id not in self._ended:
             return []
         self._ended[read.job_id] = read.is_ended
-        return self._drop_oldest() if read.is_ended else []
+        return [*self._tell_end(read, clock), *self._drop_oldest()] if read.is_ended else []
+
+    def _look_after_ends(self, clock: Clock) -> list[NodeEffect]:
+        """Of each end that others hold as well somebody must know that it was decided, and tell everybody."""
+        effects: list[NodeEffect] = []
+        asked = 0
+        for job_id in self._untold_ends.due(clock.now_s):
+            record = self._register.records[job_id]
+            if self._is_end_known(job_id):
+                effects += self._tell_end(record, clock)
+            elif job_id not in self._flock.jobs and self._custody.may_ask_holders(record):
+                self._custody.doubt(job_id)
+                asked += 1
+            if asked == ENDS_ASKED_AT_ONCE:
+                break
+        return effects
+
+    def _tell_end(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
+        self._untold_ends.settled(record.job_id)
+        return [*self._publication.tell_ended(record, clock)]
 
     def _on_over(self, result: JobOver, clock: Clock) -> list[NodeEffect]:
         """A holder had the job's decided end and keeps it no more: whatever is here of the job is old."""
@@ -746,7 +772,7 @@ class Node:
     def _job_ended(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
         self._flock.let_go(record.job_id)
         self._flock.look_soon(clock.now_s)
-        effects: list[NodeEffect] = [*self._publication.tell_ended(record, clock)]
+        effects = self._tell_end(record, clock)
         effects += [*self._owner.forget(record.job_id, clock.now_s), *self._retain(record.job_id, is_decided=True)]
         return [*effects, *self._publication.tell_node(clock)]
 

@@ -1,0 +1,70 @@
+"""Ends that perhaps nobody tells of: each is due when its shepherd has had its time, until it is settled."""
+
+import random
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.untold_ends import RECENT_S, WAIT_S, WAIT_S_MAX, UntoldEnds
+from swarmsched.record import JobRecord
+
+JOBS = [JobId(f"01hzzzzzzzabcdefghjkmnpq0{index}") for index in range(4)]
+JOB = JOBS[0]
+OPEN = JobRecord(JOB, JobSpec(("true",)), 0.0, 1, 1, NodeId("a"), 1, (Holder(NodeId("a"), 1), Holder(NodeId("b"), 1)))
+
+
+def end_of(job, ended_utc_s):
+    return replace(OPEN, job_id=job, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=ended_utc_s)
+
+
+def due(ends, now_s):
+    return list(ends.due(now_s))
+
+
+@pytest.fixture
+def ends():
+    return UntoldEnds(random.Random(1))
+
+
+def test_the_shepherd_has_some_time_to_tell(ends):
+    ends.accepted(JOB, 100.0)
+    assert due(ends, 100.0 + WAIT_S - 0.1) == []
+    assert due(ends, 100.0 + WAIT_S_MAX) == [JOB]
+
+
+def test_an_end_that_is_accepted_again_waits_no_longer(ends):
+    ends.accepted(JOB, 100.0)
+    ends.accepted(JOB, 100.0 + WAIT_S)
+    assert due(ends, 100.0 + WAIT_S_MAX) == [JOB]
+
+
+def test_what_stays_unsettled_comes_again_and_what_is_settled_does_not(ends):
+    ends.accepted(JOB, 0.0)
+    assert due(ends, WAIT_S_MAX) == [JOB]
+    assert due(ends, WAIT_S_MAX + 1.0) == []
+    assert due(ends, 2 * WAIT_S_MAX) == [JOB]
+    ends.settled(JOB)
+    assert due(ends, 4 * WAIT_S_MAX) == []
+
+
+def test_who_takes_only_some_finds_the_others_due_still(ends):
+    for job in JOBS:
+        ends.accepted(job, 0.0)
+    assert list(islice(ends.due(WAIT_S_MAX), 2)) == JOBS[:2]
+    assert due(ends, WAIT_S_MAX) == JOBS[2:]
+
+
+def test_the_last_ends_of_an_earlier_life_are_due_at_once_and_the_newest_first(ends):
+    newest_s = 10_000.0
+    records = [
+        end_of(JOBS[0], newest_s - RECENT_S - 1.0),
+        end_of(JOBS[1], newest_s - RECENT_S),
+        end_of(JOBS[2], newest_s),
+        replace(OPEN, job_id=JOBS[3]),
+    ]
+    ends.restore(records, 5.0)
+    assert due(ends, 5.0) == [JOBS[2], JOBS[1]]
