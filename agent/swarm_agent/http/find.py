@@ -37,6 +37,11 @@ class Found:
     candidates: tuple[NodeId, ...]
 
 
+def over(job_id: JobId) -> Problem:
+    """What is said of a job that is past its retention."""
+    return Problem("job_over", f"{job_id} has ended, and its record is past its retention")
+
+
 class JobFinder:
     """Looks a job up, here first and then everywhere."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
-from swarm_agent.http.find import Found, JobFinder
+from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort, Card, Facts
@@ -387,11 +387,6 @@ class Jobs:
         if answered is not None:
             return answered
         raise problem
-
-
-def over(job_id: JobId) -> Problem:
-    """What is said of a job that is past its retention."""
-    return Problem("job_over", f"{job_id} has ended, and its record is past its retention")
 
 
 def _with_remedy(refused: Refused) -> Refused:

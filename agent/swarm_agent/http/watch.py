@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swarm_agent.http.find import Found, JobFinder
+from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem
@@ -20,6 +20,9 @@ from swarmsched.record import JobRecord
 RETRY_S = 0.25  # doubling to RETRY_LIMIT_S while no shepherd can be reached
 RETRY_LIMIT_S = 2.0
 GIVE_UP_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
+
+PAST_RETENTION: Document = {"is_over": True}
+"""What an agent answers that keeps of a job no more than that it has ended."""
 
 ChangeKey = tuple[object, ...]
 
@@ -73,9 +76,12 @@ class JobWatch:
         """Answer other agents' watches of jobs that are shepherded here."""
 
         async def on_watch(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            async with closing(self._local(JobId(str(payload.get("job_id", ""))))) as documents:
+            job_id = JobId(str(payload.get("job_id", "")))
+            async with closing(self._local(job_id)) as documents:
                 async for document in documents:
                     yield document
+            if self._facts.is_over(job_id):
+                yield PAST_RETENTION
 
         self._agent.on_stream("watch", on_watch)
 
@@ -96,7 +102,7 @@ class JobWatch:
                     if document.get("state") == "ended":
                         return
             if self._facts.is_over(found.job_id):
-                raise Problem("job_over", f"{found.job_id} has ended, and its record is past its retention")
+                raise over(found.job_id)
             failing_since_s = loop.time() if failing_since_s is None else failing_since_s
             if loop.time() - failing_since_s > GIVE_UP_S:
                 raise Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} answers")
@@ -104,23 +110,32 @@ class JobWatch:
             delay_s = min(RETRY_LIMIT_S, delay_s * 2)
 
     async def _from_anyone(self, found: Found) -> AsyncIterator[Document]:
-        """From this agent if it acts for the job, else from the first candidate that has something to say."""
+        """From this agent if it acts for the job, else from the first candidate that has something to say.
+
+        Raises `Problem` job_over when none has the record, and one knows that it is past its retention.
+        """
         if self._is_local(found.job_id):
             async with closing(self._local(found.job_id)) as documents:
                 async for document in documents:
                     yield document
             return
+        is_over = False
         for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
             was_heard = False
             try:
                 async with closing(self._peers.stream(node, "watch", {"job_id": found.job_id})) as documents:
                     async for document in documents:
+                        if document == PAST_RETENTION:
+                            is_over = True
+                            break
                         was_heard = True
                         yield document
             except (AgentUnreachable, RemoteProtocolError):
                 pass  # the next candidate is asked; after the last one, `watch` waits and tries all again
             if was_heard:
                 return
+        if is_over:
+            raise over(found.job_id)
 
     def _is_local(self, job_id: JobId) -> bool:
         record = self._facts.record(job_id)

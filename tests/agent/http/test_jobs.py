@@ -192,12 +192,19 @@ async def test_watchers_that_leave_are_forgotten(n1):
 
 @pytest.mark.parametrize(
     ("method", "tail"),
-    [("GET", ""), ("GET", "/why"), ("GET", "/wait?timeout=5"), ("POST", "/cancel"), ("POST", "/recover")],
+    [
+        ("GET", ""),
+        ("GET", "/why"),
+        ("GET", "/wait?timeout=5"),
+        ("GET", "/logs"),
+        ("POST", "/cancel"),
+        ("POST", "/recover"),
+    ],
 )
 async def test_a_job_past_its_retention_is_gone_for_good_and_no_agent_waits_for_its_shepherd(n1, n2, method, tail):
     n1.agent.over.add(ALPHA)
     body = {"force": True} if tail == "/recover" else {}
-    for desk in (n1, n2) if "wait" not in tail else (n1,):
+    for desk in (n1, n2):
         path = f"/v1/jobs/{ALPHA}{tail}"
         problem = await (desk.get(path, 410) if method == "GET" else desk.post(path, body, 410))
         assert problem["code"] == "job_over"
@@ -209,3 +216,4 @@ async def test_a_record_that_one_holder_has_dropped_is_shown_by_another(n1, n2, 
     n2.agent.put(a_record(ALPHA, "n1", state=JobState.ENDED))
     for desk in (n1, n2, n3):
         assert (await desk.get(f"/v1/jobs/{ALPHA}"))["state"] == "ended"
+        assert (await desk.get(f"/v1/jobs/{ALPHA}/wait?timeout=5"))["met"]
