@@ -10,13 +10,27 @@ name has two holders, and both go into conflict.
 from dataclasses import replace
 from enum import Enum, auto
 
+from swarmsched.errors import StorageError
 from swarmsched.gossip.message import Standing, Update
+
+GENERATION_ROOM, GENERATION_KEY = "meta", "generation"
+"""Where the generation is durable that a life has risen to, as a decimal number in ASCII."""
 
 JUMPS_MAX = 4
 """More jumps than a single holder of a name needs to get past old claims; what contests the name then is alive."""
 
 PEACE_S = 60.0
 """Without a jump for so long, the name is contested no more: what comes then is another quarrel."""
+
+
+def next_generation(begun_with: int, risen_to: bytes | None, now_utc_s: float) -> int:
+    """A generation above all of earlier lives: those that they began with, and those that they had to rise to.
+
+    `begun_with` is 0 and `risen_to` None where there was none.  Raises `StorageError` for an entry that is no number.
+    """
+    if risen_to is not None and not risen_to.isdigit():
+        raise StorageError(f"{GENERATION_ROOM}/{GENERATION_KEY}", f"unreadable entry: {risen_to[:16]!r}", "")
+    return max(begun_with + 1, int(risen_to or 0) + 1, int(now_utc_s))
 
 
 class Reaction(Enum):

@@ -32,7 +32,7 @@ from swarmsched.events import (
 )
 from swarmsched.gossip.dissemination import Dissemination, MembershipEffect
 from swarmsched.gossip.health import LAG_THRESHOLD_S, LocalHealth
-from swarmsched.gossip.identity import Identity, Reaction
+from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, Identity, Reaction
 from swarmsched.gossip.member import Member, MemberChanged, MemberStatus, MemberView, fingerprint, status_of
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import (
@@ -56,9 +56,6 @@ from swarmsched.gossip.suspicion import Suspicion
 from swarmsched.ids import Address, NodeId, is_node_name
 
 MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
-
-GENERATION_ROOM, GENERATION_KEY = "meta", "generation"
-"""Where the generation is persisted, as a decimal number in ASCII."""
 
 GENERATION_LEAD_MAX = 86_400
 INCARNATION_LEAD_MAX = 2**20

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 
 from swarmsched.effects import Persist
+from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, next_generation
 
 FSYNC_MEDIAN_S = 0.001
 FSYNC_SIGMA = 0.5  # of the logarithm
@@ -45,7 +46,8 @@ class Disk:
 
     def next_generation(self, utc_s: float) -> int:
         """A generation that this disk has not seen; durable when this returns."""
-        self.generation = max(self.generation + 1, int(utc_s))
+        risen_to = self.rooms.get(GENERATION_ROOM, {}).get(GENERATION_KEY)
+        self.generation = next_generation(self.generation, risen_to, utc_s)
         return self.generation
 
     def speed_up(self) -> None:

@@ -21,6 +21,7 @@ from typing import Self
 
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
+from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, next_generation
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x53574D31  # "SWM1": tells our files from other programs' databases
@@ -103,9 +104,17 @@ class Store:
             raise
 
     def next_generation(self, now_utc_s: float) -> int:
-        """A number above every earlier one, on disk before it is returned: max(stored + 1, seconds since 1970)."""
-        row = self._connection.execute("SELECT value FROM about WHERE key = 'generation'").fetchone()
-        generation = max(int(row[0]) + 1 if row else 0, int(now_utc_s))
+        """A number above all that earlier lives used, on disk before it is returned.
+
+        Raises `StorageError` when an earlier life has left something that is no number.
+        """
+        begun = self._connection.execute("SELECT value FROM about WHERE key = 'generation'").fetchone()
+        where = (GENERATION_ROOM, GENERATION_KEY)
+        risen = self._connection.execute("SELECT value FROM entries WHERE room = ? AND key = ?", where).fetchone()
+        try:
+            generation = next_generation(int(begun[0]) if begun else 0, risen[0] if risen else None, now_utc_s)
+        except StorageError as error:
+            raise self.unusable(error) from error
         self._connection.execute(_PUT_ABOUT, ("generation", str(generation)))
         return generation
 

@@ -10,6 +10,7 @@ import pytest
 from swarm_agent.storage import SCHEMA_VERSION, DataDirectoryLock, Store
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
+from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
 
 KEY, NEXT_KEY, FOREIGN_KEY = (bytes([number]) * 32 for number in (1, 2, 3))
 
@@ -59,6 +60,23 @@ def test_generation_grows_with_every_start_even_if_the_clock_goes_back(path: Pat
         store.close()
 
     assert generations == [1_000, 2_000, 2_001, 2_002]
+
+
+def test_generation_grows_above_the_one_that_an_earlier_life_rose_to(path: Path) -> None:
+    store = open_store(path)
+    store.next_generation(1_000.0)
+    store.commit([Persist(GENERATION_ROOM, GENERATION_KEY, b"1500")])
+    store.close()
+
+    assert open_store(path).next_generation(1_001.0) == 1_501
+
+
+def test_an_entry_of_the_generation_that_is_no_number_is_named_with_its_file(path: Path) -> None:
+    store = open_store(path)
+    store.commit([Persist(GENERATION_ROOM, GENERATION_KEY, b"1x")])
+
+    with pytest.raises(StorageError, match=f"{path}: meta/generation: unreadable entry: b'1x'"):
+        store.next_generation(1_000.0)
 
 
 def test_a_full_disk_keeps_nothing_of_the_transaction_and_works_again_later(path: Path) -> None:

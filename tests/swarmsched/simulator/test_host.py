@@ -2,6 +2,7 @@ import random
 
 from swarmsched.effects import Announce, Persist, SendDatagram
 from swarmsched.events import LoopLagged, ResourcesRead, TasksFound, TimerFired
+from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
 from swarmsched.ids import NodeId
 from swarmsched.resources import NodeResources
 from swarmsched.simulator.host import Host
@@ -119,6 +120,16 @@ def test_a_restart_has_a_higher_generation_and_the_written_entries():
     host.start()
     assert host.generation == generation + 1
     assert host.node.restored.room("meta") == {"k": b"k"}
+
+
+def test_a_restart_has_a_higher_generation_than_its_last_life_rose_to():
+    host, loop, _ = make_host()
+    risen_to = host.generation + 50
+    host.post([Persist(GENERATION_ROOM, GENERATION_KEY, b"%d" % risen_to)])
+    loop.run_for(1.0)
+    host.crash()
+    host.start()
+    assert host.generation == risen_to + 1
 
 
 def test_events_for_an_earlier_life_are_lost():
