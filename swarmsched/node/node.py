@@ -8,7 +8,6 @@ write always stands before what depends on it.  Whatever is left goes to the dri
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 from swarmsched.authority.message import ContactAnswered, SilenceAnswer
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
@@ -72,10 +71,10 @@ from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
 from swarmsched.negotiation.reports import dismissal, heard
 from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdParts
-from swarmsched.negotiation.untold_ends import UntoldEnds
 from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.custody import CUSTODY_MESSAGES, Custody
+from swarmsched.node.ended_jobs import EndedJobs
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.node.planes import (
     MEMBERSHIP_PEER_MESSAGES,
@@ -107,7 +106,6 @@ Internal = (
 )
 NodeEffect = Effect | Internal
 ACCUSE_AGAIN_S = 60.0
-ENDS_ASKED_AT_ONCE = 4  # at each look: after a restart they are many, and other reads wait in the same queue
 ACCUSED_MAX = 1_000  # senders of nonsense remembered; names are claims, so they must not fill the memory
 INTERNAL = (
     WriteRecord,
@@ -184,11 +182,16 @@ class Node:
             self._recovery,
             config,
         )
-        ended = [job_id for job_id, record in self._register.records.items() if record.is_ended]
-        # Oldest first; and whether it is known that the end was decided: an accepted record may yet turn out not to be.
-        self._ended = dict.fromkeys(sorted(ended, key=self._ended_at), False)
-        self._untold_ends = UntoldEnds(_fork(rng))
-        self._untold_ends.restore(self._register.records.values(), config.started_s)
+        self._ended_jobs = EndedJobs(
+            self._as_holder,
+            self._register,
+            self._flock,
+            self._custody,
+            self._publication,
+            _fork(rng),
+            retained_jobs=config.retained_jobs,
+            started_s=config.started_s,
+        )
         self._touched: dict[JobId, None] = {}
         self._is_mere_gossip = False  # this step has moved no timer but those of the gossip planes
         self._work_deadline_s: float | None = None  # cache of all others
@@ -387,17 +390,9 @@ class Node:
         record = self._register.records.get(status.job_id)
         if self._register.is_over(status.job_id) and status.stage is TaskStage.EXITED:
             return [heard(status)]  # of ranks that still run it hears by its contacts
-        if record is None or not record.is_ended or self._is_end_in_doubt(record):
+        if record is None or not record.is_ended or self._ended_jobs.is_in_doubt(record):
             return []
         return [*dismissal(record, self._config.node_id, status)]
-
-    def _is_end_in_doubt(self, record: JobRecord) -> bool:
-        """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
-        is_acting = record.job_id in self._flock.jobs
-        is_in_doubt = record.is_ended and not is_acting and not self._is_end_known(record.job_id)
-        if is_in_doubt:
-            self._custody.doubt(record.job_id)
-        return is_in_doubt
 
     def _on_undelivered(self, event: PeerSendFailed, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
@@ -422,7 +417,7 @@ class Node:
             self._touched[shepherd.job_id] = None
             effects += shepherd.on_timer(clock)
         if self._is_awake and now_s >= self._custody.next_deadline_s:
-            effects += [*self._look_after_ends(clock), *self._custody.on_timer(clock)]
+            effects += [*self._ended_jobs.look_after(clock), *self._custody.on_timer(clock)]
         return effects
 
     def _on_resources(self, event: ResourcesRead, clock: Clock) -> list[NodeEffect]:
@@ -464,7 +459,7 @@ class Node:
             known = self.record(command.job_id)
             if self._register.is_over(command.job_id):
                 return [*effects, ReplyToClient(event.request_id, past_retention(command.job_id))]
-        if isinstance(command, CancelJob | SignalJob) and known is not None and self._is_end_in_doubt(known):
+        if isinstance(command, CancelJob | SignalJob) and known is not None and self._ended_jobs.is_in_doubt(known):
             problem = f"whether {command.job_id} has ended is not decided yet"
             return [*effects, ReplyToClient(event.request_id, Refused("unavailable", problem, "ask again soon"))]
         return [*effects, *self._counter.obey(event.request_id, command, known, clock)]
@@ -495,7 +490,7 @@ class Node:
             case RecordAccepted():
                 return self._on_accepted(effect, clock)
             case EndConfirmed(job_id=job_id):
-                return self._end_confirmed(job_id)
+                return self._ended_jobs.confirmed(job_id)
             case JobOver():
                 return self._on_over(effect, clock)
             case _:
@@ -507,7 +502,7 @@ class Node:
         if isinstance(result, UpdateDecided):
             self._custody.confirmed(result.record, clock)
         if isinstance(result, ReadDecided):
-            return [*self._learn_of_end(result.record, clock), *self._tell_of(result, clock)]
+            return [*self._ended_jobs.read(result.record, clock), *self._tell_of(result, clock)]
         return self._tell_of(result, clock)
 
     def _tell_of(
@@ -557,69 +552,7 @@ class Node:
         shepherd = self._flock.jobs.get(record.job_id)
         if shepherd is not None and record.shepherd != self._config.node_id and record.epoch > shepherd.record.epoch:
             effects += self._let_go(record.job_id, shepherd, record.epoch, record.shepherd)
-        if not record.is_ended:
-            self._ended.pop(record.job_id, None)  # that end was never decided
-            self._untold_ends.settled(record.job_id)
-        elif record.job_id not in self._flock.jobs:
-            self._untold_ends.accepted(record.job_id, clock.now_s)
-            effects += self._retain(record.job_id, is_decided=False)
-        return effects
-
-    def _retain(self, job_id: JobId, *, is_decided: bool) -> list[NodeEffect]:
-        """Keep ended jobs up to a number; the oldest go first."""
-        self._ended[job_id] = is_decided or self._ended.get(job_id, False)
-        return self._drop_oldest()
-
-    def _drop_oldest(self) -> list[NodeEffect]:
-        """Only once their end is known to be decided: the others are asked about, and stay until that is answered."""
-        excess = len(self._ended) - self._config.retained_jobs
-        effects: list[NodeEffect] = []
-        for job_id in list(islice(self._ended, max(0, excess))):
-            if self._is_end_known(job_id):
-                effects += self._bury(job_id)
-            else:
-                self._custody.doubt(job_id)
-        return effects
-
-    def _is_end_known(self, job_id: JobId) -> bool:
-        record = self._register.records.get(job_id)
-        is_alone = record is not None and record.configuration.is_quorum([self._as_holder])
-        return self._ended.get(job_id, False) or is_alone
-
-    def _bury(self, job_id: JobId) -> list[NodeEffect]:
-        """Keep no more of the job than that it is over."""
-        self._ended.pop(job_id, None)
-        self._untold_ends.settled(job_id)
-        self._custody.dropped(job_id)
-        return [*self._register.drop(job_id)]
-
-    def _end_confirmed(self, job_id: JobId) -> list[NodeEffect]:
-        return self._retain(job_id, is_decided=True) if job_id in self._ended else []
-
-    def _learn_of_end(self, read: JobRecord | None, clock: Clock) -> list[NodeEffect]:
-        if read is None or read.job_id not in self._ended:
-            return []
-        self._ended[read.job_id] = read.is_ended
-        return [*self._tell_end(read, clock), *self._drop_oldest()] if read.is_ended else []
-
-    def _look_after_ends(self, clock: Clock) -> list[NodeEffect]:
-        """Of each end that others hold as well somebody must know that it was decided, and tell everybody."""
-        effects: list[NodeEffect] = []
-        asked = 0
-        for job_id in self._untold_ends.due(clock.now_s):
-            record = self._register.records[job_id]
-            if self._is_end_known(job_id):
-                effects += self._tell_end(record, clock)
-            elif job_id not in self._flock.jobs and self._custody.may_ask_holders(record):
-                self._custody.doubt(job_id)
-                asked += 1
-            if asked == ENDS_ASKED_AT_ONCE:
-                break
-        return effects
-
-    def _tell_end(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
-        self._untold_ends.settled(record.job_id)
-        return [*self._publication.tell_ended(record, clock)]
+        return [*effects, *self._ended_jobs.accepted(record, clock)]
 
     def _on_over(self, result: JobOver, clock: Clock) -> list[NodeEffect]:
         """A holder had the job's decided end and keeps it no more: whatever is here of the job is old."""
@@ -628,7 +561,7 @@ class Node:
         if job_id in self._register.open_records:
             text = "it ended while this node knew it open; others have dropped its record, and so does this one"
             effects.append(Announce("job.over", text, job_id, self._config.node_id))
-        effects += self._bury(job_id)
+        effects += self._ended_jobs.bury(job_id)
         if (shepherd := self._flock.jobs.get(job_id)) is not None:
             effects += self._let_go_of_over(job_id, shepherd, clock)
         if self._custody.concerns(result.update_id):
@@ -772,12 +705,9 @@ class Node:
     def _job_ended(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
         self._flock.let_go(record.job_id)
         self._flock.look_soon(clock.now_s)
-        effects = self._tell_end(record, clock)
-        effects += [*self._owner.forget(record.job_id, clock.now_s), *self._retain(record.job_id, is_decided=True)]
+        effects: list[NodeEffect] = [*self._ended_jobs.tell(record, clock)]
+        effects += [*self._owner.forget(record.job_id, clock.now_s), *self._ended_jobs.decided(record.job_id)]
         return [*effects, *self._publication.tell_node(clock)]
-
-    def _ended_at(self, job_id: JobId) -> float:
-        return self._register.records[job_id].ended_utc_s
 
     # Snapshots for the HTTP layer; valid until the next step.
 

@@ -1,0 +1,126 @@
+"""What a node keeps of jobs that have ended: their records up to a number, and whether their ends are decided.
+
+An accepted end may yet turn out not to be decided.  Until that is known nobody is told of it as a fact, and its record
+is not dropped.  And somebody must tell everybody else that the job has ended, whatever became of its shepherd.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import islice
+
+from swarmsched.effects import Effect, Persist
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId
+from swarmsched.jobs.register import Register
+from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.shepherd import Clock
+from swarmsched.negotiation.untold_ends import UntoldEnds
+from swarmsched.node.custody import Custody
+from swarmsched.node.publication import Publication
+from swarmsched.record import JobRecord
+
+ASKED_AT_ONCE = 4  # at each look: after a restart they are many, and other reads wait in the same queue
+
+
+class EndedJobs:
+    """One node's ended jobs, from the acceptance of their end to their burial."""
+
+    def __init__(
+        self,
+        me: Holder,
+        register: Register,
+        flock: Flock,
+        custody: Custody,
+        publication: Publication,
+        rng: random.Random,
+        *,
+        retained_jobs: int,
+        started_s: float,
+    ) -> None:
+        self._me = me
+        self._register, self._flock, self._custody, self._publication = register, flock, custody, publication
+        self._retained_jobs = retained_jobs
+        ended = sorted((each for each in register.records.values() if each.is_ended), key=lambda each: each.ended_utc_s)
+        self._is_decided = {record.job_id: False for record in ended}  # as far as it is known here; oldest first
+        self._untold = UntoldEnds(rng)
+        self._untold.restore(ended, started_s)
+
+    def accepted(self, record: JobRecord, clock: Clock) -> Sequence[Effect]:
+        """A record came into our store that may be an end, or show that one was never decided."""
+        if not record.is_ended:
+            self._is_decided.pop(record.job_id, None)
+            self._untold.settled(record.job_id)
+        elif record.job_id not in self._flock.jobs:
+            self._untold.accepted(record.job_id, clock.now_s)
+            return self._retain(record.job_id, is_decided=False)
+        return []
+
+    def confirmed(self, job_id: JobId) -> Sequence[Effect]:
+        """Its shepherd says that the end is decided which was accepted here."""
+        return self.decided(job_id) if job_id in self._is_decided else []
+
+    def read(self, record: JobRecord | None, clock: Clock) -> Sequence[Effect]:
+        """A read has found it, or has had it decided; perhaps nobody else can tell of it."""
+        if record is None or record.job_id not in self._is_decided:
+            return []
+        self._is_decided[record.job_id] = record.is_ended
+        return [*self.tell(record, clock), *self._drop_oldest()] if record.is_ended else []
+
+    def decided(self, job_id: JobId) -> Sequence[Effect]:
+        """A shepherd of ours has brought it to its end; keep ended jobs up to a number, the oldest go first."""
+        return self._retain(job_id, is_decided=True)
+
+    def tell(self, record: JobRecord, clock: Clock) -> Sequence[Effect]:
+        """Let everybody know of a decided end."""
+        self._untold.settled(record.job_id)
+        return self._publication.tell_ended(record, clock)
+
+    def is_in_doubt(self, record: JobRecord) -> bool:
+        """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
+        is_acting = record.job_id in self._flock.jobs
+        is_in_doubt = record.is_ended and not is_acting and not self._is_known(record.job_id)
+        if is_in_doubt:
+            self._custody.doubt(record.job_id)
+        return is_in_doubt
+
+    def look_after(self, clock: Clock) -> Sequence[Effect]:
+        """Of each end that others hold as well somebody must know that it was decided, and tell everybody."""
+        effects: list[Effect] = []
+        asked = 0
+        for job_id in self._untold.due(clock.now_s):
+            record = self._register.records[job_id]
+            if self._is_known(job_id):
+                effects += self.tell(record, clock)
+            elif job_id not in self._flock.jobs and self._custody.may_ask_holders(record):
+                self._custody.doubt(job_id)
+                asked += 1
+            if asked == ASKED_AT_ONCE:
+                break
+        return effects
+
+    def bury(self, job_id: JobId) -> Sequence[Persist]:
+        """Keep no more of the job than that it is over."""
+        self._is_decided.pop(job_id, None)
+        self._untold.settled(job_id)
+        self._custody.dropped(job_id)
+        return self._register.drop(job_id)
+
+    def _retain(self, job_id: JobId, *, is_decided: bool) -> Sequence[Effect]:
+        self._is_decided[job_id] = is_decided or self._is_decided.get(job_id, False)
+        return self._drop_oldest()
+
+    def _drop_oldest(self) -> Sequence[Effect]:
+        """Only once their end is known to be decided: the others are asked about, and stay until that is answered."""
+        excess = len(self._is_decided) - self._retained_jobs
+        effects: list[Effect] = []
+        for job_id in list(islice(self._is_decided, max(0, excess))):
+            if self._is_known(job_id):
+                effects += self.bury(job_id)
+            else:
+                self._custody.doubt(job_id)
+        return effects
+
+    def _is_known(self, job_id: JobId) -> bool:
+        record = self._register.records.get(job_id)
+        is_alone = record is not None and record.configuration.is_quorum([self._me])
+        return self._is_decided.get(job_id, False) or is_alone
