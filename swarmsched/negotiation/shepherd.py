@@ -31,11 +31,12 @@ from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, Change
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt, is_overtaken
-from swarmsched.negotiation.claiming import Claiming, ClaimPhase
+from swarmsched.negotiation.claim_desk import ClaimDesk
 from swarmsched.negotiation.gang import Gang
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.outcome import has_failed
+from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import Continuation, RecordWriter, ShepherdEffect
 from swarmsched.negotiation.reports import INFERRED_GENERATION, dismissal, heard
 from swarmsched.negotiation.settlement import Settlement
@@ -44,17 +45,10 @@ from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 STOP_RESEND_S = 2.0
-BACKOFF_S = 0.05
-BACKOFF_S_MAX = 2.0
 RELAUNCHES_MAX = 3
 GANG_STOP_GRACE_S = 10.0
-AVOID_NODE_S = 60.0
-ATTEMPTS_SKIPPED_MAX = 1_024
 
 STARVING_S = 60.0
-STARVING_ATTEMPTS = 5
-RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
-RESTART_DELAY_S_MAX = 60.0
 HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
@@ -104,7 +98,6 @@ class JobShepherd:
         """`stirred` is told whenever `next_deadline_s` may become another one."""
         self._writer = RecordWriter(record, update_ids)
         self._me = me
-        self._rng = rng
         self._commands = Commands(me, record.epoch)
         self._inquiry = Inquiry()
         self._settlement = Settlement(self._commands, parts.quorum)
@@ -112,21 +105,17 @@ class JobShepherd:
         self._parts = parts
         self._stirred = stirred
         self._attempt: Attempt | None = None
-        self._claiming: Claiming | None = None
+        self._claim = ClaimDesk(record.job_id, me, self._commands)
+        self._pacing = Pacing(record, rng)
         self._phase = record.phase
         self._reason = record.reason
         self._gang = Gang()
         self._stop_grace_s = record.spec.grace_s
         self._stop_resend_s = float("inf")
-        self._failed_attempts = 0  # since the last success, for the backoff
-        self._last_attempt = record.attempt  # numbers are never used twice
-        self._skipped_attempts = 0
         self._silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
         self.queued_since_s = 0.0  # when it last became queued
         self.running_since_s = float("inf")
         self._hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
-        self.may_try_after_s = 0.0
-        self.avoided: dict[NodeId, float] = {}  # node -> until when
         self._now_s = self._utc_offset_s = 0.0
         self._asking: dict[int, bool] = {}  # clients who wait for what is decided, and whether they name a known job
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
@@ -193,6 +182,16 @@ class JobShepherd:
         return self._attempt is not None
 
     @property
+    def may_try_after_s(self) -> float:
+        """Before that it is not placed again."""
+        return self._pacing.may_try_after_s
+
+    @property
+    def avoided(self) -> Mapping[NodeId, float]:
+        """Nodes where it is not placed, and until when."""
+        return self._pacing.avoided
+
+    @property
     def next_deadline_s(self) -> float:
         """Earliest of: attempt timers, repeats of stops and questions, the job's time limit."""
         attempt_s = self._attempt.next_deadline_s if self._attempt else float("inf")
@@ -201,7 +200,7 @@ class JobShepherd:
             self._stop_resend_s,
             self._inquiry.next_deadline_s,
             self._settlement.next_deadline_s,
-            self._claiming.next_deadline_s if self._claiming else float("inf"),
+            self._claim.next_deadline_s,
             self._time_limit_deadline_s(),
         )
 
@@ -277,9 +276,7 @@ class JobShepherd:
         self._see(clock)
         self._namesakes.forget()  # what was said of leftovers says nothing of what begins now
         self._silent.clear()
-        last = max(self._last_attempt, self._record.attempt, self._record.attempts_in_doubt)
-        number = last + 1 + self._skipped_attempts
-        self._attempt = self._new_attempt(number, shares, ranking)
+        self._attempt = self._new_attempt(self._pacing.next_number(self._record), shares, ranking)
         return [*self._attempt.begin(clock.now_s)]
 
     def explain(self, reason: str) -> None:
@@ -288,7 +285,8 @@ class JobShepherd:
             self._reason = reason[:REASON_LENGTH]
 
     def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
-        self._gang, self._last_attempt = Gang(), number
+        self._gang = Gang()
+        self._pacing.begun(number)
         return self._parts.make_attempt(self._record, number, shares, ranking, self._commands.ids)
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
@@ -298,10 +296,8 @@ class JobShepherd:
             return []  # what was asked stays open, and is asked again
         attempt = self._attempt
         is_status = self._inquiry.answered(answer)
-        if self._claiming is not None:
-            claimed = self._claiming.owner_answered(answer, self._record, clock.now_s)
-            if claimed or self._claiming.phase is ClaimPhase.FAILED:
-                return [*claimed, *self._after_claim_moved()]
+        if claimed := self._claim.owner_answered(answer, self._record, clock.now_s):
+            return [*claimed]
         if answer.refusal in NOTHING_LEFT and self._settlement.ended(answer.owner, answer.attempt):
             return self._leftover_settled(answer.owner, answer.attempt, clock.now_s)
         if attempt is not None and attempt.number == answer.attempt:
@@ -356,8 +352,8 @@ class JobShepherd:
                 return []
             case AttemptPhase.LAUNCHED:
                 self._attempt = None
-                self._failed_attempts = self._skipped_attempts = 0
-                return self._use_claim(attempt.shares)
+                self._pacing.succeeded()
+                return [*self._claim.used(attempt.shares, self._record)]
             case AttemptPhase.FAILED:
                 return self._attempt_failed(attempt, now_s)
             case _:
@@ -382,13 +378,7 @@ class JobShepherd:
         if self._record.state is JobState.STARTING and attempt.may_have_run:
             return self._give_up_started(attempt, now_s)
         self._forget_attempt()
-        self._failed_attempts += 1
-        if attempt.refusal is Refusal.RELEASED_ATTEMPT:
-            # An earlier life went further than our record says: leap ahead of its numbers instead of counting up.
-            self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
-        self._back_off(now_s)
-        if attempt.refusing_node is not None:
-            self.avoided[attempt.refusing_node] = now_s + BACKOFF_S_MAX
+        self._pacing.failed(attempt.refusal, attempt.refusing_node, now_s)
         round_lost = Announce(
             "negotiation.round",
             attempt.problem,
@@ -418,10 +408,6 @@ class JobShepherd:
         self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
         self.queued_since_s, self.running_since_s = now_s, float("inf")
         return self._write(changes.aborted(reason, relaunches=relaunches), _nothing)
-
-    def _back_off(self, now_s: float) -> None:
-        longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
-        self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
 
     # Running.
 
@@ -490,7 +476,7 @@ class JobShepherd:
             return []
         self._phase = StartPhase.NONE
         self._attempt = None  # an answer to a launch that is still missing says nothing new
-        self._failed_attempts = self._skipped_attempts = 0
+        self._pacing.succeeded()
         self.running_since_s = now_s
         utc_s = self._utc_s(now_s)
         first_utc_s = self._record.first_started_utc_s or utc_s
@@ -506,7 +492,7 @@ class JobShepherd:
         )
 
         write = self._write(changes.started(utc_s), lambda _now_s: [started])
-        return [*write, *self._use_claim(self._record.shares)]
+        return [*write, *self._claim.used(self._record.shares, self._record)]
 
     def _stop_gang_when_one_failed(self, status: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         """One failed rank dooms the gang: the others would wait in a collective for ever."""
@@ -545,8 +531,8 @@ class JobShepherd:
     def _relaunch(self, failure: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._forget_attempt()
         if failure.failure is TaskFailure.UNREACHABLE:
-            self.avoided[failure.node] = now_s + AVOID_NODE_S
-        self._back_off(now_s)
+            self._pacing.avoid(failure.node, now_s)
+        self._pacing.back_off(now_s)
         told = self._gang.dismissed()
         return [*self._requeue(f"trying again: {failure.detail}", now_s, relaunches=1), *told]
 
@@ -611,8 +597,7 @@ class JobShepherd:
         exited = [each for each in left if self._gang.has_exited(each.node) or each.node in vouched]
         told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
         restarts = self._record.restarts + 1
-        delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(restarts - 2, 10)) if restarts > 1 else 0.0
-        self.may_try_after_s = now_s + delay_s
+        self._pacing.restarted(restarts, now_s)
         reason = f"restarting ({restarts} of {self._record.spec.max_restarts}): {why}"[:REASON_LENGTH]
         self._phase, self._reason = StartPhase.NONE, reason
         self.queued_since_s, self.running_since_s = now_s, float("inf")
@@ -670,12 +655,12 @@ class JobShepherd:
     def is_starving(self, now_s: float) -> bool:
         """It has waited or tried for so long that its place must be kept for it."""
         waited_s = now_s - self.queued_since_s
-        return self.is_waiting and (waited_s >= STARVING_S or self._failed_attempts >= STARVING_ATTEMPTS)
+        return self.is_waiting and (waited_s >= STARVING_S or self._pacing.has_failed_often)
 
     @property
     def is_claiming(self) -> bool:
         """A place is being kept for it."""
-        return self._claiming is not None
+        return self._claim.is_open
 
     def claim(
         self,
@@ -687,36 +672,13 @@ class JobShepherd:
     ) -> list[ShepherdEffect]:
         """Have these places kept, and have the victims make room for it; the caller has checked `is_waiting`."""
         self._see(clock)
-        self._claiming = Claiming(shares, victims, ranking, starts_within_s, self._commands)
-        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
-        text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
-        claimed = Announce("claim.made", text, self.job_id, self._me, {"victims": len(victims)})
-        return [claimed, *self._claiming.begin(self._record, clock.now_s)]
+        made = self._claim.make(self._record, shares, victims, ranking, starts_within_s, clock.now_s)
+        return [*made]
 
     def victim_answered(self, answer: PreemptAnswer, clock: Clock) -> list[ShepherdEffect]:
         """The shepherd of a job that should make room for this one."""
         self._see(clock)
-        if self._claiming is None:
-            return []
-        told = self._claiming.victim_answered(answer, self._record, clock.now_s)
-        return [*told, *self._after_claim_moved()]
-
-    def _after_claim_moved(self) -> list[ShepherdEffect]:
-        if self._claiming is None or self._claiming.phase is not ClaimPhase.FAILED:
-            return []
-        lost = Announce("claim.failed", self._claiming.problem, self.job_id, self._me)
-        return [lost, *self._withdraw_claim()]
-
-    def _use_claim(self, shares: tuple[Share, ...]) -> list[ShepherdEffect]:
-        """It has its place, perhaps the one that was kept for it; nothing more need be kept."""
-        kept = {share.node for share in self._claiming.shares} if self._claiming is not None else set()
-        used = [share.node for share in shares if share.node in kept]
-        text = f"took the place that was kept for it on {', '.join(used)}"
-        return [*([Announce("claim.used", text, self.job_id, self._me)] if used else []), *self._withdraw_claim()]
-
-    def _withdraw_claim(self) -> list[ShepherdEffect]:
-        claiming, self._claiming = self._claiming, None
-        return [] if claiming is None else [*claiming.withdraw(self._record)]
+        return [*self._claim.victim_answered(answer, self._record, clock.now_s)]
 
     def preempt(self, request: PreemptRequest, refusal: str, clock: Clock) -> list[ShepherdEffect]:
         """Another job wants this one's place; `refusal` is the policy's reason why not, by this node's own figures."""
@@ -865,8 +827,7 @@ class JobShepherd:
             effects += [*self._attempt.on_timer(clock.now_s), *self._after_attempt_moved(clock.now_s)]
         effects += self._inquiry.on_timer(clock.now_s)
         effects += self._settlement.on_timer(self._record, clock.now_s)
-        if self._claiming is not None and clock.now_s >= self._claiming.next_deadline_s:
-            effects += [*self._claiming.on_timer(self._record, clock.now_s), *self._after_claim_moved()]
+        effects += self._claim.on_timer(self._record, clock.now_s)
         if clock.now_s >= self._stop_resend_s:
             effects += self._send_stops(clock.now_s)
         if clock.now_s >= self._time_limit_deadline_s():
@@ -896,7 +857,7 @@ class JobShepherd:
         record = self._record
         self._reason = record.reason
         self._settlement.forget()
-        told = [*self._gang.dismissed(), *self._withdraw_claim()]
+        told = [*self._gang.dismissed(), *self._claim.withdraw(self._record)]
         ended = Announce(
             "job.ended",
             record.detail or record.end_reason.value,

@@ -1,0 +1,72 @@
+"""When a job may be placed again, where not, and under which number: longer waits after each failure.
+
+Attempts that found no place back off for moments, so that rival shepherds do not meet again and again.  A gang that was
+restarted waits for seconds: whatever broke it may break it again.
+"""
+
+import random
+
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import Refusal
+from swarmsched.record import JobRecord
+
+BACKOFF_S = 0.05
+BACKOFF_S_MAX = 2.0
+AVOID_NODE_S = 60.0
+ATTEMPTS_SKIPPED_MAX = 1_024
+STARVING_ATTEMPTS = 5
+RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
+RESTART_DELAY_S_MAX = 60.0
+
+
+class Pacing:
+    """Volatile, but for the numbers, of which the record knows the last one that was decided."""
+
+    def __init__(self, record: JobRecord, rng: random.Random) -> None:
+        self._rng = rng
+        self._failed_attempts = 0  # since the last success
+        self._last_attempt = record.attempt  # numbers are never used twice
+        self._skipped_attempts = 0
+        self.may_try_after_s = 0.0
+        self.avoided: dict[NodeId, float] = {}  # node -> until when
+
+    @property
+    def has_failed_often(self) -> bool:
+        """It found no place again and again."""
+        return self._failed_attempts >= STARVING_ATTEMPTS
+
+    def next_number(self, record: JobRecord) -> int:
+        """Of a new attempt: above all that were used, or may have been."""
+        return max(self._last_attempt, record.attempt, record.attempts_in_doubt) + 1 + self._skipped_attempts
+
+    def begun(self, number: int) -> None:
+        """An attempt has this number."""
+        self._last_attempt = number
+
+    def succeeded(self) -> None:
+        """All owners have launched it."""
+        self._failed_attempts = self._skipped_attempts = 0
+
+    def failed(self, refusal: Refusal, refusing_node: NodeId | None, now_s: float) -> None:
+        """It found no place; `refusing_node` is not asked again at once."""
+        self._failed_attempts += 1
+        if refusal is Refusal.RELEASED_ATTEMPT:
+            # An earlier life went further than our record says: leap ahead of its numbers instead of counting up.
+            self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
+        self.back_off(now_s)
+        if refusing_node is not None:
+            self.avoided[refusing_node] = now_s + BACKOFF_S_MAX
+
+    def back_off(self, now_s: float) -> None:
+        """Wait for a moment that others do not wait for as well."""
+        longest = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failed_attempts, 10))
+        self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
+
+    def avoid(self, node: NodeId, now_s: float) -> None:
+        """It could not be reached by the gang's other ranks."""
+        self.avoided[node] = now_s + AVOID_NODE_S
+
+    def restarted(self, restarts: int, now_s: float) -> None:
+        """The gang was given up, for that many times by now."""
+        delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(restarts - 2, 10)) if restarts > 1 else 0.0
+        self.may_try_after_s = now_s + delay_s

@@ -1,0 +1,93 @@
+"""How long a job waits before it is placed again, and which number its next attempt has."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from swarmsched.api import JobSpec
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import Refusal
+from swarmsched.negotiation.pacing import (
+    ATTEMPTS_SKIPPED_MAX,
+    AVOID_NODE_S,
+    BACKOFF_S,
+    BACKOFF_S_MAX,
+    RESTART_DELAY_S,
+    RESTART_DELAY_S_MAX,
+    STARVING_ATTEMPTS,
+    Pacing,
+)
+from swarmsched.record import JobRecord
+
+A, B = NodeId("a"), NodeId("b")
+RECORD = JobRecord(JobId("01hzzzzzzzabcdefghjkmnpq00"), JobSpec(("true",)), 0.0, 1, 1, A, 1, (Holder(A, 1),), attempt=3)
+
+
+class Longest(random.Random):
+    """Draws the largest number that may come."""
+
+    def uniform(self, a, b):
+        return b
+
+
+@pytest.fixture
+def pacing():
+    return Pacing(RECORD, Longest())
+
+
+def fail(pacing, times, refusal=Refusal.DOES_NOT_FIT):
+    for _ in range(times):
+        pacing.failed(refusal, None, 0.0)
+
+
+def test_the_backoff_doubles_up_to_a_limit_and_begins_anew_after_a_success(pacing):
+    waits = []
+    for _ in range(12):
+        fail(pacing, 1)
+        waits.append(pacing.may_try_after_s)
+    assert waits[:3] == [2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
+    assert waits[-1] == BACKOFF_S_MAX
+    pacing.succeeded()
+    fail(pacing, 1)
+    assert pacing.may_try_after_s == 2 * BACKOFF_S
+
+
+def test_numbers_are_never_used_twice(pacing):
+    assert pacing.next_number(RECORD) == 4
+    pacing.begun(4)
+    assert pacing.next_number(RECORD) == 5
+    assert pacing.next_number(replace(RECORD, attempt=8)) == 9
+    assert pacing.next_number(replace(RECORD, epoch=1_002, is_forced=True)) == 1_001
+
+
+def test_numbers_leap_ahead_of_those_that_an_earlier_life_has_used(pacing):
+    numbers = []
+    for _ in range(3):
+        fail(pacing, 1, Refusal.RELEASED_ATTEMPT)
+        numbers.append(pacing.next_number(RECORD))
+    assert numbers == [5, 7, 11]
+    fail(pacing, 20, Refusal.RELEASED_ATTEMPT)
+    assert pacing.next_number(RECORD) == 4 + ATTEMPTS_SKIPPED_MAX
+
+
+def test_nodes_that_refused_or_were_out_of_reach_are_avoided_for_a_while(pacing):
+    pacing.failed(Refusal.DOES_NOT_FIT, A, 100.0)
+    pacing.avoid(B, 100.0)
+    assert pacing.avoided == {A: 100.0 + BACKOFF_S_MAX, B: 100.0 + AVOID_NODE_S}
+
+
+def test_restarts_wait_longer_each_time_but_the_first(pacing):
+    waits = []
+    for restarts in (1, 2, 3, 4, 50):
+        pacing.restarted(restarts, 100.0)
+        waits.append(pacing.may_try_after_s - 100.0)
+    assert waits == [0.0, RESTART_DELAY_S, 2 * RESTART_DELAY_S, 4 * RESTART_DELAY_S, RESTART_DELAY_S_MAX]
+
+
+def test_a_job_that_found_no_place_again_and_again_is_known_as_such(pacing):
+    fail(pacing, STARVING_ATTEMPTS - 1)
+    assert not pacing.has_failed_often
+    fail(pacing, 1)
+    assert pacing.has_failed_often
