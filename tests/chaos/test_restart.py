@@ -4,6 +4,7 @@ import json
 import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -99,6 +100,12 @@ def request_for(swarm, ticket, code):
     return {"ticket": ticket, "spec": {"command": beat_command(swarm.beats_dir, 0.2, code), "nodes": ["n2"]}}
 
 
+def told_of(swarm, job, *kinds):
+    """The agents' log lines of these kinds about the job."""
+    lines = [line for machine in swarm for line in machine.agent.log_file.read_text().splitlines()]
+    return [line for line in lines if job in line and any(kind in line for kind in kinds)]
+
+
 def assert_one_job(swarm, job, code):
     """It ended as it should, ran once, and everybody lists it once."""
     assert swarm.wait_ended(job)["shell_exit_code"] == code
@@ -131,6 +138,8 @@ def test_agent_lost_with_its_answer_and_a_retry_elsewhere_make_one_job(build_swa
             else:
                 swarm.network.heal()
             swarm.converge()
+            is_made = partial(told_of, swarm, job, "job.submitted", "job.taken_over")
+            wait_until_sync(is_made, 30, "the job is made, by n1 or without it")
             assert retry(swarm, ["n1"], body) == 200
             assert_one_job(swarm, job, code)
         checker.verify()
@@ -148,7 +157,6 @@ def test_ticket_used_at_all_agents_at_once_makes_one_job_with_one_shepherd(build
             )
             assert {status for status, _ in answers} <= {200, 201, 503}, answers
             assert_one_job(swarm, ticket["job_id"], code)
-        acted = [line for machine in swarm for line in machine.agent.log_file.read_text().splitlines()]
         for job in swarm.submitted:
-            assert sum("job.submitted" in line and job in line for line in acted) == 1, "one agent takes it up"
+            assert len(told_of(swarm, job, "job.submitted")) == 1, "one agent takes it up"
         checker.verify()
