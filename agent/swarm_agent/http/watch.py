@@ -101,8 +101,6 @@ class JobWatch:
                     yield document
                     if document.get("state") == "ended":
                         return
-            if self._facts.is_over(found.job_id):
-                raise over(found.job_id)
             failing_since_s = loop.time() if failing_since_s is None else failing_since_s
             if loop.time() - failing_since_s > GIVE_UP_S:
                 raise Problem("shepherd_unreachable", f"no agent that acts for job {found.job_id} answers")
@@ -119,7 +117,7 @@ class JobWatch:
                 async for document in documents:
                     yield document
             return
-        is_over = False
+        is_over = self._facts.is_over(found.job_id)
         for node in self._peers.likeliest((*self._finder.known(found.job_id), *found.candidates)):
             was_heard = False
             try:
