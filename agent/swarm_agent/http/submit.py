@@ -22,10 +22,12 @@ from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import FieldProblem, JobRejected
-from swarmsched.holders import HOLDERS_MAX, Holder
+from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId
 
 SUBMIT_S = 25.0  # for all holders together, below the 30 s that clients wait
+INTRODUCTION_S = 3.0  # three rounds of gossip; a job that one holder keeps is lost with it
+INTRODUCTION_POLL_S = 0.05
 _STORE = re.compile(r"[0-9a-f]{1,14}")
 _STORE_END = 2**53
 
@@ -114,6 +116,21 @@ class Submission:
         return answer(document, 201 if is_new else 200, headers)
 
     async def _ticket(self) -> TicketIssued:
+        """One with three holders where three are alive: gossip brings a new member's name before its database."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + INTRODUCTION_S
+        ticket = await self._issue()
+        while len(ticket.holders) < HOLDERS_WANTED and self._has_strangers() and loop.time() < end_s:
+            await asyncio.sleep(INTRODUCTION_POLL_S)
+            ticket = await self._issue()
+        return ticket
+
+    def _has_strangers(self) -> bool:
+        """Whether a living member could hold jobs as soon as it is known which database it keeps."""
+        introduced = {each.name for each in self._facts.nodes() if each.store_id}
+        return any(each.status == "alive" and each.name not in introduced for each in self._facts.members())
+
+    async def _issue(self) -> TicketIssued:
         reply = await self._agent.command(CreateTicket())
         if isinstance(reply, Refused):
             raise from_refusal(reply)

@@ -82,6 +82,7 @@ class AgentWithoutCore:
         self.over: set[JobId] = set()
         self.known_tasks: list[TaskFacts] = []
         self.witnesses: set[NodeId] = set()
+        self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
         self.known_cards: list[Card] = []
         self.known_places: dict[JobId, Place] = {}
         self.policy = (PolicySetting("fifo"), 1)
@@ -167,6 +168,7 @@ class AgentWithoutCore:
                 is_witness=name in self.witnesses, store_id=agent.store_id,
             )
             for name, agent in self.swarm.agents.items()
+            if name not in self.unheard
         )  # fmt: skip
 
     def node(self, name: NodeId) -> NodeFacts | None:

@@ -6,6 +6,7 @@ import io
 import pytest
 
 from swarm_agent.http.testing import store_of
+from swarm_agent.testing import wait_until
 from swarmsched.commands import Refused, SubmitJob
 from swarmsched.errors import FieldProblem
 
@@ -56,6 +57,31 @@ async def test_a_ticket_carries_holders_with_their_databases(n1):
     ticket = await n1.post("/v1/tickets")
     assert ticket["holders"] == ["n2", "n3", "n1"]
     assert [int(store, 16) for store in ticket["stores"]] == [store_of(name) for name in ticket["holders"]]
+
+
+async def test_a_ticket_waits_for_the_databases_of_members_that_have_just_been_met(n1):
+    n1.agent.unheard = {"n2", "n3"}
+    asked = asyncio.ensure_future(n1.post("/v1/tickets"))
+    await wait_until(lambda: len(n1.agent.commands) > 1)
+    assert not asked.done()
+    n1.agent.ticket_holders = ("n1", "n2", "n3")
+    n1.agent.unheard = set()
+    assert (await asked)["holders"] == ["n1", "n2", "n3"]
+
+
+async def test_a_ticket_does_not_wait_for_ever_for_a_member_that_tells_nothing_of_itself(n1, monkeypatch):
+    monkeypatch.setattr("swarm_agent.http.submit.INTRODUCTION_S", 0.2)
+    n1.agent.unheard = {"n2"}
+    assert (await n1.post("/v1/tickets"))["holders"] == ["n1"]
+    assert len(n1.agent.commands) > 1
+
+
+@pytest.mark.parametrize("status", ["suspect", "failed", "left"])
+async def test_a_ticket_does_not_wait_for_a_member_that_is_not_alive(n1, swarm, status):
+    n1.agent.unheard = {"n2"}
+    swarm.statuses["n2"] = status
+    assert (await n1.post("/v1/tickets"))["holders"] == ["n1"]
+    assert len(n1.agent.commands) == 1
 
 
 @pytest.mark.parametrize("asked", ["n1", "n2", "n3"])
