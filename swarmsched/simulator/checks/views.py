@@ -40,7 +40,7 @@ class ViewChecker(Checker):
         self._viewers: dict[NodeId, _Viewer] = {}
         self._generations: dict[NodeId, int] = {}  # highest that a machine ever spoke under
         self._shared: dict[NodeId, None] = {}  # names of two machines: nobody can tell who wrote what
-        self._written: dict[NodeId, dict[Stamp, NodeRecord]] = {}  # as first seen anywhere
+        self._written: dict[NodeId, dict[tuple[Stamp, int], NodeRecord]] = {}  # by stamp and store, as first seen
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Count down to the next sample of this viewer."""
@@ -100,11 +100,14 @@ class ViewChecker(Checker):
             raise Violation(7, f"{host.node_id} knows {node} under generation {generation}; it never had one so high")
 
     def _expect_written(self, host: Host, record: NodeRecord) -> None:
-        """One stamp stands for one value, wherever it is seen."""
+        """One stamp of one database stands for one value, wherever it is seen.
+
+        A machine that has lost its disk may begin under a generation that it has used, until peers correct it.
+        """
         if record.node_id in self._shared:
             return
         seen = self._written.setdefault(record.node_id, {})
-        first = seen.setdefault(record.stamp, record)
+        first = seen.setdefault((record.stamp, record.store_id), record)
         if first is not record and first != record:
             raise Violation(
                 7, f"{host.node_id} has another record {record.stamp} of {record.node_id}: {record}, {first}"

@@ -68,6 +68,14 @@ def test_two_values_under_one_stamp_are_found_wherever_they_are(history):
         sample(history, "c")
 
 
+def test_a_machine_that_has_lost_its_disk_may_use_a_stamp_again_until_it_is_corrected(history):
+    history["c"].node.known_records = [NodeStatus(replace(RECORD, store_id=7), 0.0)]
+    sample(history, "c")
+    history["a"].node.known_records = [NodeStatus(replace(RECORD, store_id=7, queued_jobs=5), 0.0)]
+    with pytest.raises(Violation, match="another record"):
+        sample(history, "a")
+
+
 def test_figures_of_an_owners_answer_are_not_taken_for_its_record(history):
     history["c"].node.known_records = [NodeStatus(replace(RECORD, queued_jobs=5), 0.0, is_repaired=True)]
     sample(history, "c")
