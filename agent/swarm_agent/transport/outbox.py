@@ -1,6 +1,6 @@
 """Messages on their way to one peer: batched by loop turn, a few requests in flight, bounded.
 
-All messages of a loop turn travel in one POST on a kept-alive connection.  Each batch has a sequence number, by which
+All messages of a loop turn travel in one frame of a kept connection.  Each batch has a sequence number, by which
 the receiver restores the order of batches that overtook one another (`swarm_agent.transport.inbox`).
 """
 
@@ -57,7 +57,7 @@ class Outbox:
         return not self._waiting and not self._tasks
 
     def add(self, outgoing: Outgoing) -> None:
-        """Queue a message; it leaves at the end of this loop turn, or is reported as failed when the queue is full."""
+        """Queue a message; it leaves within two loop turns, or is reported as failed when the queue is full."""
         if len(self._waiting) >= MESSAGES_LIMIT:
             self._fail([outgoing], f"{MESSAGES_LIMIT} messages wait already")
             return
@@ -72,12 +72,21 @@ class Outbox:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _pump(self) -> None:
-        """Begin one more batch; it is taken in the next loop turn, with all that was added till then."""
+        """Begin one more batch, with all that is added till then.
+
+        It is taken two loop turns from now: what this turn has woken, such as an answer to a client, leaves first.
+        """
         if self._waiting and not self._is_beginning and len(self._tasks) < IN_FLIGHT_MAX:
             self._is_beginning = True
-            task = asyncio.get_running_loop().create_task(self._deliver())
-            self._tasks.add(task)
-            task.add_done_callback(self._on_done)
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if not self._waiting:  # closed meanwhile
+            self._is_beginning = False
+            return
+        task = asyncio.get_running_loop().create_task(self._deliver())
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

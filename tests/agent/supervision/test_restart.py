@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,22 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
+def shim_of(tmp_path: Path, order: TaskOrder) -> int:
+    return int((tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes().split()[1])
+
+
+@asynccontextmanager
+async def ended(pid: int) -> AsyncIterator[None]:
+    """Wait at the end of the block until the process, which need not be a child, has ended."""
+    pidfd, over = os.pidfd_open(pid), asyncio.Event()
+    yield
+    asyncio.get_running_loop().add_reader(pidfd, over.set)
+    async with asyncio.timeout(DEADLINE_S):
+        await over.wait()
+    asyncio.get_running_loop().remove_reader(pidfd)
+    os.close(pidfd)
+
+
 def gate(path: Path) -> str:
     return f"while [ ! -e {path} ]; do sleep 0.01; done"
 
@@ -96,16 +114,9 @@ async def test_a_task_that_ended_meanwhile_is_found_with_its_result(tmp_path: Pa
     go = tmp_path / "go"
     order = make_order("sh", "-c", f"{gate(go)}; exit $RANK", shares=(Share("n1", 2),), ranks=2)
     process = await first_life(tmp_path, order)
-    shim_pid = int((tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes().split()[1])
-    pidfd = os.pidfd_open(shim_pid)
-    kill(process)
-    go.touch()
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pidfd, ended.set)
-    async with asyncio.timeout(DEADLINE_S):
-        await ended.wait()
-    asyncio.get_running_loop().remove_reader(pidfd)
-    os.close(pidfd)
+    async with ended(shim_of(tmp_path, order)):
+        kill(process)
+        go.touch()
     async with Bench(tmp_path / "data") as bench:
         (status,) = bench.found
         assert status.stage is TaskStage.EXITED
@@ -123,8 +134,9 @@ async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path:
     kept = make_order("sleep", "300")
     process = await first_life(tmp_path, order, kept)
     await wait_until(pid_file.exists, what="the daemon is there")
-    facts = (tmp_path / "data/tasks" / f"{order.job_id}.1" / "facts").read_bytes()
-    os.kill(int(facts.split()[1]), signal.SIGKILL)
+    shim_pid = shim_of(tmp_path, order)
+    async with ended(shim_pid):
+        os.kill(shim_pid, signal.SIGKILL)
     kill(process)
     async with Bench(tmp_path / "data") as bench:
         by_id = {status.job_id: status for status in bench.found}
