@@ -197,9 +197,7 @@ class Agent:
             case SendDatagram(destination, payload):
                 self.udp.send(destination, payload)
             case SendPeer(recipient, message) if recipient == self.config.name:
-                # After the batches of this turn: what others have to put on disk is under way before its own part is.
-                loop = asyncio.get_running_loop()
-                loop.call_soon(loop.call_soon, self.post, PeerMessageReceived(recipient, message))
+                self.post(PeerMessageReceived(recipient, message))
             case SendPeer(recipient, message):
                 self.channel.send(recipient, message)
             case ReplyToClient(request_id, reply):

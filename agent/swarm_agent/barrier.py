@@ -2,7 +2,7 @@
 
 Effects wait in one queue.  When its head is a `Persist`, everything queued so far becomes a group: all its entries go
 to disk in one transaction on the writer thread while the loop goes on collecting the next group (group commit); then
-the rest of the group is performed in order.  Datagrams, which carry hints only, and tickets do not come here.
+the rest of the group is performed in order.  `SendDatagram` does not come here: it carries hints only.
 
 A disk that refuses stalls the queue: the same transaction is tried again every second, nothing leaves meanwhile and
 nothing is lost.

@@ -1,7 +1,7 @@
 """The only caller of `Node.step` in production: events in, effects out, one timer.
 
 Whatever happens (a packet, a peer message, a command, a task that ended) is posted as an event.  Events of one loop
-turn are handed to the core together; datagrams and tickets leave at once, all other effects pass the durable barrier.
+turn are handed to the core together; datagrams leave at once, all other effects pass the durable barrier.
 """
 
 import asyncio
@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from swarm_agent.barrier import Barrier, DurableStore, Marker
-from swarmsched.commands import TicketIssued
-from swarmsched.effects import Effect, ReplyToClient, SendDatagram
+from swarmsched.effects import Effect, SendDatagram
 from swarmsched.events import Event, LoopLagged, TimerFired
 
 LAG_REPORTED_S = 0.2
@@ -141,7 +140,7 @@ class Driver:
             log.exception("event dropped: the core raised event=%s", type(event).__name__)
             return
         for effect in effects:
-            if _promises_nothing(effect):
+            if isinstance(effect, SendDatagram):
                 self._perform(effect)
             else:
                 self._barrier.add(effect)
@@ -165,10 +164,3 @@ class Driver:
     def _on_timer(self) -> None:
         self._timer = None
         self._schedule_turn()
-
-
-def _promises_nothing(effect: Effect) -> bool:
-    """Hints, and names for jobs that nobody has made yet: what the disk is busy with need not come first."""
-    if isinstance(effect, ReplyToClient):
-        return isinstance(effect.reply, TicketIssued)
-    return isinstance(effect, SendDatagram)

@@ -57,7 +57,7 @@ class Outbox:
         return not self._waiting and not self._tasks
 
     def add(self, outgoing: Outgoing) -> None:
-        """Queue a message; it leaves within two loop turns, or is reported as failed when the queue is full."""
+        """Queue a message; it leaves at the end of this loop turn, or is reported as failed when the queue is full."""
         if len(self._waiting) >= MESSAGES_LIMIT:
             self._fail([outgoing], f"{MESSAGES_LIMIT} messages wait already")
             return
@@ -72,21 +72,12 @@ class Outbox:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _pump(self) -> None:
-        """Begin one more batch, with all that is added till then.
-
-        It is taken two loop turns from now: what this turn has woken, such as an answer to a client, leaves first.
-        """
+        """Begin one more batch; it is taken in the next loop turn, with all that was added till then."""
         if self._waiting and not self._is_beginning and len(self._tasks) < IN_FLIGHT_MAX:
             self._is_beginning = True
-            asyncio.get_running_loop().call_soon(self._begin)
-
-    def _begin(self) -> None:
-        if not self._waiting:  # closed meanwhile
-            self._is_beginning = False
-            return
-        task = asyncio.get_running_loop().create_task(self._deliver())
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
+            task = asyncio.get_running_loop().create_task(self._deliver())
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

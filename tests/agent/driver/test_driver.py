@@ -10,10 +10,9 @@ import pytest
 from swarm_agent import barrier, driver
 from swarm_agent.driver import Driver
 from swarm_agent.testing import ControlledStore, ScriptedMachine, wait_until
-from swarmsched.commands import TicketIssued
 from swarmsched.effects import Announce, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, Event, LoopLagged, TimerFired
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 
 
 def packet(payload: bytes) -> DatagramReceived:
@@ -84,18 +83,6 @@ async def test_effects_before_the_first_persist_and_datagrams_do_not_wait(rig: C
     r.store.allow()
     await wait_until(lambda: len(r.performed) == 3)
     assert r.performed[-1] == message("second")
-
-
-async def test_a_ticket_does_not_wait_for_what_the_disk_is_busy_with(rig: Callable[..., Rig]) -> None:
-    ticket = ReplyToClient(2, TicketIssued(JobId("0" * 26), ()))
-    r = rig(a=[entry("x"), ReplyToClient(1, "done")], b=[ticket])
-    r.driver.post(packet(b"a"))
-    await wait_until(lambda: r.store.attempts == 1)
-    r.driver.post(packet(b"b"))
-    await wait_until(lambda: r.performed)
-    assert r.performed == [ticket]
-    r.store.allow()
-    await wait_until(lambda: len(r.performed) == 2)
 
 
 async def test_a_later_step_waits_behind_a_pending_commit_and_shares_the_next(rig: Callable[..., Rig]) -> None:

@@ -38,22 +38,6 @@ async def test_messages_of_one_turn_share_a_batch() -> None:
     assert sent.outbox.is_idle
 
 
-async def test_what_a_turn_has_woken_runs_before_its_batches() -> None:
-    sent, answer = Sent(), asyncio.get_running_loop().create_future()
-
-    async def client() -> None:
-        await answer
-        sent.log.append("answered")
-
-    task = asyncio.create_task(client())
-    await turns()
-    sent.add("1")
-    answer.set_result(None)
-    await task
-    await turns()
-    assert sent.log == ["answered", (0, ["1"])]
-
-
 async def test_a_closed_outbox_begins_no_batch() -> None:
     sent = Sent()
     sent.add("1")
