@@ -9,7 +9,7 @@ TURNS = 5
 
 
 class Sent:
-    """What was sent, and whatever else a test notes beside it, in order."""
+    """An outbox, and what became of its messages, in order: batches that were sent, and failures that were told."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
