@@ -7,12 +7,13 @@ and a remedy.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from swarmsched.errors import FieldProblem, JobRejected
-from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, MaxLength, Name, NodeName, Seconds, Text
+from msgspec import Meta, field
+
+from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
+from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, Name, NodeName, Seconds, Text, Value, is_text
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
 
@@ -26,6 +27,17 @@ PRIORITY_LIMIT = 1_000
 RANKS_LIMIT = 4_096
 ENVIRONMENT_BYTES_LIMIT = 32_768
 COMMAND_BYTES_LIMIT = 32_768
+PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
+KEY_SHOWN = 80
+WORDS_LIMIT = 4_096
+VARIABLES_LIMIT = 1_024
+VARIABLE_NAME_LIMIT = 256
+NODES_LIMIT = 512
+SOURCES_LIMIT = 16
+
+Environment = Annotated[
+    Mapping[Annotated[str, Meta(max_length=VARIABLE_NAME_LIMIT)], LongText], Meta(max_length=VARIABLES_LIMIT)
+]
 
 
 class JobState(Enum):
@@ -68,8 +80,7 @@ class Isolation(Enum):
     CONTINUE = "continue"
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Value):
     """What a user asked for; immutable once accepted.
 
     `ranks` processes are started, each with `demand`.  With `per_node`, one process per node is started instead and
@@ -78,7 +89,7 @@ class JobSpec:
     on the nodes, used when nothing is shipped, or a sub-folder of the tree.
     """
 
-    command: Annotated[tuple[LongText, ...], MaxLength(4_096)]
+    command: Annotated[tuple[LongText, ...], Meta(max_length=WORDS_LIMIT)]
     name: Name = ""
     user: Name = ""
     queue: Name = DEFAULT_QUEUE
@@ -86,17 +97,18 @@ class JobSpec:
     ranks: U16 = 1
     demand: Demand = field(default_factory=Demand)
     per_node: bool = False
-    env: Annotated[Mapping[Annotated[str, MaxLength(256)], LongText], MaxLength(1_024)] = field(default_factory=dict)
+    env: Environment = field(default_factory=dict)
     workdir: Text = ""
     tree: Digest = ""
     requirements: Digest = ""
     venv: Text = ""
     time_limit_s: Seconds = 0.0  # 0: none
     grace_s: Seconds = DEFAULT_GRACE_S
-    nodes: Annotated[tuple[NodeName, ...], MaxLength(512)] = ()
-    exclude: Annotated[tuple[NodeName, ...], MaxLength(512)] = ()
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=NODES_LIMIT)] = ()
+    exclude: Annotated[tuple[NodeName, ...], Meta(max_length=NODES_LIMIT)] = ()
     on_isolation: Isolation = Isolation.PAUSE
-    blob_sources: Annotated[tuple[NodeName, ...], MaxLength(16)] = ()  # agents that hold tree and requirements
+    # Agents that hold tree and requirements.
+    blob_sources: Annotated[tuple[NodeName, ...], Meta(max_length=SOURCES_LIMIT)] = ()
     umask: U32 = 0o022
     held_bytes: U53 = 0  # bytes of the shipped tree, for display
     max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
@@ -108,8 +120,11 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, document: object) -> "JobSpec":
-        """Check a request's `spec` object; raise `JobRejected` with every problem found, nothing else."""
-        return _SpecReader(document).read()
+        """Check a request's `spec` object; raise `JobRejected` with the problems found (20 at most), nothing else.
+
+        What this takes can be encoded and decoded again: it ends with doing both.
+        """
+        return _admitted(_SpecReader(document).read())
 
     def to_json(self) -> dict[str, Any]:
         """The document that `from_json` reads back to an equal specification."""
@@ -145,7 +160,7 @@ class JobSpec:
 
 def nearest(word: str, choices: Sequence[str]) -> str:
     """`; did you mean X?` for a close match, else an empty string."""
-    close = difflib.get_close_matches(word, choices, n=1)
+    close = difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -162,7 +177,9 @@ class _SpecReader:
         known = JobSpec(command=("true",)).to_json()
         for key in self._document:
             if key not in known:
-                self._complain(key, f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling")
+                self._complain(
+                    str(key), f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling"
+                )
         spec = JobSpec(
             command=self._command(),
             name=self._text("name", 63),
@@ -185,10 +202,10 @@ class _SpecReader:
             venv=self._text("venv", 1_024),
             time_limit_s=self._number("time_limit_seconds", 0.0, 10 * 365 * 86_400.0, 0.0),
             grace_s=self._number("grace_seconds", 0.0, 86_400.0, DEFAULT_GRACE_S),
-            nodes=self._nodes("nodes"),
-            exclude=self._nodes("exclude"),
+            nodes=self._nodes("nodes", NODES_LIMIT),
+            exclude=self._nodes("exclude", NODES_LIMIT),
             on_isolation=self._isolation(),
-            blob_sources=self._nodes("blob_sources"),
+            blob_sources=self._nodes("blob_sources", SOURCES_LIMIT),
             umask=self._integer("umask", 0, 0o777, 0o022),
             held_bytes=self._integer("tree_bytes", 0, 2**50, 0),
             max_restarts=self._integer("max_restarts", 0, RESTARTS_LIMIT, DEFAULT_MAX_RESTARTS),
@@ -198,17 +215,22 @@ class _SpecReader:
         return spec
 
     def _complain(self, key: str, problem: str, remedy: str) -> None:
-        self._problems.append(FieldProblem(f"/{key}" if key else "", problem, remedy))
+        self._problems.append(FieldProblem(f"/{key[:KEY_SHOWN]}" if key else "", problem, remedy))
+        if len(self._problems) == PROBLEMS_LIMIT:
+            raise JobRejected(self._problems)
 
     def _command(self) -> tuple[str, ...]:
         value = self._document.get("command")
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             self._complain("command", "must be a list of at least one word", 'for example ["python", "train.py"]')
             return ("",)
+        if len(value) > WORDS_LIMIT:
+            self._complain("command", f"has {len(value)} words, more than {WORDS_LIMIT}", "put it in a script")
+            return ("",)
         words = []
         for index, word in enumerate(value):
-            if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
-                self._complain(f"command/{index}", f"{word!r} is not a usable word", "use text without NUL characters")
+            if not _is_usable(word) or (index == 0 and not word):
+                self._complain(f"command/{index}", f"{_say(word)} is not a usable word", USABLE)
             else:
                 words.append(word)
         if sum(len(word.encode()) for word in words) > COMMAND_BYTES_LIMIT:
@@ -218,10 +240,13 @@ class _SpecReader:
     def _text(self, key: str, limit: int) -> str:
         value = self._document.get(key, "")
         if not isinstance(value, str):
-            self._complain(key, f"must be text, not {value!r}", "put it in quotes")
+            self._complain(key, f"must be text, not {_say(value)}", "put it in quotes")
             return ""
         if len(value) > limit or any(ord(c) < 32 or ord(c) == 127 for c in value):
-            self._complain(key, f"{value[:40]!r} is too long or has control characters", f"at most {limit} characters")
+            self._complain(key, f"{_say(value)} is too long or has control characters", f"at most {limit} characters")
+            return ""
+        if not is_text(value):
+            self._complain(key, f"{_say(value)} is not UTF-8", "use text in UTF-8")
             return ""
         return value
 
@@ -229,28 +254,28 @@ class _SpecReader:
         value = self._document.get("queue", DEFAULT_QUEUE)
         if value not in QUEUES:
             hint = nearest(value, QUEUES) if isinstance(value, str) else ""
-            self._complain("queue", f"there is no queue {value!r}{hint}", f"known queues: {', '.join(QUEUES)}")
+            self._complain("queue", f"there is no queue {_say(value)}{hint}", f"known queues: {', '.join(QUEUES)}")
             return DEFAULT_QUEUE
         return str(value)
 
     def _integer(self, key: str, low: int, high: int, default: int) -> int:
         value = self._document.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self._complain(key, f"{value!r} is out of range", f"a whole number from {low} to {high}")
+            self._complain(key, f"{_say(value)} is out of range", f"a whole number from {low} to {high}")
             return default
         return value
 
     def _number(self, key: str, low: float, high: float, default: float) -> float:
         value = self._document.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self._complain(key, f"{value!r} is out of range", f"a number of seconds from {low:g} to {high:g}")
+            self._complain(key, f"{_say(value)} is out of range", f"a number of seconds from {low:g} to {high:g}")
             return default
         return float(value)
 
     def _boolean(self, key: str) -> bool:
         value = self._document.get(key, False)
         if not isinstance(value, bool):
-            self._complain(key, f"{value!r} is not true or false", "use true or false")
+            self._complain(key, f"{_say(value)} is not true or false", "use true or false")
             return False
         return value
 
@@ -259,12 +284,16 @@ class _SpecReader:
         if not isinstance(value, Mapping):
             self._complain("env", "must be an object of names and values", 'for example {"SEED": "1"}')
             return {}
+        if len(value) > VARIABLES_LIMIT:
+            self._complain("env", f"has {len(value)} variables, more than {VARIABLES_LIMIT}", "put them in a file")
+            return {}
         result: dict[str, str] = {}
         for name, text in value.items():
-            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-                self._complain("env", f"{name!r} cannot name a variable", "use letters, digits and '_'")
-            elif not isinstance(text, str) or "\0" in text:
-                self._complain(f"env/{name}", "must be text without NUL characters", "put it in quotes")
+            if not _is_usable(name) or not name or "=" in name or len(name) > VARIABLE_NAME_LIMIT:
+                remedy = f"use letters, digits and '_', at most {VARIABLE_NAME_LIMIT}"
+                self._complain("env", f"{_say(name)} cannot name a variable", remedy)
+            elif not _is_usable(text):
+                self._complain(f"env/{_escaped(name)}", f"{_say(text)} is not a usable value", USABLE)
             else:
                 result[name] = text
         if sum(len(n.encode()) + len(v.encode()) + 2 for n, v in result.items()) > ENVIRONMENT_BYTES_LIMIT:
@@ -274,7 +303,7 @@ class _SpecReader:
     def _absolute_or_relative(self, key: str) -> str:
         value = self._text(key, 1_024)
         if ".." in value.split("/"):
-            self._complain(key, f"{value!r} climbs out of its folder", "use a path without '..'")
+            self._complain(key, f"{_say(value)} climbs out of its folder", "use a path without '..'")
             return ""
         return value
 
@@ -282,24 +311,62 @@ class _SpecReader:
         value = self._document.get(key, "")
         is_hex = isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
         if value != "" and not is_hex:
-            self._complain(key, f"{str(value)[:20]!r} is not a SHA-256 digest", "64 lower-case hexadecimal digits")
+            self._complain(key, f"{_say(value)} is not a SHA-256 digest", "64 lower-case hexadecimal digits")
             return ""
         return str(value)
 
-    def _nodes(self, key: str) -> tuple[NodeId, ...]:
+    def _nodes(self, key: str, limit: int) -> tuple[NodeId, ...]:
         value = self._document.get(key, [])
         if not isinstance(value, Sequence) or isinstance(value, str):
             self._complain(key, "must be a list of node names", 'for example ["gpu1", "gpu2"]')
             return ()
-        bad = [name for name in value if not isinstance(name, str) or not is_node_name(name)]
-        if bad:
-            self._complain(key, f"{bad[0]!r} is not a node name", "letters, digits, '-', '_' and '.'")
+        if len(value) > limit:
+            self._complain(key, f"names {len(value)} nodes, more than {limit}", f"at most {limit}")
             return ()
+        for index, name in enumerate(value):
+            if not isinstance(name, str) or not is_node_name(name):
+                self._complain(
+                    f"{key}/{index}", f"{_say(name)} is not a node name", "letters, digits, '-', '_' and '.'"
+                )
+                return ()
+            if name in value[:index]:
+                self._complain(f"{key}/{index}", f"{name} is named twice", "name each node once")
+                return ()
         return tuple(NodeId(name) for name in value)
 
     def _isolation(self) -> Isolation:
         value = self._document.get("on_isolation", Isolation.PAUSE.value)
         if value not in [each.value for each in Isolation]:
-            self._complain("on_isolation", f"{value!r} is not a policy", "pause or continue")
+            self._complain("on_isolation", f"{_say(value)} is not a policy", "pause or continue")
             return Isolation.PAUSE
         return Isolation(value)
+
+
+USABLE = "use text in UTF-8 without NUL characters"
+
+
+def _is_usable(value: object) -> bool:
+    """Text that a program can be given."""
+    return isinstance(value, str) and "\0" not in value and is_text(value)
+
+
+def _say(value: object) -> str:
+    """A short picture of a value from outside, which may be of any size."""
+    return repr(value[:40] if isinstance(value, str) else value)[:80]
+
+
+def _escaped(name: str) -> str:
+    """A key as a part of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _admitted(spec: JobSpec) -> JobSpec:
+    """The codec has the last word, so that nothing is accepted here that holders, owners or a restart would refuse."""
+    from swarmsched.wire.codec import encode_value  # noqa: PLC0415  # who needs the enumerations alone needs no codec
+
+    try:
+        encode_value(JobSpec, spec)
+    except ProtocolError as error:
+        remedy = "change or leave out the field that is named"
+        raise JobRejected([FieldProblem("", f"cannot be encoded: {error}", remedy)]) from error
+    return spec

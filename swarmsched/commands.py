@@ -5,23 +5,23 @@ the node that shepherds it; the HTTP layer finds that node and proxies.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import FieldProblem
+from swarmsched.fields import Value
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTicket:
+class CreateTicket(Value):
     """Ask for a job id and holders; no side effect.  Reply: `TicketIssued`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitJob:
+class SubmitJob(Value):
     """Create the job of a ticket, once, whoever is asked how often.  Reply: `JobAccepted` or a refusal."""
 
     job_id: JobId
@@ -30,8 +30,7 @@ class SubmitJob:
     is_dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
+class CancelJob(Value):
     """Stop a job.  `grace_s` None: the job's own.  Reply: `JobAccepted` with the record, or a refusal."""
 
     job_id: JobId
@@ -39,31 +38,35 @@ class CancelJob:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SignalJob:
+class SignalJob(Value):
     """Send a signal to all ranks.  Reply as for `CancelJob`; refused unless the job runs."""
 
     job_id: JobId
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class SetSwarmSetting:
+class SetSwarmSetting(Value):
     """Change the swarm-wide policy.  Reply: `SettingStored` or a refusal that names field and remedy."""
 
     policy: str
     parameters: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetMember:
+class ForgetMember(Value):
     """Stop dialling a member that is gone for good.  Refused while it is alive."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class CommitCheckpoint:
+class DrainNode(Value):
+    """Take no new work on this node from now on, or again; what runs here runs on.  Durable.  Reply: `Done`, or a
+    refusal of a witness."""
+
+    is_draining: bool
+    reason: str = ""
+
+
+class CommitCheckpoint(Value):
     """A rank of a task on this node says that its checkpoint is complete.  Reply: `CheckpointCommitted`, or a refusal
     (conflict when a newer attempt runs or the job is over)."""
 
@@ -72,8 +75,7 @@ class CommitCheckpoint:
     checkpoint: Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class RecoverJob:
+class RecoverJob(Value):
     """Go on without the job's lost holders: an operator's decision.  Refused while a majority of them answers.
 
     Reply: `JobAccepted` with the forced record."""
@@ -82,36 +84,40 @@ class RecoverJob:
 
 
 Command = (
-    CreateTicket | SubmitJob | CancelJob | SignalJob | SetSwarmSetting | ForgetMember | CommitCheckpoint | RecoverJob
+    CreateTicket
+    | SubmitJob
+    | CancelJob
+    | SignalJob
+    | SetSwarmSetting
+    | ForgetMember
+    | DrainNode
+    | CommitCheckpoint
+    | RecoverJob
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TicketIssued:
+class TicketIssued(Value):
     """A fresh id and the nodes that would hold the job."""
 
     job_id: JobId
     holders: tuple[Holder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCommitted:
+class CheckpointCommitted(Value):
     """The register knows it; the next attempt resumes from it."""
 
     checkpoint: Checkpoint
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobAccepted:
+class JobAccepted(Value):
     """The job's record; `was_known` when the ticket had been used already."""
 
     record: JobRecord
     was_known: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SettingStored:
+class SettingStored(Value):
     """The setting now in force and its version."""
 
     policy: str
@@ -119,13 +125,11 @@ class SettingStored:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Value):
     """It happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Value):
     """It did not happen.  `code` maps to an HTTP status: not_found 404, over 410 (past its retention), conflict
     409, impossible 422, invalid 422, not_ready 503, unavailable 503 (outcome unknown, repeat with the same ticket)."""
 

@@ -7,33 +7,32 @@ Fsyncs of one loop turn may share one commit.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import field
+
+from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import Gpu
 from swarmsched.task import TaskOrder
 from swarmsched.view import ClusterView, PolicySetting
 
 
-@dataclass(frozen=True, slots=True)
-class SendDatagram:
+class SendDatagram(Value):
     """Send one gossip packet (plain; the transport seals it)."""
 
     destination: Address
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SendPeer:
+class SendPeer(Value):
     """Send a message over the peer channel; `recipient` may be this node itself (the driver loops it back)."""
 
     recipient: NodeId
     message: object
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(Value):
     """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, over, ledger, setting, task."""
 
     room: str
@@ -41,47 +40,41 @@ class Persist:
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class ComputePlan:
-    """Run `plan` of the named policy in the planner process and hand back `PlanComputed`."""
+class ComputePlan(Value):
+    """Run the named policy in the planner process and hand back `PlanComputed` or `PlanFailed`."""
 
     setting: PolicySetting
     view: ClusterView
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyToClient:
+class ReplyToClient(Value):
     """Answer a `ClientCommandReceived`; `reply` is one of the reply types in `swarmsched.commands`."""
 
     request_id: int
     reply: object
 
 
-@dataclass(frozen=True, slots=True)
-class BindRendezvous:
+class BindRendezvous(Value):
     """Bind and listen on a free port of the configured range; answer `RendezvousBound` or `RendezvousFailed`."""
 
     job_id: JobId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRendezvous:
+class ReleaseRendezvous(Value):
     """Close the port of (job, attempt), if it is still bound."""
 
     job_id: JobId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class StageTask:
+class StageTask(Value):
     """Bring files and environment, probe rank 0's port; report phases, then `TaskStaged` or `TaskStageFailed`."""
 
     order: TaskOrder
 
 
-@dataclass(frozen=True, slots=True)
-class StartTask:
+class StartTask(Value):
     """Start the shim and its ranks on these GPUs; report `TaskStarted`, `RankExited`, `TaskExited`.
 
     They may run until `until_s` on the driver's monotonic clock, unless `ExtendTask` follows.
@@ -92,8 +85,7 @@ class StartTask:
     until_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class SignalTask:
+class SignalTask(Value):
     """Send a signal to every rank."""
 
     job_id: JobId
@@ -101,8 +93,7 @@ class SignalTask:
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopTask:
+class StopTask(Value):
     """SIGTERM, wait `grace_s`, then SIGKILL to all descendants; staging is abandoned too.
 
     Ends in `TaskExited`, at once if nothing runs.  Repeating it is harmless; a shorter grace shortens the wait.
@@ -113,8 +104,7 @@ class StopTask:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendTask:
+class ExtendTask(Value):
     """The ranks may run until `until_s` on the driver's monotonic clock (infinite: without limit).
 
     A later one replaces an earlier one.  When the time has come and no extension has, the ranks are frozen; a later
@@ -126,16 +116,14 @@ class ExtendTask:
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetTask:
+class ForgetTask(Value):
     """The result is safe elsewhere: drop the shim's control files (logs stay under their own retention)."""
 
     job_id: JobId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Value):
     """An event for the cluster log, the agent's log and the metrics; `kind` is dotted, e.g. job.started."""
 
     kind: str

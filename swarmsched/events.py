@@ -1,45 +1,39 @@
 """Events: facts that a driver tells the core.  All are past tense; the core never asks for them synchronously."""
 
-from dataclasses import dataclass
-
 from swarmsched.commands import Command
+from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import NodeResources
-from swarmsched.task import RankExit, TaskFailure, TaskStatus
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.view import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(Value):
     """The deadline that the machine had reported is reached (or passed, or is obsolete)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DatagramReceived:
+class DatagramReceived(Value):
     """A gossip packet that the transport has opened and authenticated."""
 
     source: Address
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DatagramSendFailed:
+class DatagramSendFailed(Value):
     """The kernel refused to send (EPERM, ENETUNREACH, ENOBUFS...): counts as a failed probe."""
 
     destination: Address
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerMessageReceived:
+class PeerMessageReceived(Value):
     """A decoded, authenticated message of the peer channel.  May be late, doubled or reordered."""
 
     sender: NodeId
     message: object
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSendFailed:
+class PeerSendFailed(Value):
     """A peer message was certainly not, or possibly not, delivered."""
 
     recipient: NodeId
@@ -47,15 +41,19 @@ class PeerSendFailed:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoopLagged:
+class LoopLagged(Value):
     """The event loop was late by this much; lowers our trust in our own accusations."""
 
     lag_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ResourcesRead:
+class WorkLagged(Value):
+    """Events waited that long for their turn, or effects for the disk: whatever we begin now will be late as well."""
+
+    lag_s: float
+
+
+class ResourcesRead(Value):
     """Telemetry: what this node has and how it is.  Load figures are averages over 30 s."""
 
     resources: NodeResources
@@ -64,8 +62,7 @@ class ResourcesRead:
     cpu_utilisation_ratio: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCommandReceived:
+class ClientCommandReceived(Value):
     """A client asks; answered by exactly one `ReplyToClient` with the same id."""
 
     request_id: int
@@ -73,23 +70,20 @@ class ClientCommandReceived:
     now_utc_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlanComputed:
+class PlanComputed(Value):
     """The planner's answer."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFailed:
+class PlanFailed(Value):
     """The planner raised or was killed; the core plans again at the next change."""
 
     version: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousBound:
+class RendezvousBound(Value):
     """The port is bound and listening until the task starts or `ReleaseRendezvous`."""
 
     job_id: JobId
@@ -98,8 +92,7 @@ class RendezvousBound:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class RendezvousFailed:
+class RendezvousFailed(Value):
     """No port of the range could be bound."""
 
     job_id: JobId
@@ -107,8 +100,7 @@ class RendezvousFailed:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPhaseChanged:
+class TaskPhaseChanged(Value):
     """Staging moved on: a `StartPhase` value."""
 
     job_id: JobId
@@ -116,16 +108,14 @@ class TaskPhaseChanged:
     phase: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStaged:
+class TaskStaged(Value):
     """Files, environment and reach of rank 0 are in order."""
 
     job_id: JobId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStageFailed:
+class TaskStageFailed(Value):
     """Staging failed; nothing runs."""
 
     job_id: JobId
@@ -134,8 +124,7 @@ class TaskStageFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStarted:
+class TaskStarted(Value):
     """All ranks of the task were exec'ed."""
 
     job_id: JobId
@@ -143,8 +132,7 @@ class TaskStarted:
     now_utc_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFreezeChanged:
+class TaskFreezeChanged(Value):
     """The shim froze the task's ranks because their time was over, or let them go on."""
 
     job_id: JobId
@@ -152,8 +140,7 @@ class TaskFreezeChanged:
     is_frozen: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RankExited:
+class RankExited(Value):
     """One rank ended; others may still run."""
 
     job_id: JobId
@@ -161,8 +148,7 @@ class RankExited:
     exit: RankExit
 
 
-@dataclass(frozen=True, slots=True)
-class TaskExited:
+class TaskExited(Value):
     """No process of the task is left.  `failure` tells why it never started, if so."""
 
     job_id: JobId
@@ -172,11 +158,24 @@ class TaskExited:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TasksFound:
+class DiskChanged(Value):
+    """This node's disk takes no writes any more, or does again."""
+
+    is_writing: bool
+
+
+class FoundTask(Value):
+    """A task on this node's disk, with the order that it was started by and the UUIDs of the GPUs that it was given."""
+
+    status: TaskStatus
+    order: TaskOrder
+    gpus: tuple[str, ...]
+
+
+class TasksFound(Value):
     """At start-up: every task whose shim or exit record was found on this node's disk."""
 
-    tasks: tuple[TaskStatus, ...]
+    tasks: tuple[FoundTask, ...]
 
 
 Event = (
@@ -186,6 +185,8 @@ Event = (
     | PeerMessageReceived
     | PeerSendFailed
     | LoopLagged
+    | WorkLagged
+    | DiskChanged
     | ResourcesRead
     | ClientCommandReceived
     | PlanComputed

@@ -1,48 +1,55 @@
-"""Bounded field types for wire messages.
+"""Values: the frozen structs that messages, records, views, events and effects are, and their bounded field types.
 
-A message is a frozen, slotted dataclass whose fields carry these types; `swarmsched.wire.codec` derives a strict
-decoder from them.  Every number has a range and every length a limit, so that a peer that sends nonsense can cost
-no more than one dropped message.  New fields go at the end, with a default: an older peer skips them, and a message
-of an older peer gets the default.
+A value that travels or is stored has fields of these types; `swarmsched.wire.codec` reads it strictly.  Every number
+has a range and every length a limit, so that a peer that sends nonsense can cost no more than one dropped message.
+New fields go at the end, with a default: an older peer skips them, and a message of an older peer gets the default.
+Bounds hold for what is encoded and decoded; building a value does not check them.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, dataclass_transform
+
+import msgspec
+from msgspec import Meta
 
 from swarmsched.ids import JobId, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Inclusive bounds of a number."""
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of immutable values, equal and hashable by their fields; `msgspec.structs.replace` makes changed copies.
 
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class MaxLength:
-    """Most characters (str), bytes (bytes) or items (tuple, mapping)."""
-
-    limit: int
+    On the wire it is the array of its fields in the order of declaration.  Without garbage collection: values are made
+    of parts that existed before them, so none can ever be in a circle.
+    """
 
 
-U8 = Annotated[int, Range(0, 2**8 - 1)]
-U16 = Annotated[int, Range(0, 2**16 - 1)]
-U32 = Annotated[int, Range(0, 2**32 - 1)]
-U53 = Annotated[int, Range(0, 2**53)]
-U64 = Annotated[int, Range(0, 2**64 - 1)]
-I32 = Annotated[int, Range(-(2**31), 2**31 - 1)]
-Port = Annotated[int, Range(0, 65535)]
-Seconds = Annotated[float, Range(0.0, 1e10)]
-Ratio = Annotated[float, Range(0.0, 1.0)]
-Amount = Annotated[float, Range(0.0, 1e18)]
-Real = Annotated[float, Range(-1e18, 1e18)]
+U8 = Annotated[int, Meta(ge=0, le=2**8 - 1)]
+U16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U53 = Annotated[int, Meta(ge=0, le=2**53)]
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e10)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+Amount = Annotated[float, Meta(ge=0.0, le=1e18)]
+Real = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
-Name = Annotated[str, MaxLength(63)]
-Host = Annotated[str, MaxLength(255)]
-Text = Annotated[str, MaxLength(1_024)]
-LongText = Annotated[str, MaxLength(65_536)]
-NodeName = Annotated[NodeId, MaxLength(63)]
-Job = Annotated[JobId, MaxLength(26)]
-Digest = Annotated[str, MaxLength(64)]
+Name = Annotated[str, Meta(max_length=63)]
+Host = Annotated[str, Meta(max_length=255)]
+Text = Annotated[str, Meta(max_length=1_024)]
+LongText = Annotated[str, Meta(max_length=65_536)]
+NodeName = Annotated[NodeId, Meta(max_length=63)]
+Job = Annotated[JobId, Meta(max_length=26)]
+Digest = Annotated[str, Meta(max_length=64)]
+
+
+def is_text(text: str) -> bool:
+    """False for what no encoding takes: Python turns bytes that are not UTF-8 into lone surrogates."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def cleaned(text: str, limit: int = 1_024) -> str:
+    """Text from outside as a record or report can carry it: encodable, on one line, at most `limit` characters."""
+    usable = text if is_text(text) else text.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() else " " if c in "\n\r\t" else ascii(c)[1:-1] for c in usable)[:limit]

@@ -9,10 +9,11 @@ holders must agree by majority, so that no two quorums, old or new, can miss one
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Annotated
 
-from swarmsched.fields import U53, MaxLength, NodeName
+from msgspec import Meta
+
+from swarmsched.fields import U53, NodeName, Value
 from swarmsched.ids import NodeId
 
 HOLDERS_MAX = 5
@@ -22,15 +23,14 @@ Quorum = Callable[[int], int]
 """How many of that many holders must answer; any two quorums must share a holder."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Holder:
+class Holder(Value, order=True):
     """A node and the random identity of the database that it keeps records in."""
 
     node: NodeName
     store: U53
 
 
-Holders = Annotated[tuple[Holder, ...], MaxLength(HOLDERS_MAX)]
+Holders = Annotated[tuple[Holder, ...], Meta(max_length=HOLDERS_MAX)]
 
 
 def majority(holder_count: int) -> int:
@@ -38,8 +38,7 @@ def majority(holder_count: int) -> int:
     return holder_count // 2 + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Value):
     """The holders of one job; `leaving` are those of the configuration that is being replaced, if any."""
 
     holders: Holders = ()
@@ -58,9 +57,8 @@ class Configuration:
     def is_quorum(self, answered: Collection[Holder], quorum: Quorum = majority) -> bool:
         """True when enough have answered, in the present and, while there is one, in the leaving configuration."""
         groups = [group for group in (self.holders, self.leaving) if group]
-        return bool(groups) and all(
-            sum(holder in answered for holder in group) >= quorum(len(group)) for group in groups
-        )
+        enough = [sum([holder in answered for holder in group]) >= quorum(len(group)) for group in groups]
+        return bool(groups) and all(enough)
 
     def is_lost(self, refused: Collection[Holder], quorum: Quorum = majority) -> bool:
         """True when so many have refused that the others are no quorum."""

@@ -16,6 +16,9 @@ NodeId = NewType("NodeId", str)
 JobId = NewType("JobId", str)
 """Full job id, 26 characters."""
 
+TaskKey = tuple[JobId, int]
+"""(job id, attempt): a job's part on one node, and the booking that it needs there."""
+
 Address = tuple[str, int]
 """(IP address, port) of an agent; UDP and TCP share the number."""
 

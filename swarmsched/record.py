@@ -1,12 +1,14 @@
 """The job record: the value of a job's register, and all that is durable about a job."""
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Self
 
+from msgspec import Meta
+from msgspec.structs import replace
+
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value, cleaned
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.resources import Share
 
@@ -24,8 +26,7 @@ class PlanState(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
+class Leftover(Value):
     """A task of an earlier attempt that may still have processes: nothing new starts before it is settled.
 
     `origin` is that of its share: whoever else answers under the node's name knows nothing of it.
@@ -33,11 +34,16 @@ class Leftover:
 
     node: NodeName
     attempt: U32
-    origin: U53 = field(default=0, compare=False)
+    origin: U53 = 0  # not compared
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Leftover and self.node == other.node and self.attempt == other.attempt
+
+    def __hash__(self) -> int:
+        return hash((self.node, self.attempt))
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(Value):
     """One job.  `(epoch, version)` grows with every update; only the shepherd of `epoch` writes.
 
     Times are seconds since 1970 and serve display and submit order only.
@@ -56,7 +62,7 @@ class JobRecord:
     reason: Text = ""  # why it is in this state, for people
     attempt: U32 = 0
     plan_state: PlanState = PlanState.NONE
-    shares: Annotated[tuple[Share, ...], MaxLength(512)] = ()
+    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
     rendezvous_host: Host = ""
     rendezvous_port: Port = 0
     started_utc_s: Amount = 0.0  # ranks of the current attempt began to run
@@ -67,13 +73,13 @@ class JobRecord:
     signal: U16 = 0
     end_reason: EndReason = EndReason.NONE
     detail: Text = ""  # what failed where, for people
-    failed_node: Annotated[str, MaxLength(63)] = ""
+    failed_node: Annotated[str, Meta(max_length=63)] = ""
     failed_rank: I32 = -1
     is_forced: bool = False  # an operator overrode a lost quorum
     first_started_utc_s: Amount = 0.0
     relaunches: U32 = 0  # of the current job for reasons that are not its own
     leaving_holders: Holders = ()  # while holders change: a majority of these must agree as well
-    leftovers: Annotated[tuple[Leftover, ...], MaxLength(512)] = ()
+    leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=512)] = ()
     restarts: U32 = 0  # attempts whose ranks had run and were lost with a node
     preemptions: U32 = 0
     checkpoint: Checkpoint | None = None  # what the next attempt resumes from
@@ -99,13 +105,20 @@ class JobRecord:
         return self.state is JobState.ENDED
 
     def updated(self, **changes: object) -> Self:
-        """A copy with changes and the next version.
+        """A copy with changes and the next version; texts from outside are made fit for a record.
 
         The lowest versions are set apart for first records, one for each holder: those whom a ticket is given to at
         once make records that differ, and a stamp must not name two.
         """
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return type(self)(**{**values, "version": max(self.version, HOLDERS_MAX) + 1, **changes})
+        changes |= {name: cleaned(str(changes[name])) for name in ("reason", "detail") if name in changes}
+        return replace(self, **{"version": max(self.version, HOLDERS_MAX) + 1, **changes})
+
+
+def own_exit_code(record: JobRecord) -> int | None:
+    """The code that an ended job's ranks gave; None where something else ended it: a signal, a limit, a lost node."""
+    is_stopped = record.end_reason is EndReason.CANCELLED and not record.exit_code
+    is_cut_short = record.end_reason in (EndReason.TIMEOUT, EndReason.NODE_LOST)
+    return None if record.signal or is_stopped or is_cut_short else record.exit_code
 
 
 def shell_exit_code(record: JobRecord) -> int:
@@ -116,6 +129,6 @@ def shell_exit_code(record: JobRecord) -> int:
         return 125
     if record.signal:
         return 128 + record.signal
-    if record.end_reason is EndReason.CANCELLED and not record.started_utc_s:
-        return 128 + SIGTERM  # no rank ever ran; the code that a terminated one would have given
+    if record.end_reason is EndReason.CANCELLED and not record.exit_code:
+        return 128 + SIGTERM  # ranks that obeyed with 0, or never ran, are no success
     return record.exit_code

@@ -1,15 +1,19 @@
 """GPUs, cores and memory: what a node offers, what a job asks, and the one check that compares them.
 
 `fits` is used by the planner and by the owner's ledger alike: two different checks are how other schedulers came
-to refuse their own plans for ever.
+to refuse their own plans for ever.  It works on counts of interchangeable devices; only the ledger knows the devices
+themselves and picks them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Annotated
 
-from swarmsched.fields import U16, U32, U53, MaxLength, Name
+from msgspec import Meta
+from msgspec.structs import replace
+
+from swarmsched.fields import U16, U32, U53, Name, Value
 from swarmsched.ids import NodeId
 
 
@@ -22,30 +26,27 @@ class GpuHealth(Enum):
     STALE = "stale"  # no reading for longer than the telemetry deadline
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Value):
     """One device of a node as the owner knows it."""
 
-    uuid: Annotated[str, MaxLength(96)]
+    uuid: Annotated[str, Meta(max_length=96)]
     index: U16
     model: Name
     memory_bytes: U53
     health: GpuHealth = GpuHealth.OK
     is_simulated: bool = False
-    note: Annotated[str, MaxLength(200)] = ""  # whose processes, which XID; shown to people
+    note: Annotated[str, Meta(max_length=200)] = ""  # whose processes, which XID; shown to people
 
 
-@dataclass(frozen=True, slots=True)
-class NodeResources:
+class NodeResources(Value):
     """All that a node has, free or not.  `cpu_count` in cores, `memory_bytes` of host memory."""
 
-    gpus: Annotated[tuple[Gpu, ...], MaxLength(64)]
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)]
     cpu_count: U32
     memory_bytes: U53
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Value):
     """What one rank of a job needs.  A rank without GPUs (`gpus` 0) is allowed.
 
     `cpus` and `memory_bytes` of 0 mean "not counted"; an empty `gpu_type` accepts any, otherwise it is a
@@ -59,42 +60,71 @@ class Demand:
     gpu_memory_bytes: U53 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
-    """What a node can give now.  `gpus` are the offered, healthy, unbooked devices, in index order."""
+class GpuCount(Value):
+    """So many devices of one model and memory, which are interchangeable for a demand."""
 
-    gpus: tuple[Gpu, ...]
-    cpus: int
-    memory_bytes: int
+    model: Name
+    memory_bytes: U53
+    count: U16
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Free(Value):
+    """What a node can give now, or all that it could give: usable devices by kind, cores and bytes of memory."""
+
+    gpus: Annotated[tuple[GpuCount, ...], Meta(max_length=64)] = ()
+    cpus: U32 = 0
+    memory_bytes: U53 = 0
+
+    @property
+    def gpu_count(self) -> int:
+        """Devices of all kinds."""
+        return sum([each.count for each in self.gpus])
+
+
+class Share(Value):
     """One node's part of a gang: `ranks` ranks on `node`.
 
     `origin` says from where its owner granted the hold (`ids.origin_of`); 0 until then.
     """
 
-    node: Annotated[NodeId, MaxLength(63)]
+    node: Annotated[NodeId, Meta(max_length=63)]
     ranks: U16
-    origin: U53 = field(default=0, compare=False)
+    origin: U53 = 0  # not compared
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Share and self.node == other.node and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash((self.node, self.ranks))
 
 
-def suits(gpu: Gpu, demand: Demand) -> bool:
-    """True when the device itself, booked or not, meets type and memory of the demand."""
-    return demand.gpu_type.lower() in gpu.model.lower() and gpu.memory_bytes >= demand.gpu_memory_bytes
+def suits(gpu: Gpu | GpuCount, demand: Demand) -> bool:
+    """True when a device, booked or not, meets type and memory of the demand."""
+    is_of_type = not demand.gpu_type or demand.gpu_type.lower() in gpu.model.lower()
+    return is_of_type and gpu.memory_bytes >= demand.gpu_memory_bytes
+
+
+def counted(gpus: Iterable[Gpu]) -> tuple[GpuCount, ...]:
+    """Devices by kind, in the order in which the kinds first appear."""
+    counts = Counter((gpu.model, gpu.memory_bytes) for gpu in gpus)
+    return tuple(GpuCount(*kind, count) for kind, count in counts.items())
+
+
+def suitable(gpus: Iterable[GpuCount], demand: Demand) -> int:
+    """How many of the devices suit the demand, whether or not enough of them are together."""
+    return sum([each.count for each in gpus if suits(each, demand)])
 
 
 def ranks_that_fit(free: Free, demand: Demand) -> int:
     """How many ranks of `demand` the free resources hold, at most 65,535."""
-    limits = [65_535]
+    ranks = 65_535
     if demand.gpus:
-        limits.append(sum(suits(gpu, demand) for gpu in free.gpus) // demand.gpus)
+        ranks = suitable(free.gpus, demand) // demand.gpus
     if demand.cpus:
-        limits.append(free.cpus // demand.cpus)
+        ranks = min(ranks, free.cpus // demand.cpus)
     if demand.memory_bytes:
-        limits.append(free.memory_bytes // demand.memory_bytes)
-    return max(0, min(limits))
+        ranks = min(ranks, free.memory_bytes // demand.memory_bytes)
+    return ranks
 
 
 def fits(free: Free, demand: Demand, ranks: int) -> bool:
@@ -102,10 +132,46 @@ def fits(free: Free, demand: Demand, ranks: int) -> bool:
     return ranks_that_fit(free, demand) >= ranks
 
 
-def pick_gpus(free: Free, demand: Demand, ranks: int) -> tuple[Gpu, ...]:
-    """The first suitable devices by index; the caller has checked `fits`."""
-    wanted = ranks * demand.gpus
-    return tuple([gpu for gpu in free.gpus if suits(gpu, demand)][:wanted])
+def picked(gpus: Iterable[GpuCount], demand: Demand, ranks: int) -> tuple[GpuCount, ...]:
+    """What so many ranks take of the devices: the first suitable kinds; fewer where there are not enough."""
+    wanted, taken = ranks * demand.gpus, []
+    for each in gpus:
+        count = min(wanted, each.count) if wanted and suits(each, demand) else 0
+        if count:
+            taken.append(replace(each, count=count))
+            wanted -= count
+    return tuple(taken)
+
+
+def less(gpus: Iterable[GpuCount], taken: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
+    """The devices without those taken of each kind."""
+    left = []
+    for each in gpus:
+        gone = sum([other.count for other in taken if _is_alike(each, other)])
+        if each.count > gone:
+            left.append(replace(each, count=each.count - gone) if gone else each)
+    return tuple(left)
+
+
+def more(gpus: Iterable[GpuCount], given: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
+    """The devices together with those given of each kind."""
+    sums = Counter({(each.model, each.memory_bytes): each.count for each in gpus})
+    for each in given:
+        sums[each.model, each.memory_bytes] += each.count
+    return tuple(GpuCount(*kind, count) for kind, count in sums.items())
+
+
+def without(free: Free, demand: Demand, ranks: int) -> Free:
+    """What is left when so many ranks of the demand are taken; the caller has checked `fits`."""
+    return Free(
+        less(free.gpus, picked(free.gpus, demand, ranks)),
+        free.cpus - ranks * demand.cpus,
+        free.memory_bytes - ranks * demand.memory_bytes,
+    )
+
+
+def _is_alike(one: GpuCount, other: GpuCount) -> bool:
+    return one.memory_bytes == other.memory_bytes and one.model == other.model
 
 
 def world_size(shares: Sequence[Share]) -> int:

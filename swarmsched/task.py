@@ -3,21 +3,21 @@
 A *task* is a job's part on one node: one shim, one or more ranks.  Its key is (job id, attempt).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from msgspec import Meta
+
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, MaxLength, NodeName, Port, Text
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value
 from swarmsched.holders import Configuration
 from swarmsched.resources import Share, world_size
 
 RENDEZVOUS_PORTS_PER_GPU = 20
 
 
-@dataclass(frozen=True, slots=True)
-class TaskOrder:
+class TaskOrder(Value):
     """Everything an owner needs to run its part of a gang.
 
     `shares` lists the whole gang in rank order; `node` is the one that this order is for.  Ranks are numbered
@@ -29,10 +29,10 @@ class TaskOrder:
     attempt: U32
     node: NodeName
     spec: JobSpec
-    shares: Annotated[tuple[Share, ...], MaxLength(512)]
+    shares: Annotated[tuple[Share, ...], Meta(max_length=512)]
     rendezvous_host: Host
     rendezvous_port: Port
-    configuration: Configuration = Configuration()  # noqa: RUF009  # frozen; whose word the ranks run on
+    configuration: Configuration = Configuration()  # frozen; whose word the ranks run on
     version: U32 = 0  # of the record that this was made from
     checkpoint: Checkpoint | None = None  # to resume from
 
@@ -62,8 +62,7 @@ class TaskOrder:
         return bool(self.spec.tree or self.spec.requirements or self.checkpoint) or self.node_rank > 0
 
 
-@dataclass(frozen=True, slots=True)
-class RankExit:
+class RankExit(Value):
     """How one rank ended: `exit_code` 0 to 255, or `signal` above 0 when a signal killed it (exit_code then 0)."""
 
     rank: U16
@@ -82,7 +81,7 @@ class TaskFailure(Enum):
     PORT_TAKEN = "port_taken"  # the rendezvous port was lost between bind and exec
     NOT_FOUND = "not_found"  # command does not exist (127)
     NOT_EXECUTABLE = "not_executable"  # command may not be executed (126)
-    INTERNAL = "internal"  # this agent could not start the shim
+    INTERNAL = "internal"  # this node could not start it: no process, descriptor or disk to be had
     LOST = "lost"  # the shim is gone and left no exit record (power cut, kill -9 of the shim)
 
 
@@ -96,8 +95,7 @@ class TaskStage(Enum):
     EXITED = "exited"  # all ranks and their descendants are gone
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
+class TaskStatus(Value):
     """A task as its owner knows it; sent to the shepherd whenever it changed, until acknowledged."""
 
     job_id: Job
@@ -105,10 +103,10 @@ class TaskStatus:
     attempt: U32
     node: NodeName
     stage: TaskStage
-    exits: Annotated[tuple[RankExit, ...], MaxLength(4_096)] = ()
+    exits: Annotated[tuple[RankExit, ...], Meta(max_length=4_096)] = ()
     failure: TaskFailure = TaskFailure.NONE
     detail: Text = ""
-    phase: Annotated[str, MaxLength(16)] = ""  # StartPhase value while staging
+    phase: Annotated[str, Meta(max_length=16)] = ""  # StartPhase value while staging
     revision: U32 = 0  # grows with each change in one life of the owner's agent
     generation: U53 = 0  # that life: after a restart revisions begin anew
     is_frozen: bool = False  # its node has lost contact with the job's holders

@@ -26,6 +26,7 @@ FILE_BYTES_LIMIT = 16 * 2**30
 TREE_BYTES_LIMIT = 64 * 2**30
 PATH_BYTES_LIMIT = 1_024
 SEGMENT_BYTES_LIMIT = 255
+DEPTH_LIMIT = 64
 
 _KEYS = {
     "file": {"path", "kind", "mode", "size", "sha256"},
@@ -171,12 +172,15 @@ def _check(entries: tuple[TreeEntry, ...]) -> None:
     if len(paths) != len(entries):
         twice = next(a.path for a, b in pairwise(entries) if a.path == b.path)
         raise BadTree("is listed twice", twice)
+    folders: set[str] = set()  # known to be no entries; each is looked up once, however many paths share it
     for entry in entries:
         _check_path(entry.path)
-        segments = entry.path.split("/")
-        for depth in range(1, len(segments)):
-            if "/".join(segments[:depth]) in paths:
-                raise BadTree(f"lies below {'/'.join(segments[:depth])!r}, which is an entry of its own", entry.path)
+        above = entry.path.rpartition("/")[0]
+        while above and above not in folders:
+            if above in paths:
+                raise BadTree(f"lies below {above!r}, which is an entry of its own", entry.path)
+            folders.add(above)
+            above = above.rpartition("/")[0]
         if entry.kind is EntryKind.LINK:
             _check_target(entry)
         elif entry.kind is EntryKind.FILE:
@@ -197,6 +201,8 @@ def _check_path(path: str) -> None:
         raise BadTree(f"a path has 1 to {PATH_BYTES_LIMIT} bytes", path[:80])
     if path.startswith("/"):
         raise BadTree("is absolute", path)
+    if path.count("/") >= DEPTH_LIMIT:
+        raise BadTree(f"lies {path.count('/')} folders deep, at most {DEPTH_LIMIT - 1} are allowed", path[:80])
     for segment in path.split("/"):
         if segment in ("", ".", ".."):
             raise BadTree("has an empty, '.' or '..' segment", path)

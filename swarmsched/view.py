@@ -1,114 +1,184 @@
-"""What a policy sees and what it answers: a read-only picture of the swarm in, an ordered plan with reasons out.
+"""What a policy sees and what it answers: a read-only picture of the swarm in, decisions with reasons out.
 
-A policy does not know that gossip exists: ages and staleness were resolved when the view was made.
+A policy does not know that gossip exists: a job's view is its card with the time at which it was true, and whatever
+grows with time is asked for a moment.  Memory and history are inputs, so that the same view gives the same plan: what a
+policy wants to remember it writes into its plan, and finds in the next view.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from msgspec import Meta, field
 
 from swarmsched.api import JobState
+from swarmsched.card import JobCard, RankKey
+from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import Demand, Free, Gpu, Share
+from swarmsched.resources import Demand, Free, Share
 
-RankKey = tuple[int, ...]
-"""At most four integers; smaller runs earlier.  The job id breaks ties after it."""
+JOBS_LIMIT = 40_000
+NODES_LIMIT = 20_000
+HISTORY_LIMIT = 256
+MEMORY_BYTES_LIMIT = 262_144
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Value):
     """One node as the planner sees it."""
 
-    node: NodeId
+    node: NodeName
     free: Free
-    total_gpus: int
+    capacity: Free  # usable, booked or not: never less than `free`
+    total_gpus: U32  # usable or not
     is_available: bool = True  # alive, not suspect, not draining, not in conflict
-    devices: tuple[Gpu, ...] = ()  # every offered device, booked or not; empty when not known
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """One live job as the planner sees it; times in seconds, `..._utc_s` for ordering only."""
+class JobView(Value):
+    """One live job: its card, true at `written_s` on the asking machine's monotonic clock."""
 
-    job_id: JobId
-    state: JobState
-    ranks: int
-    demand: Demand
-    submitted_utc_s: float
-    priority: int = 0
-    user: str = ""
-    queue: str = ""
-    attained_gpu_s: float = 0.0  # at the moment of the view
-    queued_s: float = 0.0  # since it last became queued
-    running_s: float = 0.0  # since it last started; 0 while queued
-    time_limit_s: float = 0.0  # 0: none
-    shares: tuple[Share, ...] = ()
-    nodes: tuple[NodeId, ...] = ()  # only these, if any
-    exclude: tuple[NodeId, ...] = ()
-    first_started_utc_s: float = 0.0  # 0: never ran
-    shepherd: str = ""  # the node that acts for it
-    preemptions: int = 0  # how often it made room for others
+    card: JobCard
+    written_s: Real = 0.0
+    avoided: Annotated[
+        tuple[NodeName, ...], Meta(max_length=1_024)
+    ] = ()  # its own shepherd does not place it there for now
+
+    @property
+    def job_id(self) -> JobId:
+        """Full id."""
+        return self.card.job_id
+
+    @property
+    def state(self) -> JobState:
+        """Life-cycle state."""
+        return self.card.state
+
+    @property
+    def ranks(self) -> int:
+        """World size that it asked for."""
+        return self.card.ranks
+
+    @property
+    def demand(self) -> Demand:
+        """What each rank needs."""
+        return self.card.demand
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What it holds, as far as its card names it."""
+        return self.card.shares
+
+    @property
+    def excluded(self) -> tuple[NodeId, ...]:
+        """Where it is not placed: by its own wish, or for now."""
+        return (*self.card.exclude, *self.avoided) if self.avoided else self.card.exclude
+
+    def attained_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds of service by now."""
+        return self.card.attained_gpu_s + self.card.attained_rate * max(0.0, now_s - self.written_s)
+
+    def queued_s(self, now_s: float) -> float:
+        """Seconds since it last became queued; 0 while it does not wait."""
+        return self.card.queued_s + max(0.0, now_s - self.written_s) if self.state is JobState.QUEUED else 0.0
+
+    def running_s(self, now_s: float) -> float:
+        """Seconds since it last started; 0 while it does not run."""
+        return self.card.running_s + max(0.0, now_s - self.written_s) if self.state is JobState.RUNNING else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class EndedJob(Value):
+    """What became of a job that this agent shepherded: what policies learn from."""
+
+    card: JobCard  # as it was last; its attained service is final
+    has_completed: bool
+    ended_utc_s: Amount
+
+
+class ClusterView(Value):
     """The whole swarm at one moment.  `version` lets the asker recognise the answer to its question."""
 
-    version: int
-    nodes: tuple[NodeView, ...]
-    jobs: tuple[JobView, ...]
+    version: U53
+    nodes: Annotated[tuple[NodeView, ...], Meta(max_length=NODES_LIMIT)]
+    jobs: Annotated[tuple[JobView, ...], Meta(max_length=JOBS_LIMIT)]
+    history: Annotated[tuple[EndedJob, ...], Meta(max_length=HISTORY_LIMIT)] = ()  # oldest first
+    memory: Annotated[bytes, Meta(max_length=MEMORY_BYTES_LIMIT)] = b""  # of the last plan of the same policy
 
 
-class Action(Enum):
-    """What a plan says of one job."""
+class Change(Enum):
+    """What a plan wants of one job."""
 
-    START = "start"  # may try to be placed now
-    WAIT = "wait"
-    KEEP = "keep"  # running, leave it
-
-
-@dataclass(frozen=True, slots=True)
-class PlanEntry:
-    """One job's line in a plan.  `shares` is a proposal for START; `reason` is a sentence for people."""
-
-    job_id: JobId
-    action: Action
-    rank_key: RankKey
-    reason: str
-    shares: tuple[Share, ...] = ()
-    victims: tuple[JobId, ...] = ()  # running jobs that must make room first; then `shares` is where the job will fit
+    START = "start"  # from nothing to the target
+    GROW = "grow"
+    SHRINK = "shrink"
+    MOVE = "move"
+    REBATCH = "rebatch"  # the same hosts with another batch
+    STOP = "stop"  # give its place to `taker`
+    KEEP = "keep"
+    WAIT = "wait"  # with a target: that place is to be kept for it
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Entries in rank order.  Advice on an old view: each action checks its own preconditions when taken."""
+class Allocation(Value):
+    """What a job gets: hosts with the ranks on each, in rank order, and its global batch size (0: its own)."""
 
-    version: int
-    policy_id: str
-    entries: tuple[PlanEntry, ...]
-    elapsed_s: float = 0.0  # set by the driver: how long planning took
+    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
+    global_batch: U32 = 0
+
+    @property
+    def ranks(self) -> int:
+        """World size."""
+        return sum(share.ranks for share in self.shares)
+
+
+class Decision(Value):
+    """A plan's line on one job: followed as told, or, where its own preconditions no longer hold, not at all.
+
+    `gain_s` and `cost_s` are what the swarm's jobs gain and this one loses by it, in seconds of completion time.
+    """
+
+    job_id: Job
+    change: Change
+    reason: Text  # a sentence for people
+    target: Allocation = Allocation()
+    taker: Annotated[str, Meta(max_length=26)] = ""  # the job for which this one gives something up
+    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)] = ()  # its place in the order, for owners that must choose
+    gain_s: Real = 0.0
+    cost_s: Real = 0.0
+
+
+class Plan(Value):
+    """Decisions in the order in which they are to be taken.  Advice on an old view.
+
+    A policy gives decisions and memory; `policies.registry.compute_plan` fills in the rest.
+    """
+
+    decisions: Annotated[tuple[Decision, ...], Meta(max_length=JOBS_LIMIT)]
+    memory: Annotated[bytes, Meta(max_length=MEMORY_BYTES_LIMIT)] = b""  # handed back with the policy's next view
+    version: U53 = 0  # of the view
+    policy_id: Name = ""
+    elapsed_s: Amount = 0.0  # how long planning took
 
 
 class Policy(Protocol):
-    """A scheduling policy: pure, deterministic, without memory between calls."""
-
-    @property
-    def policy_id(self) -> str:
-        """Name and parameters in canonical form; keys of different policies are never compared."""
-
-    def rank_key(self, job: JobView) -> RankKey:
-        """The job's place in the order; cheap enough to call for each job at each event."""
-
-    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey) -> str:
-        """Why a running job need not stop for one with that key; empty when it must."""
+    """A scheduling policy: pure and deterministic; lives in the planner's process."""
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
-        """Order all live jobs and say which queued ones may start now, and why the others may not."""
+        """A decision with a reason for every live job."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySetting:
+class Order(Protocol):
+    """What agents know of a policy that ranks each job by itself: enough for the start that needs no plan."""
+
+    @property
+    def is_timeless(self) -> bool:
+        """True when a job's key changes with its card alone, never with time."""
+
+    def rank_key(self, job: JobView, now_s: float) -> RankKey:
+        """The job's place in the order; cheap enough to call for each job at each event."""
+
+    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey, now_s: float) -> str:
+        """Why a running job need not stop for one with that key; empty when it must."""
+
+
+class PolicySetting(Value):
     """Which policy the swarm uses: a name and its parameters, swarm-wide and versioned."""
 
     name: str = "backfill"

@@ -31,18 +31,16 @@ from swarmsched.authority.sequence import sequences
 from swarmsched.authority.tally import agreed, runs_free
 from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
 from swarmsched.effects import ExtendTask, SendPeer
+from swarmsched.fields import Value
 from swarmsched.holders import Configuration, Holder, Quorum, majority
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 
 CONTACT_GAP_S = 0.05  # between two contacts with one holder, however many tasks begin in between
 
 Stamp = tuple[int, int]
-TaskKey = tuple[JobId, int]
-"""(job, attempt)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Value):
     """A holder's newest word on a task: the newest is the answer to the contact that was sent last."""
 
     sequence: int
@@ -65,6 +63,7 @@ class WatchedTask:
     told_s: float  # the deadline that the shim was given last, as far as this life knows
     has_ended: bool = False  # no process is left, and its result was not heard yet
     former: Configuration = Configuration()  # noqa: RUF009  # frozen; the one that was replaced last
+    is_saved: bool = True  # configuration, stamp and former one are what the owner has on disk
     heard: dict[Holder, Heard] = field(default_factory=dict)  # only of the configuration's members
 
     def holder(self, node: NodeId) -> Holder | None:
@@ -106,6 +105,7 @@ class ContactLine:
         stamp: Stamp,
         isolation: Isolation,
         now_s: float,
+        former: Configuration = Configuration(),  # noqa: B008  # frozen
     ) -> None:
         """A task of a record with that `(epoch, version)` was ordered, or was found running after a restart.
 
@@ -113,7 +113,7 @@ class ContactLine:
         """
         if (job_id, attempt) in self._tasks:
             return
-        task = WatchedTask(job_id, attempt, configuration, stamp, isolation, counted_s=now_s, told_s=now_s)
+        task = WatchedTask(job_id, attempt, configuration, stamp, isolation, now_s, now_s, former=former)
         self._tasks[job_id, attempt] = task
         self._open_lines(task, now_s)
 
@@ -139,14 +139,29 @@ class ContactLine:
                 effects += self._recount(task)
         return effects
 
+    def unsaved(self) -> list[WatchedTask]:
+        """Tasks whose holders were replaced since this was asked: they must outlive this agent, which could find nobody
+        to ask once all the holders that its order names are gone."""
+        changed = [task for task in self._tasks.values() if not task.is_saved]
+        for task in changed:
+            task.is_saved = True
+        return changed
+
     def deadline_s(self, job_id: JobId, attempt: int) -> float:
         """Until when the task may run, for its start; -infinite for one that is not watched."""
         task = self._tasks.get((job_id, attempt))
         return -math.inf if task is None else self._until_s(task)
 
-    def is_isolated(self, job_id: JobId, attempt: int, now_s: float) -> bool:
-        """True when the task's time is over, so that its ranks are frozen."""
-        return (job_id, attempt) in self._tasks and now_s >= self.deadline_s(job_id, attempt)
+    def is_watched(self, job_id: JobId, attempt: int) -> bool:
+        """True for a task whose holders are contacted."""
+        return (job_id, attempt) in self._tasks
+
+    def validate(self) -> None:
+        """Every holder of a task has its line, and what was heard is of holders."""
+        for key, task in self._tasks.items():
+            assert key == (task.job_id, task.attempt)
+            assert task.heard.keys() <= set(task.configuration.members)
+            assert {holder.node for holder in task.configuration.members} <= self._lines.keys(), "a holder is not asked"
 
     @property
     def over(self) -> list[TaskKey]:
@@ -227,6 +242,7 @@ class ContactLine:
         if stamp <= task.stamp or not configuration.holders or configuration == task.configuration:
             return False
         task.former, task.configuration, task.stamp = task.configuration, configuration, stamp
+        task.is_saved = False
         task.heard = {holder: heard for holder, heard in task.heard.items() if holder in configuration.members}
         self._open_lines(task, now_s)
         return True

@@ -15,7 +15,8 @@ majority P of the holders, and each of P to that contact or to a later one, has 
   that step was decided; and everything that follows the step was proposed only afterwards.  A holder therefore counts
   silence from no earlier than its first record with the present configuration, whether it is new or stayed.
 * *An owner without whom nothing can be decided*, and a job that asked for it, has ranks that run without contact.  Of
-  those no silence is ever told: only the owner itself can say that they are gone.
+  those no silence is ever told: only the owner itself can say that they are gone.  While holders change it counts as
+  one only where both the present and the leaving ones need it, for either may decide without the others.
 
 What an operator forces by declaring holders lost for good is outside of this argument, as it is outside of the
 register's.
@@ -32,7 +33,7 @@ from swarmsched.authority.message import (
     Standing,
     TaskNews,
 )
-from swarmsched.authority.tally import runs_free
+from swarmsched.authority.tally import may_run_free
 from swarmsched.holders import Configuration, Holder, Quorum, majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord, Leftover
@@ -122,7 +123,7 @@ class ContactBook:
             me in record.configuration.members
             and record.stamp >= (request.epoch, request.version)
             and _declared(record, request.owner, request.attempt) is Standing.OVER
-            and not runs_free(request.owner, record.configuration, record.spec.on_isolation, self._quorum)
+            and not may_run_free(request.owner, record.configuration, record.spec.on_isolation, self._quorum)
         )
 
     def _heard_s(self, request: SilenceRequest) -> float:

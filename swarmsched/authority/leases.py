@@ -42,7 +42,7 @@ class LeaseKeeper:
     @property
     def next_deadline_s(self) -> float:
         """When the next renewal is due; infinite without holders."""
-        return min(self._due_s.values(), default=math.inf)
+        return min(self._due_s.values()) if self._due_s else math.inf
 
     def on_timer(self, now_s: float) -> list[SendPeer]:
         """The renewals that are due."""

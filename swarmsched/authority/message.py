@@ -1,32 +1,30 @@
 """Messages of leases and contacts.  None of them is durable, and all of them may be lost, doubled or reordered."""
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from swarmsched.fields import U32, U53, Job, MaxLength, NodeName, Seconds
+from msgspec import Meta
+
+from swarmsched.fields import U32, U53, Job, NodeName, Seconds, Value
 from swarmsched.holders import Configuration
 
 TASKS_MAX = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRenewal:
+class LeaseRenewal(Value):
     """Shepherd to holder, for all jobs that this life of it acts for: vote for nobody else in my place for one TTL."""
 
     sequence: U53
     generation: U53 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(Value):
     """Holder to shepherd: from the receipt of that renewal."""
 
     sequence: U53
 
 
-@dataclass(frozen=True, slots=True)
-class ContactedTask:
+class ContactedTask(Value):
     """A task that the owner runs; `(epoch, version)` of the newest record that it knows the holders from."""
 
     job_id: Job
@@ -35,12 +33,11 @@ class ContactedTask:
     version: U32
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerContact:
+class OwnerContact(Value):
     """Owner to holder, every 2 s, for all tasks between the two: may they run on?"""
 
     sequence: U53
-    tasks: Annotated[tuple[ContactedTask, ...], MaxLength(TASKS_MAX)]
+    tasks: Annotated[tuple[ContactedTask, ...], Meta(max_length=TASKS_MAX)]
 
 
 class Standing(Enum):
@@ -51,8 +48,7 @@ class Standing(Enum):
     UNKNOWN = "unknown"  # this holder has no record of the job, or holds it no more
 
 
-@dataclass(frozen=True, slots=True)
-class TaskNews:
+class TaskNews(Value):
     """What the owner did not know: a standing other than valid, or a newer record's holders."""
 
     job_id: Job
@@ -60,19 +56,17 @@ class TaskNews:
     standing: Standing
     epoch: U32 = 0
     version: U32 = 0
-    configuration: Configuration = Configuration()  # noqa: RUF009  # frozen
+    configuration: Configuration = Configuration()  # frozen
 
 
-@dataclass(frozen=True, slots=True)
-class ContactAnswered:
+class ContactAnswered(Value):
     """Holder to owner: all tasks of that contact may run on, but for what `news` says."""
 
     sequence: U53
-    news: Annotated[tuple[TaskNews, ...], MaxLength(TASKS_MAX)] = ()
+    news: Annotated[tuple[TaskNews, ...], Meta(max_length=TASKS_MAX)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceRequest:
+class SilenceRequest(Value):
     """Shepherd to holder: once you have my record `(epoch, version)`, for how long has that task heard no yes?"""
 
     job_id: Job
@@ -82,8 +76,7 @@ class SilenceRequest:
     version: U32
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceAnswer:
+class SilenceAnswer(Value):
     """Holder to shepherd.  `silent_s`: since this holder last let the task run on, or since its own start if it never
     did; only meaningful when `has_record`, for only then it will never let it run on again."""
 

@@ -16,16 +16,28 @@ def agreed(configuration: Configuration, values: Mapping[Holder, Value], lowest:
     return min(reached, default=lowest)
 
 
-def runs_free(owner: NodeId, configuration: Configuration, isolation: Isolation, quorum: Quorum) -> bool:
-    """True when ranks on that node run without contact, so that no silence says anything about them.
+def may_run_free(owner: NodeId, configuration: Configuration, isolation: Isolation, quorum: Quorum) -> bool:
+    """True when ranks on that node may run without contact, so that no silence says anything about them.
 
     Either the job asked for it, or no quorum can exist without the owner's own vote: then nothing can be decided about
-    the job behind the node's back, and freezing would protect it from nobody (protocol notes, 3.5).  A quorum of a
-    joint configuration needs both groups, so one such group is enough.
+    the job behind the node's back, and freezing would protect it from nobody (protocol notes, 3.5).
     """
-    if isolation is Isolation.CONTINUE:
-        return True
-    return any(sum(holder.node != owner for holder in group) < quorum(len(group)) for group in _groups(configuration))
+    return isolation is Isolation.CONTINUE or any(_are_needed(owner, configuration, quorum))
+
+
+def runs_free(owner: NodeId, configuration: Configuration, isolation: Isolation, quorum: Quorum) -> bool:
+    """True when the owner itself may take it that they do.
+
+    Of a joint configuration each group must need the owner: before the record that names it is decided the leaving
+    holders may decide something else among themselves, and the present ones alone decide what follows it.
+    """
+    needed = _are_needed(owner, configuration, quorum)
+    return isolation is Isolation.CONTINUE or (bool(needed) and all(needed))
+
+
+def _are_needed(owner: NodeId, configuration: Configuration, quorum: Quorum) -> list[bool]:
+    """Of each group, whether it has no quorum without the owner."""
+    return [sum(holder.node != owner for holder in group) < quorum(len(group)) for group in _groups(configuration)]
 
 
 def _groups(configuration: Configuration) -> list[Holders]:

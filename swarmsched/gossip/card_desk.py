@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
+from swarmsched.card import JobCard, is_only_order_changed, is_same_news, tombstone
 from swarmsched.deadlines import Deadlines
-from swarmsched.gossip.card import JobCard, is_only_order_changed, is_same_news, tombstone
 from swarmsched.ids import JobId
+from swarmsched.view import JobView
 
 QUEUED_DELAY_S = 1.0
 RUNNING_DELAY_S = 10.0
 INTERVAL_S = 1.0
+LEAVING_INTERVAL_S = 0.1
 ORDER_INTERVAL_S = 5.0
 RENEWAL_S = 60.0
 COUNTER_LIMIT = 2**31
@@ -113,15 +117,17 @@ def _deadline_s(draft: _Draft) -> float:
         return draft.eligible_s
     if is_same_news(draft.published, draft.latest):
         return draft.published_s + RENEWAL_S
+    if draft.published.state is JobState.QUEUED and draft.latest.state is not JobState.QUEUED:
+        return draft.published_s + LEAVING_INTERVAL_S  # whoever waits behind it should know
     interval_s = ORDER_INTERVAL_S if is_only_order_changed(draft.published, draft.latest) else INTERVAL_S
     return draft.published_s + interval_s
 
 
 def _brought_forward(card: JobCard, waited_s: float) -> JobCard:
-    is_running = card.state is JobState.RUNNING
+    job = JobView(card)
     return replace(
         card,
-        attained_gpu_s=card.attained_at(waited_s),
-        queued_s=card.queued_s + (waited_s if card.state is JobState.QUEUED else 0.0),
-        running_s=card.running_s + (waited_s if is_running else 0.0),
+        attained_gpu_s=job.attained_gpu_s(waited_s),
+        queued_s=job.queued_s(waited_s),
+        running_s=job.running_s(waited_s),
     )

@@ -6,11 +6,12 @@ them, and what it wants in return.  All messages travel as datagrams if they are
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Meta
+
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.fields import U8, U32, U53, MaxLength
+from swarmsched.fields import U8, U32, U53, Value
 from swarmsched.wire.codec import Codec
 
 Stamp = tuple[int, int]
@@ -20,7 +21,7 @@ DIGEST_ENTRIES_LIMIT = 30_000
 STREAM_BYTES_LIMIT = 524_288
 PARCELS_LIMIT = 8_192
 
-_Listing = Annotated[bytes, MaxLength(STREAM_BYTES_LIMIT)]
+_Listing = Annotated[bytes, Meta(max_length=STREAM_BYTES_LIMIT)]
 
 
 class ParcelKind:
@@ -32,24 +33,22 @@ class ParcelKind:
     SETTING = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(Value):
     """One entry as its owner wrote it.  `age_ds`: tenths of a second since then."""
 
     kind: U8
     age_ds: U32
-    body: Annotated[bytes, MaxLength(2_048)]
+    body: Annotated[bytes, Meta(max_length=2_048)]
 
 
-@dataclass(frozen=True, slots=True)
-class StateDigest:
+class StateDigest(Value):
     """What the sender has: changes of its window, or everything (`is_full`).  Answered by `StateDelta`.
 
     `buckets` lists the hashes of the location entries, in full digests only.
     """
 
     setting_version: U53
-    setting_node: Annotated[str, MaxLength(63)]
+    setting_node: Annotated[str, Meta(max_length=63)]
     nodes: _Listing = b""
     cards: _Listing = b""
     locations: _Listing = b""
@@ -57,43 +56,39 @@ class StateDigest:
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LocationRange:
+class LocationRange(Value):
     """All location entries that the sender has between two job keys, inclusive."""
 
-    low: Annotated[bytes, MaxLength(17)]
-    high: Annotated[bytes, MaxLength(17)]
+    low: Annotated[bytes, Meta(max_length=17)]
+    high: Annotated[bytes, Meta(max_length=17)]
     listing: _Listing
 
 
-@dataclass(frozen=True, slots=True)
-class StateDelta:
+class StateDelta(Value):
     """Newer entries, and what the sender wants (ids with the stamps that it has).  `is_cut`: more is left to send."""
 
-    parcels: Annotated[tuple[Parcel, ...], MaxLength(PARCELS_LIMIT)] = ()
+    parcels: Annotated[tuple[Parcel, ...], Meta(max_length=PARCELS_LIMIT)] = ()
     want_nodes: _Listing = b""
     want_cards: _Listing = b""
     want_locations: _Listing = b""
     wants_setting: bool = False
     is_cut: bool = False
-    ranges: Annotated[tuple[LocationRange, ...], MaxLength(8)] = ()
+    ranges: Annotated[tuple[LocationRange, ...], Meta(max_length=8)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FullStateRequest:
+class FullStateRequest(Value):
     """A joining node asks for everything, page by page.  `stage` 0 nodes, 1 cards, 2 locations; `after` a key."""
 
     stage: U8 = 0
-    after: Annotated[bytes, MaxLength(64)] = b""
+    after: Annotated[bytes, Meta(max_length=64)] = b""
 
 
-@dataclass(frozen=True, slots=True)
-class FullStateAnswer:
+class FullStateAnswer(Value):
     """One page.  Ask again with `stage` and `after` unless `is_last`; an empty page means: in a second."""
 
-    parcels: Annotated[tuple[Parcel, ...], MaxLength(PARCELS_LIMIT)]
+    parcels: Annotated[tuple[Parcel, ...], Meta(max_length=PARCELS_LIMIT)]
     stage: U8
-    after: Annotated[bytes, MaxLength(64)]
+    after: Annotated[bytes, Meta(max_length=64)]
     is_last: bool
 
 

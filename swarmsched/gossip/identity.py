@@ -7,8 +7,9 @@ few jumps.  One that has heard of this very process lives, and so does whatever 
 name has two holders, and both go into conflict.
 """
 
-from dataclasses import replace
 from enum import Enum, auto
+
+from msgspec.structs import replace
 
 from swarmsched.errors import StorageError
 from swarmsched.gossip.message import Standing, Update

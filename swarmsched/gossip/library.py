@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmsched.api import JobState
+from swarmsched.card import CARD_BYTES_LIMIT, JobCard, RankKey, decode_card
 from swarmsched.errors import RemoteProtocolError, SwarmError
-from swarmsched.gossip.card import CARD_BYTES_LIMIT, JobCard, decode_card
 from swarmsched.gossip.exchange import (
     ID_LENGTH,
     FullStateAnswer,
@@ -33,7 +33,7 @@ from swarmsched.gossip.record import RECORD_BYTES_LIMIT, NodeRecord, decode_reco
 from swarmsched.gossip.replica import Entry, Replica, Verdict, fair_order
 from swarmsched.gossip.setting import CheckSetting, SettingRegister, SwarmSetting, decode_setting, encode_setting
 from swarmsched.ids import JobId, NodeId
-from swarmsched.view import RankKey
+from swarmsched.view import JobView
 
 NODES_LIMIT = 20_000
 CARDS_LIMIT = 20_000
@@ -84,6 +84,8 @@ class Library:
         self.claims: list[Stamp] = []  # stamps of records under our own name that others hold
         self.nodes: Replica[NodeRecord] = Replica(NODES_LIMIT, NODE_KEEP_S)
         self.cards: Replica[JobCard] = Replica(CARDS_LIMIT, CARD_KEEP_S)
+        self.jobs: dict[JobId, JobView] = {}  # of the cards of live jobs: made once for each version
+        self.job_news: dict[JobId, None] = {}  # jobs whose entry in `jobs` has changed since somebody took note
         self.locations = LocationStore()
         self.setting = SettingRegister(node_id, check_setting)
         self.round_number = 0
@@ -138,7 +140,7 @@ class Library:
         if record.node_id == self._node_id:
             self.claims.append(record.stamp)
             return False
-        if not self._is_sane(record, record.node_id, record.stamp, self.nodes):
+        if not self._is_sane(record):
             return False
         if record.generation > self.generation_limit:
             return self._refuse("refused_generations", self.nodes, record.node_id, record.stamp)
@@ -159,8 +161,6 @@ class Library:
 
     def offer_card(self, card: JobCard, body: bytes, age_s: float, now_s: float) -> bool:
         """Adopt a card if it is newer and its job is not known to have ended."""
-        if not self._is_sane(card, card.job_id, card.stamp, self.cards):
-            return False
         location = self.locations.get(card.job_id)
         if location is not None and location.ended_utc_s and card.state is not JobState.ENDED:
             return False
@@ -174,7 +174,23 @@ class Library:
             now_s=now_s,
             round_number=self.round_number,
         )
+        if verdict is Verdict.ADOPTED:
+            self._show_job(card.job_id)
         return self._judge(verdict, self.cards, card.job_id, card.stamp)
+
+    def expire_cards(self, now_s: float) -> None:
+        """Drop cards that nobody renews."""
+        for job_id in self.cards.expire(now_s):
+            self._show_job(JobId(job_id))
+
+    def _show_job(self, job_id: JobId) -> None:
+        entry = self.cards.get(job_id)
+        if entry is None or entry.value.state is JobState.ENDED:
+            if self.jobs.pop(job_id, None) is None:
+                return
+        else:
+            self.jobs[job_id] = JobView(entry.value, entry.born_s)
+        self.job_news[job_id] = None
 
     def offer_location(self, location: Location, body: bytes, age_s: float, now_s: float) -> bool:
         """Adopt a location entry if it is newer; the end of a job buries its card."""
@@ -182,14 +198,15 @@ class Library:
         card = self.cards.get(location.job_id) if kept and location.ended_utc_s else None
         if card is not None and card.stamp[0] <= location.epoch and card.value.state is not JobState.ENDED:
             self.cards.bury(location.job_id)
+            self._show_job(location.job_id)
         return kept
 
-    def _is_sane(self, value: NodeRecord | JobCard, key: str, stamp: Stamp, replica: Replica[T]) -> bool:
+    def _is_sane(self, record: NodeRecord) -> bool:
         try:
-            value.check()
+            record.check()
         except RemoteProtocolError:
             self.counters["poisoned"] += 1
-            replica.quarantine(short_id(key), stamp)
+            self.nodes.quarantine(short_id(record.node_id), record.stamp)
             return False
         return True
 
@@ -309,6 +326,11 @@ class Library:
         key = key_of(job_id)
         return None if self.locations.stamp(key) is None else self._location_parcel(key, now_s)
 
+    def card_parcel(self, job_id: JobId, now_s: float) -> Parcel | None:
+        """A known job's card for a push; None if it is gone since."""
+        entry = self.cards.get(job_id)
+        return None if entry is None else _parcel(ParcelKind.CARD, entry, now_s)
+
     def record_parcel(self, node_id: NodeId, now_s: float) -> Parcel:
         """A known node's record for a push."""
         entry = self.nodes.get(node_id)
@@ -322,10 +344,10 @@ class Library:
         """
         gpus = sum(entry.value.total_gpus for entry in self.nodes)
         limit = max(QUEUED_CARDS_MIN, QUEUED_CARDS_PER_GPU * gpus)
-        queued = [entry.value for entry in self.cards if entry.value.state is JobState.QUEUED]
-        if len(queued) < limit:
+        if len(self.jobs) < limit:
             return None
-        return sorted((card.rank_key, card.job_id) for card in queued)[limit - 1]
+        queued = [job.card for job in self.jobs.values() if job.state is JobState.QUEUED]
+        return sorted([(card.rank_key, card.job_id) for card in queued])[limit - 1] if len(queued) >= limit else None
 
     def setting_parcel(self) -> Parcel:
         """The setting for a push."""
@@ -340,6 +362,8 @@ class Library:
             assert decode_record(entry.body) == entry.value
             assert entry.value.stamp == entry.stamp
             assert len(entry.body) <= RECORD_BYTES_LIMIT
+        live = [JobView(each.value, each.born_s) for each in self.cards if each.value.state is not JobState.ENDED]
+        assert self.jobs == {job.job_id: job for job in live}
         for card in self.cards:
             assert decode_card(card.body) == card.value
             assert len(card.body) <= CARD_BYTES_LIMIT

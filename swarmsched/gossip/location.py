@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from msgspec import Meta
+
 from swarmsched.api import JobState
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.fields import U8, U32, Amount, Job, MaxLength, NodeName
+from swarmsched.fields import U8, U32, Amount, Job, NodeName, Value
 from swarmsched.ids import CROCKFORD, JOB_ID_LENGTH, JobId, NodeId, is_job_id
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -39,15 +41,14 @@ _HEAD = struct.Struct(">qII")
 """Birth in whole seconds of our clock, then the stamp: kept before the body so that comparing needs no decoding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(Value):
     """Where a job's record is.  `(epoch, version)` are those of the job record; times are seconds since 1970."""
 
     job_id: Job
     epoch: U32
     version: U32
     shepherd: NodeName
-    holders: Annotated[tuple[NodeName, ...], MaxLength(HOLDERS_LIMIT)]
+    holders: Annotated[tuple[NodeName, ...], Meta(max_length=HOLDERS_LIMIT)]
     state: JobState
     ended_utc_s: Amount = 0.0  # 0: not ended
 
@@ -57,18 +58,17 @@ class Location:
         return (self.epoch, self.version)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
+class _Wire(Value):
     """What travels: 30 B and the names of the holders.  `key` without its first byte where that is 0, as it is."""
 
-    key: Annotated[bytes, MaxLength(KEY_LENGTH)]
+    key: Annotated[bytes, Meta(max_length=KEY_LENGTH)]
     epoch: U32
     version: U32
-    holders: Annotated[tuple[NodeName, ...], MaxLength(HOLDERS_LIMIT)]
+    holders: Annotated[tuple[NodeName, ...], Meta(max_length=HOLDERS_LIMIT)]
     shepherd_index: U8  # into the holders; their number when `shepherd` names it
     state_index: U8
     ended_utc_s: U32
-    shepherd: Annotated[str, MaxLength(63)] = ""
+    shepherd: Annotated[str, Meta(max_length=63)] = ""
 
 
 def key_of(job_id: JobId) -> bytes:

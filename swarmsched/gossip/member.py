@@ -1,9 +1,10 @@
 """What a node knows of one member, and the picture of it that others are shown."""
 
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 
+from swarmsched.fields import Value
 from swarmsched.gossip.message import Standing, Update
 from swarmsched.ids import Address, NodeId
 
@@ -18,6 +19,8 @@ class MemberStatus(Enum):
     CONFLICT = "conflict"  # two live processes answer under this name: no new placements, running work goes on
 
 
+FINGERPRINTS_REMEMBERED = 1_024
+
 _STATUS = {
     Standing.ALIVE: MemberStatus.ALIVE,
     Standing.SUSPECT: MemberStatus.SUSPECT,
@@ -26,8 +29,7 @@ _STATUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(Value):
     """One member at one moment.  `since_s` is the age of the status in seconds, by the viewer's clock."""
 
     node_id: NodeId
@@ -49,8 +51,7 @@ class MemberView:
         return self.status is MemberStatus.ALIVE
 
 
-@dataclass(frozen=True, slots=True)
-class MemberChanged:
+class MemberChanged(Value):
     """An announcement: this member's status or generation is new; `previous` is None for one never heard of."""
 
     member: MemberView
@@ -105,6 +106,7 @@ def status_of(update: Update) -> MemberStatus:
     return _STATUS[update.standing]
 
 
+@lru_cache(FINGERPRINTS_REMEMBERED)
 def fingerprint(update: Update) -> int:
     """64 bits of (id, generation, incarnation, standing, conflict), the same at every node."""
     text = f"{update.node} {update.generation} {update.incarnation} {update.standing.value} {update.is_conflict:d}"

@@ -18,7 +18,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from swarmsched.effects import Announce, Persist, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
@@ -119,11 +120,6 @@ class Membership:
         return self._identity.update.incarnation
 
     @property
-    def health_score(self) -> int:
-        """0 (healthy) to 8 (hardly trusts its own accusations)."""
-        return self._health.score
-
-    @property
     def membership_hash(self) -> int:
         """64 bits over (id, generation, incarnation, standing, conflict) of all members, this node included."""
         return self._roster.hash ^ fingerprint(self._identity.update)
@@ -132,12 +128,6 @@ class Membership:
     def counters(self) -> Mapping[str, int]:
         """Counts since the start, for metrics."""
         return self._counters
-
-    @property
-    def common_minor(self) -> int:
-        """The highest wire minor that every live member understands."""
-        claims = [self._identity.update, *(member.update for member in self._roster if member.is_live)]
-        return min(claim.highest_minor for claim in claims)
 
     def members(self, now_s: float) -> tuple[MemberView, ...]:
         """All members by name, this node and the dead included."""
@@ -166,9 +156,12 @@ class Membership:
             names.append(self._config.node_id)
         return sorted(names)
 
-    def random_peers(self, count: int) -> list[NodeId]:
-        """Up to `count` different live others (suspects included), drawn at random: for gossip of any plane."""
-        return self._roster.sample(count)
+    def is_alive(self, node_id: NodeId) -> bool:
+        """True for one of `alive`; cheap."""
+        if node_id == self._config.node_id:
+            return status_of(self._identity.update) is MemberStatus.ALIVE
+        member = self._roster.get(node_id)
+        return member is not None and member.status is MemberStatus.ALIVE
 
     def validate(self) -> None:
         """Re-derive every invariant; AssertionError if one is broken."""

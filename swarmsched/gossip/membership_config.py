@@ -1,8 +1,7 @@
 """Parameters of plane A, each with its meaning, its constraint and a rule of thumb."""
 
-from dataclasses import dataclass
-
 from swarmsched.errors import ConfigError
+from swarmsched.fields import Value
 from swarmsched.ids import Address, NodeId, is_node_name
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, WIRE_MINOR_HIGHEST, WIRE_MINOR_LOWEST
 
@@ -10,8 +9,7 @@ PACKET_CEILING_MIN_BYTES = 512
 PACKET_CEILING_MAX_BYTES = 1_400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipConfig:
+class MembershipConfig(Value, kw_only=True):
     """Who this node is and how it watches the others.  The defaults suit 3 to 10,000 nodes in one site."""
 
     node_id: NodeId

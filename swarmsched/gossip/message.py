@@ -4,11 +4,12 @@ The first byte of an encoded message is its kind: 1 to 31 are plane A's, 32 to 6
 messages of the other planes.  `MemberList`, `StreamPing` and `StreamPong` also travel on the peer channel.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from swarmsched.fields import U8, U32, U53, U64, Host, MaxLength, NodeName, Port
+from msgspec import Meta
+
+from swarmsched.fields import U8, U32, U53, U64, Host, NodeName, Port, Value
 from swarmsched.ids import Address
 from swarmsched.wire.codec import Codec
 
@@ -27,11 +28,10 @@ class Standing(IntEnum):
     LEFT = 3
 
 
-InstanceId = Annotated[bytes, MaxLength(16)]
+InstanceId = Annotated[bytes, Meta(max_length=16)]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Value):
     """A claim about one member.
 
     Claims are ordered by (generation, incarnation, standing); the largest wins wherever they meet, so members agree
@@ -47,9 +47,9 @@ class Update:
     standing: Standing
     instance_id: InstanceId
     is_conflict: bool = False
-    accuser: Annotated[str, MaxLength(63)] = ""  # who suspects; independent accusers shorten the suspicion
+    accuser: Annotated[str, Meta(max_length=63)] = ""  # who suspects; independent accusers shorten the suspicion
     age_s: U32 = 0
-    software_version: Annotated[str, MaxLength(32)] = ""
+    software_version: Annotated[str, Meta(max_length=32)] = ""
     lowest_minor: U8 = 0
     highest_minor: U8 = 0
 
@@ -64,11 +64,10 @@ class Update:
         return (self.generation, self.incarnation, self.standing)
 
 
-Rumours = Annotated[tuple[Update, ...], MaxLength(64)]
+Rumours = Annotated[tuple[Update, ...], Meta(max_length=64)]
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Value):
     """Are you there?  Answered only by the node called `target`."""
 
     sequence: U32
@@ -77,8 +76,7 @@ class Ping:
     updates: Rumours = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Value):
     """`sender` is there; answers the `Ping` of that sequence number."""
 
     sequence: U32
@@ -89,8 +87,7 @@ class Ack:
     updates: Rumours = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PingRequest:
+class PingRequest(Value):
     """I did not reach `target`: try for me, and tell me within `timeout_ms` whether you did."""
 
     sequence: U32
@@ -102,8 +99,7 @@ class PingRequest:
     updates: Rumours = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RelayAnswer:
+class RelayAnswer(Value):
     """A helper's answer to `PingRequest`: whether `target` acknowledged.  A "no" proves that the helper lives."""
 
     sequence: U32
@@ -113,15 +109,13 @@ class RelayAnswer:
     updates: Rumours = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gossip:
+class Gossip(Value):
     """Rumours alone; also the direct correction of a peer whose news is old."""
 
     updates: Rumours
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Value):
     """Who I am and the hash of all that I know of the membership: greets seeds, the dead, and one peer every 5 s.
 
     Equal hashes need no answer unless `wants_answer`; different ones are answered with the member list.
@@ -133,25 +127,22 @@ class Hello:
     updates: Rumours = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MemberList:
+class MemberList(Value):
     """What the sender knows of members; over the peer channel if it exceeds a packet, in parts if it is long."""
 
     sender: NodeName
-    updates: Annotated[tuple[Update, ...], MaxLength(MEMBERS_PER_LIST)]
+    updates: Annotated[tuple[Update, ...], Meta(max_length=MEMBERS_PER_LIST)]
     wants_answer: bool  # send yours in return
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPing:
+class StreamPing(Value):
     """The probe over the peer channel, when no packet of it was answered.  Not answered under another name."""
 
     sequence: U32
     target: NodeName
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPong:
+class StreamPong(Value):
     """Answers `StreamPing`: the node lives, though its UDP does not get through."""
 
     sequence: U32

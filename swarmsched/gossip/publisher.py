@@ -1,9 +1,11 @@
 """When a node rewrites its own record: at once for what places jobs, with a deadband for what only informs."""
 
 import math
-from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
+from msgspec.structs import replace
+
+from swarmsched.fields import Value
 from swarmsched.gossip.record import NodeRecord
 
 UTILISATION_BAND_PERCENT = 10
@@ -17,8 +19,7 @@ LARGE_SWARM = 3_000
 VERSION_JUMP_LIMIT = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Value):
     """A new version to spread; `is_urgent` when free capacity changed and some peers should hear at once."""
 
     record: NodeRecord
@@ -114,7 +115,7 @@ def _capacity(record: NodeRecord) -> object:
 
 
 _BANDED = ("version", "gpu_utilisation_percent", "cpu_utilisation_percent", "gpu_memory_used_bytes")
-_facts = attrgetter(*(each.name for each in fields(NodeRecord) if each.name not in _BANDED))
+_facts = attrgetter(*(each for each in NodeRecord.__struct_fields__ if each not in _BANDED))
 """What has no deadband."""
 
 

@@ -1,42 +1,40 @@
 """The node record: what one node says of itself to all, written only by its owner.
 
-The record counts GPUs by kind and does not name them; whoever plans for a remote node gets placeholder devices with
-the right model and memory, which is all that `fits` looks at.  Details travel on request over HTTP.
+The record counts GPUs by kind and does not name them, which is all that `fits` looks at.  Details travel on request
+over HTTP.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import IntFlag
 from functools import lru_cache
 from typing import Annotated, Protocol
 
+from msgspec import Meta
+from msgspec.structs import replace
+
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.fields import U8, U16, U32, U53, MaxLength, Name, NodeName
-from swarmsched.ids import NodeId
-from swarmsched.resources import Free, Gpu, GpuHealth, NodeResources
+from swarmsched.fields import U8, U16, U32, U53, Name, NodeName, Value
+from swarmsched.resources import Free, GpuCount, NodeResources, counted
 from swarmsched.view import NodeView
 from swarmsched.wire.codec import decode_value, encode_value
 
 RECORD_BYTES_LIMIT = 512
 RECORDS_REMEMBERED = 1_024
 GPUS_LIMIT = 64
-UNREACHABLE_LIMIT = 4
+ZONE_LENGTH = 16
+DRAIN_REASON_LENGTH = 64  # told to all nodes; the whole text stays on the node that drains
 
 
 class NodeFlag(IntFlag):
-    """Bits of `NodeRecord.flags`."""
+    """Bits of `NodeRecord.flags`; the others are free."""
 
-    HTTP_READY = 1
     DRAINING = 2
     CONFLICT = 4  # two machines answer under this name
-    TELEMETRY_OK = 8
-    TELEMETRY_STALE = 16
-    SIMULATED = 32  # its GPUs are simulated
     WITNESS = 64  # votes and holds, never runs jobs
+    DISK_STALLED = 128  # its disk takes no writes: it acknowledges nothing
 
 
-@dataclass(frozen=True, slots=True)
-class GpuGroup:
+class GpuGroup(Value):
     """Devices of one model and memory.  `count` are all that the node has, `free` those it can give now."""
 
     model: Name
@@ -45,18 +43,17 @@ class GpuGroup:
     memory_bytes: U53
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(Value):
     """One node.  `(generation, version)` grows with every rewrite; larger is newer.
 
-    Counts of unhealthy, foreign, stale and draining GPUs are parts of the groups' counts.  Utilisations are averages
+    Counts of unhealthy, foreign and stale GPUs are parts of the groups' counts.  Utilisations are averages
     over 30 s in percent of all GPUs, or of all cores.
     """
 
     node_id: NodeName
     generation: U53 = 0
     version: U53 = 0
-    groups: Annotated[tuple[GpuGroup, ...], MaxLength(8)] = ()
+    groups: Annotated[tuple[GpuGroup, ...], Meta(max_length=8)] = ()
     cpus_total: U32 = 0
     cpus_free: U32 = 0
     memory_total_bytes: U53 = 0
@@ -67,16 +64,14 @@ class NodeRecord:
     unhealthy_gpus: U16 = 0
     foreign_gpus: U16 = 0
     stale_gpus: U16 = 0
-    draining_gpus: U16 = 0
     running_ranks: U16 = 0
-    queued_jobs: U32 = 0  # shepherded here
     live_jobs: U32 = 0  # shepherded here, queued ones included
     flags: U32 = 0
-    software_version: Annotated[str, MaxLength(24)] = ""
-    unreachable: Annotated[tuple[NodeName, ...], MaxLength(UNREACHABLE_LIMIT)] = ()
-    zone: Annotated[str, MaxLength(16)] = ""  # reserved for swarms of swarms
+    software_version: Annotated[str, Meta(max_length=24)] = ""
+    zone: Annotated[str, Meta(max_length=ZONE_LENGTH)] = ""  # nodes of one zone may fail together; "": not told
     ledger_version: U53 = 0  # of the owner's ledger when it wrote this: `FreeReport.version` counts the same
     store_id: U53 = 0  # identity of the database behind it, by which it can be a holder; 0: not told
+    drain_reason: Annotated[str, Meta(max_length=DRAIN_REASON_LENGTH)] = ""
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -141,8 +136,7 @@ class OwnerReport(Protocol):
         """Ranks on the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Value):
     """A node record as this node knows it.  `age_s`: since its owner wrote it, or answered us."""
 
     record: NodeRecord
@@ -151,12 +145,12 @@ class NodeStatus:
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    """Bytes within the hard limit; names of unreachable peers are left out first if they do not fit."""
+    """Bytes within the hard limit; the reason of a drain is left out first if they do not fit, then kinds of GPUs."""
     body = encode_value(NodeRecord, record)
     if len(body) > RECORD_BYTES_LIMIT:
-        body = encode_value(NodeRecord, replace(record, unreachable=()))
+        body = encode_value(NodeRecord, replace(record, drain_reason=""))
     if len(body) > RECORD_BYTES_LIMIT:
-        body = encode_value(NodeRecord, replace(record, unreachable=(), groups=record.groups[:4]))
+        body = encode_value(NodeRecord, replace(record, drain_reason="", groups=record.groups[:4]))
     return body
 
 
@@ -173,14 +167,13 @@ def decode_record(body: bytes) -> NodeRecord:
 
 def groups_of(resources: NodeResources, free: Free) -> tuple[GpuGroup, ...]:
     """Devices of a node counted by kind, at most eight kinds (further kinds are left out)."""
-    totals: dict[tuple[str, int], int] = {}
-    for gpu in resources.gpus:
-        totals[gpu.model, gpu.memory_bytes] = totals.get((gpu.model, gpu.memory_bytes), 0) + 1
-    frees: dict[tuple[str, int], int] = {}
-    for gpu in free.gpus:
-        frees[gpu.model, gpu.memory_bytes] = frees.get((gpu.model, gpu.memory_bytes), 0) + 1
-    kinds = list(totals.items())[:8]
-    return tuple(GpuGroup(kind[0], count, min(count, frees.get(kind, 0)), kind[1]) for kind, count in kinds)
+    frees = {(each.model, each.memory_bytes): each.count for each in free.gpus}
+    return tuple(
+        GpuGroup(
+            each.model, each.count, min(each.count, frees.get((each.model, each.memory_bytes), 0)), each.memory_bytes
+        )
+        for each in counted(resources.gpus)[:8]
+    )
 
 
 def repaired(record: NodeRecord, report: OwnerReport) -> NodeRecord:
@@ -195,36 +188,27 @@ def repaired(record: NodeRecord, report: OwnerReport) -> NodeRecord:
 
 
 def node_view(record: NodeRecord, *, is_available: bool) -> NodeView:
-    """The planner's picture of a remote node, with placeholder devices."""
-    usable = record.total_gpus - record.unhealthy_gpus - record.foreign_gpus - record.stale_gpus - record.draining_gpus
+    """The planner's picture of a remote node.  Which kind its unusable devices are of is not told: never a free one."""
+    unusable = record.unhealthy_gpus + record.foreign_gpus + record.stale_gpus
+    usable: list[GpuCount] = []
+    for group in reversed(record.groups):
+        barred = min(unusable, group.count - group.free)
+        unusable -= barred
+        usable.insert(0, GpuCount(group.model, group.memory_bytes, group.count - barred))
+    free = tuple(GpuCount(group.model, group.memory_bytes, group.free) for group in record.groups if group.free)
     return NodeView(
         record.node_id,
-        free_of(record),
+        Free(free, record.cpus_free, record.memory_free_bytes),
+        Free(tuple(each for each in usable if each.count), record.cpus_total, record.memory_total_bytes),
         record.total_gpus,
         is_available,
-        _placeholders(record.node_id, [(group, group.count) for group in record.groups])[: max(usable, 0)],
     )
 
 
-def free_of(record: NodeRecord) -> Free:
-    """What a remote node can give, with placeholder devices that carry model and memory."""
-    gpus = _placeholders(record.node_id, [(group, group.free) for group in record.groups])
-    return Free(gpus, record.cpus_free, record.memory_free_bytes)
-
-
-def capacity_of(record: NodeRecord) -> NodeResources:
-    """All that a remote node has, usable now or not, with placeholder devices."""
-    gpus = _placeholders(record.node_id, [(group, group.count) for group in record.groups])
-    return NodeResources(gpus, record.cpus_total, record.memory_total_bytes)
-
-
-def _placeholders(node: NodeId, counts: Sequence[tuple[GpuGroup, int]]) -> tuple[Gpu, ...]:
-    gpus: list[Gpu] = []
-    for group, count in counts:
-        for _ in range(count):
-            index = len(gpus)
-            gpus.append(Gpu(f"{node}#{index}", index, group.model, group.memory_bytes, GpuHealth.OK))
-    return tuple(gpus)
+def capacity_of(record: NodeRecord) -> Free:
+    """All that a remote node has, usable now or not."""
+    gpus = tuple(GpuCount(group.model, group.memory_bytes, group.count) for group in record.groups)
+    return Free(gpus, record.cpus_total, record.memory_total_bytes)
 
 
 def _with_free(groups: Sequence[GpuGroup], free: int) -> tuple[GpuGroup, ...]:

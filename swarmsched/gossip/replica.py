@@ -6,10 +6,10 @@ an entry's bytes are the ones that its owner wrote.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
+from swarmsched.fields import Value
 from swarmsched.gossip.exchange import ID_LENGTH, Stamp, short_id
 
 GRAVES_LIMIT = 20_000
@@ -27,8 +27,7 @@ class Verdict(Enum):
     REFUSED = "refused"  # too far ahead, too old in age, quarantined, or no space
 
 
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class Entry(Value, Generic[T]):
     """One record.  `born_s`: when its owner wrote it, on our clock; `origin` is that owner."""
 
     key: str

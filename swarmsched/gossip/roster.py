@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from swarmsched.gossip.member import Member, fingerprint
 from swarmsched.gossip.message import Standing, Update
 from swarmsched.ids import Address, NodeId
 
 MEMBERS_MAX = 20_000
+AGE_S_MAX = 2**31  # of a verdict that is heard of; half of what an age may be when it is told on
 
 
 class Roster:
@@ -60,15 +62,16 @@ class Roster:
     def put(self, update: Update, now_s: float) -> Member:
         """Make `update` what is known of its member; `age_s` turns into the time of the verdict."""
         stored = replace(update, age_s=0) if update.age_s else update
+        verdict_s = now_s - min(update.age_s, AGE_S_MAX)
         member = self._members.get(update.node)
         is_new = member is None
         if member is None:
-            member = self._members[update.node] = Member(stored, now_s - update.age_s)
+            member = self._members[update.node] = Member(stored, verdict_s)
         else:
             self.hash ^= member.fingerprint
             self._forget_address(member)
             if member.update.standing is not stored.standing or member.update.generation != stored.generation:
-                member.changed_s = now_s - update.age_s
+                member.changed_s = verdict_s
             member.update, member.fingerprint = stored, fingerprint(stored)
         self.hash ^= member.fingerprint
         self._index(member, is_new=is_new)

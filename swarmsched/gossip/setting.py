@@ -1,11 +1,12 @@
 """The swarm-wide setting: one versioned record that every node keeps; the highest (version, node) wins."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated
 
+from msgspec import Meta, field
+
 from swarmsched.errors import RemoteProtocolError, SwarmError
-from swarmsched.fields import U53, MaxLength, Name, Real
+from swarmsched.fields import U53, Name, Real, Value
 from swarmsched.ids import NodeId
 from swarmsched.view import PolicySetting
 from swarmsched.wire.codec import decode_value, encode_value
@@ -19,14 +20,13 @@ CheckSetting = Callable[[PolicySetting], None]
 """Raises SwarmError for a policy or parameters that this node cannot use."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmSetting:
+class SwarmSetting(Value):
     """The policy of the swarm.  Version 0 is the built-in default, never gossiped."""
 
     version: U53 = 0
-    node_id: Annotated[str, MaxLength(63)] = ""  # who set it
+    node_id: Annotated[str, Meta(max_length=63)] = ""  # who set it
     policy: Name = "backfill"
-    parameters: Annotated[Mapping[Name, Real], MaxLength(16)] = field(default_factory=dict)
+    parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
 
     @property
     def stamp(self) -> tuple[int, str]:

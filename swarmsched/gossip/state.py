@@ -11,14 +11,15 @@ Who is alive is told by `put_peer` and `drop_peer`; how that is found out is non
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
+from swarmsched.card import JobCard, encode_card
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
-from swarmsched.gossip.card import CardStatus, JobCard, encode_card
+from swarmsched.fields import Value
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.courier import Courier, Route
 from swarmsched.gossip.exchange import (
@@ -43,7 +44,7 @@ from swarmsched.gossip.setting import (
     encode_setting,
 )
 from swarmsched.ids import Address, JobId, NodeId
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 WINDOW_ROUNDS = 8
 WINDOW_ROUNDS_LARGE = 14
@@ -58,8 +59,7 @@ JOIN_RETRY_S = 3.0
 DAY_S = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRef:
+class MemberRef(Value):
     """A live peer as the state plane needs it; `generation` 0 if not known."""
 
     node_id: NodeId
@@ -67,8 +67,7 @@ class MemberRef:
     generation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StateConfig:
+class StateConfig(Value):
     """Parameters of the state plane.  Defaults are those of the protocol's section on load records.
 
     `packet_bytes`: most payload of one datagram.  `packet_overhead_bytes`: what IP, UDP and sealing add, counted
@@ -85,6 +84,16 @@ class StateConfig:
 
 
 StateEvent = DatagramReceived | PeerMessageReceived | TimerFired
+
+
+@dataclass(slots=True)
+class _Repair:
+    """An owner's answer, and what it makes of the gossiped record."""
+
+    report: OwnerReport
+    at_s: float
+    base: NodeRecord | None = None
+    result: NodeRecord | None = None
 
 
 class StatePlane:
@@ -112,10 +121,9 @@ class StatePlane:
         self._expire_at_s = 0.0
         self._flush_at_s = math.inf
         self._repeats = 0  # how often a cut answer may still be followed up in this round
-        self._generation_ahead = 0  # highest foreign generation under our own name
         self._members = 0  # that the byte cap was last set for
         self._outbox: dict[tuple[str, str], None] = {}  # what is to be pushed: (kind, key), oldest first
-        self._repairs: dict[NodeId, tuple[OwnerReport, float]] = {}  # owners' answers newer than their records
+        self._repairs: dict[NodeId, _Repair] = {}  # owners' answers newer than their records
         self._join_cursor: tuple[int, bytes] = (0, b"")
         self.opening_count = 0  # how often gossip told of more free capacity, or of a job that waits no longer
         self.is_synchronised = False  # a full state was fetched, or there was nobody to fetch it from
@@ -197,25 +205,38 @@ class StatePlane:
     def repair(self, node_id: NodeId, report: OwnerReport, now_s: float) -> None:
         """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
         known = self._repairs.get(node_id)
-        if known and (known[0].generation, known[0].version) > (report.generation, report.version):
-            return
-        self._repairs[node_id] = (report, now_s)
+        if known is None or (known.report.generation, known.report.version) <= (report.generation, report.version):
+            self._repairs[node_id] = _Repair(report, now_s)
 
     def node_records(self, now_s: float) -> tuple[NodeStatus, ...]:
         """All known node records, by name, with owners' later answers worked in."""
         entries = sorted(self._library.nodes, key=lambda entry: entry.key)
         return tuple(self._status(entry.value, now_s - entry.born_s, now_s) for entry in entries)
 
+    def current_records(self) -> Iterator[NodeRecord]:
+        """The same records without their ages, in no order that means anything: the same object until it changes."""
+        for entry in self._library.nodes:
+            yield self._status(entry.value, 0.0, 0.0).record if entry.key in self._repairs else entry.value
+
     def node_record(self, node_id: NodeId, now_s: float) -> NodeStatus | None:
         """One node's record, or None."""
         entry = self._library.nodes.get(node_id)
         return None if entry is None else self._status(entry.value, now_s - entry.born_s, now_s)
 
-    def cards(self, now_s: float) -> tuple[CardStatus, ...]:
-        """Cards of live jobs, this node's own published ones included, in job id order."""
-        entries = sorted(self._library.cards, key=lambda entry: entry.key)
-        live = (entry for entry in entries if entry.value.state is not JobState.ENDED)
-        return tuple(CardStatus(entry.value, now_s - entry.born_s) for entry in live)
+    @property
+    def jobs(self) -> Mapping[JobId, JobView]:
+        """Live jobs by their cards, own published ones included; each view is kept until its card changes."""
+        return self._library.jobs
+
+    @property
+    def has_job_news(self) -> bool:
+        """True when `take_job_news` has something."""
+        return bool(self._library.job_news)
+
+    def take_job_news(self) -> Sequence[JobId]:
+        """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
+        news, self._library.job_news = self._library.job_news, {}
+        return tuple(news)
 
     @property
     def locations(self) -> Mapping[JobId, Location]:
@@ -226,11 +247,6 @@ class StatePlane:
     def setting(self) -> SwarmSetting:
         """The swarm-wide setting in force."""
         return self._library.setting.current
-
-    @property
-    def generation_ahead(self) -> int:
-        """The highest generation under our own name that somebody holds, if above ours; else 0."""
-        return self._generation_ahead if self._generation_ahead > self._generation else 0
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -268,11 +284,10 @@ class StatePlane:
         return self._peers_in_order
 
     def _settle_claims(self) -> None:
-        """Records under our name that we did not write: outbid versions, report generations."""
+        """Records under our name that we did not write: outbid versions."""
         for generation, version in self._library.claims:
             if generation == self._generation:
                 self._publisher.outbid(version)
-            self._generation_ahead = max(self._generation_ahead, generation)
         self._library.claims.clear()
 
     @property
@@ -332,7 +347,7 @@ class StatePlane:
         gone = self._library.nodes.expire(now_s, live)
         for node_id in gone:
             self._repairs.pop(NodeId(node_id), None)
-        self._library.cards.expire(now_s)
+        self._library.expire_cards(now_s)
         self._library.locations.expire(now_s)
         self._library.counters["expired"] += len(gone)
 
@@ -449,7 +464,10 @@ class StatePlane:
             return last is not None and card.state is JobState.QUEUED and (card.rank_key, card.job_id) > last
 
         for card in self._desk.due(now_s, is_too_far_back):
+            known = self._library.jobs.get(card.job_id)
             self._put_card(card, now_s)
+            if known is not None and known.state is JobState.QUEUED and card.state is not JobState.QUEUED:
+                self._push("card", card.job_id, now_s + PUSH_DELAY_S)  # nobody need wait behind it any more
 
     def _put_record(self, record: NodeRecord, now_s: float) -> None:
         self._library.offer_own_record(record, encode_record(record), now_s)
@@ -484,6 +502,8 @@ class StatePlane:
     def _parcel_of(self, kind: str, key: str, now_s: float) -> Parcel | None:
         if kind == "node":
             return self._library.record_parcel(NodeId(key), now_s)
+        if kind == "card":
+            return self._library.card_parcel(JobId(key), now_s)
         if kind == "location":
             return self._library.location_parcel(JobId(key), now_s)
         return self._library.setting_parcel()
@@ -492,8 +512,10 @@ class StatePlane:
         repair = self._repairs.get(record.node_id)
         if repair is None:
             return NodeStatus(record, age_s)
-        report, at_s = repair
-        if record.ledger_stamp >= (report.generation, report.version):
+        if record.ledger_stamp >= (repair.report.generation, repair.report.version):
             del self._repairs[record.node_id]
             return NodeStatus(record, age_s)
-        return NodeStatus(repaired(record, report), now_s - at_s, is_repaired=True)
+        if repair.base is not record:
+            repair.base, repair.result = record, repaired(record, repair.report)
+        assert repair.result is not None
+        return NodeStatus(repair.result, now_s - repair.at_s, is_repaired=True)

@@ -11,12 +11,13 @@ it gave to the present one runs.  That is for calm; an accept is never refused f
 """
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from swarmsched.effects import Persist
 from swarmsched.errors import ProtocolError, StorageError
-from swarmsched.fields import Job
+from swarmsched.fields import Job, Value
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.message import (
@@ -43,13 +44,12 @@ MayChangeShepherd = Callable[[NodeId, int, float], bool]
 AcceptorEffect = Persist | RecordAccepted
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Value):
     """One job's durable state at this holder.  `promised` >= `accepted_ballot`; `accepted` None only with ballot 0."""
 
     job_id: Job
-    promised: Ballot = Ballot()  # noqa: RUF009  # frozen
-    accepted_ballot: Ballot = Ballot()  # noqa: RUF009  # frozen
+    promised: Ballot = Ballot()  # frozen
+    accepted_ballot: Ballot = Ballot()  # frozen
     accepted: JobRecord | None = None
 
 
@@ -69,7 +69,7 @@ class Acceptor:
         """Read back both rooms' entries; raises `StorageError` for what cannot be read, with nothing restored."""
         slots = _read_entries(entries)
         self._tombstones.restore(tombstones)
-        self._is_schema_stored = bool(entries)
+        self._is_schema_stored = SCHEMA_KEY in entries
         for slot in slots:
             if slot.job_id not in self._tombstones:
                 self._store(slot)
@@ -144,9 +144,10 @@ class Acceptor:
             is_by_shepherd = _is_by_shepherd(request, slot.accepted)
             promised = max(request.ballot, request.next_ballot)
             slot = replace(slot, promised=promised, accepted_ballot=request.ballot, accepted=request.value)
+            durable = self._save(slot)
             # What follows from the record comes before its write: ranks that ran free by the old holders must have a
             # deadline before others can decide.
-            effects += [RecordAccepted(request.value, is_by_shepherd), *self._save(slot)]
+            effects += [RecordAccepted(request.value, is_by_shepherd), *durable]
         return AcceptAnswer(request.job_id, request.ballot, is_accepted, slot.promised, self._me.store), effects
 
     def end_decided(self, message: EndDecided) -> list[EndConfirmed]:
@@ -172,7 +173,6 @@ class Acceptor:
             assert job_id not in self._tombstones
         assert set(self._records) <= set(self._slots)
         assert self._open == {job_id: record for job_id, record in self._records.items() if self._is_open(record)}
-        assert self._is_schema_stored or not self._slots
 
     def _refused_as_over(self, request: PrepareRequest) -> PrepareAnswer:
         return PrepareAnswer(
@@ -187,10 +187,13 @@ class Acceptor:
         )
 
     def _save(self, slot: Slot) -> list[Persist]:
-        self._store(slot)
-        schema = [] if self._is_schema_stored else [Persist(ROOM, SCHEMA_KEY, SCHEMA_VERSION)]
+        """Encoded first: memory must not know what the disk will not give back."""
+        durable = [Persist(ROOM, slot.job_id, encode_value(Slot, slot))]
+        if not self._is_schema_stored:
+            durable.insert(0, Persist(ROOM, SCHEMA_KEY, SCHEMA_VERSION))
         self._is_schema_stored = True
-        return [*schema, Persist(ROOM, slot.job_id, encode_value(Slot, slot))]
+        self._store(slot)
+        return durable
 
     def _store(self, slot: Slot) -> None:
         self._slots[slot.job_id] = slot
@@ -215,9 +218,10 @@ def _is_by_shepherd(request: AcceptRequest, present: JobRecord | None) -> bool:
 
 
 def _read_entries(entries: Mapping[str, bytes]) -> list[Slot]:
-    schema = entries.get(SCHEMA_KEY)
-    if entries and schema != SCHEMA_VERSION:
-        found = "none" if schema is None else repr(schema[:16].decode(errors="replace"))
+    """Where the schema's own entry is missing, entries that can all be read are of this one."""
+    schema = entries.get(SCHEMA_KEY, SCHEMA_VERSION)
+    if schema != SCHEMA_VERSION:
+        found = repr(schema[:16].decode(errors="replace"))
         remedy = f"run the version of swarm-agent that wrote it; this one reads version {SCHEMA_VERSION.decode()}"
         raise StorageError(f"{ROOM}/{SCHEMA_KEY}", f"unknown schema version {found}", remedy)
     return [_read_slot(key, entries[key]) for key in sorted(entries) if key != SCHEMA_KEY]

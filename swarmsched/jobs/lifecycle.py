@@ -6,7 +6,7 @@ the table:
 * *Ending is final.*  No edge leaves ENDED: whoever has read an ended record may keep it for ever.
 * *A job that may have processes leaves through STOPPING or by their exit.*  STARTING and RUNNING therefore never
   go straight to ENDED or QUEUED on a wish, only on a report that no process is left (EXITED, START_ABORTED,
-  START_FAILED, REQUEUED).  QUEUED has no process, so a stop ends it at once.
+  REQUEUED).  QUEUED has no process, so a stop ends it at once.
 * *A lost gang is queued with its leftovers.*  GANG_LOST alone leads to QUEUED while processes may be left, on nodes
   that do not answer or are just being told; the record names them, its holders forbid them to run on, and nothing new
   starts before each is settled.
@@ -29,10 +29,9 @@ class JobEvent(Enum):
     PLACED = "placed"  # every owner holds: PREPARED goes into the register
     STARTED = "started"  # every owner reported that its ranks run
     START_ABORTED = "start aborted"  # not the job's fault, nothing is left of the attempt: try again
-    START_FAILED = "start failed"  # the job's own fault (files, environment, command), nothing is left of the attempt
     STOP_REQUESTED = "stop requested"  # a user, the time limit, or the death of one rank ends the whole gang
     EXITED = "exited"  # no process is left and the result stands
-    REQUEUED = "requeued"  # no process is left, for a reason that is not the job's own: run it again
+    REQUEUED = "requeued"  # no process is left of a gang that had to make room
     GANG_LOST = "gang lost"  # a node of the gang is gone: what is left of the attempt is given up
 
 
@@ -42,18 +41,14 @@ TRANSITIONS: Mapping[tuple[JobState, JobEvent], JobState] = MappingProxyType(
         (JobState.QUEUED, JobEvent.STOP_REQUESTED): JobState.ENDED,
         (JobState.STARTING, JobEvent.STARTED): JobState.RUNNING,
         (JobState.STARTING, JobEvent.START_ABORTED): JobState.QUEUED,
-        (JobState.STARTING, JobEvent.START_FAILED): JobState.ENDED,
         (JobState.STARTING, JobEvent.STOP_REQUESTED): JobState.STOPPING,
         (JobState.STARTING, JobEvent.EXITED): JobState.ENDED,
         (JobState.STARTING, JobEvent.GANG_LOST): JobState.QUEUED,
         (JobState.RUNNING, JobEvent.GANG_LOST): JobState.QUEUED,
         (JobState.RUNNING, JobEvent.STOP_REQUESTED): JobState.STOPPING,
         (JobState.RUNNING, JobEvent.EXITED): JobState.ENDED,
-        (JobState.RUNNING, JobEvent.REQUEUED): JobState.QUEUED,
         (JobState.STOPPING, JobEvent.STARTED): JobState.STOPPING,
         (JobState.STOPPING, JobEvent.STOP_REQUESTED): JobState.STOPPING,
-        (JobState.STOPPING, JobEvent.START_ABORTED): JobState.ENDED,
-        (JobState.STOPPING, JobEvent.START_FAILED): JobState.ENDED,
         (JobState.STOPPING, JobEvent.EXITED): JobState.ENDED,
         (JobState.STOPPING, JobEvent.REQUEUED): JobState.QUEUED,
     }

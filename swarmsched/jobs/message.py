@@ -5,14 +5,11 @@ Every request names the store that is meant, and every answer the one that answe
 another holder and must not vote in the place of the one that it was.
 """
 
-from dataclasses import dataclass
-
-from swarmsched.fields import U32, U53, Job, NodeName
+from swarmsched.fields import U32, U53, Job, NodeName, Value
 from swarmsched.record import JobRecord
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Ballot:
+class Ballot(Value, order=True):
     """Totally ordered; (0, "", 0) is below all."""
 
     counter: U32 = 0
@@ -20,8 +17,7 @@ class Ballot:
     generation: U53 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareRequest:
+class PrepareRequest(Value):
     """Promise not to accept anything below `ballot`, and say what you accepted.  The counter is 2 or more."""
 
     job_id: Job
@@ -30,8 +26,7 @@ class PrepareRequest:
     takes_over: bool = False  # for a change of shepherd: a vote, which a running lease forbids
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareAnswer:
+class PrepareAnswer(Value):
     """`is_promised` false: `promised` is the ballot that stands in the way, or the lease of the accepted record's
     shepherd does, if `promised` is not above `ballot`.  The accepted pair is always told."""
 
@@ -45,8 +40,7 @@ class PrepareAnswer:
     is_over: bool = False  # the job's end was decided, and its record is past its retention here: no vote, ever
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptRequest:
+class AcceptRequest(Value):
     """Accept `value` under `ballot`; `next_ballot` is promised along with it, so a steady proposer needs one round.
 
     Counter 1 is for a first record alone, and belongs to the first of its holders; see `proposer`.
@@ -59,8 +53,7 @@ class AcceptRequest:
     store: U53 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptAnswer:
+class AcceptAnswer(Value):
     """`is_accepted` false: `promised` is the ballot that stands in the way."""
 
     job_id: Job
@@ -71,8 +64,7 @@ class AcceptAnswer:
     is_over: bool = False  # as in `PrepareAnswer`
 
 
-@dataclass(frozen=True, slots=True)
-class EndDecided:
+class EndDecided(Value):
     """To a holder, once: the end of the job that was accepted under `ballot` is decided.
 
     Without it a holder has to ask before it may drop the record, so it may be lost.

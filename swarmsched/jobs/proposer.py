@@ -24,10 +24,10 @@ import random
 from collections import deque
 
 from swarmsched.effects import SendPeer
+from swarmsched.fields import Value
 from swarmsched.holders import Configuration, Holder, Quorum
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, EndDecided, PrepareAnswer
-from swarmsched.jobs.prepared import Prepared
 from swarmsched.jobs.round import Phase, Round
 from swarmsched.jobs.succession import may_follow
 from swarmsched.jobs.update import (
@@ -43,7 +43,7 @@ from swarmsched.jobs.update import (
 )
 from swarmsched.record import JobRecord
 
-RESEND_S = 0.5
+RESEND_S, RESEND_S_MAX = 0.5, 4.0  # doubled with each time: what is late because of much to do needs no copies
 BACKOFF_MIN_S, BACKOFF_MAX_S, BACKOFF_LIMIT_S = 0.010, 0.100, 1.0
 COUNTER_MAX = 2**31  # acceptors drop higher ballots: a broken peer must not drive the counter to its 32 bits' end
 FIRST_COUNTER = 1
@@ -52,6 +52,30 @@ QUEUE_MAX = 64  # requests waiting for one job; more are answered uncertain at o
 REMEMBERED_MAX = 100_000  # jobs with a prepared ballot; at the limit the oldest pays one more round trip
 
 Output = list[SendPeer | Result]
+
+
+class Prepared(Value):
+    """What is remembered of the last round, so that a steady shepherd's next update needs no prepare: a ballot that a
+    quorum of `configuration` has promised us, and the decided record that was current then."""
+
+    ballot: Ballot
+    configuration: Configuration
+    current: JobRecord | None
+
+    def serves(self, request: UpdateRequested) -> bool:
+        """True if the update can be proposed under this ballot.
+
+        A change of shepherd needs votes, which only a prepare asks for; a forced update asks other holders.  What was
+        decided already is proposed again like anything else: it may have been overtaken since.
+        """
+        if self.current == request.value:
+            return True
+        if request.takes_over or request.is_forced:
+            return False
+        if self.current is None:
+            return request.expected is None and request.configuration == self.configuration
+        is_expected = request.expected == self.current.stamp
+        return is_expected and may_follow(request.value.configuration, self.configuration)
 
 
 class Proposer:
@@ -74,7 +98,9 @@ class Proposer:
     @property
     def next_deadline_s(self) -> float:
         """When `fire` has something to do; infinite when nothing is under way."""
-        return min((min(each.wake_s, each.deadline_s) for each in self._rounds.values()), default=math.inf)
+        if not self._rounds:
+            return math.inf
+        return min([min(each.wake_s, each.deadline_s) for each in self._rounds.values()])
 
     def is_busy(self, job_id: JobId) -> bool:
         """True while a request for the job is under way."""
@@ -316,7 +342,8 @@ class Proposer:
             return self._prepare(round_, now_s)
         if round_.refusals:  # the silent ones may be dead: a higher ballot may win without them
             return self._back_off(round_, now_s)
-        round_.wake_s = now_s + RESEND_S
+        round_.resend_s = min(RESEND_S_MAX, 2.0 * round_.resend_s)
+        round_.wake_s = now_s + round_.resend_s
         return [*round_.messages()]
 
     def _why_undecided(self, round_: Round) -> str:
@@ -330,6 +357,7 @@ class Proposer:
 
     def _send(self, round_: Round, now_s: float) -> Output:
         round_.forget_answers()
+        round_.resend_s = RESEND_S
         round_.wake_s = now_s + RESEND_S
         return [*round_.messages()]
 

@@ -18,7 +18,7 @@ from swarmsched.effects import Persist, SendPeer
 from swarmsched.errors import LocalProtocolError
 from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.holders import Holder, Quorum, majority
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.jobs.acceptor import Acceptor, MayChangeShepherd
 from swarmsched.jobs.message import (
     AcceptAnswer,
@@ -46,6 +46,7 @@ from swarmsched.jobs.update import (
     UpdateUncertain,
 )
 from swarmsched.record import JobRecord
+from swarmsched.wire.codec import encode_value
 
 __all__ = [
     "UPDATE_TIMEOUT_S",
@@ -139,11 +140,6 @@ class Register:
         """Messages without an answer, by reason: nonsense, no_room, wrong_store."""
         return MappingProxyType(self._dropped_messages)
 
-    @property
-    def dropped_message_count(self) -> int:
-        """The sum of `dropped_messages`."""
-        return sum(self._dropped_messages.values())
-
     def is_holder(self, job_id: JobId) -> bool:
         """True if the latest record accepted here names this node and its store as a holder, present or leaving."""
         record = self._acceptor.records.get(job_id)
@@ -191,7 +187,9 @@ class Register:
 
     def _problem(self, sender: NodeId, message: object) -> str:
         """Why a message gets no answer; empty if it may."""
-        if not isinstance(message, RegisterMessage) or not _makes_sense(sender, message):
+        if not isinstance(message, RegisterMessage) or not (
+            is_job_id(message.job_id) and _makes_sense(sender, message)
+        ):
             return "nonsense"
         if isinstance(message, PrepareRequest | AcceptRequest | EndDecided):
             if message.store != self._me.store:
@@ -256,6 +254,8 @@ def _check_request(request: Request) -> None:
         problem = problem or _value_problem(request)
     if problem:
         raise LocalProtocolError(problem)
+    if isinstance(request, UpdateRequested):
+        encode_value(JobRecord, request.value)  # or it would be under way for ever: no holder could store it
 
 
 def _value_problem(request: UpdateRequested) -> str:

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec.structs import replace
 
 from swarmsched.effects import SendPeer
 from swarmsched.holders import Configuration, Holder, Quorum
@@ -32,6 +34,7 @@ class Round:
     phase: Phase = Phase.PREPARE
     ballot: Ballot = field(default_factory=Ballot)
     wake_s: float = math.inf  # send again, or end of backoff
+    resend_s: float = 0.0  # that was waited for answers to the last sending
     promises: dict[Holder, PrepareAnswer] = field(default_factory=dict)
     acceptances: dict[Holder, None] = field(default_factory=dict)
     refusals: dict[Holder, None] = field(default_factory=dict)

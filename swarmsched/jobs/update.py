@@ -1,7 +1,6 @@
 """What the rest of a node asks of the register, and what it is told: compare-and-set and linearizable reads."""
 
-from dataclasses import dataclass
-
+from swarmsched.fields import Value
 from swarmsched.holders import Configuration
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
@@ -10,8 +9,7 @@ Stamp = tuple[int, int]
 """(epoch, version) of a record."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateRequested:
+class UpdateRequested(Value):
     """Replace the record whose stamp is `expected` (None: there must be none) by `value`.
 
     `configuration` is that of the record to be replaced, as far as the caller knows, or of the first one.  A value with
@@ -42,8 +40,7 @@ class UpdateRequested:
     is_issued_here: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequested:
+class ReadRequested(Value):
     """Read linearizably.  Answered by `ReadDecided`, `JobOver`, or `UpdateUncertain` when no majority answers.
 
     With `spreads` the record is also sent to all its holders again: one that has missed it gets it so.
@@ -55,8 +52,7 @@ class ReadRequested:
     spreads: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RecordAccepted:
+class RecordAccepted(Value):
     """This node's acceptor has taken over a record; with several holders it may not be decided yet.
 
     `is_by_shepherd` is False for one that somebody else found and had accepted again: its shepherd may be long gone.
@@ -66,8 +62,7 @@ class RecordAccepted:
     is_by_shepherd: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class EndConfirmed:
+class EndConfirmed(Value):
     """The ended record that this node's acceptor has taken over is decided."""
 
     job_id: JobId
@@ -76,40 +71,35 @@ class EndConfirmed:
 Request = UpdateRequested | ReadRequested
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateDecided:
+class UpdateDecided(Value):
     """A majority of the holders has the record on disk."""
 
     update_id: int
     record: JobRecord
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateConflicted:
+class UpdateConflicted(Value):
     """Nothing was written by this request: the current record is another one than the caller believed."""
 
     update_id: int
     current: JobRecord | None
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateUncertain:
+class UpdateUncertain(Value):
     """Written or not, nobody here can tell; read, or repeat the same request."""
 
     update_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDecided:
+class ReadDecided(Value):
     """The current record; None when the register was never written."""
 
     update_id: int
     record: JobRecord | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobOver:
+class JobOver(Value):
     """Some holder had the job's decided end and keeps it no more.  Whatever record is here may be dropped."""
 
     update_id: int

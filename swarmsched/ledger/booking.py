@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
+from msgspec import Meta
+
 from swarmsched.effects import Persist
 from swarmsched.errors import ProtocolError, StorageError
-from swarmsched.fields import U16, U32, U53, Job, MaxLength, NodeName, Seconds
-from swarmsched.ids import JobId
+from swarmsched.fields import U16, U32, U53, Job, NodeName, Seconds, Value
+from swarmsched.ids import JobId, TaskKey
 from swarmsched.ledger.message import OwnerAnswer
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -19,9 +21,7 @@ DRAINING_KEY = "draining"
 BOOKING_PREFIX = "booking/"
 FENCE_PREFIX = "fence/"
 
-GpuUuid = Annotated[str, MaxLength(96)]
-BookingKey = tuple[JobId, int]
-"""(job id, attempt)."""
+GpuUuid = Annotated[str, Meta(max_length=96)]
 
 
 class BookingState(Enum):
@@ -32,8 +32,7 @@ class BookingState(Enum):
     DRAINING = "draining"  # released, but processes may be left: ends with `Ledger.end`
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+class Booking(Value):
     """Resources of this node that one attempt of a job has; the durable form."""
 
     job_id: Job
@@ -42,13 +41,13 @@ class Booking:
     shepherd: NodeName
     state: BookingState
     ranks: U16
-    gpus: Annotated[tuple[GpuUuid, ...], MaxLength(64)]
+    gpus: Annotated[tuple[GpuUuid, ...], Meta(max_length=64)]
     cpus: U32
     memory_bytes: U53
     ttl_s: Seconds  # of the hold; restarts in full when the owner restarts
 
     @property
-    def key(self) -> BookingKey:
+    def key(self) -> TaskKey:
         """(job id, attempt)."""
         return (self.job_id, self.attempt)
 
@@ -57,8 +56,7 @@ class Booking:
         return Persist(ROOM, booking_entry(self.key), encode_value(Booking, self))
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(Value):
     """A booking as the outside sees it; `deadline_s` (owner's clock) is infinite once leased."""
 
     job_id: JobId
@@ -73,8 +71,7 @@ class LedgerEntry:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredHold:
+class ExpiredHold(Value):
     """A hold whose deadline passed without a commit; its resources are free again."""
 
     job_id: JobId
@@ -83,12 +80,15 @@ class ExpiredHold:
     shepherd: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFence:
+class StoredFence(Value):
     """The durable part of `Fence`."""
 
     epoch: U32
     released_attempt: U32
+
+    def persisted(self, job_id: JobId) -> Persist:
+        """The write that makes this fence durable."""
+        return Persist(ROOM, fence_entry(job_id), encode_value(StoredFence, self))
 
 
 @dataclass(slots=True)
@@ -105,22 +105,16 @@ class Fence:
     idle_since_s: float | None = None
     answers: dict[tuple[int, int, int], OwnerAnswer] = field(default_factory=dict)
 
-    def persisted(self, job_id: JobId) -> Persist:
-        """The write that makes this fence durable."""
-        stored = StoredFence(self.epoch, self.released_attempt)
-        return Persist(ROOM, fence_entry(job_id), encode_value(StoredFence, stored))
 
-
-@dataclass(frozen=True, slots=True)
-class StoredLedger:
+class StoredLedger(Value):
     """Everything read back from disk."""
 
     bookings: tuple[Booking, ...]
     fences: Mapping[JobId, StoredFence]
-    is_draining: bool
+    drain_reason: str | None  # None: it takes work
 
 
-def booking_entry(key: BookingKey) -> str:
+def booking_entry(key: TaskKey) -> str:
     """Storage key of a booking."""
     return f"{BOOKING_PREFIX}{key[0]}/{key[1]}"
 
@@ -134,11 +128,11 @@ def read_entries(entries: Mapping[str, bytes]) -> StoredLedger:
     """Decode the room's entries.
 
     Raises `StorageError` for another schema version, an unreadable entry, or two bookings of one GPU; nothing was
-    changed on disk.
+    changed on disk.  Where the schema's own entry is missing, entries that can all be read are of this one.
     """
-    schema = entries.get(SCHEMA_KEY)
-    if entries and schema != SCHEMA_VERSION:
-        found = "none" if schema is None else repr(schema[:16].decode(errors="replace"))
+    schema = entries.get(SCHEMA_KEY, SCHEMA_VERSION)
+    if schema != SCHEMA_VERSION:
+        found = repr(schema[:16].decode(errors="replace"))
         remedy = f"run the version of swarm-agent that wrote it; this one reads version {SCHEMA_VERSION.decode()}"
         raise StorageError(f"{ROOM}/{SCHEMA_KEY}", f"unknown schema version {found}", remedy)
     bookings: list[Booking] = []
@@ -152,7 +146,8 @@ def read_entries(entries: Mapping[str, bytes]) -> StoredLedger:
         except ProtocolError as error:
             raise StorageError(f"{ROOM}/{key}", f"unreadable entry: {error}", "") from error
     _refuse_double_booking(bookings)
-    return StoredLedger(tuple(bookings), fences, DRAINING_KEY in entries)
+    reason = entries.get(DRAINING_KEY)
+    return StoredLedger(tuple(bookings), fences, None if reason is None else reason.decode(errors="replace"))
 
 
 def _refuse_double_booking(bookings: list[Booking]) -> None:

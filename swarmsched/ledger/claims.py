@@ -7,17 +7,16 @@ free, and what victims of a preemption leave goes to whom it was taken for (prot
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from swarmsched.fields import Value
 from swarmsched.ids import JobId
 from swarmsched.ledger.message import ClaimRequest, HoldRequest
-from swarmsched.resources import Demand, Free, pick_gpus, ranks_that_fit
+from swarmsched.resources import Demand, Free, ranks_that_fit, without
 
 CLAIMS_MAX = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Value):
     """One job's claim here.  Times are seconds on the owner's monotonic clock."""
 
     request: ClaimRequest
@@ -86,10 +85,4 @@ def _outranks(request: HoldRequest, claim: ClaimRequest) -> bool:
 
 def _without(free: Free, demand: Demand, ranks: int) -> Free:
     """Less as many ranks as fit: what is claimed and not free yet will come."""
-    kept = min(ranks, ranks_that_fit(free, demand))
-    uuids = {gpu.uuid for gpu in pick_gpus(free, demand, kept)}
-    return Free(
-        tuple(gpu for gpu in free.gpus if gpu.uuid not in uuids),
-        free.cpus - kept * demand.cpus,
-        free.memory_bytes - kept * demand.memory_bytes,
-    )
+    return without(free, demand, min(ranks, ranks_that_fit(free, demand)))

@@ -15,21 +15,22 @@ Every changing method returns its answer together with the writes that must be o
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from swarmsched.effects import Persist
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import (
     DRAINING_KEY,
     ROOM,
     SCHEMA_KEY,
     SCHEMA_VERSION,
     Booking,
-    BookingKey,
     BookingState,
     ExpiredHold,
     Fence,
     LedgerEntry,
+    StoredFence,
     booking_entry,
     fence_entry,
     read_entries,
@@ -49,7 +50,8 @@ from swarmsched.ledger.message import (
     StatusRequest,
     StopRequest,
 )
-from swarmsched.resources import Demand, Free, Gpu, GpuHealth, NodeResources, fits, pick_gpus
+from swarmsched.resources import Demand, Free, Gpu, GpuHealth, NodeResources, counted, fits, suits
+from swarmsched.task import TaskOrder
 
 CheckedCommand = LaunchRequest | StopRequest | SignalRequest | StatusRequest
 FENCE_KEPT_S = 3600.0
@@ -66,17 +68,17 @@ class Ledger:
         self._generation = generation
         self._origin = origin
         self._resources = NodeResources((), 0, 0)  # the latest telemetry
-        self._bookings: dict[BookingKey, Booking] = {}
-        self._deadlines: dict[BookingKey, float] = {}  # exactly the held bookings
-        self._gpu_bookings: dict[str, BookingKey] = {}  # uuid of every booked GPU, offered or not
+        self._bookings: dict[TaskKey, Booking] = {}
+        self._deadlines: dict[TaskKey, float] = {}  # exactly the held bookings
+        self._gpu_bookings: dict[str, TaskKey] = {}  # uuid of every booked GPU, offered or not
         self._fences: dict[JobId, Fence] = {}  # every job with a booking has one
         self._claims = Claims()
-        self._requests: dict[BookingKey, HoldRequest] = {}  # of held bookings, as far as this life has seen them
+        self._requests: dict[TaskKey, HoldRequest] = {}  # of held bookings, as far as this life has seen them
         self._idle: dict[JobId, None] = {}  # jobs with a fence and no booking, longest idle first
-        self._is_draining = False
+        self._drain_reason: str | None = None  # why this node takes no new work; None while it does
         self._is_schema_stored = False
         self._is_waking = False  # from `restore` to the first `offer`: nothing expires
-        self._free = Free((), 0, 0)  # derived from resources and bookings by `_refresh`
+        self._free = Free()  # derived from resources and bookings by `_refresh`
         self._running_ranks = 0  # ranks of leased and draining bookings, likewise
         self._version = 1  # grows whenever the two above change
 
@@ -91,7 +93,7 @@ class Ledger:
         stored = read_entries(entries)
         self._is_schema_stored = SCHEMA_KEY in entries
         self._is_waking = True
-        self._is_draining = stored.is_draining
+        self._drain_reason = stored.drain_reason
         for job_id, fence in stored.fences.items():
             self._fences[job_id] = Fence(fence.epoch, fence.released_attempt, idle_since_s=now_s)
             self._idle[job_id] = None
@@ -108,17 +110,24 @@ class Ledger:
             self._restart_clocks(now_s)
         self._refresh()
 
+    @property
+    def is_waking(self) -> bool:
+        """True from a restart until telemetry has told for the first time what is installed here."""
+        return self._is_waking
+
     def set_generation(self, generation: int) -> None:
         """Report under another generation from now on: peers knew a newer one of this name than its disk did."""
         self._generation = generation
 
-    def set_draining(self, is_draining: bool) -> list[Persist]:
-        """Offer nothing to new holds (or offer again); durable.  Bookings and their commits are not touched."""
-        if is_draining == self._is_draining:
+    def set_draining(self, reason: str | None) -> list[Persist]:
+        """Offer nothing to new holds, for a reason (or offer again: None); durable.  Bookings and their commits are
+        not touched."""
+        if reason == self._drain_reason:
             return []
-        self._is_draining = is_draining
+        self._drain_reason = reason
+        self._version += 1  # a node without anything free has something to tell all the same
         self._refresh()
-        return self._writes(Persist(ROOM, DRAINING_KEY, b"1" if is_draining else None))
+        return self._writes(Persist(ROOM, DRAINING_KEY, None if reason is None else reason.encode()))
 
     # --- commands
 
@@ -162,14 +171,15 @@ class Ledger:
         refusal, detail = self._judge_hold(request, now_s)
         if refusal is not Refusal.NONE:
             return self._refuse(request, refusal, detail)
+        booking = self._new_booking(request)
+        durable = booking.persisted()  # encoded before anything is changed
         writes = self._raise_fence(request.job_id, request.epoch, released_attempt=max(request.attempt, 1) - 1)
         writes += self._drop_earlier_holds(request, now_s)
         self._claims.drop(request.job_id)
-        booking = self._new_booking(request)
         self._put(booking, now_s)
         self._requests[booking.key] = request
         self._refresh()
-        return self._accept(request, [*writes, booking.persisted()])
+        return self._accept(request, [*writes, durable])
 
     def in_the_way(self, request: HoldRequest) -> tuple[LedgerEntry, ...]:
         """Undecided holds that rank lower and without which this one would fit; nothing if it would not even then."""
@@ -258,6 +268,28 @@ class Ledger:
         writes = self._raise_fence(job_id, booking.epoch, released_attempt=attempt)
         return True, self._writes(*writes, *self._remove(booking, now_s))
 
+    def drain(self, order: TaskOrder, gpus: Collection[str], now_s: float) -> list[Persist]:
+        """A task runs here of which the books know nothing: what it uses is free once it has ended, and not before."""
+        key = (order.job_id, order.attempt)
+        writes = self._raise_fence(order.job_id, order.epoch, released_attempt=order.attempt)
+        ranks, demand = order.local_ranks, order.spec.demand
+        booking = self._bookings.get(key) or Booking(
+            job_id=order.job_id,
+            epoch=order.epoch,
+            attempt=order.attempt,
+            shepherd=self._node_id,
+            state=BookingState.DRAINING,
+            ranks=ranks,
+            gpus=tuple(uuid for uuid in gpus if uuid not in self._gpu_bookings),
+            cpus=ranks * demand.cpus,
+            memory_bytes=ranks * demand.memory_bytes,
+            ttl_s=0.0,
+        )
+        booking = replace(booking, state=BookingState.DRAINING)
+        self._put(booking, now_s)
+        self._refresh()
+        return self._writes(*writes, booking.persisted())
+
     def forget(self, job_id: JobId, now_s: float) -> tuple[bool, list[Persist]]:
         """The job is closed: free its holds and let its fence go after an hour.  False while it still has a lease."""
         mine = [booking for booking in self._bookings.values() if booking.job_id == job_id]
@@ -282,8 +314,8 @@ class Ledger:
     @property
     def next_deadline_s(self) -> float:
         """When `expire` has a hold to free or a claim to drop; infinite without any."""
-        holds_s = math.inf if self._is_waking else min(self._deadlines.values(), default=math.inf)
-        return min(holds_s, self._claims.next_deadline_s)
+        claims_s = self._claims.next_deadline_s
+        return claims_s if self._is_waking or not self._deadlines else min(claims_s, *self._deadlines.values())
 
     @property
     def origin(self) -> int:
@@ -298,7 +330,12 @@ class Ledger:
     @property
     def is_draining(self) -> bool:
         """True while nothing is offered to new holds."""
-        return self._is_draining
+        return self._drain_reason is not None
+
+    @property
+    def drain_reason(self) -> str:
+        """Why, in the words of whoever asked for it; empty while this node takes work."""
+        return self._drain_reason or ""
 
     @property
     def claims(self) -> tuple[JobId, ...]:
@@ -330,12 +367,20 @@ class Ledger:
         """What a new hold could get."""
         return self._free
 
+    @property
+    def capacity(self) -> Free:
+        """All that is offered, booked or not."""
+        if self.is_draining:
+            return Free()
+        offered = counted(self._free_devices(()))
+        return Free(offered, self._resources.cpu_count, self._resources.memory_bytes)
+
     def report(self) -> FreeReport:
         """The free state as it travels in every answer."""
         return FreeReport(
             generation=self._generation,
             version=self._version,
-            gpus=len(self._free.gpus),
+            gpus=self._free.gpu_count,
             cpus=self._free.cpus,
             memory_bytes=self._free.memory_bytes,
             running_ranks=self._running_ranks,
@@ -356,7 +401,6 @@ class Ledger:
         assert all((fence.idle_since_s is not None) == (job in self._idle) for job, fence in self._fences.items())
         assert all(len(fence.answers) <= STORED_ANSWERS_MAX for fence in self._fences.values())
         assert self._free == self._compute_free()
-        assert not {gpu.uuid for gpu in self._free.gpus} & set(self._gpu_bookings)
 
     # --- verdicts
 
@@ -374,12 +418,11 @@ class Ledger:
             return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
         if (request.job_id, request.attempt) in self._bookings:
             return Refusal.RELEASED_ATTEMPT, "this attempt is being wound up"
-        if self._is_draining:
-            return Refusal.DRAINING, "this node takes no new work"
+        if self.is_draining:
+            return Refusal.DRAINING, f"draining: {self.drain_reason}" if self.drain_reason else "draining"
         if len(self._bookings) >= BOOKINGS_MAX:
             return Refusal.DOES_NOT_FIT, f"this node has {BOOKINGS_MAX} bookings, the most it keeps"
-        earlier = self._earlier_holds(request)
-        free = self._free_without(earlier) if earlier else self._free
+        free = self._free_for(request)
         if not fits(free, request.demand, request.ranks):
             return Refusal.DOES_NOT_FIT, _shortage(free, request.demand, request.ranks)
         if not fits(self._claims.left_for(request, free, now_s), request.demand, request.ranks):
@@ -431,14 +474,17 @@ class Ledger:
             owner=self._node_id,
             refusal=refusal,
             free=self.report(),
-            detail=detail,
+            detail=detail[:1_024],  # names all claims that stand in the way
             origin=self._origin,
         )
 
     # --- bookings
 
     def _new_booking(self, request: HoldRequest) -> Booking:
-        picked = pick_gpus(self._free, request.demand, request.ranks)
+        earlier, wanted = self._earlier_holds(request), request.ranks * request.demand.gpus
+        taken = {uuid for uuid, key in self._gpu_bookings.items() if key not in earlier}
+        picked = [gpu for gpu in self._free_devices(taken) if suits(gpu, request.demand)][:wanted]
+        assert len(picked) == wanted, "the caller has checked that it fits"
         return Booking(
             job_id=request.job_id,
             epoch=request.epoch,
@@ -465,9 +511,10 @@ class Ledger:
     def _change(self, before: Booking, after: Booking, now_s: float) -> list[Persist]:
         if before == after:
             return []
+        durable = after.persisted()
         self._put(after, now_s)
         self._refresh()
-        return [after.persisted()]
+        return [durable]
 
     def _remove(self, booking: Booking, now_s: float) -> list[Persist]:
         del self._bookings[booking.key]
@@ -483,7 +530,7 @@ class Ledger:
         earlier = [self._bookings[key] for key in self._earlier_holds(request)]
         return [write for booking in earlier for write in self._remove(booking, now_s)]
 
-    def _earlier_holds(self, request: HoldRequest) -> list[BookingKey]:
+    def _earlier_holds(self, request: HoldRequest) -> list[TaskKey]:
         """Holds of attempts that this request shows to be over."""
         return [key for key in self._deadlines if key[0] == request.job_id and key[1] < request.attempt]
 
@@ -511,14 +558,14 @@ class Ledger:
         return fence
 
     def _raise_fence(self, job_id: JobId, epoch: int, released_attempt: int = 0) -> list[Persist]:
-        fence = self._fences.get(job_id)
-        if fence is None:
-            fence = self._fences[job_id] = Fence(epoch, released_attempt)
-            return [fence.persisted(job_id)]
-        before = (fence.epoch, fence.released_attempt)
-        fence.epoch = max(fence.epoch, epoch)
-        fence.released_attempt = max(fence.released_attempt, released_attempt)
-        return [] if before == (fence.epoch, fence.released_attempt) else [fence.persisted(job_id)]
+        fence = self._fences.get(job_id) or Fence(0)
+        raised = StoredFence(max(fence.epoch, epoch), max(fence.released_attempt, released_attempt))
+        if job_id in self._fences and (fence.epoch, fence.released_attempt) == (raised.epoch, raised.released_attempt):
+            return []
+        durable = raised.persisted(job_id)
+        fence.epoch, fence.released_attempt = raised.epoch, raised.released_attempt
+        self._fences[job_id] = fence
+        return [durable]
 
     def _mark_idle(self, job_id: JobId, now_s: float) -> None:
         fence = self._fences[job_id]
@@ -559,20 +606,28 @@ class Ledger:
         for job_id in self._idle:
             self._fences[job_id].idle_since_s = now_s
 
+    def _free_for(self, request: HoldRequest) -> Free:
+        """Attempts that the request shows to be over take nothing from it."""
+        earlier = self._earlier_holds(request)
+        return self._free_without(earlier) if earlier else self._free
+
     def _compute_free(self) -> Free:
         return self._free_without(())
 
-    def _free_without(self, gone: Collection[BookingKey]) -> Free:
+    def _free_without(self, gone: Collection[TaskKey]) -> Free:
         """What would be free were those bookings not there."""
-        if self._is_draining:
-            return Free((), 0, 0)
+        if self.is_draining:
+            return Free()
         booked = [booking for key, booking in self._bookings.items() if key not in gone]
-        offered = (gpu for gpu in self._resources.gpus if gpu.health is GpuHealth.OK)
         taken = self._gpu_bookings if not gone else {u: key for u, key in self._gpu_bookings.items() if key not in gone}
-        gpus = sorted((gpu for gpu in offered if gpu.uuid not in taken), key=lambda gpu: gpu.index)
         cpus = self._resources.cpu_count - sum(booking.cpus for booking in booked)
         memory_bytes = self._resources.memory_bytes - sum(booking.memory_bytes for booking in booked)
-        return Free(tuple(gpus), max(0, cpus), max(0, memory_bytes))
+        return Free(counted(self._free_devices(taken)), max(0, cpus), max(0, memory_bytes))
+
+    def _free_devices(self, taken: Collection[str]) -> list[Gpu]:
+        """Offered devices that nobody has taken, in index order."""
+        offered = [gpu for gpu in self._resources.gpus if gpu.health is GpuHealth.OK and gpu.uuid not in taken]
+        return sorted(offered, key=lambda gpu: gpu.index)
 
     def _writes(self, *writes: Persist) -> list[Persist]:
         """Put the schema version before the first write of a new store."""
@@ -603,7 +658,7 @@ def _shortage(free: Free, demand: Demand, ranks: int) -> str:
     parts = []
     if demand.gpus:
         kind = f" {demand.gpu_type}" if demand.gpu_type else ""
-        parts.append(f"{ranks * demand.gpus}{kind} GPUs of {len(free.gpus)} free")
+        parts.append(f"{ranks * demand.gpus}{kind} GPUs of {free.gpu_count} free")
     if demand.cpus:
         parts.append(f"{ranks * demand.cpus} cores of {free.cpus} free")
     if demand.memory_bytes:

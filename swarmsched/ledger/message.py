@@ -4,12 +4,13 @@ Every command carries (job, epoch, attempt, command id) and is idempotent: the a
 answer.  A shepherd draws command ids from its own counter, unique within (job, epoch).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from msgspec import Meta
+
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import U16, U32, U53, Amount, Host, Job, MaxLength, Name, NodeName, Port, Seconds, Text
+from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
 from swarmsched.resources import Demand
 from swarmsched.task import TaskOrder, TaskStatus
 
@@ -26,15 +27,14 @@ class Refusal(Enum):
     DOES_NOT_FIT = "does_not_fit"
     EXPIRED = "expired"  # commit without a live hold
     NOT_COMMITTED = "not_committed"  # launch, stop or signal without a lease
-    DRAINING = "draining"
+    DRAINING = "draining"  # this node takes no new work, or stops what is left of this attempt
     NO_PORT = "no_port"  # no rendezvous port could be bound
     CONFLICT = "conflict"  # this name is held by two machines
     CLAIMED = "claimed"  # what is free is kept for a job that ranks higher
     UNKNOWN = "unknown"  # nothing is known of such a task
 
 
-@dataclass(frozen=True, slots=True)
-class FreeReport:
+class FreeReport(Value):
     """The owner's fresh state, in every answer: repairs the asker's view.
 
     `(generation, version)` is that of the ledger; a gossiped node record with an older one must not overwrite this.
@@ -48,8 +48,7 @@ class FreeReport:
     running_ranks: U16 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRequest:
+class HoldRequest(Value):
     """Book `ranks` ranks of `demand` until `ttl_s` after receipt."""
 
     job_id: Job
@@ -60,14 +59,13 @@ class HoldRequest:
     ranks: U16
     demand: Demand
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]
+    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]
     wants_rendezvous: bool  # rank 0 will live here: answer with host and bound port
     ttl_s: Seconds = HOLD_TTL_S
     lasts_s: Seconds = 0.0  # its time limit: it may pass a claim that it does not delay; 0: none
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ClaimRequest(Value):
     """Keep `ranks` ranks of `demand` for this job, of what is free and of what comes free, until `ttl_s` after receipt.
 
     Holds of jobs that rank lower are refused what is left over by less, unless they end within `starts_within_s`
@@ -82,14 +80,13 @@ class ClaimRequest:
     ranks: U16
     demand: Demand
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]
+    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]
     submitted_utc_s: Amount  # orders claims of different policies
     starts_within_s: Seconds
     ttl_s: Seconds = CLAIM_TTL_S
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRequest:
+class CommitRequest(Value):
     """Turn the hold into a lease and stage the task; ranks do not run before `LaunchRequest`."""
 
     job_id: Job
@@ -100,8 +97,7 @@ class CommitRequest:
     order: TaskOrder
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
+class LaunchRequest(Value):
     """All owners committed and staged: start the ranks."""
 
     job_id: Job
@@ -111,8 +107,7 @@ class LaunchRequest:
     shepherd: NodeName
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRequest:
+class ReleaseRequest(Value):
     """Give up hold or lease of this attempt and refuse it (and older ones) from now on; ranks, if any, are stopped."""
 
     job_id: Job
@@ -122,8 +117,7 @@ class ReleaseRequest:
     shepherd: NodeName
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(Value):
     """Stop the ranks with grace; the lease ends when no process is left."""
 
     job_id: Job
@@ -134,8 +128,7 @@ class StopRequest:
     grace_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class SignalRequest:
+class SignalRequest(Value):
     """Send a signal to the ranks."""
 
     job_id: Job
@@ -146,8 +139,7 @@ class SignalRequest:
     signal: U16
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
+class StatusRequest(Value):
     """A shepherd (new, or returned) asks what is known of its attempt, and takes over reports."""
 
     job_id: Job
@@ -169,8 +161,7 @@ OwnerCommand = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerAnswer:
+class OwnerAnswer(Value):
     """The owner's answer to one command.  `refusal` NONE means yes; `epoch` is the highest the owner accepted.
 
     `origin` says from where it answers (`ids.origin_of`); 0: it does not say.
@@ -190,8 +181,13 @@ class OwnerAnswer:
     origin: U53 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
+class Opening(Value):
+    """Owner to a shepherd whose jobs are first in line: this is free here now.  A hint; nothing is kept for it."""
+
+    free: FreeReport
+
+
+class TaskReport(Value):
     """Owner to shepherd: the task changed.  Repeated every 2 s until `TaskReportReceived` with that revision."""
 
     status: TaskStatus
@@ -199,8 +195,7 @@ class TaskReport:
     origin: U53 = 0  # as in an answer
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptRequest:
+class PreemptRequest(Value):
     """Shepherd of the taker to that of a running victim: would it make room, and, once `is_decided`, do so."""
 
     job_id: Job  # the victim
@@ -208,12 +203,11 @@ class PreemptRequest:
     taker: Job
     shepherd: NodeName  # of the taker
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], MaxLength(4)]  # of the taker
+    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]  # of the taker
     is_decided: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PreemptAnswer:
+class PreemptAnswer(Value):
     """The victim's shepherd: yes, or why not.  A yes to a question binds nobody."""
 
     job_id: Job
@@ -223,8 +217,7 @@ class PreemptAnswer:
     detail: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class YieldRequest:
+class YieldRequest(Value):
     """Owner to the shepherd of a hold: one that ranks higher wants this; give way if PREPARED is not written."""
 
     job_id: Job
@@ -233,8 +226,7 @@ class YieldRequest:
     wanted_by: Job
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequest:
+class CheckpointRequest(Value):
     """Owner to shepherd: ranks of this attempt have completed a checkpoint.  Repeated until answered."""
 
     job_id: Job
@@ -244,8 +236,7 @@ class CheckpointRequest:
     checkpoint: Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAnswer:
+class CheckpointAnswer(Value):
     """Shepherd to owner: committed under `epoch`, or why not."""
 
     job_id: Job
@@ -256,8 +247,7 @@ class CheckpointAnswer:
     detail: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReportReceived:
+class TaskReportReceived(Value):
     """Shepherd to owner: that revision is known; for an EXITED task it is in the register, forget it."""
 
     job_id: Job

@@ -8,10 +8,13 @@ The shepherd drives it and looks at `phase` after each call.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from enum import Enum
 
+from msgspec.structs import replace
+
+from swarmsched.card import RankKey
 from swarmsched.effects import Effect, SendPeer
+from swarmsched.fields import Value
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import (
     HOLD_TTL_S,
@@ -26,7 +29,6 @@ from swarmsched.ledger.message import (
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
 from swarmsched.task import TaskOrder
-from swarmsched.view import RankKey
 
 DECISION_MARGIN_S = 1.0
 RESEND_S = 1.0
@@ -45,12 +47,18 @@ class AttemptPhase(Enum):
     FAILED = "failed"  # `problem` says why; the shepherd calls `abandon`
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Value):
     """The job's place in the order, as sent with every hold."""
 
     policy_id: str
     rank_key: RankKey
+
+
+EXPECTED: dict[AttemptPhase, type] = {  # commands that may be unanswered
+    AttemptPhase.HOLDING: HoldRequest,
+    AttemptPhase.COMMITTING: CommitRequest,
+    AttemptPhase.LAUNCHING: LaunchRequest,
+}
 
 
 class Attempt:
@@ -244,3 +252,13 @@ class Attempt:
     def _launch_request(self, _share: Share) -> LaunchRequest:
         record = self._record
         return LaunchRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
+
+    def validate(self) -> None:
+        """Re-derive what is asked of whom; AssertionError if that cannot be."""
+        nodes, asked = [share.node for share in self.shares], self._pending.items()
+        assert len(set(nodes)) == len(nodes), "one share a node"
+        assert self._pending.keys() | self._unstaged <= set(nodes), "nobody else is asked"
+        assert all((each.job_id, each.attempt) == (self._record.job_id, self.number) for _, each in asked)
+        expected = EXPECTED.get(self.phase)
+        assert self.phase is AttemptPhase.FAILED or all(type(each) is expected for _, each in asked), self.phase
+        assert self.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) or self.may_have_run

@@ -59,3 +59,8 @@ class CatchingUp:
             self._asked[update_id] = job_id
             reads.append(ReadRecord(ReadRequested(update_id, job_id, record.configuration, spreads=True)))
         return reads
+
+    def validate(self) -> None:
+        """Few are asked for at once, and few are remembered."""
+        assert len(self._asked) <= AT_ONCE_MAX
+        assert len(self._stale) <= SUSPECTS_MAX

@@ -5,7 +5,9 @@ names it, and only the attempt that the record names may have that done (protoco
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.authority.sequence import sequences
@@ -118,3 +120,9 @@ class CheckpointDesk:
                 wish.again_s = now_s + SEND_AGAIN_S
                 effects.append(SendPeer(shepherd, wish.request))
         return effects
+
+    def validate(self) -> None:
+        """One wish an attempt, under the number that it was sent with."""
+        requests = [wish.request for wish in self._wishes.values()]
+        assert [request.command_id for request in requests] == [*self._wishes]
+        assert len({(request.job_id, request.attempt) for request in requests}) == len(requests) <= WISHES_MAX

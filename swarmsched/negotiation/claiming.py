@@ -6,10 +6,10 @@ are they told to stop; nobody is stopped for a gang that cannot run afterwards. 
 shepherd, with its own grace (protocol notes, section 5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from swarmsched.effects import SendPeer
+from swarmsched.effects import Announce, SendPeer
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import CLAIM_TTL_S, ClaimRequest, OwnerAnswer, PreemptAnswer, PreemptRequest, Refusal
 from swarmsched.negotiation.attempt import Ranking
@@ -21,6 +21,7 @@ ANSWER_S = 3.0
 ORDER_AGAIN_S = 2.0
 RENEW_S = CLAIM_TTL_S / 3.0
 PATIENCE_BEYOND_GRACE_S = 30.0
+ClaimEffect = Announce | SendPeer
 
 
 class ClaimPhase(Enum):
@@ -108,6 +109,9 @@ class Claiming:
             return []
         if now_s < self._again_s:
             return []
+        if self.phase is ClaimPhase.STANDING and self._claims:
+            self._fail(f"{', '.join(self._claims)} has not said for {RENEW_S:g} s that it keeps its part")
+            return []
         is_ordered = self.phase is ClaimPhase.ORDERED
         self._again_s = now_s + (ORDER_AGAIN_S if is_ordered else RENEW_S)
         repeated = [SendPeer(self.victims[job_id], question) for job_id, question in self._questions.items()]
@@ -117,6 +121,14 @@ class Claiming:
         """The job has its place, or wants none any more."""
         self.phase = ClaimPhase.FAILED
         return [SendPeer(share.node, self._claim_request(record, 0)) for share in self.shares]
+
+    def validate(self) -> None:
+        """Re-derive what is asked of whom."""
+        assert self._claims.keys() <= {share.node for share in self.shares}
+        assert self._questions.keys() <= self.victims.keys()
+        assert not self._questions or self.phase is not ClaimPhase.CLAIMING, "victims are asked once the place is kept"
+        assert self.phase is not ClaimPhase.STANDING or not self.victims
+        assert self.phase is not ClaimPhase.CLAIMING or self._claims, "somebody has yet to say that it keeps the place"
 
     def _claim(self, record: JobRecord) -> list[SendPeer]:
         self._claims = {share.node: self._claim_request(record, share.ranks) for share in self.shares}
@@ -154,3 +166,79 @@ class Claiming:
 
     def _fail(self, problem: str) -> None:
         self.phase, self.problem = ClaimPhase.FAILED, problem
+
+
+class ClaimDesk:
+    """The claim of one waiting job under one epoch, while it has one, and what everybody hears of it."""
+
+    def __init__(self, job_id: JobId, me: NodeId, commands: Commands) -> None:
+        self._job_id, self._me, self._commands = job_id, me, commands
+        self._claiming: Claiming | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """A place is being kept."""
+        return self._claiming is not None
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When `on_timer` has something to do."""
+        return self._claiming.next_deadline_s if self._claiming else float("inf")
+
+    def make(
+        self,
+        record: JobRecord,
+        shares: tuple[Share, ...],
+        victims: Mapping[JobId, NodeId],
+        ranking: Ranking,
+        starts_within_s: float,
+        now_s: float,
+    ) -> list[ClaimEffect]:
+        """Have these places kept, and have the victims make room."""
+        self._claiming = Claiming(shares, victims, ranking, starts_within_s, self._commands)
+        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
+        text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
+        claimed = Announce("claim.made", text, self._job_id, self._me, {"victims": len(victims)})
+        return [claimed, *self._claiming.begin(record, now_s)]
+
+    def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
+        """Empty for an answer that moves nothing here: it may be one to something else."""
+        if self._claiming is None:
+            return []
+        return self._moved(self._claiming.owner_answered(answer, record, now_s), record)
+
+    def victim_answered(self, answer: PreemptAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
+        """The shepherd of a job that should make room."""
+        if self._claiming is None:
+            return []
+        return self._moved(self._claiming.victim_answered(answer, record, now_s), record)
+
+    def on_timer(self, record: JobRecord, now_s: float) -> list[ClaimEffect]:
+        """Repeat, renew or give up what is due."""
+        if self._claiming is None or now_s < self._claiming.next_deadline_s:
+            return []
+        return self._moved(self._claiming.on_timer(record, now_s), record)
+
+    def used(self, shares: tuple[Share, ...], record: JobRecord) -> list[ClaimEffect]:
+        """The job has its place, perhaps the one that was kept for it; nothing more need be kept."""
+        kept = {share.node for share in self._claiming.shares} if self._claiming is not None else set()
+        used = [share.node for share in shares if share.node in kept]
+        text = f"took the place that was kept for it on {', '.join(used)}"
+        return [*([Announce("claim.used", text, self._job_id, self._me)] if used else []), *self.withdraw(record)]
+
+    def withdraw(self, record: JobRecord) -> list[ClaimEffect]:
+        """No place is wanted any more."""
+        claiming, self._claiming = self._claiming, None
+        return [] if claiming is None else [*claiming.withdraw(record)]
+
+    def validate(self) -> None:
+        """A claim that has failed is given up in the same step."""
+        if self._claiming is not None:
+            assert self._claiming.phase is not ClaimPhase.FAILED, self._claiming.problem
+            self._claiming.validate()
+
+    def _moved(self, told: Sequence[SendPeer], record: JobRecord) -> list[ClaimEffect]:
+        if self._claiming is None or self._claiming.phase is not ClaimPhase.FAILED:
+            return [*told]
+        lost = Announce("claim.failed", self._claiming.problem, self._job_id, self._me)
+        return [*told, lost, *self.withdraw(record)]

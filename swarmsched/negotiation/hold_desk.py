@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from swarmsched.effects import BindRendezvous, Effect, Persist, ReleaseRendezvous, SendPeer
 from swarmsched.events import RendezvousBound, RendezvousFailed
-from swarmsched.ids import JobId, NodeId
+from swarmsched.fields import Value, cleaned
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import LedgerEntry
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, ReleaseRequest, YieldRequest
@@ -14,12 +16,8 @@ from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, Release
 YIELD_S = 0.02
 OWN_COMMAND_ID = 2**32 - 1  # of a command that we give ourselves; shepherds count from 1
 
-Key = tuple[JobId, int]
-"""Job and attempt."""
 
-
-@dataclass(frozen=True, slots=True)
-class PatientHold:
+class PatientHold(Value):
     """A hold that does not fit yet: lower ones were asked to give way, and it waits for a moment."""
 
     request: HoldRequest
@@ -29,13 +27,13 @@ class PatientHold:
 class HoldDesk:
     """Answers to holds of one node, until they are committed, released or over."""
 
-    def __init__(self, node_id: NodeId, ledger: Ledger, has_task: Callable[[Key], bool]) -> None:
+    def __init__(self, node_id: NodeId, ledger: Ledger, has_task: Callable[[TaskKey], bool]) -> None:
         self._node_id = node_id
         self._ledger = ledger
         self._has_task = has_task
-        self._waiting: dict[Key, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
-        self._patient: dict[Key, PatientHold] = {}
-        self._ports: dict[Key, tuple[str, int]] = {}
+        self._waiting: dict[TaskKey, tuple[NodeId, OwnerAnswer]] = {}  # yes, but the port is not bound yet
+        self._patient: dict[TaskKey, PatientHold] = {}
+        self._ports: dict[TaskKey, tuple[str, int]] = {}
         self.is_in_conflict = False  # two machines answer under our name: nothing new is begun here
 
     @property
@@ -60,7 +58,7 @@ class HoldDesk:
             return [*durable, *self._ask_to_yield(request, lower, now_s)]
         return self._held_or_not(request, answer, durable)
 
-    def _is_copy(self, key: Key, request: HoldRequest) -> bool:
+    def _is_copy(self, key: TaskKey, request: HoldRequest) -> bool:
         """The very command whose answer is under way; another one, of a new shepherd say, wants its own."""
         asked: list[OwnerAnswer | HoldRequest] = [self._waiting[key][1]] if key in self._waiting else []
         asked += [self._patient[key].request] if key in self._patient else []
@@ -127,7 +125,7 @@ class HoldDesk:
         shepherd, answer = waiting
         release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd)
         _, durable = self._ledger.release(release, now_s)
-        refused = replace(answer, refusal=Refusal.NO_PORT, detail=event.error[:1024], free=self._ledger.report())
+        refused = replace(answer, refusal=Refusal.NO_PORT, detail=cleaned(event.error), free=self._ledger.report())
         self._ledger.amend(refused)
         return [*durable, SendPeer(shepherd, refused)]
 
@@ -137,21 +135,32 @@ class HoldDesk:
         idle = [key for key in bound if key[0] == job_id and not self._has_task(key) and not self._ledger.entry(*key)]
         return [effect for key in idle for effect in self.drop_port(key)]
 
-    def withdraw(self, key: Key) -> list[Effect]:
+    def withdraw(self, key: TaskKey) -> list[Effect]:
         """Its shepherd wants it no more."""
         self._patient.pop(key, None)
         return self.drop_port(key)
 
-    def launched(self, key: Key) -> None:
+    def launched(self, key: TaskKey) -> None:
         """Rank 0 takes the port over."""
         self._ports.pop(key, None)
 
-    def drop_port(self, key: Key) -> list[Effect]:
+    def drop_port(self, key: TaskKey) -> list[Effect]:
         """The hold is gone, or its task: whoever listens for it need not."""
         was_waiting = self._waiting.pop(key, None) is not None
         was_bound = self._ports.pop(key, None) is not None
         return [ReleaseRendezvous(*key)] if was_waiting or was_bound else []
 
-    def _with_port(self, key: Key, answer: OwnerAnswer) -> OwnerAnswer:
+    def validate(self) -> None:
+        """Whoever waits is booked or has yet to fit, and nobody waits twice."""
+        assert not self._waiting.keys() & self._ports.keys(), "a port is bound, and its answer waits for it"
+        assert not self._patient.keys() & self._waiting.keys()
+        for key, (_, answer) in self._waiting.items():
+            assert key == (answer.job_id, answer.attempt)
+            assert self._ledger.entry(*key) is not None, "a yes waits for its port, and nothing is booked"
+        for key, patient in self._patient.items():
+            assert key == (patient.request.job_id, patient.request.attempt)
+        assert not any(self._has_task(key) for key in self._waiting), "a task is ordered before its hold was answered"
+
+    def _with_port(self, key: TaskKey, answer: OwnerAnswer) -> OwnerAnswer:
         host, port = self._ports[key]
         return replace(answer, rendezvous_host=host, rendezvous_port=port)

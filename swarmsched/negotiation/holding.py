@@ -6,8 +6,8 @@ configuration first (`swarmsched.holders`).
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from swarmsched.fields import Value
 from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord
@@ -17,8 +17,7 @@ HAND_OVER_RATIO = 2.0
 HAND_OVER_SLACK = 4  # jobs above the mean that are nobody's trouble
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Value):
     """A live node that could hold or shepherd.  `zone` is its failure zone, if it told one."""
 
     holder: Holder
@@ -29,20 +28,26 @@ class Candidate:
 
 
 def choose_holders(
-    me: Holder | None, candidates: Sequence[Candidate], rng: random.Random, wanted: int = HOLDERS_WANTED
+    kept: Sequence[Candidate],
+    candidates: Sequence[Candidate],
+    rng: random.Random,
+    wanted: int = HOLDERS_WANTED,
+    *,
+    has_witness: bool = False,
 ) -> tuple[Holder, ...]:
-    """`me` first if given, then others, in different zones as far as there are enough; those without much to do
-    first."""
-    zones = {each.holder: each.zone for each in candidates}
-    chosen = [me] if me is not None else []
-    others = [each for each in candidates if each.holder != me]
+    """Up to `wanted` holders besides those that are `kept`, as far as possible in other zones than theirs and one
+    another's; those without much to do first.  At most one is a witness, and none where `has_witness` says that there
+    is one already: of a majority one at least must be able to act."""
+    chosen = list(kept)
+    apart = [each for each in candidates if each.holder not in [one.holder for one in kept]]
+    others = _with_one_witness(apart, rng, has_witness=has_witness)
     others.sort(key=lambda each: (each.live_jobs // 64, rng.random()))
-    while others and len(chosen) < wanted:
-        used = {zones.get(holder, "") for holder in chosen} - {""}
+    while others and len(chosen) < len(kept) + wanted:
+        used = {each.zone for each in chosen} - {""}
         best = next((each for each in others if each.zone not in used), others[0])
         others.remove(best)
-        chosen.append(best.holder)
-    return tuple(chosen)
+        chosen.append(best)
+    return tuple(each.holder for each in chosen[len(kept) :])
 
 
 def next_holders(
@@ -60,8 +65,13 @@ def next_holders(
     `gone` says since when a node is not alive; `is_settled` that the gang has run for a while.  A holder that is merely
     silent stays while nobody could replace it.
     """
-    live = {each.holder.node: each.holder for each in candidates}
+    live, known = {each.holder.node: each.holder for each in candidates}, candidates
     stays = [holder for holder in record.holders if not _is_lost(holder, live, gone, now_s)]
+    witnesses = {each.holder for each in candidates if each.is_witness}
+    others = [each for each in candidates if each.holder not in stays]
+    surplus = [holder for holder in stays if holder in witnesses][1:][: sum(not each.is_witness for each in others)]
+    stays = [holder for holder in stays if holder not in surplus]
+    candidates = _with_one_witness(others, rng, has_witness=not witnesses.isdisjoint(stays))
     gang = {share.node for share in record.shares}
     apart = [each for each in candidates if each.holder.node not in gang and each.holder not in stays]
     free = len(apart) - (HOLDERS_WANTED - len(stays))  # how many are left when each lost holder has a successor
@@ -74,7 +84,13 @@ def next_holders(
     missing = HOLDERS_WANTED - len(stays)
     if me not in names or not spare or missing <= 0:
         return None
-    return (*stays, *choose_holders(None, spare, rng, wanted=missing))
+    return (*stays, *choose_holders([each for each in known if each.holder in stays], spare, rng, wanted=missing))
+
+
+def _with_one_witness(candidates: Sequence[Candidate], rng: random.Random, *, has_witness: bool) -> list[Candidate]:
+    witnesses = [each for each in candidates if each.is_witness]
+    kept = None if has_witness or not witnesses else rng.choice(witnesses)
+    return [each for each in candidates if not each.is_witness or each is kept]
 
 
 def _is_lost(holder: Holder, live: Mapping[NodeId, Holder], gone: Mapping[NodeId, float], now_s: float) -> bool:

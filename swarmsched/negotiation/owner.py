@@ -7,10 +7,12 @@ shepherd has acknowledged its revision.  GPUs come free only when no process of 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
-from swarmsched.authority.contact import ContactLine
+from msgspec.structs import replace
+
+from swarmsched.authority.contact import ContactLine, Stamp
 from swarmsched.authority.message import ContactAnswered
 from swarmsched.effects import (
     Announce,
@@ -25,6 +27,7 @@ from swarmsched.effects import (
 )
 from swarmsched.errors import ProtocolError, RemoteProtocolError, StorageError
 from swarmsched.events import (
+    FoundTask,
     RankExited,
     RendezvousBound,
     RendezvousFailed,
@@ -37,8 +40,9 @@ from swarmsched.events import (
     TaskStarted,
     TimerFired,
 )
-from swarmsched.fields import NodeName, Text
-from swarmsched.ids import JobId, NodeId
+from swarmsched.fields import U32, NodeName, Text, Value, cleaned
+from swarmsched.holders import Configuration
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
@@ -56,7 +60,7 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
-from swarmsched.negotiation.hold_desk import HoldDesk, Key
+from swarmsched.negotiation.hold_desk import HoldDesk
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
@@ -81,9 +85,9 @@ TaskEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTask:
-    """What is durable of a task: its order, and who must hear of it even when its lease is gone.
+class StoredTask(Value):
+    """What is durable of a task: its order, its job's holders if they have changed since, and who must hear of it even
+    when its lease is gone.
 
     The end of a task that was never launched is kept here too, for no shim has left a record of it.
     """
@@ -93,6 +97,11 @@ class StoredTask:
     is_ended: bool = False
     failure: TaskFailure = TaskFailure.NONE
     detail: Text = ""
+    was_launched: bool = False  # written before the shim starts: if it is not found again, its ranks were lost
+    holders: Configuration = Configuration()  # frozen; empty: those of the order
+    former_holders: Configuration = Configuration()  # frozen
+    epoch: U32 = 0  # of the newest record that is known to name those holders, and its version
+    version: U32 = 0
 
 
 @dataclass(slots=True)
@@ -107,9 +116,12 @@ class _Task:
     report_interval_s: float = REPORT_INTERVAL_S
     started_s: float = math.inf  # on our monotonic clock
     is_launch_wanted: bool = False
+    was_launched: bool = False
     is_stopping: bool = False  # a launch that arrives now comes too late
     is_superseded: bool = False  # a majority of the holders says that its attempt is over
     is_released: bool = False  # nobody wants to hear of it any more
+    holders: tuple[Configuration, Configuration, Stamp] | None = None  # (present, former, stamp), unless the order's
+    is_orphan: bool = False  # it was found, and no order for it: it is stopped, and booked until it has ended
 
 
 class Owner:
@@ -119,7 +131,7 @@ class Owner:
         self._node_id = node_id
         self._ledger = ledger
         self._line = line
-        self._tasks: dict[Key, _Task] = {}
+        self._tasks: dict[TaskKey, _Task] = {}
         self._desk = HoldDesk(node_id, ledger, self._tasks.__contains__)
 
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
@@ -130,9 +142,11 @@ class Owner:
             status = self._fresh_status(order)
             if stored.is_ended:
                 status = replace(status, stage=TaskStage.EXITED, failure=stored.failure, detail=stored.detail)
-            task = _Task(order, stored.shepherd, status, next_report_s=now_s)
+            task = _Task(order, stored.shepherd, status, next_report_s=now_s, was_launched=stored.was_launched)
             self._tasks[order.job_id, order.attempt] = task
-            self._watch(order, now_s)
+            if stored.holders.holders:
+                task.holders = (stored.holders, stored.former_holders, (stored.epoch, stored.version))
+            self._watch(task, now_s)
             if stored.is_ended:
                 self._line.ended(order.job_id, order.attempt)
 
@@ -200,6 +214,14 @@ class Owner:
             case _:
                 assert_never(command)
 
+    def drain(self, reason: str | None) -> list[Effect]:
+        """Take no new work for a reason, or again for None; what is held, leased or running stays."""
+        if reason == (self._ledger.drain_reason if self._ledger.is_draining else None):
+            return []
+        what = "new work again" if reason is None else f"no new work: {reason}" if reason else "no new work"
+        told = Announce("node.draining", f"{self._node_id} takes {what}", node=self._node_id)
+        return [*self._ledger.set_draining(reason), told]
+
     def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
         """The shepherd has heard a revision; an ended task is then forgotten."""
         key = (message.job_id, message.attempt)
@@ -234,9 +256,10 @@ class Owner:
         order = request.order
         unlaunched_s = now_s + UNLAUNCHED_REPORT_S
         task = _Task(order, request.shepherd, self._fresh_status(order), acknowledged=0, next_report_s=unlaunched_s)
+        durable = _persist(task)
         self._tasks[order.job_id, order.attempt] = task
-        self._watch(order, now_s)
-        effects: list[Effect] = [_persist(task), *self._line.on_timer(now_s)]
+        self._watch(task, now_s)
+        effects: list[Effect] = [durable, *self._line.on_timer(now_s)]
         if order.needs_staging:
             return [*effects, StageTask(order)]
         task.status = replace(task.status, stage=TaskStage.STAGED)
@@ -248,25 +271,31 @@ class Owner:
         answer = _corrected(answer, task)
         if answer.refusal is Refusal.NONE and task is None:
             answer = replace(answer, refusal=Refusal.NOT_COMMITTED)
-        effects: list[Effect] = [*durable]
+        effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
         if answer.refusal is Refusal.NONE and task is not None:
-            effects += self._adopt(task, request.shepherd, request.epoch, now_s)
+            effects = [*self._adopt(task, request.shepherd, request.epoch, now_s), *effects]
             task.is_launch_wanted = True
             effects += self._start(task, now_s)
-        return [*effects, SendPeer(request.shepherd, answer)]
+        return effects
 
     def _start(self, task: _Task, now_s: float) -> list[Effect]:
         """Once it is wanted, and a majority of the holders has said that it may run."""
         if task.status.stage is not TaskStage.STAGED or task.is_stopping or not task.is_launch_wanted:
             return []  # already launched, being stopped, or not staged: the shepherd hears of that by report
         until_s = self._line.deadline_s(task.order.job_id, task.order.attempt)
-        if until_s <= now_s:
-            return []
-        gpus = self._ledger.gpus_of(task.order.job_id, task.order.attempt)
+        if until_s <= now_s or self._ledger.is_waking:
+            return []  # asked again with the next contact
+        order = task.order
+        gpus = self._ledger.gpus_of(order.job_id, order.attempt)
+        missing = order.local_ranks * order.spec.demand.gpus - len(gpus)
+        if missing > 0:  # a rank without its own would take another's, or fail as if the job were to blame
+            detail = f"{missing} of its GPUs vanished from {self._node_id} before its start"
+            return self._exited(task, now_s, failure=TaskFailure.INTERNAL, detail=detail)
         self._change(task, None, stage=TaskStage.LAUNCHED)
         task.acknowledged = task.status.revision  # the answer to the command says it
-        self._desk.launched((task.order.job_id, task.order.attempt))
-        return [StartTask(task.order, gpus, until_s)]
+        self._desk.launched((order.job_id, order.attempt))
+        task.was_launched = True
+        return [_persist(task), StartTask(order, gpus, until_s)]
 
     def _release(self, request: ReleaseRequest, now_s: float) -> list[Effect]:
         key = (request.job_id, request.attempt)
@@ -307,6 +336,7 @@ class Owner:
         if task is None or answer.refusal is not Refusal.NONE:
             return effects
         task.acknowledged = -1
+        task.is_released = task.is_released and not task.is_orphan
         return [*effects, *self._report(task, now_s)]
 
     def _check(
@@ -343,13 +373,13 @@ class Owner:
             return []
         match event:
             case TaskPhaseChanged(phase=phase):
-                return self._change(task, now_s, phase=phase)
+                return self._change(task, now_s, phase=cleaned(phase, 16))
             case TaskStaged():
                 if task.status.stage is not TaskStage.ORDERED:
                     return []
                 return self._change(task, now_s, stage=TaskStage.STAGED, phase="")
             case TaskStageFailed(failure=failure, detail=detail):
-                return self._exited(task, now_s, failure=failure, detail=detail[:1024])
+                return self._exited(task, now_s, failure=failure, detail=cleaned(detail))
             case TaskStarted():
                 task.started_s = now_s
                 return self._change(task, now_s, stage=TaskStage.STARTED, phase="")
@@ -360,13 +390,15 @@ class Owner:
                     return []
                 return self._change(task, now_s, exits=(*task.status.exits, rank_exit))
             case TaskExited(exits=exits, failure=failure, detail=detail):
-                return self._exited(task, now_s, exits=exits, failure=failure, detail=detail[:1024])
+                return self._exited(task, now_s, exits=exits, failure=failure, detail=cleaned(detail))
             case _:
                 assert_never(event)
 
     def _exited(self, task: _Task, now_s: float, **changes: object) -> list[Effect]:
         """No process is left: the lease ends, and only then is anybody told."""
         key = (task.order.job_id, task.order.attempt)
+        if task.is_orphan:  # that it obeyed our signal says nothing about the job
+            changes |= {"failure": TaskFailure.LOST, "detail": f"{self._node_id} had lost its order"}
         self._line.ended(*key)
         _, durable = self._ledger.end(*key, now_s)
         effects: list[Effect] = [*self._desk.drop_port(key), *durable]
@@ -380,26 +412,44 @@ class Owner:
     def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
         """After a restart: the disk knows which tasks ever started; what it does not know was never launched."""
         effects: list[Effect] = []
-        found = {(status.job_id, status.attempt): status for status in event.tasks}
+        found = {(each.status.job_id, each.status.attempt): each for each in event.tasks}
         for key, task in list(self._tasks.items()):
-            status = found.pop(key, None)
-            if status is not None:
-                effects += self._resume(task, status, now_s)
+            known = found.pop(key, None)
+            if known is not None:
+                effects += self._resume(task, known.status, now_s)
             elif task.status.stage is not TaskStage.EXITED:
                 effects += self._take_up(task, now_s)
             entry = self._ledger.entry(*key)
             if entry is not None and entry.state is BookingState.DRAINING:
                 task.is_released = task.is_stopping = True
                 effects.append(StopTask(*key, RELEASE_GRACE_S))
-        for key in found:
-            effects += [
-                Announce("task.orphaned", "found a task that nobody ordered; stopping it", key[0], self._node_id),
-                StopTask(*key, RELEASE_GRACE_S),
-            ]
+        for orphan in found.values():
+            effects += self._end_orphan(orphan, now_s)
+        for entry in self._ledger.entries:
+            if entry.state is BookingState.DRAINING and (entry.job_id, entry.attempt) not in self._tasks:
+                effects += self._ledger.end(entry.job_id, entry.attempt, now_s)[1]  # it ended while no agent ran
         return effects
 
+    def _end_orphan(self, found: FoundTask, now_s: float) -> list[Effect]:
+        """Its order was lost with the database, its processes were not: they have their GPUs until they are gone."""
+        order, status = found.order, found.status
+        key = (order.job_id, order.attempt)
+        text = "found a task that nobody ordered; stopping it"
+        effects: list[Effect] = [Announce("task.orphaned", text, order.job_id, self._node_id)]
+        if status.stage is not TaskStage.EXITED:
+            status = replace(status, generation=self._ledger.report().generation)
+            task = _Task(order, self._node_id, status, acknowledged=status.revision, was_launched=True)
+            task.is_orphan = task.is_released = task.is_stopping = True
+            self._tasks[key] = task
+            effects += self._ledger.drain(order, found.gpus, now_s)
+        return [*effects, StopTask(*key, RELEASE_GRACE_S)]
+
     def _take_up(self, task: _Task, now_s: float) -> list[Effect]:
-        """A task that never started: with its lease it is brought as far as it was, without it its result is lost."""
+        """A task without processes or a record of them: with its lease one that was never launched is brought as far as
+        it was; of any other the result is lost."""
+        if task.was_launched:
+            detail = f"{self._node_id} has no record of what became of its processes"
+            return self._exited(task, now_s, failure=TaskFailure.LOST, detail=detail)
         if self._ledger.entry(task.order.job_id, task.order.attempt) is None:
             detail = f"{self._node_id} has no record of how it ended"
             self._line.ended(task.order.job_id, task.order.attempt)
@@ -412,10 +462,12 @@ class Owner:
         changes: dict[str, object] = {
             "exits": status.exits,
             "failure": status.failure,
-            "detail": status.detail,
+            "detail": cleaned(status.detail),
             "is_frozen": status.is_frozen,
         }
         task.acknowledged = -1
+        if task.status.stage is TaskStage.EXITED:
+            return []  # why it ended stands in our own books
         if status.stage is TaskStage.EXITED:
             return self._exited(task, now_s, **changes)
         if status.ran_s:
@@ -426,9 +478,7 @@ class Owner:
 
     def _change(self, task: _Task, now_s: float | None, **changes: object) -> list[Effect]:
         """A new revision; reported at once unless `now_s` is None."""
-        values = {name: getattr(task.status, name) for name in TaskStatus.__dataclass_fields__}
-        revision = task.status.revision + 1
-        task.status = TaskStatus(**{**values, **changes, "revision": revision})
+        task.status = replace(task.status, **changes, revision=task.status.revision + 1)
         task.report_interval_s = REPORT_INTERVAL_S
         return [] if now_s is None else self._report(task, now_s)
 
@@ -457,10 +507,11 @@ class Owner:
         """A shepherd of a newer epoch takes over; it hears everything again."""
         if epoch <= task.status.epoch and shepherd == task.shepherd:
             return []
+        durable = [] if task.is_orphan else [_persist(task, shepherd)]
         task.shepherd = shepherd
         task.status = replace(task.status, epoch=max(epoch, task.status.epoch))
         task.acknowledged, task.next_report_s = -1, now_s
-        return [_persist(task)]
+        return [*durable]
 
     def generation_changed(self, now_s: float) -> None:
         """This node speaks under a newer generation: whatever was told under the old one is told again."""
@@ -492,19 +543,40 @@ class Owner:
             effects += self._end_superseded(key, now_s)
         for task in self._tasks.values():
             effects += self._start(task, now_s)
-        return effects
+        return [*effects, *self._save_holders()]
 
     def learn(self, record: JobRecord, now_s: float) -> list[Effect]:
         """Our own store has this record: its holders count from this moment (else, as one of two old holders, we would
         go on believing that nobody can decide without us)."""
-        return [*self._line.learned(record.job_id, record.stamp, record.configuration, now_s)]
+        extended = self._line.learned(record.job_id, record.stamp, record.configuration, now_s)
+        return [*extended, *self._save_holders()]
+
+    def _save_holders(self) -> list[Persist]:
+        saved: list[Persist] = []
+        for watched in self._line.unsaved():
+            task = self._tasks[watched.job_id, watched.attempt]
+            task.holders = (watched.configuration, watched.former, watched.stamp)
+            saved.append(_persist(task))
+        return saved
 
     def shepherd_of(self, job_id: JobId, attempt: int) -> NodeId | None:
         """Whom a running task reports to."""
         task = self._tasks.get((job_id, attempt))
         return None if task is None or task.status.stage is TaskStage.EXITED else task.shepherd
 
-    def _end_superseded(self, key: Key, now_s: float) -> list[Effect]:
+    def validate(self) -> None:
+        """Re-derive what binds tasks to bookings and to contacts with holders."""
+        self._desk.validate()
+        self._line.validate()
+        for key, task in self._tasks.items():
+            assert key == (task.order.job_id, task.order.attempt) == (task.status.job_id, task.status.attempt)
+            assert task.order.node == self._node_id or task.is_orphan
+            assert task.acknowledged <= task.status.revision, "a revision was heard that was never told"
+            is_over = task.status.stage is TaskStage.EXITED
+            assert is_over or self._ledger.entry(*key) is not None, f"{key} may have processes and is not booked"
+            assert is_over or task.is_orphan or self._line.is_watched(*key), f"{key} asks no holder how long it may run"
+
+    def _end_superseded(self, key: TaskKey, now_s: float) -> list[Effect]:
         """Frozen ranks get no last words: another attempt may be running by now.  Those whose time is not over have
         what is left of it, since their shepherd orders a stop with grace just as the holders learn of it.
         """
@@ -527,12 +599,12 @@ class Owner:
             kind, text = ("task.thawed", "the job's holders answer again: its ranks go on")
         return Announce(kind, text, task.order.job_id, self._node_id, {"attempt": task.order.attempt})
 
-    def _watch(self, order: TaskOrder, now_s: float) -> None:
-        stamp = (order.epoch, order.version)
-        isolation = order.spec.on_isolation
-        self._line.watch(order.job_id, order.attempt, order.configuration, stamp, isolation, now_s)
+    def _watch(self, task: _Task, now_s: float) -> None:
+        order = task.order
+        holders, former, stamp = task.holders or (order.configuration, Configuration(), (order.epoch, order.version))
+        self._line.watch(order.job_id, order.attempt, holders, stamp, order.spec.on_isolation, now_s, former)
 
-    def _forget(self, key: Key) -> list[Effect]:
+    def _forget(self, key: TaskKey) -> list[Effect]:
         self._line.forget(*key)
         task = self._tasks.pop(key)
         return [Persist(TASK_ROOM, _room_key(task.order), None), ForgetTask(*key)]
@@ -545,16 +617,25 @@ def _must_report(task: _Task) -> bool:
 
 
 def _corrected(answer: OwnerAnswer, task: _Task | None) -> OwnerAnswer:
-    """An ended task has no lease any more, but its attempt is not over before its result was heard."""
-    if task is None or task.status.stage is not TaskStage.EXITED or answer.refusal is Refusal.STALE_EPOCH:
+    """An ended task has no lease any more, but its attempt is not over before its result was heard; and of one that is
+    wound up, nothing may be said that means that nothing is left."""
+    if task is None or answer.refusal in (Refusal.NONE, Refusal.STALE_EPOCH):
         return answer
-    return replace(answer, refusal=Refusal.NONE, detail="")
+    if task.status.stage is TaskStage.EXITED:
+        return replace(answer, refusal=Refusal.NONE, detail="")
+    return replace(answer, refusal=Refusal.DRAINING, detail="its processes are being stopped")
 
 
-def _persist(task: _Task) -> Persist:
+def _persist(task: _Task, shepherd: NodeId | None = None) -> Persist:
+    """`shepherd`: instead of the present one."""
     status = task.status
     is_ended = status.stage is TaskStage.EXITED
-    stored = StoredTask(task.order, task.shepherd, is_ended, status.failure, status.detail)
+    stored = StoredTask(
+        task.order, shepherd or task.shepherd, is_ended, status.failure, status.detail, task.was_launched
+    )
+    if task.holders is not None:
+        holders, former, (epoch, version) = task.holders
+        stored = replace(stored, holders=holders, former_holders=former, epoch=epoch, version=version)
     return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, stored))
 
 

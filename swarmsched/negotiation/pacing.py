@@ -12,6 +12,7 @@ from swarmsched.record import JobRecord
 
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 2.0
+BACKOFF_ALONE_S = 0.2
 AVOID_NODE_S = 60.0
 ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_ATTEMPTS = 5
@@ -47,14 +48,20 @@ class Pacing:
         """All owners have launched it."""
         self._failed_attempts = self._skipped_attempts = 0
 
-    def failed(self, refusal: Refusal, refusing_node: NodeId | None, now_s: float) -> None:
-        """It found no place; `refusing_node` is not asked again at once."""
+    def failed(self, refusal: Refusal, refusing_node: NodeId | None, now_s: float, *, was_alone: bool = False) -> None:
+        """It found no place; `refusing_node` is not asked again at once, unless its answer told what it has left.
+
+        A job that asked one owner alone was in nobody's way and others in its own once: no reason to wait for long.
+        """
+        if was_alone and refusal is Refusal.DOES_NOT_FIT:
+            self.may_try_after_s = now_s + self._rng.uniform(0.0, BACKOFF_ALONE_S)
+            return
         self._failed_attempts += 1
         if refusal is Refusal.RELEASED_ATTEMPT:
             # An earlier life went further than our record says: leap ahead of its numbers instead of counting up.
             self._skipped_attempts = min(ATTEMPTS_SKIPPED_MAX, 2 * self._skipped_attempts + 1)
         self.back_off(now_s)
-        if refusing_node is not None:
+        if refusing_node is not None and refusal is not Refusal.DOES_NOT_FIT:
             self.avoided[refusing_node] = now_s + BACKOFF_S_MAX
 
     def back_off(self, now_s: float) -> None:
@@ -63,7 +70,7 @@ class Pacing:
         self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
 
     def avoid(self, node: NodeId, now_s: float) -> None:
-        """It could not be reached by the gang's other ranks."""
+        """It could not reach the gang's rank 0, or could not start its own part."""
         self.avoided[node] = now_s + AVOID_NODE_S
 
     def restarted(self, restarts: int, now_s: float) -> None:

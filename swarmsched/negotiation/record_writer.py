@@ -2,23 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from swarmsched.effects import Effect
+from swarmsched.fields import Value
 from swarmsched.jobs.register import ReadRequested, UpdateRequested
 from swarmsched.negotiation.changes import Change
 from swarmsched.record import JobRecord
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRecord:
+class WriteRecord(Value):
     """Internal effect: the node hands the update to the register and its outcome back to the shepherd."""
 
     update: UpdateRequested
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRecord:
+class ReadRecord(Value):
     """Internal effect: the node hands the question to the register."""
 
     read: ReadRequested
@@ -38,12 +36,18 @@ class RecordWriter:
         self._waiting: deque[tuple[Change, Continuation, Continuation]] = deque()
         self._in_flight: UpdateRequested | None = None
         self._then: Continuation | None = None
+        self._otherwise: Continuation | None = None
         self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
         """True while an update is under way or waits its turn."""
         return self._in_flight is not None or bool(self._waiting)
+
+    @property
+    def waiting_count(self) -> int:
+        """Updates that wait behind the one under way."""
+        return len(self._waiting)
 
     def write(self, change: Change, then: Continuation, otherwise: Continuation, now_s: float) -> list[ShepherdEffect]:
         """Queue an update; it begins at once when none is under way.  `otherwise` runs when it is no longer wanted."""
@@ -63,11 +67,26 @@ class RecordWriter:
         self.record = record
         return [*then(now_s), *self._begin_next(now_s)]
 
+    def refused(self, update_id: int, now_s: float) -> list[ShepherdEffect] | None:
+        """Our update can never be written: it is left out, and the next one begins.  None as for `written`."""
+        if self._in_flight is None or update_id != self._in_flight.update_id or self._otherwise is None:
+            return None
+        otherwise, self._in_flight, self._then = self._otherwise, None, None
+        return [*otherwise(now_s), *self._begin_next(now_s)]
+
     def repeat(self, update_id: int) -> list[ShepherdEffect]:
         """The register could not tell whether it is written: the same update again, which is harmless if it is."""
         if self._in_flight is None or update_id != self._in_flight.update_id:
             return []
         return [WriteRecord(self._in_flight)]
+
+    def validate(self) -> None:
+        """One update at a time, made from the record that is decided; others wait behind it."""
+        update = self._in_flight
+        assert (update is None) == (self._then is None)
+        assert update is not None or not self._waiting, "nothing waits behind nothing"
+        assert update is None or update.job_id == self.record.job_id
+        assert update is None or update.expected == self.record.stamp, "it was made from another record"
 
     def _begin_next(self, now_s: float) -> list[ShepherdEffect]:
         effects: list[ShepherdEffect] = []
@@ -81,6 +100,6 @@ class RecordWriter:
             self._in_flight = UpdateRequested(
                 next(self._update_ids), value.job_id, self.record.configuration, self.record.stamp, value
             )
-            self._then = then
+            self._then, self._otherwise = then, otherwise
             effects.append(WriteRecord(self._in_flight))
         return effects

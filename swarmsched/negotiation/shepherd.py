@@ -7,12 +7,15 @@ update is durable is its continuation.  State changes go through the life cycle'
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from swarmsched.api import EndReason, Isolation, JobState, StartPhase
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.commands import JobAccepted, Refused
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
+from swarmsched.fields import Value, cleaned
 from swarmsched.holders import Holders, Quorum, majority
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.jobs.lifecycle import JobEvent
@@ -31,24 +34,27 @@ from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, Change
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt, is_overtaken
-from swarmsched.negotiation.claim_desk import ClaimDesk
-from swarmsched.negotiation.gang import Gang
+from swarmsched.negotiation.claiming import ClaimDesk
+from swarmsched.negotiation.gang import INFERRED_GENERATION, Gang, dismissal, heard
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.outcome import has_failed
 from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import Continuation, RecordWriter, ShepherdEffect
-from swarmsched.negotiation.reports import INFERRED_GENERATION, dismissal, heard
 from swarmsched.negotiation.settlement import Settlement
+from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 STOP_RESEND_S = 2.0
+UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
 RELAUNCHES_MAX = 3
+NODE_FAILURES = (TaskFailure.UNREACHABLE, TaskFailure.INTERNAL)  # another node may do better
 GANG_STOP_GRACE_S = 10.0
 
 STARVING_S = 60.0
+WAITING_MAX = 16  # updates behind the one under way, beyond which checkpoints have to wait at their owners
 HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
 
 NOTHING_LEFT = (Refusal.UNKNOWN, Refusal.NOT_COMMITTED, Refusal.RELEASED_ATTEMPT)
@@ -63,8 +69,7 @@ def _left_by(shares: tuple[Share, ...], attempt: int) -> tuple[Leftover, ...]:
     return tuple(Leftover(share.node, attempt, share.origin) for share in shares)
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Value):
     """Both times of one moment: monotonic for decisions, UTC for the record."""
 
     now_s: float
@@ -94,8 +99,10 @@ class JobShepherd:
         update_ids: Iterator[int],
         parts: ShepherdParts = PRODUCTION,
         stirred: Callable[[JobId], None] = lambda job_id: None,
+        window: Window[JobId] | None = None,
     ) -> None:
-        """`stirred` is told whenever `next_deadline_s` may become another one."""
+        """`stirred` is told whenever `next_deadline_s` may become another one, and the `window` of the agent's attempts
+        of each of this job's."""
         self._writer = RecordWriter(record, update_ids)
         self._me = me
         self._commands = Commands(me, record.epoch)
@@ -104,6 +111,7 @@ class JobShepherd:
         self._namesakes = Namesakes()
         self._parts = parts
         self._stirred = stirred
+        self._window = Window() if window is None else window
         self._attempt: Attempt | None = None
         self._claim = ClaimDesk(record.job_id, me, self._commands)
         self._pacing = Pacing(record, rng)
@@ -282,11 +290,12 @@ class JobShepherd:
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""
         if self._record.state is JobState.QUEUED:
-            self._reason = reason[:REASON_LENGTH]
+            self._reason = cleaned(reason)
 
     def _new_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
-        self._gang = Gang()
+        self._gang, self._stop_resend_s = Gang(), float("inf")  # a late report may have had the last one stopped again
         self._pacing.begun(number)
+        self._window.begun(self.job_id, self._now_s)
         return self._parts.make_attempt(self._record, number, shares, ranking, self._commands.ids)
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
@@ -307,28 +316,29 @@ class JobShepherd:
         is_current = answer.attempt == self._record.attempt and not self._record.is_ended
         if not is_current or answer.refusal not in NOTHING_LEFT or self._record.state is JobState.QUEUED:
             return []
-        return self._owner_has_nothing(answer, clock.now_s)
+        return self._owner_has_nothing(answer.owner, clock.now_s)
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
         """What this node tells itself is its own word, wherever it lives now."""
         return node != self._me and self._namesakes.is_one(node, attempt, origin, self._record, self._now_s)
 
-    def _owner_has_nothing(self, answer: OwnerAnswer, now_s: float) -> list[ShepherdEffect]:
-        """A stop or status request met no task: it never began there, or every trace of it is lost."""
+    def _owner_has_nothing(self, owner: NodeId, now_s: float) -> list[ShepherdEffect]:
+        """A stop or status request met no task, or one that stands before its start although the gang runs: it never
+        began there, or every trace of it is lost."""
         was_stopped = self._record.stop_reason is not EndReason.NONE or self._gang.is_stopping
         gone = TaskStatus(
             self.job_id,
-            answer.epoch,
-            answer.attempt,
-            answer.owner,
+            self._record.epoch,
+            self._record.attempt,
+            owner,
             TaskStage.EXITED,
             failure=TaskFailure.NONE if was_stopped else TaskFailure.LOST,
-            detail="" if was_stopped else f"{answer.owner} knows nothing of the task any more",
+            detail="" if was_stopped else f"{owner} knows nothing of the task any more",
             generation=INFERRED_GENERATION,
         )
-        if self._gang.has_exited(answer.owner):
+        if self._gang.has_exited(owner):
             return []
-        return [self._commands.release(answer.owner, self._record, answer.attempt), *self._task_changed(gone, now_s)]
+        return [self._commands.release(owner, self._record, gone.attempt), *self._task_changed(gone, now_s)]
 
     def undeliverable(self, node: NodeId, command: OwnerCommand, error: str, clock: Clock) -> list[ShepherdEffect]:
         """A command could not be delivered."""
@@ -341,6 +351,8 @@ class JobShepherd:
         attempt = self._attempt
         if attempt is None:
             return []
+        if attempt.phase not in UNANSWERED:
+            self._window.ended(self.job_id, now_s)
         match attempt.phase:
             case AttemptPhase.HELD if not self.is_writing:
                 return self._write_prepared(attempt)
@@ -378,7 +390,8 @@ class JobShepherd:
         if self._record.state is JobState.STARTING and attempt.may_have_run:
             return self._give_up_started(attempt, now_s)
         self._forget_attempt()
-        self._pacing.failed(attempt.refusal, attempt.refusing_node, now_s)
+        was_alone = len(attempt.shares) == 1
+        self._pacing.failed(attempt.refusal, attempt.refusing_node, now_s, was_alone=was_alone)
         round_lost = Announce(
             "negotiation.round",
             attempt.problem,
@@ -388,7 +401,7 @@ class JobShepherd:
         )
         effects: list[ShepherdEffect] = [*attempt.abandon(), round_lost]
         if self._record.state is JobState.QUEUED:
-            self._reason = attempt.problem[:REASON_LENGTH]
+            self._reason = cleaned(attempt.problem)
             return effects
         return [*effects, *self._requeue(attempt.problem, now_s)]
 
@@ -405,7 +418,7 @@ class JobShepherd:
         self._namesakes.forget()
 
     def _requeue(self, reason: str, now_s: float, *, relaunches: int = 0) -> list[ShepherdEffect]:
-        self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
+        self._phase, self._reason = StartPhase.NONE, cleaned(reason)
         self.queued_since_s, self.running_since_s = now_s, float("inf")
         return self._write(changes.aborted(reason, relaunches=relaunches), _nothing)
 
@@ -429,7 +442,14 @@ class JobShepherd:
         effects: list[ShepherdEffect] = [] if status.stage is TaskStage.EXITED else [heard(status)]
         if known is None or known.news < status.news:
             effects += self._task_changed(status, clock.now_s)
+        if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and self._had_started(status):
+            return [*effects, *self._owner_has_nothing(status.node, clock.now_s)]
         return [*effects, *self._launch_again(status)]
+
+    def _had_started(self, status: TaskStatus) -> bool:
+        """The record says so, and the report was not made before this epoch."""
+        is_of_epoch = status.epoch >= self._record.epoch
+        return self._record.state is JobState.RUNNING and is_of_epoch and not self.is_writing
 
     def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
@@ -513,7 +533,7 @@ class JobShepherd:
             return self._requeue_preempted(now_s)
         if failure is not None and failure.failure is TaskFailure.LOST and self._may_restart:
             return self._restart(failure.detail, (), now_s)
-        blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, TaskFailure.UNREACHABLE)
+        blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, *NODE_FAILURES)
         may_relaunch = self._record.relaunches < RELAUNCHES_MAX and self._record.stop_reason is EndReason.NONE
         if failure is not None and blameless and may_relaunch and self._record.state is JobState.STARTING:
             return self._relaunch(failure, now_s)
@@ -523,14 +543,14 @@ class JobShepherd:
         self._forget_attempt()
         told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
         reason = f"preempted: {self._record.reason}"
-        self._phase, self._reason = StartPhase.NONE, reason[:REASON_LENGTH]
+        self._phase, self._reason = StartPhase.NONE, cleaned(reason)
         self.queued_since_s, self.running_since_s = now_s, float("inf")
         # Somebody may have ordered it to end for good meanwhile; then it ends.
         return self._write(changes.made_room(reason, ran_s), lambda _now_s: [*told], self._finish)
 
     def _relaunch(self, failure: TaskStatus, now_s: float) -> list[ShepherdEffect]:
         self._forget_attempt()
-        if failure.failure is TaskFailure.UNREACHABLE:
+        if failure.failure in NODE_FAILURES:
             self._pacing.avoid(failure.node, now_s)
         self._pacing.back_off(now_s)
         told = self._gang.dismissed()
@@ -724,6 +744,8 @@ class JobShepherd:
             return {"checkpoint": request.checkpoint} if is_new and not self._refuses(record, request) else None
 
         refusal = self._refuses(self._record, request)
+        if not refusal and self._writer.waiting_count >= WAITING_MAX:
+            return []  # no majority answers: it is asked again
         if refusal or self._record.checkpoint == request.checkpoint:
             return [answer(refusal)]
         text = f"checkpoint {request.checkpoint.name} of attempt {request.attempt}"
@@ -799,7 +821,7 @@ class JobShepherd:
     def _stop(self, why: EndReason, reason: str, now_s: float) -> list[ShepherdEffect]:
         if self._record.stop_reason not in (EndReason.NONE, EndReason.PREEMPTED):
             return self._send_stops(now_s)
-        self._reason = reason[:REASON_LENGTH]
+        self._reason = cleaned(reason)
         end = changes.ended(JobEvent.STOP_REQUESTED, self._gang.failures, why, self._utc_s(now_s), 0.0)
         return self._write(changes.stopped(why, self._reason, end), self._stop_decided, self._answer_clients)
 
@@ -887,7 +909,27 @@ class JobShepherd:
         self._see(clock)
         return self._writer.repeat(update_id)
 
+    def refused(self, update_id: int, clock: Clock) -> list[ShepherdEffect] | None:
+        """The register can never take our update; None for one that is not ours."""
+        self._see(clock)
+        return self._writer.refused(update_id, clock.now_s)
+
     # Small things.
+
+    def validate(self) -> None:
+        """Re-derive what binds attempt, claim, updates and what is left over to the record."""
+        self._writer.validate()
+        self._claim.validate()
+        record, attempt = self._record, self._attempt
+        if attempt is not None:
+            attempt.validate()
+            assert record.state in (JobState.QUEUED, JobState.STARTING, JobState.STOPPING), record.state
+            assert attempt.phase not in (AttemptPhase.LAUNCHED, AttemptPhase.FAILED), attempt.phase
+            assert attempt.number >= record.attempt, "an older attempt goes on"
+        assert set(self._settlement.open) <= set(record.leftovers), "what is settled is not left over"
+        is_running = record.state is JobState.RUNNING and not self.is_writing
+        assert not is_running or self.running_since_s < float("inf"), "it runs since never"
+        assert record.state in (JobState.QUEUED, JobState.ENDED) or record.shares, "a gang without nodes"
 
     def _see(self, clock: Clock) -> None:
         self._now_s, self._utc_offset_s = clock.now_s, clock.utc_s - clock.now_s

@@ -4,6 +4,10 @@ A holder acts when the lease of a job's shepherd is over here, or when the recor
 (it restarted, had lost its majority, or was handed the job).  Holders start one after the other, in the order of the
 record's list, so that there is one candidate as a rule (protocol notes, 3.4).  Safety rests on none of this: the
 register lets one win, and the epoch it writes fences all others.
+
+Where all are slow, a change of shepherd mends nothing, and many of them keep all slow.  So a node that has been late
+itself stands later, by the score that Lifeguard takes for accusations, and no node has more candidacies under way than
+are decided in time.
 """
 
 import random
@@ -11,16 +15,17 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from swarmsched.authority.lease_book import LeaseBook
+from swarmsched.gossip.health import LocalHealth
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.register import UpdateRequested
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord
 
 LOOK_INTERVAL_S = 0.5
 START_DELAY_PER_POSITION_S = 0.5
 START_JITTER_S = 0.5
 TRY_AGAIN_S = 1.0
-CANDIDACIES_MAX = 64  # at once; the others follow as these are decided
 
 
 @dataclass(slots=True)
@@ -43,12 +48,23 @@ class Succession:
         self._rng = rng
         self._candidacies: dict[JobId, Candidacy] = {}
         self._by_update: dict[int, JobId] = {}
+        self._health = LocalHealth()
+        self._window: Window[int] = Window()
         self._look_s = 0.0
 
     @property
     def next_deadline_s(self) -> float:
         """When to look again."""
         return self._look_s
+
+    def lagged(self, lag_s: float, now_s: float) -> None:
+        """This node was late by that much."""
+        self._health.lagged(lag_s, now_s)
+
+    @property
+    def is_late(self) -> bool:
+        """True for a while after `lagged`."""
+        return self._health.score > 0
 
     def look_soon(self, now_s: float) -> None:
         """A record came in that may name this node."""
@@ -58,16 +74,12 @@ class Succession:
         """True for the outcome of a candidacy."""
         return update_id in self._by_update
 
-    def is_candidate(self, job_id: JobId) -> bool:
-        """True while the register decides on a candidacy of this node."""
-        candidacy = self._candidacies.get(job_id)
-        return candidacy is not None and candidacy.update_id is not None
-
     def on_timer(
         self, held: Mapping[JobId, JobRecord], acting: Container[JobId], update_ids: Iterator[int], now_s: float
     ) -> list[WriteRecord]:
         """Look at the open jobs that are held here, and stand for those whose time has come."""
         self._look_s = now_s + LOOK_INTERVAL_S
+        self._health.pass_time(now_s)
         writes = []
         for job_id, record in held.items():
             if job_id in acting or not self._may_stand(record, now_s):
@@ -77,45 +89,55 @@ class Succession:
             if candidacy is None or (candidacy.stamp != record.stamp and candidacy.update_id is None):
                 candidacy = self._candidacies[job_id] = Candidacy(record.stamp, now_s + self._start_delay_s(record))
             is_due = candidacy.update_id is None and candidacy.start_s <= now_s
-            if is_due and len(self._by_update) < CANDIDACIES_MAX:
-                writes.append(self._stand(candidacy, record, next(update_ids)))
+            if is_due and not self._window.is_full(now_s):
+                writes.append(self._stand(candidacy, record, next(update_ids), now_s))
         if len(self._candidacies) > len(held):
             for job_id in [job_id for job_id in self._candidacies if job_id not in held]:
                 self._withdraw(job_id)
         return writes
 
-    def decided(self, update_id: int) -> None:
+    def decided(self, update_id: int, now_s: float) -> None:
         """We have won."""
+        self._window.ended(update_id, now_s)
         self._candidacies.pop(self._by_update.pop(update_id), None)
 
     def failed(self, update_id: int, now_s: float) -> None:
         """Somebody else wrote, or no majority voted: look again later, if it is still needed then."""
+        self._window.ended(update_id, now_s)
         job_id = self._by_update.pop(update_id)
         candidacy = self._candidacies.get(job_id)
         if candidacy is not None and candidacy.update_id == update_id:
             candidacy.update_id = None
             candidacy.tries += 1
-            candidacy.start_s = now_s + TRY_AGAIN_S * self._rng.uniform(0.5, 1.0 + candidacy.tries % 4)
+            wait_s = TRY_AGAIN_S * self._rng.uniform(0.5, 1.0 + candidacy.tries % 4)
+            candidacy.start_s = now_s + self._health.multiplier * wait_s
 
     def _may_stand(self, record: JobRecord, now_s: float) -> bool:
         is_over = self._leases.may_change(record.shepherd, record.shepherd_generation, now_s)
         return is_over or record.shepherd == self._me
 
     def _start_delay_s(self, record: JobRecord) -> float:
+        lateness = self._health.multiplier
         if record.shepherd == self._me:
-            return 0.0
+            return (lateness - 1) * START_JITTER_S
         candidates = [holder.node for holder in record.holders if holder.node != record.shepherd]
         position = candidates.index(self._me) if self._me in candidates else len(candidates)
-        return position * START_DELAY_PER_POSITION_S + self._rng.uniform(0.0, START_JITTER_S)
+        return lateness * (position * START_DELAY_PER_POSITION_S + self._rng.uniform(0.0, START_JITTER_S))
 
-    def _stand(self, candidacy: Candidacy, record: JobRecord, update_id: int) -> WriteRecord:
+    def _stand(self, candidacy: Candidacy, record: JobRecord, update_id: int, now_s: float) -> WriteRecord:
         candidacy.update_id = update_id
+        self._window.begun(update_id, now_s)
         self._by_update[update_id] = record.job_id
         value = record.updated(epoch=record.epoch + 1, shepherd=self._me, shepherd_generation=self.generation)
         takes_over = record.shepherd != self._me
         return WriteRecord(
             UpdateRequested(update_id, record.job_id, record.configuration, record.stamp, value, takes_over=takes_over)
         )
+
+    def validate(self) -> None:
+        """Each update of ours is that of one candidacy, and no other candidacy waits for the register."""
+        waiting = {each.update_id: job_id for job_id, each in self._candidacies.items() if each.update_id is not None}
+        assert waiting == self._by_update
 
     def _withdraw(self, job_id: JobId) -> None:
         """One that the register is deciding on stays until it has spoken."""

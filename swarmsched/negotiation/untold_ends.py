@@ -6,7 +6,7 @@ before gossip had carried the news.  So a holder looks after each end when the s
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
@@ -45,3 +45,8 @@ class UntoldEnds:
             del self._due_s[job_id]
             self.accepted(job_id, now_s)
             yield job_id
+
+    @property
+    def jobs(self) -> Collection[JobId]:
+        """All of them."""
+        return self._due_s.keys()

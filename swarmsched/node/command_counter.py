@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from swarmsched.card import card_of
 from swarmsched.commands import (
     CancelJob,
     Command,
     CommitCheckpoint,
     CreateTicket,
     Done,
+    DrainNode,
     ForgetMember,
     JobAccepted,
     RecoverJob,
@@ -23,22 +27,20 @@ from swarmsched.errors import ConfigError, FieldProblem
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.membership import Membership, MembershipEffect
 from swarmsched.gossip.state import StatePlane
-from swarmsched.holders import Holder
 from swarmsched.ids import NodeId
 from swarmsched.jobs.register import Register
 from swarmsched.negotiation.checkpointing import CheckpointDesk
-from swarmsched.negotiation.flock import Flock
-from swarmsched.negotiation.holding import Candidate
 from swarmsched.negotiation.owner import Owner
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock
+from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, with_reason
-from swarmsched.node.surroundings import Landscape
 from swarmsched.policies.explain import explain
 from swarmsched.record import JobRecord
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 SETTLE_S = 5.0  # after the start, until the swarm's totals are trusted
 
@@ -54,8 +56,8 @@ class CommandCounter:
         submission: Submission,
         membership: Membership,
         state: StatePlane,
-        landscape: Landscape,
-        flock: Flock,
+        cluster: Cluster,
+        placement: Placement,
         owner: Owner,
         register: Register,
         checkpoints: CheckpointDesk,
@@ -66,13 +68,12 @@ class CommandCounter:
         self._register = register
         self._checkpoints = checkpoints
         self._recovery = recovery
-        self._me = Holder(config.node_id, config.store_id)
-        self._is_witness = config.is_witness
+        self._own = config.own
         self._submission = submission
         self._membership = membership
         self._state = state
-        self._landscape = landscape
-        self._flock = flock
+        self._cluster = cluster
+        self._placement = placement
         self._has_seeds = bool(config.seeds)
         self._open_since_s = 0.0
 
@@ -95,21 +96,23 @@ class CommandCounter:
                 return self._change_setting(request_id, command, clock)
             case ForgetMember(node=node):
                 return self._forget_member(request_id, node, clock)
+            case DrainNode():
+                return self._drain(request_id, command)
             case CommitCheckpoint(job_id=job_id, attempt=attempt):
                 shepherd = self._owner.shepherd_of(job_id, attempt)
                 return self._checkpoints.wish(request_id, command, shepherd, clock.now_s)
             case RecoverJob():
                 held = self._register.records.get(command.job_id)
-                return self._recovery.begin(request_id, command, held, self._landscape.candidates(clock.now_s), clock)
+                return self._recovery.begin(request_id, command, held, self._cluster.candidates(clock.now_s), clock)
 
     def _ticket(self, clock: Clock) -> Reply:
-        own = Candidate(self._me, total_gpus=len(self._landscape.own_resources.gpus), is_witness=self._is_witness)
-        return self._submission.ticket(own, self._landscape.candidates(clock.now_s), clock)
+        own = replace(self._own, total_gpus=len(self._cluster.own_resources.gpus))
+        return self._submission.ticket(own, self._cluster.candidates(clock.now_s), clock)
 
     def _submit(
         self, request_id: int, command: SubmitJob, known: JobRecord | None, clock: Clock
     ) -> Iterable[CommandEffect]:
-        capacities = self._landscape.capacities(clock.now_s) if self._knows_totals(clock.now_s) else None
+        capacities = self._cluster.capacities(clock.now_s) if self._knows_totals(clock.now_s) else None
         effects = self._submission.submit(request_id, command, known, capacities, clock)
         if not command.is_dry_run:
             return effects
@@ -118,7 +121,7 @@ class CommandCounter:
     def _knows_totals(self, now_s: float) -> bool:
         """False just after the start, when a request that is possible may look impossible."""
         has_settled = not self._has_seeds or now_s >= self._open_since_s + SETTLE_S
-        return has_settled and self._landscape.is_complete(now_s)
+        return has_settled and self._cluster.is_complete(now_s)
 
     def _with_forecast(self, effect: CommandEffect, clock: Clock) -> CommandEffect:
         if not isinstance(effect, ReplyToClient) or not isinstance(effect.reply, JobAccepted):
@@ -127,9 +130,11 @@ class CommandCounter:
         return ReplyToClient(effect.request_id, with_reason(effect.reply, reason))
 
     def _forecast(self, reply: JobAccepted, clock: Clock) -> str:
-        view = self._flock.cluster_view(self._landscape.around(clock.now_s), clock)
-        report = explain(reply.record, view, self._flock.policy, clock.now_s)
-        return " ".join(report.sentences())
+        view = self._placement.cluster_view(clock)
+        record = reply.record  # nobody shepherds it, so nobody else shows it
+        view = replace(view, jobs=(*view.jobs, JobView(card_of(record), clock.now_s)))
+        report = explain(record, view, self._placement.setting, clock.now_s, told=self._placement.told)
+        return report.forecast()
 
     def _change_setting(self, request_id: int, command: SetSwarmSetting, clock: Clock) -> Iterable[CommandEffect]:
         try:
@@ -139,6 +144,12 @@ class CommandCounter:
             return [ReplyToClient(request_id, Refused("invalid", str(error), error.remedy, (problem,)))]
         setting = self._state.setting
         return [*effects, ReplyToClient(request_id, SettingStored(setting.policy, setting.parameters, setting.version))]
+
+    def _drain(self, request_id: int, command: DrainNode) -> Iterable[CommandEffect]:
+        if self._own.is_witness:
+            problem = f"{self._own.holder.node} is a witness: it runs no jobs that it could refuse"
+            return [ReplyToClient(request_id, Refused("conflict", problem, "stop its agent, if the machine must go"))]
+        return [*self._owner.drain(command.reason if command.is_draining else None), ReplyToClient(request_id, Done())]
 
     def _forget_member(self, request_id: int, node: NodeId, clock: Clock) -> Iterable[CommandEffect]:
         member = self._membership.member(node)

@@ -16,7 +16,7 @@ from swarmsched.authority.message import LeaseGranted, LeaseRenewal, OwnerContac
 from swarmsched.effects import Announce, SendPeer
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
-from swarmsched.holders import Configuration, Holder, Holders, Quorum
+from swarmsched.holders import Configuration, Holders, Quorum
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.register import (
     ReadDecided,
@@ -27,8 +27,8 @@ from swarmsched.jobs.register import (
     UpdateUncertain,
 )
 from swarmsched.negotiation.catching_up import CatchingUp
-from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.holding import Candidate, excess_jobs, next_holders, successor
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ReadRecord, ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.negotiation.succession import Succession
@@ -54,38 +54,40 @@ class Custody:
 
     def __init__(
         self,
-        me: Holder,
+        own: Candidate,
         generation: int,
         quorum: Quorum,
         register: Register,
-        flock: Flock,
+        placement: Placement,
         lease_book: LeaseBook,
         contact_book: ContactBook,
         candidates: Callable[[float], list[Candidate]],
+        stalled: Callable[[float], list[NodeId]],
         creating: Callable[[], Mapping[JobId, object]],
         locations: Callable[[], Mapping[JobId, Location]],
         rng: random.Random,
         *,
         started_s: float,
-        is_witness: bool,
     ) -> None:
-        self._me = me
+        self._own, self._me = own, own.holder
         self._register = register
-        self._flock = flock
+        self._placement = placement
         self._lease_book = lease_book
         self._contact_book = contact_book
         self._candidates = candidates
+        self._stalled = stalled
+        self._stalled_s: dict[NodeId, float] = {}  # nodes that cannot write: since when
+        self.is_disk_stalled = False  # here: what this node shepherds must become another's
         self._creating = creating
         self._locations = locations
         self._catching_up = CatchingUp()
         self._probes: dict[int, tuple[JobId, Holders]] = {}  # by update: whose holders would be which
         self._rng = rng
-        self._is_witness = is_witness
-        self._keeper = LeaseKeeper(me.node, generation, quorum)
-        self.succession = Succession(me.node, generation, lease_book, rng)
+        self._keeper = LeaseKeeper(self._me.node, generation, quorum)
+        self.succession = Succession(self._me.node, generation, lease_book, rng)
         self._confirmed_s: dict[JobId, float] = {}  # when a majority last accepted a record of ours
         self._gone: dict[NodeId, tuple[float, MemberStatus]] = {}  # members that are not alive: since when, and how
-        self._met: dict[NodeId, None] = {me.node: None}  # members that were ever heard of in this life
+        self._met: dict[NodeId, None] = {self._me.node: None}  # members that were ever heard of in this life
         self._strangers: dict[NodeId, float] = {}  # nodes of our jobs that were not: since when
         self._shared: set[NodeId] = set()  # names with two holders: what answers under them says little
         self._look_s = self._review_s = 0.0
@@ -182,7 +184,7 @@ class Custody:
 
     def _look_for_strangers(self, now_s: float) -> None:
         strangers: dict[NodeId, float] = {}
-        for job in self._flock.jobs.values():
+        for job in self._placement.jobs.values():
             nodes = (share.node for share in job.record.shares)
             holders = (holder.node for holder in job.record.configuration.members)
             strangers |= {
@@ -201,18 +203,23 @@ class Custody:
             self._review_s = now_s + REVIEW_INTERVAL_S
             effects += self._review(clock)
         if now_s >= self._keeper.next_deadline_s:
-            effects += self._keeper.on_timer(now_s)
+            effects += self._renew(now_s)
         if now_s >= self.succession.next_deadline_s:
             effects += self._stand(now_s)
         return effects
 
     def shepherded(self, now_s: float) -> list[SendPeer]:
-        """The flock may have changed: its holders are asked for leases."""
-        nodes = {holder.node for job in self._flock.jobs.values() for holder in job.record.configuration.members} - {
-            self._me.node
-        }
+        """The jobs here may have changed: their holders are asked for leases."""
+        nodes = {
+            holder.node for job in self._placement.jobs.values() for holder in job.record.configuration.members
+        } - {self._me.node}
         self._keeper.set_holders(sorted(nodes), now_s)
-        return self._keeper.on_timer(now_s) if now_s >= self._keeper.next_deadline_s else []
+        return self._renew(now_s) if now_s >= self._keeper.next_deadline_s else []
+
+    def _renew(self, now_s: float) -> list[SendPeer]:
+        """A shepherd that cannot write can do nothing for its jobs, and lets its leases run out."""
+        renewals = self._keeper.on_timer(now_s)
+        return [] if self.is_disk_stalled else renewals
 
     def has_authority(self, record: JobRecord, now_s: float) -> bool:
         """A majority of the holders votes for nobody else for now."""
@@ -236,10 +243,10 @@ class Custody:
     def _look_after_jobs(self, clock: Clock) -> list[ShepherdEffect]:
         """Give up gangs whose nodes are lost, and step back where the leases have run out."""
         effects: list[ShepherdEffect] = [*self.shepherded(clock.now_s)]
-        effects += self._catching_up.on_timer(self._register.records, self._flock.update_ids, clock.now_s)
+        effects += self._catching_up.on_timer(self._register.records, self._placement.update_ids, clock.now_s)
         self._look_for_strangers(clock.now_s)
         lost = self.lost_nodes(clock.now_s)
-        for job_id, job in list(self._flock.jobs.items()):
+        for job_id, job in list(self._placement.jobs.items()):
             if not self.has_authority(job.record, clock.now_s):
                 effects += self._step_back(job_id, job)
                 continue
@@ -247,18 +254,20 @@ class Custody:
             given_up = lost.union(node for node in replaced if node not in self._shared or job.hangs_on(node))
             for node in dict.fromkeys(share.node for share in job.record.shares if share.node in given_up):
                 effects += job.note_lost_node(node, clock)
-        self._confirmed_s = {job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in self._flock.jobs}
+        self._confirmed_s = {
+            job_id: at_s for job_id, at_s in self._confirmed_s.items() if job_id in self._placement.jobs
+        }
         return effects
 
     def check_authority(self, job_id: JobId, clock: Clock) -> list[ShepherdEffect]:
         """Before a client is told anything: after a pause, another may act for the job already."""
-        job = self._flock.jobs.get(job_id)
+        job = self._placement.jobs.get(job_id)
         if job is None or self.has_authority(job.record, clock.now_s):
             return []
         return self._step_back(job_id, job)
 
     def _step_back(self, job_id: JobId, job: JobShepherd) -> list[ShepherdEffect]:
-        self._flock.let_go(job_id)
+        self._placement.let_go(job_id)
         record = self._register.records.get(job_id)
         if record is not None and record.is_ended:
             self.doubt(job_id)  # nobody stands for a job that has ended here, and others wait as long as we are there
@@ -266,9 +275,14 @@ class Custody:
         return [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
 
     def _stand(self, now_s: float) -> list[ShepherdEffect]:
-        held = {} if self._is_witness else self._register.open_records
-        acting = {**self._flock.jobs, **self._creating()}
-        return [*self.succession.on_timer(held, acting, self._flock.update_ids, now_s)]
+        held = self._register.open_records
+        if self._own.is_witness:  # whoever could act may never have heard of the job
+            for record in held.values():
+                if self._lease_book.may_change(record.shepherd, record.shepherd_generation, now_s):
+                    self.doubt(record.job_id)
+            held = {}
+        acting = {**self._placement.jobs, **self._creating()}
+        return [*self.succession.on_timer(held, acting, self._placement.update_ids, now_s)]
 
     def over(self, update_id: int, clock: Clock) -> None:
         """A candidacy, a read or a probe of ours is for a job that ended long ago: its record here is dropped."""
@@ -291,15 +305,15 @@ class Custody:
             if isinstance(result, UpdateConflicted) and result.current is not None:
                 self._suspect_older_than(result.current)
             return []
-        self.succession.decided(result.update_id)
+        self.succession.decided(result.update_id, clock.now_s)
         return self.take_up(result.record, clock)
 
     def take_up(self, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
         """The register names us: act from now on."""
         self.confirmed(record, clock)
-        shepherd = self._flock.add(record)
+        shepherd = self._placement.add(record)
         text = f"{self._me.node} shepherds it in epoch {record.epoch}"
-        self._flock.look_soon(clock.now_s)
+        self._placement.look_soon(clock.now_s)
         taken = Announce("job.taken_over", text, record.job_id, self._me.node, {"epoch": record.epoch})
         return [taken, *shepherd.take_up(self.lost_nodes(clock.now_s), clock)]
 
@@ -310,10 +324,12 @@ class Custody:
         candidates = self._candidates(clock.now_s)
         self._compare_with_locations()
         succeeded = self._step_back_where_succeeded()
-        jobs = [job for job in self._flock.jobs.values() if job.is_calm]
+        jobs = [job for job in self._placement.jobs.values() if job.is_calm]
         changes = 0
         effects: list[ShepherdEffect] = []
-        gone = self._strangers | {node: since_s for node, (since_s, _) in self._gone.items()}
+        self._stalled_s = {node: self._stalled_s.get(node, clock.now_s) for node in self._stalled(clock.now_s)}
+        away = {node: since_s for node, (since_s, _) in self._gone.items()}
+        gone = self._strangers | self._stalled_s | away
         for job in jobs:
             if changes >= CHANGES_PER_REVIEW:
                 break
@@ -323,25 +339,26 @@ class Custody:
         return [*succeeded, *effects, *self._hand_over(candidates, clock)]
 
     def _compare_with_locations(self) -> None:
-        """Jobs that have ended without this holder's hearing of it.
+        """Jobs that have ended without this node's hearing of it.
 
-        A former holder keeps what it has: whoever looks for the present ones by an old record must not find it empty.
+        A former holder keeps what it has until then: whoever looks for the present ones by an old record must not find
+        it empty.
         """
         locations = self._locations()
-        for job_id in self._register.open_records:
-            location = locations.get(job_id)
-            if location is not None and location.state is JobState.ENDED and job_id not in self._flock.jobs:
+        for job_id, record in self._register.records.items():
+            location = None if record.is_ended else locations.get(job_id)
+            if location is not None and location.state is JobState.ENDED and job_id not in self._placement.jobs:
                 self._catching_up.suspect(job_id)
 
     def _step_back_where_succeeded(self) -> list[ShepherdEffect]:
         """Others tell of a later epoch: were it wrong, this node would take the job up again."""
         locations = self._locations()
         effects: list[ShepherdEffect] = []
-        for job_id, job in list(self._flock.jobs.items()):
+        for job_id, job in list(self._placement.jobs.items()):
             location = locations.get(job_id)
             if location is None or location.epoch <= job.record.epoch or location.shepherd == self._me.node:
                 continue
-            self._flock.let_go(job_id)
+            self._placement.let_go(job_id)
             self._catching_up.suspect(job_id)
             text = f"epoch {location.epoch} is {location.shepherd}'s"
             effects += [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
@@ -358,10 +375,9 @@ class Custody:
         record = job.record
         if record.leaving_holders:
             return job.change_holders(record.holders, (), clock)
-        own = Candidate(self._me)
         is_settled = clock.now_s >= job.running_since_s + SETTLED_S
         chosen = next_holders(
-            record, self._me.node, [own, *candidates], gone, self._rng, clock.now_s, is_settled=is_settled
+            record, self._me.node, [self._own, *candidates], gone, self._rng, clock.now_s, is_settled=is_settled
         )
         if chosen is None:
             return []
@@ -373,21 +389,23 @@ class Custody:
         decided, and until it is nothing else can be."""
         if any(job_id == asked for asked, _ in self._probes.values()):
             return []
-        update_id = next(self._flock.update_ids)
+        update_id = next(self._placement.update_ids)
         self._probes[update_id] = (job_id, chosen)
         return [ReadRecord(ReadRequested(update_id, job_id, Configuration(newcomers)))]
 
     def _probed(self, result: Outcome, clock: Clock) -> list[ShepherdEffect]:
         job_id, chosen = self._probes.pop(result.update_id)
-        job = self._flock.jobs.get(job_id)
+        job = self._placement.jobs.get(job_id)
         if job is None or not job.is_calm or not isinstance(result, ReadDecided) or job.record.leaving_holders:
             return []
         return job.change_holders(chosen, job.record.holders, clock)
 
     def _hand_over(self, candidates: list[Candidate], clock: Clock) -> list[ShepherdEffect]:
         effects: list[ShepherdEffect] = []
-        surplus = min(CHANGES_PER_REVIEW, excess_jobs(len(self._flock.jobs), candidates, self._me.node))
-        for job in list(self._flock.jobs.values()):
+        if self.succession.is_late:  # each hand-over is three more rounds for disks that do not keep up
+            return effects
+        surplus = min(CHANGES_PER_REVIEW, excess_jobs(len(self._placement.jobs), candidates, self._me.node))
+        for job in list(self._placement.jobs.values()):
             if surplus <= 0:
                 break
             to = successor(job.record, self._me.node, candidates) if job.is_calm else None
@@ -398,3 +416,12 @@ class Custody:
 
     def _is_own_majority(self, configuration: Configuration) -> bool:
         return configuration.is_quorum([self._me])
+
+    def validate(self) -> None:
+        """Re-derive who is asked for what."""
+        self.succession.validate()
+        self._catching_up.validate()
+        jobs = [job_id for job_id, _ in self._probes.values()]
+        assert len(set(jobs)) == len(jobs), "new holders of a job are heard once"
+        assert self._gone.keys() <= self._met.keys(), "a member is gone that was never there"
+        assert self._me.node not in self._gone

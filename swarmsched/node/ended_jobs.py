@@ -12,7 +12,7 @@ from swarmsched.effects import Effect, Persist
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId
 from swarmsched.jobs.register import Register
-from swarmsched.negotiation.flock import Flock
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.negotiation.untold_ends import UntoldEnds
 from swarmsched.node.custody import Custody
@@ -29,7 +29,7 @@ class EndedJobs:
         self,
         me: Holder,
         register: Register,
-        flock: Flock,
+        placement: Placement,
         custody: Custody,
         publication: Publication,
         rng: random.Random,
@@ -38,7 +38,7 @@ class EndedJobs:
         started_s: float,
     ) -> None:
         self._me = me
-        self._register, self._flock, self._custody, self._publication = register, flock, custody, publication
+        self._register, self._placement, self._custody, self._publication = register, placement, custody, publication
         self._retained_jobs = retained_jobs
         ended = sorted((each for each in register.records.values() if each.is_ended), key=lambda each: each.ended_utc_s)
         self._is_decided = {record.job_id: False for record in ended}  # as far as it is known here; oldest first
@@ -50,7 +50,7 @@ class EndedJobs:
         if not record.is_ended:
             self._is_decided.pop(record.job_id, None)
             self._untold.settled(record.job_id)
-        elif record.job_id not in self._flock.jobs:
+        elif record.job_id not in self._placement.jobs:
             self._untold.accepted(record.job_id, clock.now_s)
             return self._retain(record.job_id, is_decided=False)
         return []
@@ -61,7 +61,11 @@ class EndedJobs:
 
     def read(self, record: JobRecord | None, clock: Clock) -> Sequence[Effect]:
         """A read has found it, or has had it decided; perhaps nobody else can tell of it."""
-        if record is None or record.job_id not in self._is_decided:
+        if record is None:
+            return []
+        if record.is_ended and self._is_former(record.job_id):
+            return self.bury(record.job_id)
+        if record.job_id not in self._is_decided:
             return []
         self._is_decided[record.job_id] = record.is_ended
         return [*self.tell(record, clock), *self._drop_oldest()] if record.is_ended else []
@@ -77,7 +81,7 @@ class EndedJobs:
 
     def is_in_doubt(self, record: JobRecord) -> bool:
         """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
-        is_acting = record.job_id in self._flock.jobs
+        is_acting = record.job_id in self._placement.jobs
         is_in_doubt = record.is_ended and not is_acting and not self._is_known(record.job_id)
         if is_in_doubt:
             self._custody.doubt(record.job_id)
@@ -91,7 +95,7 @@ class EndedJobs:
             record = self._register.records[job_id]
             if self._is_known(job_id):
                 effects += self.tell(record, clock)
-            elif job_id not in self._flock.jobs and self._custody.may_ask_holders(record):
+            elif job_id not in self._placement.jobs and self._custody.may_ask_holders(record):
                 self._custody.doubt(job_id)
                 asked += 1
             if asked == ASKED_AT_ONCE:
@@ -120,7 +124,20 @@ class EndedJobs:
                 self._custody.doubt(job_id)
         return effects
 
+    def _is_former(self, job_id: JobId) -> bool:
+        """True for a record that others hold by now: this node has no part in the job's end, and nobody tells it."""
+        held = self._register.records.get(job_id)
+        return held is not None and not held.is_ended and self._me not in held.configuration.members
+
     def _is_known(self, job_id: JobId) -> bool:
         record = self._register.records.get(job_id)
         is_alone = record is not None and record.configuration.is_quorum([self._me])
         return self._is_decided.get(job_id, False) or is_alone
+
+    def validate(self) -> None:
+        """All that is kept is the end of a job whose record is here, and that nobody here shepherds any more."""
+        records = self._register.records
+        for job_id in self._is_decided:
+            assert job_id in records, "the end of a job is kept, and no record of it"
+            assert records[job_id].is_ended, "the end of a live job is kept"
+        assert all(job_id in records and records[job_id].is_ended for job_id in self._untold.jobs)

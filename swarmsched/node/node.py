@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from swarmsched.authority.message import ContactAnswered, SilenceAnswer
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
-from swarmsched.effects import Announce, Effect, ReplyToClient
-from swarmsched.errors import RemoteProtocolError
+from swarmsched.effects import Announce, Effect, ReplyToClient, SendPeer
+from swarmsched.errors import LocalProtocolError, RemoteProtocolError
 from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
     DatagramSendFailed,
+    DiskChanged,
     Event,
     LoopLagged,
     PeerMessageReceived,
@@ -35,14 +36,15 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
     TimerFired,
+    WorkLagged,
 )
+from swarmsched.fields import cleaned
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
 from swarmsched.gossip.membership import is_membership_payload
-from swarmsched.gossip.record import NodeStatus
+from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import MemberRef
-from swarmsched.holders import Holder
 from swarmsched.ids import Address, JobId, NodeId, origin_of
 from swarmsched.jobs.register import (
     EndConfirmed,
@@ -52,12 +54,14 @@ from swarmsched.jobs.register import (
     Register,
     UpdateConflicted,
     UpdateDecided,
+    UpdateRequested,
     UpdateUncertain,
 )
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
+    Opening,
     OwnerAnswer,
     PreemptAnswer,
     PreemptRequest,
@@ -66,11 +70,12 @@ from swarmsched.ledger.message import (
     YieldRequest,
 )
 from swarmsched.negotiation.checkpointing import CheckpointDesk
-from swarmsched.negotiation.flock import NOBODY, Flock
+from swarmsched.negotiation.gang import dismissal, heard
 from swarmsched.negotiation.owner import Owner
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
-from swarmsched.negotiation.reports import dismissal, heard
 from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdParts
+from swarmsched.node.cluster import Cluster
 from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored
 from swarmsched.node.custody import CUSTODY_MESSAGES, Custody
@@ -86,11 +91,11 @@ from swarmsched.node.protocol import OWNER_COMMANDS, REGISTER_MESSAGES
 from swarmsched.node.publication import Publication
 from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, past_retention
-from swarmsched.node.surroundings import Landscape
 from swarmsched.policies.explain import WhyReport, explain
 from swarmsched.record import JobRecord
+from swarmsched.resources import Free
 from swarmsched.task import TaskStage, TaskStatus
-from swarmsched.view import ClusterView
+from swarmsched.view import ClusterView, JobView
 
 Internal = (
     WriteRecord
@@ -126,16 +131,15 @@ class Node:
 
     def __init__(self, config: NodeConfig, restored: Restored, rng: random.Random, parts: Parts = PRODUCTION) -> None:
         me = config.node_id
-        self._as_holder = Holder(me, config.store_id)
         self._config = config
         self._utc_offset_s = config.utc_offset_s
         self._membership = make_membership(config, _fork(rng), parts.make_membership)
         self._state = make_state_plane(config, restored, _fork(rng))
         self._ledger = parts.make_ledger(me, config.generation, origin_of(config.address))
-        self._ledger.restore(restored.room("ledger"), 0.0)
+        self._ledger.restore(restored.room("ledger"), config.started_s)
         self._line = parts.make_contact_line(me, config.generation, parts.quorum)
         self._owner = Owner(me, self._ledger, self._line)
-        self._owner.restore(restored.room("task"), 0.0)
+        self._owner.restore(restored.room("task"), config.started_s)
         self._lease_book = parts.make_lease_book(config.started_s)
         self._register = Register(
             me,
@@ -147,35 +151,34 @@ class Node:
             tombstones_max=parts.tombstones_max,
         )
         self._register.restore(restored.room("register"), restored.room("over"))
-        self._flock = Flock(me, _fork(rng), ShepherdParts(parts.make_attempt, parts.may_commit, parts.quorum))
-        self._submission = Submission(
-            self._as_holder, config.generation, self._flock, _fork(rng), is_witness=config.is_witness
-        )
-        self._publication = Publication(me, self._state, self._ledger, self._flock, config)
-        self._landscape = Landscape(me, self._membership, self._state, self._ledger, is_witness=config.is_witness)
+        self._cluster = Cluster(me, self._membership, self._state, self._ledger, is_witness=config.is_witness)
+        shepherd_parts = ShepherdParts(parts.make_attempt, parts.may_commit, parts.quorum)
+        self._placement = Placement(me, self._cluster, _fork(rng), shepherd_parts)
+        self._submission = Submission(config.own, config.generation, self._placement, _fork(rng))
+        self._publication = Publication(me, self._state, self._ledger, self._placement, config)
         self._custody = Custody(
-            self._as_holder,
+            config.own,
             config.generation,
             parts.quorum,
             self._register,
-            self._flock,
+            self._placement,
             self._lease_book,
             parts.make_contact_book(config.started_s, parts.quorum),
-            self._landscape.candidates,
+            self._cluster.candidates,
+            self._cluster.stalled,
             lambda: {**self._submission.creating(), **self._recovery.under_way},
             self.locations,
             _fork(rng),
             started_s=config.started_s,
-            is_witness=config.is_witness,
         )
         self._checkpoints = CheckpointDesk(me, config.generation)
-        self._recovery = Recovery(self._as_holder, config.generation, self._flock)
+        self._recovery = Recovery(config.own, config.generation, self._placement)
         self._counter = CommandCounter(
             self._submission,
             self._membership,
             self._state,
-            self._landscape,
-            self._flock,
+            self._cluster,
+            self._placement,
             self._owner,
             self._register,
             self._checkpoints,
@@ -183,9 +186,9 @@ class Node:
             config,
         )
         self._ended_jobs = EndedJobs(
-            self._as_holder,
+            config.own.holder,
             self._register,
-            self._flock,
+            self._placement,
             self._custody,
             self._publication,
             _fork(rng),
@@ -196,11 +199,11 @@ class Node:
         self._is_mere_gossip = False  # this step has moved no timer but those of the gossip planes
         self._work_deadline_s: float | None = None  # cache of all others
         self._seen_ledger_version = -1
-        self._seen_free_gpus = 0
+        self._seen_free = Free()
         self._seen_opening_count = 0
         self._generation = config.generation  # that peers see; membership may raise it
         self._seen_setting = self._state.setting
-        self._flock.set_policy(self._seen_setting.policy_setting, 0.0)
+        self._placement.set_policy(self._seen_setting.policy_setting, config.started_s)
         self._has_read = self._has_looked = False  # resources, and tasks of an earlier life
         self._is_awake = False  # both, and our jobs taken up again
         self._accused_s: dict[NodeId, float] = {}  # when senders of nonsense were last announced
@@ -232,9 +235,8 @@ class Node:
         return min(
             self._owner.next_deadline_s,
             self._register.next_deadline_s,
-            self._flock.next_deadline_s,
+            self._placement.next_deadline_s,
             self._custody.next_deadline_s if self._is_awake else float("inf"),
-            self._line.next_deadline_s,
             self._checkpoints.next_deadline_s,
         )
 
@@ -247,20 +249,18 @@ class Node:
                 return self._route_peer(event, clock)
             case TimerFired():
                 return self._on_timer(clock)
-            case DatagramSendFailed() | LoopLagged():
-                return self._membership.step(event, now_s)
+            case DatagramSendFailed() | LoopLagged() | WorkLagged():
+                return self._on_trouble(event, now_s)
             case PeerSendFailed():
                 return self._on_undelivered(event, clock)
+            case DiskChanged():
+                return self._on_disk(event, clock)
             case ClientCommandReceived():
                 return self._on_command(event, now_s)
             case ResourcesRead():
                 return self._on_resources(event, clock)
-            case PlanComputed(plan=plan):
-                self._flock.plan_computed(plan, clock)
-                return self._touch_all()
-            case PlanFailed(version=version):
-                self._flock.plan_failed(version, now_s)
-                return []
+            case PlanComputed() | PlanFailed():
+                return self._on_plan(event, clock)
             case TasksFound():
                 return self._on_tasks_found(event, clock)
             case (
@@ -280,7 +280,7 @@ class Node:
         message = event.message
         if isinstance(message, OWNER_COMMANDS):
             return self._owner.obey(event.sender, message, clock.now_s)
-        if isinstance(message, OwnerAnswer | TaskReport):
+        if isinstance(message, OwnerAnswer | TaskReport | Opening):
             return self._on_owner_said(event.sender, message, clock)
         if isinstance(message, TaskReportReceived):
             return self._owner.acknowledge(message)
@@ -321,6 +321,13 @@ class Node:
         self._accused_s[sender] = now_s
         return True
 
+    def _on_trouble(self, event: DatagramSendFailed | LoopLagged | WorkLagged, now_s: float) -> Iterable[NodeEffect]:
+        """The kernel refuses to send, or this node is late."""
+        if isinstance(event, WorkLagged):
+            self._custody.succession.lagged(event.lag_s, now_s)
+            return []
+        return self._membership.step(event, now_s)
+
     def _on_datagram(self, event: DatagramReceived, clock: Clock) -> Iterable[NodeEffect]:
         if is_membership_payload(event.payload):
             return self._membership.step(event, clock.now_s)
@@ -331,21 +338,29 @@ class Node:
         effects = self._state.step(event, clock.now_s)
         if self._state.opening_count != self._seen_opening_count:
             self._seen_opening_count = self._state.opening_count
-            if self._flock.waiting_count:
+            if self._placement.waiting_count:
                 self._is_mere_gossip = False
-                self._flock.capacity_released(self._landscape.around(clock.now_s), clock)
+                self._placement.capacity_released(clock)
+        if self._state.has_job_news and self._has_free:
+            self._is_mere_gossip = False
+            self._placement.others_wait(clock.now_s)
         return effects
 
-    def _on_owner_said(self, sender: NodeId, message: OwnerAnswer | TaskReport, clock: Clock) -> list[NodeEffect]:
-        """An owner answered or reported: its free counts repair our view first."""
+    def _on_owner_said(
+        self, sender: NodeId, message: OwnerAnswer | TaskReport | Opening, clock: Clock
+    ) -> list[NodeEffect]:
+        """An owner answered, reported or has something free: its free counts repair our view first."""
         if sender != self._config.node_id:
             self._state.repair(sender, message.free, clock.now_s)
+        if isinstance(message, Opening):
+            self._placement.invited(clock.now_s)
+            return []
         job_id = message.job_id if isinstance(message, OwnerAnswer) else message.status.job_id
-        shepherd = self._flock.jobs.get(job_id)
+        shepherd = self._placement.jobs.get(job_id)
         if shepherd is None:
             return self._answer_stray(message)
         self._touched[job_id] = None
-        self._flock.look_soon(clock.now_s)
+        self._placement.look_soon(clock.now_s)
         if isinstance(message, OwnerAnswer):
             return [*shepherd.owner_answered(message, clock)]
         return [*shepherd.task_reported(message, clock)]
@@ -353,7 +368,7 @@ class Node:
     def _on_shepherd_asked(
         self, sender: NodeId, message: SilenceAnswer | CheckpointRequest, clock: Clock
     ) -> list[NodeEffect]:
-        shepherd = self._flock.jobs.get(message.job_id)
+        shepherd = self._placement.jobs.get(message.job_id)
         if shepherd is None:
             return []  # asked again at whoever acts by then
         self._touched[message.job_id] = None
@@ -366,13 +381,13 @@ class Node:
     def _on_making_room(self, message: PreemptRequest | PreemptAnswer | YieldRequest, clock: Clock) -> list[NodeEffect]:
         """One shepherd to another: whose job stops for whose; and an owner to the shepherd whose hold is in the way."""
         job_id = JobId(message.taker if isinstance(message, PreemptAnswer) else message.job_id)
-        shepherd = self._flock.jobs.get(job_id)
+        shepherd = self._placement.jobs.get(job_id)
         if shepherd is None:
             return []  # asked again, or given up in time
         self._touched[job_id] = None
         match message:
             case PreemptRequest():
-                refusal = self._flock.refuses_to_make_room(message, clock)
+                refusal = self._placement.refuses_to_make_room(message, clock)
                 return [*shepherd.preempt(message, refusal, clock)]
             case PreemptAnswer():
                 return [*shepherd.victim_answered(message, clock)]
@@ -399,7 +414,7 @@ class Node:
         if isinstance(event.message, MEMBERSHIP_PEER_MESSAGES):
             effects += self._membership.step(event, clock.now_s)
         if isinstance(event.message, OWNER_COMMANDS):
-            shepherd = self._flock.jobs.get(event.message.job_id)
+            shepherd = self._placement.jobs.get(event.message.job_id)
             if shepherd is not None:
                 self._touched[event.message.job_id] = None
                 effects += shepherd.undeliverable(event.recipient, event.message, event.error, clock)
@@ -408,24 +423,46 @@ class Node:
     def _on_timer(self, clock: Clock) -> Iterable[NodeEffect]:
         event, now_s = TimerFired(), clock.now_s
         effects: list[NodeEffect] = []
-        for machine in (self._membership, self._state, self._owner, self._register):
+        if now_s >= self._membership.next_deadline_s:
+            effects += self._membership.step(event, now_s)
+        if now_s >= self._state.next_deadline_s:
+            effects += self._state.step(event, now_s)
+        if self._work_deadline_s is not None and now_s < self._work_deadline_s:
+            self._is_mere_gossip = True
+            return effects
+        for machine in (self._owner, self._register):
             if now_s >= machine.next_deadline_s:
                 effects += machine.step(event, now_s)
         if now_s >= self._checkpoints.next_deadline_s:
             effects += self._checkpoints.on_timer(self._owner.shepherd_of, now_s)
-        for shepherd in self._flock.due(now_s):
+        for shepherd in self._placement.due(now_s):
             self._touched[shepherd.job_id] = None
             effects += shepherd.on_timer(clock)
+        if self._is_awake:
+            effects += self._invite(clock)
         if self._is_awake and now_s >= self._custody.next_deadline_s:
             effects += [*self._ended_jobs.look_after(clock), *self._custody.on_timer(clock)]
         return effects
 
     def _on_resources(self, event: ResourcesRead, clock: Clock) -> list[NodeEffect]:
         self._publication.telemetry(event)
-        self._landscape.own_resources = event.resources
+        self._cluster.own_resources = event.resources
         self._ledger.offer(event.resources, clock.now_s)
         self._has_read = True
         return [*self._publication.tell_node(clock), *self._wake_up(clock)]
+
+    def _on_plan(self, event: PlanComputed | PlanFailed, clock: Clock) -> list[NodeEffect]:
+        if isinstance(event, PlanFailed):
+            self._placement.plan_failed(event.version, clock.now_s)
+            return []
+        self._placement.plan_computed(event.plan, clock)
+        return [*self._touch_all()]
+
+    def _on_disk(self, event: DiskChanged, clock: Clock) -> list[Effect]:
+        is_stalled = not event.is_writing
+        self._publication.is_disk_stalled = self._cluster.is_disk_stalled = is_stalled
+        self._custody.is_disk_stalled = is_stalled
+        return [*self._publication.tell_node(clock)]
 
     def _on_tasks_found(self, event: TasksFound, clock: Clock) -> list[NodeEffect]:
         self._has_looked = True
@@ -439,7 +476,7 @@ class Node:
         self._counter.open(clock.now_s)
         records = list(self._register.records.values())
         effects: list[NodeEffect] = [*self._publication.tell_restored(records, clock)]
-        self._flock.look_soon(clock.now_s)
+        self._placement.look_soon(clock.now_s)
         for record in records:
             effects += self._owner.learn(record, clock.now_s)
         return [*effects, *self._custody.on_timer(clock)]
@@ -482,7 +519,7 @@ class Node:
         """What one machine told the others."""
         match effect:
             case WriteRecord(update=update):
-                return self._register.step(update, clock.now_s)
+                return self._write(update, clock)
             case MemberChanged():
                 return self._on_member(effect, clock)
             case ReadRecord(read=read):
@@ -495,6 +532,21 @@ class Node:
                 return self._on_over(effect, clock)
             case _:
                 return self._on_register(effect, clock)
+
+    def _write(self, update: UpdateRequested, clock: Clock) -> Sequence[NodeEffect]:
+        """One that cannot be encoded is left out, so that those behind it are not held up for ever."""
+        try:
+            return self._register.step(update, clock.now_s)
+        except LocalProtocolError as error:
+            self.counters["updates_refused"] += 1
+            text = f"an update of its record cannot be stored and was left out: {cleaned(str(error))}"
+            told = Announce("job.update_refused", text, update.job_id, self._config.node_id)
+            shepherd = self._placement.jobs.get(update.job_id)
+            effects = shepherd.refused(update.update_id, clock) if shepherd is not None else None
+            if effects is None:
+                return [told, *self._tell_of(UpdateUncertain(update.update_id, str(error)), clock)]
+            self._touched[update.job_id] = None
+            return [told, *effects]
 
     def _on_register(
         self, result: UpdateDecided | UpdateConflicted | UpdateUncertain | ReadDecided, clock: Clock
@@ -521,17 +573,19 @@ class Node:
         if self._recovery.concerns(result.update_id):
             return self._on_recovered(result, clock)
         if isinstance(result, UpdateDecided):
-            shepherd = self._flock.jobs.get(result.record.job_id)
+            shepherd = self._placement.jobs.get(result.record.job_id)
             if shepherd is None:
                 return []
             self._touched[result.record.job_id] = None
             effects = shepherd.written(result.update_id, result.record, clock)
             if shepherd.is_waiting:
-                self._flock.look_soon(clock.now_s)
+                self._placement.look_soon(clock.now_s)
             return effects
         if isinstance(result, UpdateUncertain):
             return [
-                effect for shepherd in self._flock.jobs.values() for effect in shepherd.rewrite(result.update_id, clock)
+                effect
+                for shepherd in self._placement.jobs.values()
+                for effect in shepherd.rewrite(result.update_id, clock)
             ]
         return self._lost_authority(result, clock)
 
@@ -542,6 +596,8 @@ class Node:
         if not isinstance(result, UpdateDecided):
             return replies
         self._touched[result.record.job_id] = None
+        if result.record.shepherd != self._config.node_id:
+            return replies
         return [*self._custody.take_up(result.record, clock), *replies]
 
     def _on_accepted(self, accepted: RecordAccepted, clock: Clock) -> Sequence[NodeEffect]:
@@ -549,7 +605,7 @@ class Node:
         record = accepted.record
         self._custody.accepted(record, clock.now_s, is_by_shepherd=accepted.is_by_shepherd)
         effects: list[NodeEffect] = [*self._owner.learn(record, clock.now_s)]
-        shepherd = self._flock.jobs.get(record.job_id)
+        shepherd = self._placement.jobs.get(record.job_id)
         if shepherd is not None and record.shepherd != self._config.node_id and record.epoch > shepherd.record.epoch:
             effects += self._let_go(record.job_id, shepherd, record.epoch, record.shepherd)
         return [*effects, *self._ended_jobs.accepted(record, clock)]
@@ -562,7 +618,7 @@ class Node:
             text = "it ended while this node knew it open; others have dropped its record, and so does this one"
             effects.append(Announce("job.over", text, job_id, self._config.node_id))
         effects += self._ended_jobs.bury(job_id)
-        if (shepherd := self._flock.jobs.get(job_id)) is not None:
+        if (shepherd := self._placement.jobs.get(job_id)) is not None:
             effects += self._let_go_of_over(job_id, shepherd, clock)
         if self._custody.concerns(result.update_id):
             self._custody.over(result.update_id, clock)
@@ -573,8 +629,8 @@ class Node:
         return effects
 
     def _let_go_of_over(self, job_id: JobId, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
-        self._flock.let_go(job_id)
-        self._flock.look_soon(clock.now_s)
+        self._placement.let_go(job_id)
+        self._placement.look_soon(clock.now_s)
         asked = [effect for effect in shepherd.farewell() if isinstance(effect, ReplyToClient)]
         replies = [ReplyToClient(effect.request_id, past_retention(job_id)) for effect in asked]
         text = "the job has ended, and its record is past its retention"
@@ -590,19 +646,19 @@ class Node:
         """Somebody else wrote the record: our epoch is over, so we let go of the job and touch nothing of it."""
         self.counters["register_conflicts"] += 1
         current = result.current
-        shepherd = self._flock.jobs.get(current.job_id) if current is not None else None
+        shepherd = self._placement.jobs.get(current.job_id) if current is not None else None
         if current is None or shepherd is None:
             return []
         return self._let_go(current.job_id, shepherd, current.epoch, current.shepherd)
 
     def _let_go(self, job_id: JobId, shepherd: JobShepherd, epoch: int, successor: NodeId) -> list[NodeEffect]:
-        self._flock.let_go(job_id)
+        self._placement.let_go(job_id)
         text = f"epoch {epoch} is {successor}'s"
         return [*shepherd.farewell(), Announce("job.stepped_down", text, job_id, self._config.node_id)]
 
     def _on_member(self, change: MemberChanged, clock: Clock) -> Sequence[NodeEffect]:
         member = change.member
-        self._flock.look_soon(clock.now_s)
+        self._placement.look_soon(clock.now_s)
         if member.node_id == self._config.node_id:
             is_in_conflict = member.status is MemberStatus.CONFLICT
             self._owner.is_in_conflict = self._publication.is_in_conflict = is_in_conflict
@@ -613,7 +669,7 @@ class Node:
         self._custody.member_changed(member, clock.now_s)
         effects: list[NodeEffect] = []
         if member.status is MemberStatus.FAILED:
-            for job_id, shepherd in self._flock.jobs.items():
+            for job_id, shepherd in self._placement.jobs.items():
                 if shepherd.note_silent_node(member.node_id):
                     self._touched[job_id] = None
         if member.status is MemberStatus.ALIVE:
@@ -624,7 +680,7 @@ class Node:
 
     def _on_returned(self, node: NodeId, clock: Clock) -> list[NodeEffect]:
         effects: list[NodeEffect] = []
-        for job_id, shepherd in self._flock.jobs.items():
+        for job_id, shepherd in self._placement.jobs.items():
             if questions := shepherd.note_returned_node(node, clock):
                 self._touched[job_id] = None
                 effects += questions
@@ -638,7 +694,7 @@ class Node:
             or self._has_jumped
             or self._state.setting is not self._seen_setting
             or self._ledger.version != self._seen_ledger_version
-            or (self._is_awake and self._flock.evaluation_due_s <= now_s)
+            or (self._is_awake and self._placement.look_due_s <= now_s)
         )
 
     def _follow_up(self, clock: Clock) -> list[NodeEffect]:
@@ -649,11 +705,10 @@ class Node:
             effects += self._setting_changed(clock)
         if self._ledger.version != self._seen_ledger_version:
             effects += self._ledger_changed(clock)
-        if self._is_awake and self._flock.evaluation_due_s <= clock.now_s:
-            around = self._landscape.around(clock.now_s) if self._flock.has_waiting else NOBODY
-            effects += self._flock.evaluate(around, clock)
-            self._touched |= dict.fromkeys(self._flock.placing)
-        return [*effects, *self._tell_touched(clock)]
+        if self._is_awake and self._placement.look_due_s <= clock.now_s:
+            effects += self._placement.look(clock)
+            self._touched |= dict.fromkeys(self._placement.placing)
+        return [*effects, *self._invite(clock), *self._tell_touched(clock)]
 
     @property
     def _has_jumped(self) -> bool:
@@ -670,31 +725,42 @@ class Node:
 
     def _setting_changed(self, clock: Clock) -> list[NodeEffect]:
         self._seen_setting = setting = self._state.setting
-        self._flock.set_policy(setting.policy_setting, clock.now_s)
+        self._placement.set_policy(setting.policy_setting, clock.now_s)
         text = f"policy {setting.policy}, version {setting.version}, set on {setting.node_id or 'no node'}"
         return [Announce("setting.changed", text, node=self._config.node_id)]
 
     def _ledger_changed(self, clock: Clock) -> list[NodeEffect]:
         self._seen_ledger_version = self._ledger.version
-        free = len(self._ledger.free(clock.now_s).gpus)
-        has_more, self._seen_free_gpus = free > self._seen_free_gpus, free
-        if has_more and self._flock.waiting_count:
-            self._flock.capacity_released(self._landscape.around(clock.now_s), clock)
+        before, self._seen_free = self._seen_free, self._ledger.free(clock.now_s)
+        has_more = self._seen_free.gpu_count > before.gpu_count or self._seen_free.cpus > before.cpus
+        if has_more and self._placement.waiting_count:
+            self._placement.capacity_released(clock)
+        if has_more:
+            self._placement.has_freed(clock.now_s)
         return [*self._publication.tell_node(clock)]
 
+    @property
+    def _has_free(self) -> bool:
+        return bool(self._seen_free.gpus or self._seen_free.cpus)
+
+    def _invite(self, clock: Clock) -> list[NodeEffect]:
+        """Tell those who are first in line of what is free here."""
+        shepherds = self._placement.invitations(self._ledger.free(clock.now_s), clock)
+        return [SendPeer(shepherd, Opening(self._ledger.report())) for shepherd in shepherds]
+
     def _touch_all(self) -> list[NodeEffect]:
-        self._touched |= dict.fromkeys(self._flock.jobs)
+        self._touched |= dict.fromkeys(self._placement.jobs)
         return []
 
     def _tell_touched(self, clock: Clock) -> list[NodeEffect]:
         touched, self._touched = self._touched, {}
         effects: list[NodeEffect] = []
         for job_id in touched:
-            shepherd = self._flock.jobs.get(job_id)
+            shepherd = self._placement.jobs.get(job_id)
             if shepherd is None:
                 continue
             if shepherd.record.shepherd != self._config.node_id:
-                self._flock.let_go(job_id)
+                self._placement.let_go(job_id)
                 effects += shepherd.farewell()
             elif shepherd.record.is_ended and not shepherd.is_writing:
                 effects += self._job_ended(shepherd.record, clock)
@@ -703,8 +769,8 @@ class Node:
         return effects
 
     def _job_ended(self, record: JobRecord, clock: Clock) -> list[NodeEffect]:
-        self._flock.let_go(record.job_id)
-        self._flock.look_soon(clock.now_s)
+        self._placement.let_go(record.job_id)
+        self._placement.look_soon(clock.now_s)
         effects: list[NodeEffect] = [*self._ended_jobs.tell(record, clock)]
         effects += [*self._owner.forget(record.job_id, clock.now_s), *self._ended_jobs.decided(record.job_id)]
         return [*effects, *self._publication.tell_node(clock)]
@@ -748,13 +814,13 @@ class Node:
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """Jobs that this node shepherds or holds, ended ones as long as they are kept."""
-        live = {job_id: shepherd.record for job_id, shepherd in self._flock.jobs.items()}
+        live = {job_id: shepherd.record for job_id, shepherd in self._placement.jobs.items()}
         held = {job_id: record for job_id, record in self._register.records.items() if self._may_tell(record)}
         return {**held, **live}
 
     def record(self, job_id: JobId) -> JobRecord | None:
         """One of `records`."""
-        shepherd = self._flock.jobs.get(job_id)
+        shepherd = self._placement.jobs.get(job_id)
         if shepherd is not None:
             return shepherd.record
         held = self._register.records.get(job_id)
@@ -770,11 +836,11 @@ class Node:
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True while this node acts for the job."""
-        return job_id in self._flock.jobs
+        return job_id in self._placement.jobs
 
-    def job_cards(self, now_s: float) -> Sequence[object]:
-        """Gossiped cards (`CardStatus`) of live jobs that others shepherd."""
-        return [status for status in self._state.cards(now_s) if status.card.shepherd != self._config.node_id]
+    def foreign_jobs(self) -> Sequence[JobView]:
+        """Live jobs that others shepherd, by their gossiped cards."""
+        return [job for job in self._state.jobs.values() if job.card.shepherd != self._config.node_id]
 
     def locations(self) -> Mapping[JobId, Location]:
         """Where every known job of the last days is kept."""
@@ -793,19 +859,24 @@ class Node:
     @property
     def policy_id(self) -> str:
         """The policy in canonical form."""
-        return self._flock.policy.policy_id
+        return self._placement.policy_id
 
     def cluster_view(self, now_s: float) -> ClusterView:
         """What a policy would see now."""
         clock = Clock(now_s, now_s + self._utc_offset_s)
-        return self._flock.cluster_view(self._landscape.around(now_s), clock)
+        return self._placement.cluster_view(clock)
 
     def why(self, job_id: JobId, now_s: float) -> WhyReport | None:
         """Why a job that is known here waits, or has what it has."""
         record = self.record(job_id)
         if record is None:
             return None
-        return explain(record, self.cluster_view(now_s), self._flock.policy, now_s)
+        away = (each for each in self.members(now_s) if not each.is_available)
+        records = (status.record for status in self.node_records(now_s))
+        notes = {each.node_id: "draining" for each in records if each.has(NodeFlag.DRAINING)}
+        notes |= {each.node_id: f"{each.status.value}, {each.since_s:.0f} s ago" for each in away}
+        told = self._placement.told
+        return explain(record, self.cluster_view(now_s), self._placement.setting, now_s, node_notes=notes, told=told)
 
     def tasks(self) -> Sequence[TaskStatus]:
         """Tasks on this node."""
@@ -818,8 +889,11 @@ class Node:
 
     def validate(self) -> None:
         """Every machine's invariants, for tests and the simulator."""
-        for machine in (self._membership, self._state, self._ledger, self._register):
+        planes = (self._membership, self._state, self._ledger, self._register, self._owner)
+        duties = (self._submission, self._checkpoints, self._custody, self._recovery, self._ended_jobs)
+        for machine in (*planes, self._placement, *duties):
             machine.validate()
+        assert not self._touched, "a step is over, and news of a job are not told"
 
 
 def _fork(rng: random.Random) -> random.Random:

@@ -12,7 +12,7 @@ from swarmsched.authority.message import (
     SilenceRequest,
 )
 from swarmsched.gossip.exchange import STATE_MESSAGES
-from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
+from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS, StreamPing, StreamPong
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, EndDecided, PrepareAnswer, PrepareRequest
 from swarmsched.ledger.message import (
     CheckpointAnswer,
@@ -21,6 +21,7 @@ from swarmsched.ledger.message import (
     CommitRequest,
     HoldRequest,
     LaunchRequest,
+    Opening,
     OwnerAnswer,
     PreemptAnswer,
     PreemptRequest,
@@ -64,6 +65,7 @@ PEER_KINDS: dict[int, type] = {
     93: PreemptRequest,
     94: PreemptAnswer,
     95: YieldRequest,
+    96: Opening,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 
@@ -78,3 +80,9 @@ OWNER_COMMANDS = (
     SignalRequest,
     StatusRequest,
 )
+
+URGENT_MESSAGES = (LeaseRenewal, LeaseGranted, OwnerContact, ContactAnswered, StreamPing, StreamPong)
+"""What says that a node lives and may act: it passes whatever else waits, at both ends."""
+UNBARRED_MESSAGES = (LeaseRenewal, LeaseGranted, OwnerContact, StreamPing, StreamPong)
+"""What rests on nothing that a disk holds, and so does not wait for one.  The answer to a contact does: it may say no
+for the sake of a record."""

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 
 from swarmsched.effects import Effect
 from swarmsched.events import ResourcesRead
-from swarmsched.gossip.card import card_of
 from swarmsched.gossip.location import Location
-from swarmsched.gossip.record import NodeFlag, NodeRecord, groups_of
+from swarmsched.gossip.record import DRAIN_REASON_LENGTH, NodeFlag, NodeRecord, groups_of
 from swarmsched.gossip.state import StatePlane
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
-from swarmsched.negotiation.flock import Flock, job_view
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.node.config import NodeConfig
 from swarmsched.record import JobRecord
@@ -23,15 +22,15 @@ from swarmsched.resources import GpuHealth, NodeResources
 class Publication:
     """Keeps the state plane's drafts up to date."""
 
-    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, flock: Flock, config: NodeConfig) -> None:
+    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, placement: Placement, config: NodeConfig) -> None:
         self._me = me
         self._state = state
         self._ledger = ledger
-        self._flock = flock
+        self._placement = placement
         self._config = config
         self._telemetry: ResourcesRead | None = None
-        self.is_in_conflict = False
-        self._located: dict[JobId, tuple[int, bool]] = {}  # epoch and whether ended, as last told
+        self.is_in_conflict = self.is_disk_stalled = False
+        self._located: dict[JobId, tuple[int, bool, tuple[NodeId, ...]]] = {}  # epoch, end, holders, as last told
 
     def telemetry(self, reading: ResourcesRead) -> None:
         """Newest figures of this node."""
@@ -66,39 +65,31 @@ class Publication:
             foreign_gpus=health.count(GpuHealth.FOREIGN),
             stale_gpus=health.count(GpuHealth.STALE),
             running_ranks=self._ledger.report().running_ranks,
-            queued_jobs=self._flock.waiting_count,
-            live_jobs=len(self._flock.jobs),
-            flags=int(self._flags(resources)),
+            live_jobs=len(self._placement.jobs),
+            flags=int(self._flags()),
             software_version=self._config.software_version[:24],
             ledger_version=self._ledger.version,
+            zone=self._config.zone,
             store_id=self._config.store_id,
+            drain_reason=self._ledger.drain_reason[:DRAIN_REASON_LENGTH],
         )
 
-    def _flags(self, resources: NodeResources) -> NodeFlag:
-        flags = NodeFlag.HTTP_READY
+    def _flags(self) -> NodeFlag:
+        flags = NodeFlag(0)
         if self.is_in_conflict:
             flags |= NodeFlag.CONFLICT
+        if self.is_disk_stalled:
+            flags |= NodeFlag.DISK_STALLED
         if self._config.is_witness:
             flags |= NodeFlag.WITNESS
         if self._ledger.is_draining:
             flags |= NodeFlag.DRAINING
-        if any(gpu.is_simulated for gpu in resources.gpus):
-            flags |= NodeFlag.SIMULATED
-        is_stale = any(gpu.health is GpuHealth.STALE for gpu in resources.gpus)
-        return flags | (NodeFlag.TELEMETRY_STALE if is_stale else NodeFlag.TELEMETRY_OK)
+        return flags
 
     def tell_job(self, job: JobShepherd, clock: Clock) -> list[Effect]:
         """A live job's card and, when it is new here, its location."""
         record = job.record
-        view = job_view(job, clock.now_s, clock.utc_s)
-        policy = self._flock.policy
-        card = card_of(
-            record,
-            queued_s=view.queued_s,
-            running_s=view.running_s,
-            rank_key=policy.rank_key(view),
-            policy_id=policy.policy_id,
-        )
+        card = self._placement.card(job, clock)
         return [*self._state.publish_card(card, clock.now_s), *self._locate(record, clock)]
 
     def tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
@@ -118,7 +109,7 @@ class Publication:
         return [effect for record in ended for effect in self.tell_ended(record, clock)]
 
     def _locate(self, record: JobRecord, clock: Clock) -> list[Effect]:
-        told = (record.epoch, record.is_ended)
+        told = (record.epoch, record.is_ended, record.configuration.nodes)
         if self._located.get(record.job_id) == told:
             return []
         self._located[record.job_id] = told

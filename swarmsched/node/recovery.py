@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from swarmsched.commands import JobAccepted, RecoverJob, Refused, Reply
 from swarmsched.effects import ReplyToClient
-from swarmsched.holders import HOLDERS_WANTED, Holder
+from swarmsched.holders import HOLDERS_WANTED
 from swarmsched.ids import JobId
 from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
-from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.holding import Candidate
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.submission import past_retention
@@ -23,10 +23,10 @@ from swarmsched.record import FORCED_LEAP, JobRecord
 class Recovery:
     """Forced takeovers under way on this node."""
 
-    def __init__(self, me: Holder, generation: int, flock: Flock) -> None:
-        self._me = me
+    def __init__(self, own: Candidate, generation: int, placement: Placement) -> None:
+        self._own = own
         self._generation = generation
-        self._flock = flock
+        self._placement = placement
         self._under_way: dict[int, tuple[list[int], JobId]] = {}  # update id -> who asked, and job
 
     def begin(
@@ -38,7 +38,7 @@ class Recovery:
         clock: Clock,
     ) -> list[ShepherdEffect]:
         """`record` is what this node holds of the job; refused where nothing has to be forced."""
-        shepherd = self._flock.jobs.get(command.job_id)
+        shepherd = self._placement.jobs.get(command.job_id)
         if shepherd is not None and shepherd.waits_for_lost:
             effects = shepherd.declare_lost(clock)
             return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
@@ -49,19 +49,19 @@ class Recovery:
         refusal = self._refusal(command, record, candidates)
         if refusal is not None or record is None:
             return [ReplyToClient(request_id, refusal)]
-        live = [self._me, *(each.holder for each in candidates)]
-        kept = [holder for holder in record.configuration.members if holder in live]
-        fresh = [holder for holder in live if holder.node not in {each.node for each in kept}]
-        holders = tuple([*kept, *fresh][:HOLDERS_WANTED])
+        acting, *others = self._ranked(record, candidates)
+        surplus = [each for each in others if each.is_witness][1:]
+        holders = [each.holder for each in (acting, *others) if each not in surplus]
+        is_ours = acting.holder == self._own.holder
         value = record.updated(
             epoch=record.epoch + FORCED_LEAP,
-            shepherd=self._me.node,
-            shepherd_generation=self._generation,
-            holders=holders,
+            shepherd=acting.holder.node,
+            shepherd_generation=self._generation if is_ours else 0,  # another acts as soon as it sees the record
+            holders=tuple(holders[:HOLDERS_WANTED]),
             leaving_holders=(),
             is_forced=True,
         )
-        update_id = next(self._flock.update_ids)
+        update_id = next(self._placement.update_ids)
         self._under_way[update_id] = ([request_id], record.job_id)
         update = UpdateRequested(
             update_id, record.job_id, value.configuration, record.stamp, value, takes_over=True, is_forced=True
@@ -73,16 +73,27 @@ class Recovery:
     ) -> Refused | None:
         if record is None:
             problem = f"no record of {command.job_id} is held here"
-            return Refused("not_found", problem, "ask at one of its holders: swarm inspect JOB names them")
+            return Refused("not_found", problem, "ask at one of its holders: `swarm status JOB` names them")
         if record.is_ended:
             return Refused("conflict", "the job has ended; there is nothing to recover", "")
-        live = [self._me, *(each.holder for each in candidates)]
-        answering = [holder for holder in record.configuration.members if holder in live]
-        if record.configuration.is_quorum(answering):
-            names = ", ".join(holder.node for holder in answering)
+        live = self._ranked(record, candidates)
+        if live[0].is_witness:
+            return Refused("unavailable", "only witnesses are alive, and none of them can act", "start another agent")
+        members = record.configuration.members
+        answering = [each for each in live if each.holder in members]
+        can_act = any(not each.is_witness for each in answering)
+        if can_act and record.configuration.is_quorum([each.holder for each in answering]):
+            names = ", ".join(each.holder.node for each in answering)
             problem = f"a majority of its holders is alive ({names}); the job needs no force"
             return Refused("conflict", problem, "wait: a shepherd acts within 20 s")
         return None
+
+    def _ranked(self, record: JobRecord, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """All who are alive: first one that can act, this node if it can, then holders of the record, then others."""
+        members = record.configuration.members
+        live = sorted((self._own, *candidates), key=lambda each: each.holder not in members)
+        acting = min(live, key=lambda each: (each.is_witness, each is not self._own))
+        return [acting, *(each for each in live if each is not acting)]
 
     @property
     def under_way(self) -> Mapping[JobId, int]:
@@ -110,6 +121,12 @@ class Recovery:
             case UpdateConflicted(current=current):
                 epoch = current.epoch if current is not None else 0
                 problem = f"a newer record of it was found (epoch {epoch})"
-                return Refused("conflict", problem, "look again: swarm inspect JOB")
+                return Refused("conflict", problem, "look again: `swarm status JOB`")
             case UpdateUncertain(reason=reason):
                 return Refused("unavailable", reason, "repeat the command")
+
+    def validate(self) -> None:
+        """One forced takeover a job, and somebody who waits for each."""
+        jobs = [job_id for _, job_id in self._under_way.values()]
+        assert len(set(jobs)) == len(jobs)
+        assert all(asking for asking, _ in self._under_way.values())

@@ -5,7 +5,9 @@ Nothing is created before its record is durable, and a repeated ticket meets the
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import (
@@ -19,16 +21,16 @@ from swarmsched.commands import (
 )
 from swarmsched.effects import ReplyToClient
 from swarmsched.errors import CapacityError, FieldProblem
-from swarmsched.holders import Holder
+from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
 from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
-from swarmsched.negotiation.flock import Flock
 from swarmsched.negotiation.holding import Candidate, choose_holders, excess_jobs
+from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.policies.explain import impossible
 from swarmsched.record import JobRecord
-from swarmsched.resources import NodeResources
+from swarmsched.resources import Free
 
 SIGNAL_LIMIT = 64
 TICKETS_KEPT = 10_000  # an older one costs its job one more round trip
@@ -44,29 +46,30 @@ class _Creation:
 
 
 class Submission:
-    """The client-facing side of a node's flock."""
+    """The client-facing side of a node's shepherds."""
 
-    def __init__(
-        self, me: Holder, generation: int, flock: Flock, rng: random.Random, *, is_witness: bool = False
-    ) -> None:
-        self._me = me
+    def __init__(self, own: Candidate, generation: int, placement: Placement, rng: random.Random) -> None:
+        self._me = own.holder
         self._generation = generation
-        self._is_witness = is_witness
-        self._flock = flock
+        self._is_witness = own.is_witness
+        self._placement = placement
         self._rng = rng
         self._creations: dict[int, _Creation] = {}
         self._issued: dict[JobId, None] = {}  # by this life, not used yet; oldest first
 
     @property
     def _update_ids(self) -> Iterator[int]:
-        return self._flock.update_ids
+        return self._placement.update_ids
 
     def ticket(self, own: Candidate, candidates: Sequence[Candidate], clock: Clock) -> Reply:
         """A fresh id and its holders; the first is the intended shepherd.
 
         That is this node, unless it is no place for one (no GPUs where others have some) or has too many already.
         """
-        holders = choose_holders(own.holder, candidates, self._rng)
+        holders = (
+            own.holder,
+            *choose_holders([own], candidates, self._rng, HOLDERS_WANTED - 1, has_witness=own.is_witness),
+        )
         first = next((holder for holder in holders if self._should_shepherd(holder, own, candidates)), own.holder)
         if own.is_witness and len(holders) == 1:
             return Refused("unavailable", "this is a witness, and no other agent is alive", "start another agent")
@@ -84,14 +87,14 @@ class Submission:
         if holder != own.holder:
             return True
         lacks_gpus = not own.total_gpus and any(other.total_gpus for other in candidates)
-        return not lacks_gpus and not excess_jobs(len(self._flock.jobs), candidates, own.holder.node)
+        return not lacks_gpus and not excess_jobs(len(self._placement.jobs), candidates, own.holder.node)
 
     def submit(
         self,
         request_id: int,
         command: SubmitJob,
         known: JobRecord | None,
-        capacities: Mapping[NodeId, NodeResources] | None,
+        capacities: Mapping[NodeId, Free] | None,
         clock: Clock,
     ) -> list[ShepherdEffect]:
         """Create the job, or find the one that this ticket made before.
@@ -101,7 +104,7 @@ class Submission:
         refusal = self._refusal(command, known, capacities)
         if refusal is not None:
             return [ReplyToClient(request_id, refusal)]
-        shepherd = self._flock.jobs.get(command.job_id)
+        shepherd = self._placement.jobs.get(command.job_id)
         if known is not None and shepherd is not None:  # otherwise the register must be asked
             if command.is_dry_run:
                 return [ReplyToClient(request_id, JobAccepted(known, was_known=True))]
@@ -130,7 +133,7 @@ class Submission:
         return {creation.record.job_id: creation for creation in self._creations.values()}
 
     def _refusal(
-        self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, NodeResources] | None
+        self, command: SubmitJob, known: JobRecord | None, capacities: Mapping[NodeId, Free] | None
     ) -> Refused | None:
         if not is_job_id(command.job_id):
             problem = FieldProblem("/ticket/job_id", f"{command.job_id!r} is not a job id", "ask for a new ticket")
@@ -174,8 +177,8 @@ class Submission:
         effects: list[ShepherdEffect] = []
         match result:
             case UpdateDecided(record=record):
-                effects += self._flock.add(record).accepted(clock)
-                self._flock.look_soon(clock.now_s)
+                effects += self._placement.add(record).accepted(clock)
+                self._placement.look_soon(clock.now_s)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
                 is_same = _is_same_job(current.spec, creation.record.spec)
@@ -196,7 +199,7 @@ class Submission:
         self, request_id: int, command: CancelJob, known: JobRecord | None, clock: Clock
     ) -> list[ShepherdEffect]:
         """Stop a job; one that has ended stays as it is, and that is no error."""
-        shepherd = self._flock.jobs.get(command.job_id)
+        shepherd = self._placement.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(request_id, _known_or_not(command.job_id, known))]
         return shepherd.cancel(request_id, command.grace_s, command.reason, clock)
@@ -205,7 +208,7 @@ class Submission:
         self, request_id: int, command: SignalJob, known: JobRecord | None, clock: Clock
     ) -> list[ShepherdEffect]:
         """Send a signal to running ranks."""
-        shepherd = self._flock.jobs.get(command.job_id)
+        shepherd = self._placement.jobs.get(command.job_id)
         if not 1 <= command.signal <= SIGNAL_LIMIT:
             problem = FieldProblem("/signal", f"{command.signal} is not a signal", f"1 to {SIGNAL_LIMIT}")
             return [ReplyToClient(request_id, Refused("invalid", problem.problem, problem.remedy, (problem,)))]
@@ -220,6 +223,13 @@ class Submission:
                 ReplyToClient(request_id, Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it"))
             ]
         return [*shepherd.signal(command.signal, clock), *shepherd.tell(request_id, clock)]
+
+    def validate(self) -> None:
+        """Whoever waits for a first record is one client, and waits for one creation."""
+        waiting = [request_id for creation in self._creations.values() for request_id in creation.waiting]
+        assert len(set(waiting)) == len(waiting)
+        assert len({creation.record.job_id for creation in self._creations.values()}) == len(self._creations)
+        assert len(self._issued) <= TICKETS_KEPT
 
 
 def _is_same_job(known: JobSpec, repeated: JobSpec) -> bool:

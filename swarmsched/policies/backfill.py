@@ -5,35 +5,29 @@ The head, the first job that does not fit, gets a reservation at the *shadow tim
 running jobs, enough is free for it.  A later job starts now only if it ends before the shadow time by its own limit,
 or takes what is left beyond the reservation.  Where a running job that the head waits for has no limit there is no
 shadow time, and only what lies beyond the reservation is given away: a head is never starved for want of estimates.
-A head that could not run even on an empty swarm (its nodes are down) reserves nothing.
+What no known job accounts for (its card is cut, or has not come yet) is held until further notice: it comes free, and
+nobody knows when.  A head that could not run even on an empty swarm (its nodes are down) reserves nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.policies.base import (
-    ParameterSpec,
+    SubmitOrder,
     ahead_sentence,
     in_rank_order,
     is_waiting,
     joined,
     keep,
-    submit_rank_key,
+    start,
+    wait,
 )
-from swarmsched.policies.placement import choose, place_in, tie_break
+from swarmsched.policies.placement import place_among, place_in
 from swarmsched.policies.reason import fits_now, shortage, start_reason
-from swarmsched.policies.release import busy_devices, release
 from swarmsched.policies.room import Room
 from swarmsched.resources import Share
-from swarmsched.view import Action, ClusterView, JobView, Plan, PlanEntry, RankKey
-
-PARAMETERS = (
-    ParameterSpec(
-        "assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9
-    ),
-)
-
+from swarmsched.view import ClusterView, JobView, Plan
 
 _Held = tuple[JobView, tuple[Share, ...]]
 """A job and what it holds."""
@@ -44,28 +38,15 @@ class _Reservation:
     """What the head of the line is promised.  `spare` is the room at `shadow_s` after the head has started."""
 
     head: JobView
-    shadow_s: float  # from now
+    shadow_s: float  # from now; infinite when nobody knows
     spare: Room
 
 
-class Backfill:
+class Backfill(SubmitOrder):
     """FIFO order; jobs behind a blocked head start where they cannot delay it."""
 
     def __init__(self, parameters: Mapping[str, float]) -> None:
         self._assumed_limit_s = parameters["assumed_limit_s"]
-
-    @property
-    def policy_id(self) -> str:
-        """Name and assumed limit."""
-        return f"backfill:{self._assumed_limit_s:g}"
-
-    def rank_key(self, job: JobView) -> RankKey:
-        """Priority, then submit time in milliseconds."""
-        return submit_rank_key(job)
-
-    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey) -> str:
-        """Running jobs are never stopped for others."""
-        return "the policy backfill does not preempt"
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start in order until one does not fit, reserve for it, then fill the gaps."""
@@ -74,26 +55,26 @@ class Backfill:
         ahead: list[JobView] = []
         reservation: _Reservation | None = None
         emptied: Room | None = None
-        entries = []
-        for key, job in in_rank_order(view.jobs, self.rank_key):
+        decisions = []
+        for key, job in in_rank_order(view.jobs, self, now_s):
             if not is_waiting(job):
-                entries.append(keep(job, key))
+                decisions.append(keep(job, key))
                 continue
             shares = self._place(job, room, reservation)
             if shares is not None:
-                entries.append(PlanEntry(job.job_id, Action.START, key, _start(job, shares, reservation), shares))
+                decisions.append(start(job, key, shares, _start(job, shares, reservation)))
                 started.append((job, shares))
                 continue
             if reservation is None:
-                emptied = emptied or self._emptied(view, room, started)
+                emptied = emptied or room.emptied()
                 if place_in(emptied, job) is not None:
-                    reservation = self._reserve(job, view, room, started)
-            entries.append(PlanEntry(job.job_id, Action.WAIT, key, _wait(job, room, reservation, ahead)))
+                    reservation = self._reserve(job, self._ends(view, started, now_s), room)
+            decisions.append(wait(job, key, _wait(job, room, reservation, ahead)))
             ahead.append(job)
-        return Plan(view.version, self.policy_id, tuple(entries))
+        return Plan(tuple(decisions))
 
     def _limit_s(self, job: JobView) -> float:
-        return job.time_limit_s or self._assumed_limit_s or math.inf
+        return job.card.time_limit_s or self._assumed_limit_s or math.inf
 
     def _place(self, job: JobView, room: Room, reservation: _Reservation | None) -> tuple[Share, ...] | None:
         """Shares that fit now and respect the reservation, booked in both rooms; or None."""
@@ -104,43 +85,37 @@ class Backfill:
             return shares
         return _place_beyond(job, room, reservation.spare)
 
-    def _reserve(self, head: JobView, view: ClusterView, room: Room, started: Sequence[_Held]) -> _Reservation | None:
-        """Release running jobs in the order of their ends until the head fits; None if it never does."""
+    def _reserve(self, head: JobView, ends: Iterable[tuple[float, _Held]], room: Room) -> _Reservation | None:
+        """Release running jobs in the order of their ends, at last what nobody accounts for, until the head fits."""
         spare = room.copy()
-        busy = busy_devices(view.nodes, room)
-        for end_s, (job, shares) in self._ends(view, started):
-            for share in shares:
-                release(job, share, spare, busy)
-            placed = place_in(spare, head)
-            if placed is not None:
+        for end_s, (job, shares) in ends:
+            spare.release(shares, job.demand)
+            if (placed := place_in(spare, head)) is not None:
                 spare.take(placed, head.demand)
                 return _Reservation(head, end_s, spare)
-        return None
+        spare = room.emptied()
+        if (placed := place_in(spare, head)) is None:
+            return None
+        spare.take(placed, head.demand)
+        return _Reservation(head, math.inf, spare)
 
-    def _emptied(self, view: ClusterView, room: Room, started: Sequence[_Held]) -> Room:
-        """The room when all running jobs have ended; the same at any point of one plan."""
-        empty = room.copy()
-        busy = busy_devices(view.nodes, room)
-        for _, (job, shares) in self._ends(view, started):
-            for share in shares:
-                release(job, share, empty, busy)
-        return empty
-
-    def _ends(self, view: ClusterView, started: Sequence[_Held]) -> list[tuple[float, _Held]]:
+    def _ends(self, view: ClusterView, started: Sequence[_Held], now_s: float) -> list[tuple[float, _Held]]:
         """(seconds from now, who ends then), soonest first."""
         ends: list[tuple[float, _Held]] = [(self._limit_s(job), (job, shares)) for job, shares in started]
-        ends += [(max(0.0, self._limit_s(job) - job.running_s), (job, job.shares)) for job in view.jobs if job.shares]
+        ends += [
+            (max(0.0, self._limit_s(job) - job.running_s(now_s)), (job, job.shares)) for job in view.jobs if job.shares
+        ]
         ends.sort(key=lambda end: (end[0], end[1][0].job_id))
         return ends
 
 
 def _place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | None:
     """Shares that fit now and still fit beside the head at the shadow time."""
-    if room.ranks(job.demand) < job.ranks or spare.ranks(job.demand) < job.ranks:
+    if min(room.ranks(job.demand), spare.ranks(job.demand)) < job.ranks or job.card.hides_constraints:
         return None
-    later = spare.fits(job.demand)
-    fits = {node: min(held, later.get(node, 0)) for node, held in room.fits(job.demand).items()}
-    shares = choose(fits, room, job.demand, job.ranks, tie_break(job.job_id), nodes=job.nodes, exclude=job.exclude)
+    fewer, more = sorted((room.fits(job.demand), spare.fits(job.demand)), key=len)
+    fits = {node: min(held, more[node]) for node, held in fewer.items() if node in more}
+    shares = place_among(fits, room, job)
     if shares is None:
         return None
     picks = room.picks(shares, job.demand)
@@ -159,10 +134,14 @@ def _start(job: JobView, shares: tuple[Share, ...], reservation: _Reservation | 
 def _wait(job: JobView, room: Room, reservation: _Reservation | None, ahead: Sequence[JobView]) -> str:
     promise = ""
     if reservation is None:
-        promise = "cannot run even when all running jobs have ended"
+        promise = "has to wait for nodes or GPUs that are not available now"
     elif reservation.head is job:
         known = math.isfinite(reservation.shadow_s)
-        promise = f"reserved in {reservation.shadow_s:.0f} s at the latest" if known else "reserved, end unknown"
+        promise = (
+            f"next in line, in {reservation.shadow_s:.0f} s at the latest"
+            if known
+            else "next in line, when the running jobs end"
+        )
     elif fits_now(job, room):
         promise = "would delay the head of the line"
     return joined(shortage(job, room), promise, ahead_sentence(ahead))

@@ -1,15 +1,17 @@
 """What all policies share: the parts of a rank key, the order of a queue, and the sentences that say why.
 
-A policy is described by a `PolicyKind`: its name, what it is for, its parameters with bounds, and how to build it.
+A policy is described by a `PolicyKind`: its name, what it is for, its parameters with bounds, and where it is found.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from swarmsched.api import PRIORITY_LIMIT, JobState
+from swarmsched.card import RankKey
 from swarmsched.ids import handle
-from swarmsched.resources import Demand
-from swarmsched.view import Action, JobView, PlanEntry, Policy, RankKey
+from swarmsched.resources import Demand, Share
+from swarmsched.view import Allocation, Change, Decision, JobView, Order
 
 NAMED_JOBS_LIMIT = 3
 """Handles that a reason names before it says how many more there are."""
@@ -28,17 +30,23 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """A policy that the swarm may be set to.  `build` gets every parameter, defaults filled in, within bounds."""
+    """A policy that the swarm may be set to: names only, so that knowing of it imports nothing.
+
+    `policy` and `order` are dotted paths, `module:Class`; each class is built with every parameter, defaults filled in,
+    within bounds.  A policy without an order starts nothing that its plan does not start.
+    """
 
     name: str
     meaning: str
     parameters: tuple[ParameterSpec, ...]
-    build: Callable[[Mapping[str, float]], Policy]
+    policy: str
+    order: str = ""
+    plans_when_idle: bool = False  # also while nothing waits: it changes what runs
 
 
 def inverse_priority(job: JobView) -> int:
     """Smaller for more urgent jobs, never negative."""
-    return PRIORITY_LIMIT - max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, job.priority))
+    return PRIORITY_LIMIT - max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, job.card.priority))
 
 
 def milliseconds(time_utc_s: float) -> int:
@@ -46,16 +54,28 @@ def milliseconds(time_utc_s: float) -> int:
     return max(0, int(time_utc_s * 1000))
 
 
-def submit_rank_key(job: JobView) -> RankKey:
-    """Priority, then submit time: the key of `fifo` and `backfill`."""
-    return (inverse_priority(job), milliseconds(job.submitted_utc_s))
+class SubmitOrder:
+    """Priority, then submit time in milliseconds: the order of `fifo` and `backfill`, which stop nothing for others."""
+
+    is_timeless = True
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        """It takes none."""
+
+    def rank_key(self, job: JobView, now_s: float) -> RankKey:
+        """Smaller runs earlier."""
+        return (inverse_priority(job), milliseconds(job.card.submitted_utc_s))
+
+    def refuses_to_make_room(self, victim: JobView, taker_key: RankKey, now_s: float) -> str:
+        """Running jobs are never stopped for others."""
+        return "the policy here does not preempt"
 
 
-def in_rank_order(jobs: Iterable[JobView], rank_key: Callable[[JobView], RankKey]) -> list[tuple[RankKey, JobView]]:
+def in_rank_order(jobs: Iterable[JobView], order: Order, now_s: float) -> list[tuple[RankKey, JobView]]:
     """All live jobs with their keys, the first to run first; the job id breaks ties."""
-    keyed = [(rank_key(job), job) for job in jobs if job.state is not JobState.ENDED]
-    keyed.sort(key=lambda pair: (pair[0], pair[1].job_id))
-    return keyed
+    keyed = [(order.rank_key(job, now_s), job.job_id, job) for job in jobs if job.state is not JobState.ENDED]
+    keyed.sort(key=itemgetter(0, 1))
+    return [(key, job) for key, _, job in keyed]
 
 
 def is_waiting(job: JobView) -> bool:
@@ -63,10 +83,21 @@ def is_waiting(job: JobView) -> bool:
     return job.state is JobState.QUEUED
 
 
-def keep(job: JobView, rank_key: RankKey) -> PlanEntry:
-    """The entry of a job that has its resources."""
+def keep(job: JobView, rank_key: RankKey) -> Decision:
+    """The decision on a job that has its resources and keeps them."""
     where = ", ".join(share.node for share in job.shares[:NAMED_JOBS_LIMIT])
-    return PlanEntry(job.job_id, Action.KEEP, rank_key, f"{job.state.value} on {where}" if where else job.state.value)
+    reason = f"{job.state.value} on {where}" if where else job.state.value
+    return Decision(job.job_id, Change.KEEP, reason, rank_key=rank_key)
+
+
+def start(job: JobView, rank_key: RankKey, shares: tuple[Share, ...], reason: str) -> Decision:
+    """The decision to start a waiting job there."""
+    return Decision(job.job_id, Change.START, reason, Allocation(shares), rank_key=rank_key)
+
+
+def wait(job: JobView, rank_key: RankKey, reason: str) -> Decision:
+    """The decision to let a job wait."""
+    return Decision(job.job_id, Change.WAIT, reason, rank_key=rank_key)
 
 
 def amount(count: int, noun: str) -> str:

@@ -4,37 +4,36 @@ The picture is the one that the policy plans on, so an explanation and the next 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.errors import CapacityError
+from swarmsched.fields import Value
 from swarmsched.ids import JobId, NodeId, handle
-from swarmsched.policies.base import amount, in_rank_order, is_waiting, joined, need
+from swarmsched.policies.base import ahead_sentence, amount, in_rank_order, is_waiting, joined, need
+from swarmsched.policies.placement import place_in
+from swarmsched.policies.reason import fits_now, shortage, start_reason
+from swarmsched.policies.registry import make_order, policy_id
+from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, NodeResources, Share, ranks_that_fit, suits
-from swarmsched.view import Action, ClusterView, NodeView, Plan, PlanEntry, Policy
+from swarmsched.resources import Demand, Free, Share, ranks_that_fit, suitable, suits
+from swarmsched.view import Change, ClusterView, Decision, JobView, NodeView, Order, PolicySetting
 
 AHEAD_LIMIT = 20
+AHEAD_PLACED_MAX = 200
 NODES_LIMIT = 200
 SENTENCE_NODES_LIMIT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(Value):
     """What one node can do for the job: `ranks` fit there now; `reason` says what stands against more."""
 
     node: NodeId
     ranks: int
     reason: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the API."""
-        return {"node": self.node, "ranks": self.ranks, "reason": self.reason}
 
-
-@dataclass(frozen=True, slots=True)
-class JobAhead:
+class JobAhead(Value):
     """A waiting job that the policy places before this one."""
 
     job_id: JobId
@@ -53,8 +52,7 @@ class JobAhead:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class WhyReport:
+class WhyReport(Value):
     """Everything that `swarm why` shows.  `ahead` and `nodes` are cut to 20 and 200; the counts are of all."""
 
     job_id: JobId
@@ -71,24 +69,17 @@ class WhyReport:
     shares: tuple[Share, ...]
     job_reason: str  # what its shepherd says of the last attempt
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the API."""
-        return {
-            "id": self.job_id,
-            "handle": handle(self.job_id),
-            "state": self.state.value,
-            "policy": self.policy_id,
-            "needs": self.needs,
-            "free": self.free,
-            "reason": self.reason,
-            "position": self.position,
-            "ahead_count": self.ahead_count,
-            "ahead": [job.to_json() for job in self.ahead],
-            "node_count": self.node_count,
-            "nodes": [verdict.to_json() for verdict in self.nodes],
-            "shares": [{"node": share.node, "ranks": share.ranks} for share in self.shares],
-            "job_reason": self.job_reason,
-        }
+    @property
+    def policy(self) -> str:
+        """The policy's name, without its parameters."""
+        return self.policy_id.partition(":")[0]
+
+    def forecast(self) -> str:
+        """What a job that nobody has submitted yet would meet."""
+        ahead = (
+            f"{amount(self.ahead_count, 'job')} would be ahead of it" if self.ahead_count else "no job is ahead of it"
+        )
+        return f"needs {self.needs}; free: {self.free}; {ahead}"
 
     def sentences(self) -> tuple[str, ...]:
         """The report as lines for a terminal."""
@@ -101,7 +92,7 @@ class WhyReport:
         if self.ahead_count:
             named = ", ".join(f"{handle(job.job_id)} ({amount(job.gpus, 'GPU')})" for job in self.ahead[:5])
             more = f" and {self.ahead_count - 5} more" if self.ahead_count > 5 else ""
-            lines.append(f"Ahead of it by {self.policy_id}: {named}{more}.")
+            lines.append(f"Ahead of it by {self.policy}: {named}{more}.")
         for verdict in self.nodes[:SENTENCE_NODES_LIMIT]:
             lines.append(f"  {verdict.node}: {verdict.reason}")
         if self.node_count > SENTENCE_NODES_LIMIT:
@@ -112,32 +103,35 @@ class WhyReport:
 def explain(
     record: JobRecord,
     view: ClusterView,
-    policy: Policy,
+    setting: PolicySetting,
     now_s: float,
     *,
     node_notes: Mapping[NodeId, str] | None = None,
-    plan: Plan | None = None,
+    told: Mapping[JobId, Decision] | None = None,
 ) -> WhyReport:
-    """Explain one job of the view.  `node_notes` says why a node is not available ('suspect', 'draining', 'failed').
+    """Explain one job of the view, without planning: that is the planner's.
 
-    `plan` spares a new plan where one of this view is at hand; planning takes milliseconds and is bounded by the view.
+    `told` are the last plan's decisions, as far as they are known here.  `node_notes` says why a node is not available
+    ('suspect', 'draining', 'failed').
     """
-    plan = plan or policy.plan(view, now_s)
     spec, demand = record.spec, record.spec.demand
-    entry = next((entry for entry in plan.entries if entry.job_id == record.job_id), None)
-    ahead = _jobs_ahead(record.job_id, view, policy, plan) if record.state is JobState.QUEUED else []
+    ahead: list[JobView] = []
+    reason = "it has ended" if record.is_ended else _placement_reason(record)
+    if record.state is JobState.QUEUED:
+        ahead = _jobs_ahead(record.job_id, view, make_order(setting), now_s)
+        reason = _waiting_reason(record.job_id, view, ahead, told or {})
     verdicts = [_verdict(node, spec, (node_notes or {}).get(node.node, "")) for node in view.nodes]
     verdicts.sort(key=lambda verdict: (-verdict.ranks, verdict.node))
     return WhyReport(
         job_id=record.job_id,
         state=record.state,
-        policy_id=plan.policy_id,
+        policy_id=policy_id(setting),
         needs=need(demand, spec.ranks),
         free=_free_sentence(view.nodes, demand),
-        reason=_reason(record, entry),
+        reason=reason,
         position=len(ahead) + 1 if record.state is JobState.QUEUED else 0,
         ahead_count=len(ahead),
-        ahead=tuple(ahead[:AHEAD_LIMIT]),
+        ahead=tuple(_ahead(job, told or {}) for job in ahead[:AHEAD_LIMIT]),
         node_count=len(verdicts),
         nodes=tuple(verdicts[:NODES_LIMIT]),
         shares=record.shares,
@@ -145,7 +139,7 @@ def explain(
     )
 
 
-def impossible(spec: JobSpec, capacities: Mapping[NodeId, NodeResources]) -> CapacityError | None:
+def impossible(spec: JobSpec, capacities: Mapping[NodeId, Free]) -> CapacityError | None:
     """The error for a job that even the empty swarm could not hold, or None.
 
     `capacities` are all that each node has, members that are down but known included.
@@ -155,13 +149,15 @@ def impossible(spec: JobSpec, capacities: Mapping[NodeId, NodeResources]) -> Cap
         for node, resources in capacities.items()
         if (not spec.nodes or node in spec.nodes) and node not in spec.exclude
     }
-    empty = {node: Free(has.gpus, has.cpu_count, has.memory_bytes) for node, has in allowed.items()}
-    if sum(ranks_that_fit(free, spec.demand) for free in empty.values()) >= spec.ranks:
+    if sum(ranks_that_fit(free, spec.demand) for free in allowed.values()) >= spec.ranks:
         return None
-    return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed, empty))
+    unknown = ", ".join(node for node in spec.nodes if node not in capacities)
+    if unknown:
+        return CapacityError(f"node {unknown}", f"no such node, only {', '.join(sorted(capacities)) or 'none'}")
+    return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed))
 
 
-def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, NodeResources], empty: Mapping[NodeId, Free]) -> str:
+def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
     """What there is of what was asked, down to the reason why it is not enough."""
     demand = spec.demand
     where = " that the job allows" if spec.nodes or spec.exclude else ""
@@ -170,40 +166,55 @@ def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, NodeResources], e
         return f"{nodes} (nodes {', '.join(spec.nodes) or 'all'}, exclude {', '.join(spec.exclude) or 'none'})"
     parts = []
     if demand.gpus:
-        fitting = sum(suits(gpu, demand) for has in allowed.values() for gpu in has.gpus)
-        most = max(sum(suits(gpu, demand) for gpu in has.gpus) for has in allowed.values())
+        fitting = sum(suitable(has.gpus, demand) for has in allowed.values())
+        most = max(suitable(has.gpus, demand) for has in allowed.values())
         kind = " of that kind" if demand.gpu_type or demand.gpu_memory_bytes else ""
+        if not fitting and demand.gpu_type:
+            models = sorted({gpu.model for has in allowed.values() for gpu in has.gpus})
+            kind += f" (there are {', '.join(models) or 'none at all'})"
         parts.append(f"{amount(fitting, 'GPU')}{kind}, at most {most} on one node")
     if demand.cpus:
-        parts.append(f"at most {amount(max(has.cpu_count for has in allowed.values()), 'CPU')} on one node")
+        parts.append(f"at most {amount(max(has.cpus for has in allowed.values()), 'CPU')} on one node")
     if demand.memory_bytes:
         most_gib = max(has.memory_bytes for has in allowed.values()) / 2**30
         parts.append(f"at most {most_gib:.4g} GiB of memory on one node")
-    held = sum(ranks_that_fit(free, demand) for free in empty.values())
+    held = sum(ranks_that_fit(free, demand) for free in allowed.values())
     return f"{', '.join(parts)} ({nodes}), room for {held} of {amount(spec.ranks, 'rank')}"
 
 
-def _jobs_ahead(job_id: JobId, view: ClusterView, policy: Policy, plan: Plan) -> list[JobAhead]:
-    reasons = {entry.job_id: entry.reason for entry in plan.entries}
-    ahead: list[JobAhead] = []
-    for _, job in in_rank_order(view.jobs, policy.rank_key):
+def _jobs_ahead(job_id: JobId, view: ClusterView, order: Order | None, now_s: float) -> list[JobView]:
+    """Waiting jobs that rank before this one; none where only a plan can tell."""
+    ahead: list[JobView] = []
+    for _, job in in_rank_order(view.jobs, order, now_s) if order is not None else ():
         if job.job_id == job_id:
             break
         if is_waiting(job):
-            ahead.append(JobAhead(job.job_id, job.ranks, job.ranks * job.demand.gpus, reasons.get(job.job_id, "")))
+            ahead.append(job)
     return ahead
 
 
-def _reason(record: JobRecord, entry: PlanEntry | None) -> str:
-    if record.state is JobState.ENDED:
-        return "it has ended"
-    if record.state is not JobState.QUEUED:
-        return _placement_reason(record)
-    if entry is None:
+def _ahead(job: JobView, told: Mapping[JobId, Decision]) -> JobAhead:
+    reason = told[job.job_id].reason if job.job_id in told else ""
+    return JobAhead(job.job_id, job.ranks, job.ranks * job.demand.gpus, reason)
+
+
+def _waiting_reason(job_id: JobId, view: ClusterView, ahead: Sequence[JobView], told: Mapping[JobId, Decision]) -> str:
+    """What a plan says, or else whether it would fit beside those ahead."""
+    job = next((job for job in view.jobs if job.job_id == job_id), None)
+    if job is None:
         return "its card has not reached this node yet"
-    if entry.action is Action.START:
-        return f"may start now, {entry.reason}"
-    return entry.reason
+    room = Room(view.nodes)
+    decision = told.get(job_id)
+    if decision is not None and decision.change is Change.WAIT and not fits_now(job, room):
+        return decision.reason
+    for other in ahead[:AHEAD_PLACED_MAX]:
+        shares = place_in(room, other)
+        if shares is not None:
+            room.take(shares, other.demand)
+    shares = place_in(room, job)
+    if shares is not None:
+        return f"may start now, {start_reason(job, shares)}"
+    return decision.reason if decision is not None else joined(shortage(job, room), ahead_sentence(ahead))
 
 
 def _placement_reason(record: JobRecord) -> str:
@@ -256,14 +267,14 @@ def _shortages(node: NodeView, demand: Demand) -> list[str]:
 def _gpu_shortage(node: NodeView, demand: Demand) -> str:
     if not node.total_gpus:
         return "has no GPUs"
-    devices = node.devices or node.free.gpus
+    devices = node.capacity.gpus
     models = sorted({gpu.model for gpu in devices})
     if demand.gpu_type and models and not any(demand.gpu_type.lower() in model.lower() for model in models):
         return f"GPU type {', '.join(models)} does not match {demand.gpu_type!r}"
     if demand.gpu_memory_bytes and devices and not any(suits(gpu, demand) for gpu in devices):
         most = max(gpu.memory_bytes for gpu in devices) / 2**30
         return f"GPUs have {most:.4g} GiB, less than {demand.gpu_memory_bytes / 2**30:.4g} GiB"
-    free = sum(suits(gpu, demand) for gpu in node.free.gpus)
+    free = suitable(node.free.gpus, demand)
     if node.total_gpus < demand.gpus:
         return f"has {amount(node.total_gpus, 'GPU')}, fewer than the {demand.gpus} of one rank"
     return f"{free} of {amount(node.total_gpus, 'GPU')} free"
@@ -275,10 +286,10 @@ def _free_sentence(nodes: Sequence[NodeView], demand: Demand) -> str:
     if not demand.gpus:
         cpus = sum(node.free.cpus for node in available)
         return f"{amount(cpus, 'CPU')} {where}"
-    gpus = [gpu for node in available for gpu in node.free.gpus]
-    fitting = sum(suits(gpu, demand) for gpu in gpus)
-    kind = f" ({fitting} of the kind asked for)" if fitting != len(gpus) else ""
-    return f"{amount(len(gpus), 'GPU')}{kind} {where}"
+    free = sum(node.free.gpu_count for node in available)
+    fitting = sum(suitable(node.free.gpus, demand) for node in available)
+    kind = f" ({fitting} of the kind asked for)" if fitting != free else ""
+    return f"{amount(free, 'GPU')}{kind} {where}"
 
 
 def _sentence(text: str) -> tuple[str, ...]:

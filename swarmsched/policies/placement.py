@@ -7,39 +7,33 @@ share no state, over different nodes; a generator, where one is handed in, does 
 
 import hashlib
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
-from swarmsched.view import JobView, NodeView
+from swarmsched.view import JobView
 
 TieBreak = Callable[[NodeId], int | float]
 
 
-def place(
-    view_nodes: Iterable[NodeView],
-    demand: Demand,
-    ranks: int,
-    job_id: JobId,
-    nodes: Collection[NodeId] = (),
-    exclude: Collection[NodeId] = (),
-    rng: random.Random | None = None,
-) -> tuple[Share, ...] | None:
-    """Shares in rank order for a gang on these nodes, or None when it does not fit now.
+def place_in(room: Room, job: JobView, rng: random.Random | None = None) -> tuple[Share, ...] | None:
+    """Shares in rank order for a job in what is left of the room, or None; nothing is booked.
 
-    `nodes`, if any, are the only ones allowed.  With `rng`, equal nodes are chosen at random.
+    With `rng`, equal nodes are chosen at random.  A job whose card hides where it may go fits nowhere.
     """
-    room = Room(view_nodes)
-    return choose(room.fits(demand), room, demand, ranks, tie_break(job_id, rng), nodes=nodes, exclude=exclude)
-
-
-def place_in(room: Room, job: JobView) -> tuple[Share, ...] | None:
-    """Shares for a job in what is left of the room, or None; nothing is booked."""
-    if room.ranks(job.demand) < job.ranks:
+    if room.ranks(job.demand) < job.ranks or job.card.hides_constraints:
         return None
-    fits = room.fits(job.demand)
-    return choose(fits, room, job.demand, job.ranks, tie_break(job.job_id), nodes=job.nodes, exclude=job.exclude)
+    return place_among(room.fits(job.demand), room, job, rng)
+
+
+def place_among(
+    fits: Mapping[NodeId, int], room: Room, job: JobView, rng: random.Random | None = None
+) -> tuple[Share, ...] | None:
+    """The same, where each node is to hold no more ranks than `fits` says."""
+    tie = tie_break(job.job_id, rng)
+    return choose(fits, room, job.demand, job.ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
 
 
 def choose(
@@ -56,24 +50,37 @@ def choose(
     allowed = permitted(fits, nodes, exclude)
     if sum(allowed.values()) < ranks:
         return None
-    shares = []
+    shares: list[Share] = []
     left = ranks
     while left:
-        enough = [node for node, held in allowed.items() if held >= left]
-        if enough:
-            last = min(enough, key=lambda node: (*_left_over(room, node, demand, left), tie(node)))
-            shares.append(Share(last, left))
-            break
         most = max(allowed.values())
-        node = min((node for node, held in allowed.items() if held == most), key=tie)
-        shares.append(Share(node, most))
-        left -= allowed.pop(node)
+        if most >= left:
+            return (*shares, Share(_best_fit(room, allowed, demand, left, tie), left))
+        for node in sorted([node for node, held in allowed.items() if held == most], key=tie):
+            if left <= most:
+                break
+            shares.append(Share(node, most))
+            del allowed[node]
+            left -= most
     return tuple(shares)
 
 
 def permitted(fits: Mapping[NodeId, int], nodes: Collection[NodeId], exclude: Collection[NodeId]) -> dict[NodeId, int]:
     """The entries that a job's own choice of nodes leaves."""
-    return {node: held for node, held in fits.items() if held and (not nodes or node in nodes) and node not in exclude}
+    allowed = {node: fits[node] for node in nodes if node in fits} if nodes else dict(fits)
+    for node in exclude:
+        allowed.pop(node, None)
+    return allowed
+
+
+def _best_fit(room: Room, allowed: Mapping[NodeId, int], demand: Demand, ranks: int, tie: TieBreak) -> NodeId:
+    """Where the fewest GPUs, then cores, would stay free.  A job without GPUs so prefers nodes without them."""
+    for nodes in room.by_free_gpus(ranks * demand.gpus):
+        enough = [node for node in nodes if allowed.get(node, 0) >= ranks]
+        if enough:
+            cpus = min([room.free(node).cpus for node in enough])
+            return min([node for node in enough if room.free(node).cpus == cpus], key=tie)
+    raise AssertionError("the caller has seen a node with enough")
 
 
 def tie_break(job_id: JobId, rng: random.Random | None = None) -> TieBreak:
@@ -85,10 +92,13 @@ def tie_break(job_id: JobId, rng: random.Random | None = None) -> TieBreak:
 
 def rendezvous_score(job_id: JobId, node: NodeId) -> int:
     """Stable pseudo-random number of (job, node); Python's own hash differs between processes."""
-    return int.from_bytes(hashlib.blake2b(f"{job_id}|{node}".encode(), digest_size=8).digest())
+    mixed = (_hash(job_id) ^ _hash(node)) * 0x9E3779B97F4A7C15 & _MASK
+    return (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
 
 
-def _left_over(room: Room, node: NodeId, demand: Demand, ranks: int) -> tuple[int, int]:
-    """Best fit: GPUs, then cores, that would stay free.  A job without GPUs so prefers nodes without them."""
-    free = room.free(node)
-    return (len(free.gpus) - ranks * demand.gpus, free.cpus - ranks * demand.cpus)
+_MASK = 2**64 - 1
+
+
+@lru_cache(maxsize=32_768)
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())

@@ -13,7 +13,9 @@ def fits_now(job: JobView, room: Room) -> bool:
 
 
 def _held(job: JobView, room: Room) -> int:
-    return sum(permitted(room.fits(job.demand), job.nodes, job.exclude).values())
+    if not job.card.nodes and not job.excluded:
+        return room.ranks(job.demand)
+    return sum(permitted(room.fits(job.demand), job.card.nodes, job.excluded).values())
 
 
 def shortage(job: JobView, room: Room) -> str:
@@ -22,9 +24,9 @@ def shortage(job: JobView, room: Room) -> str:
     held = _held(job, room)
     if held >= job.ranks:
         return f"{asked}; fits now and waits its turn"
-    if not room.nodes:
+    if not room.has_nodes:
         return f"{asked}, but no node is available"
-    where = " on the nodes that the job allows" if job.nodes or job.exclude else ""
+    where = " on the nodes that the job allows" if job.card.nodes or job.excluded else ""
     if not job.demand.gpus:
         return f"{asked}, enough for {held} of {amount(job.ranks, 'rank')}{where}"
     free = room.free_gpus(job.demand)

@@ -1,35 +1,104 @@
-"""The policies by name, and the way from a swarm-wide setting to a policy."""
+"""The policies by name, and the way from a swarm-wide setting to what carries it out.
 
+Names, parameters and dotted paths: an agent knows every policy by this file, imports at most its order, and leaves the
+policy itself to the planner's process.
+"""
+
+import hashlib
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
-from swarmsched.policies import backfill, las
-from swarmsched.policies.backfill import Backfill
-from swarmsched.policies.base import ParameterSpec, PolicyKind
-from swarmsched.policies.fifo import Fifo
-from swarmsched.policies.las import LeastAttainedService
-from swarmsched.view import Policy, PolicySetting
+from swarmsched.policies.attained_service import THRESHOLDS
+from swarmsched.policies.base import ParameterSpec as Spec
+from swarmsched.policies.base import PolicyKind
+from swarmsched.view import ClusterView, Order, Plan, Policy, PolicySetting
+
+ID_LENGTH_MAX = 63
+
+_BACKFILL = (
+    Spec("assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9),
+)
+_LAS = (
+    Spec(THRESHOLDS[0], "GPU-seconds after which a job leaves the first class", 3_250.0, 1.0, 1e12),
+    Spec(THRESHOLDS[1], "GPU-seconds after which a job leaves the second class; 0: no third", 0.0, 0.0, 1e12),
+    Spec(THRESHOLDS[2], "GPU-seconds after which a job leaves the third class; 0: no fourth", 0.0, 0.0, 1e12),
+    Spec(
+        "promote_knob", "first class again after waiting this many times as long as it ran; 0: off", 8.0, 0.0, 1_000.0
+    ),
+    Spec("preempts", "1: jobs of lower classes take the place of running ones; 0: they wait", 1.0, 0.0, 1.0),
+    Spec("minimum_run_s", "seconds after its start in which no job is preempted", 600.0, 0.0, 1e9),
+    Spec("preemptions_max", "how often one job is preempted, except by a higher priority", 3.0, 0.0, 1e6),
+)
+_ROOM = "swarmsched.policies."
+_SUBMIT_ORDER = f"{_ROOM}base:SubmitOrder"
+_BY_SERVICE = f"{_ROOM}attained_service:AttainedServiceOrder"
 
 POLICIES: Mapping[str, PolicyKind] = {
     kind.name: kind
     for kind in (
-        PolicyKind("fifo", "strict order of priority and submit time", (), lambda parameters: Fifo()),
+        PolicyKind("fifo", "strict order of priority and submit time", (), f"{_ROOM}fifo:Fifo", _SUBMIT_ORDER),
         PolicyKind(
-            "backfill", "fifo, with gaps filled where the first in line is not delayed", backfill.PARAMETERS, Backfill
+            "backfill",
+            "fifo, with gaps filled where the first in line is not delayed",
+            _BACKFILL,
+            f"{_ROOM}backfill:Backfill",
+            _SUBMIT_ORDER,
         ),
         PolicyKind(
             "las",
             "least attained GPU-time first, stopping running jobs for it (Tiresias)",
-            las.PARAMETERS,
-            LeastAttainedService,
+            _LAS,
+            f"{_ROOM}las:LeastAttainedService",
+            _BY_SERVICE,
         ),
     )
 }
 
 
+def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
+    """Run the policy that a setting names, imported here: for planner processes and simulators, never for agents."""
+    plan = make_policy(setting).plan(view, now_s)
+    return replace(plan, version=view.version, policy_id=policy_id(setting))
+
+
 def make_policy(setting: PolicySetting) -> Policy:
     """The policy that a setting names; ConfigError with field, value and nearest match if there is none."""
+    kind = kind_of(setting)
+    return cast("Policy", _class_at(kind.policy)(_complete(kind, setting.parameters)))
+
+
+def make_order(setting: PolicySetting) -> Order | None:
+    """The order by which agents start jobs without a plan, if the policy has one; ConfigError as above."""
+    kind = kind_of(setting)
+    return cast("Order", _class_at(kind.order)(_complete(kind, setting.parameters))) if kind.order else None
+
+
+def policy_id(setting: PolicySetting) -> str:
+    """Name, and parameters where they are not the defaults: `las:100`; keys of different ids are never compared."""
+    kind = kind_of(setting)
+    given = _complete(kind, setting.parameters)
+    values = [f"{given[spec.name]:g}" for spec in kind.parameters]
+    defaults = [f"{spec.default:g}" for spec in kind.parameters]
+    while values and values[-1] == defaults[len(values) - 1]:
+        values.pop()
+    text = ":".join((kind.name, *values))
+    if len(text) <= ID_LENGTH_MAX:
+        return text
+    return f"{kind.name}:{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def check_setting(setting: PolicySetting) -> None:
+    """Raise ConfigError unless there is such a policy and its parameters are within their bounds."""
+    _complete(kind_of(setting), setting.parameters)
+
+
+def kind_of(setting: PolicySetting) -> PolicyKind:
+    """What is known of the policy that a setting names; ConfigError with field, value and nearest match."""
     kind = POLICIES.get(setting.name)
     if kind is None:
         known = list(POLICIES)
@@ -38,12 +107,12 @@ def make_policy(setting: PolicySetting) -> Policy:
             f"there is no policy {setting.name!r}{nearest(setting.name, known)}",
             f"known policies: {', '.join(known)}",
         )
-    return kind.build(_complete(kind, setting.parameters))
+    return kind
 
 
-def check_setting(setting: PolicySetting) -> None:
-    """Raise ConfigError unless `make_policy` accepts the setting."""
-    make_policy(setting)
+def _class_at(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
 
 
 def _complete(kind: PolicyKind, given: Mapping[str, float]) -> dict[str, float]:
@@ -61,7 +130,7 @@ def _complete(kind: PolicyKind, given: Mapping[str, float]) -> dict[str, float]:
     return {name: float(given.get(name, spec.default)) for name, spec in specs.items()}
 
 
-def _check(kind: PolicyKind, spec: ParameterSpec, value: object) -> None:
+def _check(kind: PolicyKind, spec: Spec, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not spec.low <= value <= spec.high:  # type: ignore[operator]  # is_number says so
         raise ConfigError(

@@ -4,35 +4,47 @@ Fit is always asked of `resources.ranks_that_fit`, the function that owners use 
 each demand and asked again only for nodes that changed, which keeps a plan of a thousand jobs in milliseconds.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from swarmsched.ids import NodeId
-from swarmsched.resources import Demand, Free, Gpu, Share, pick_gpus, ranks_that_fit, suits
+from swarmsched.resources import Demand, Free, GpuCount, Share, less, more, picked, ranks_that_fit, suitable
 from swarmsched.view import NodeView
 
-Kind = tuple[str, int]
-"""Model and memory of a device: devices of one kind are interchangeable."""
+Picks = Sequence[tuple[NodeId, tuple[GpuCount, ...]]]
+"""Devices that each share takes, by kind."""
 
 
 class Room:
     """Mutable copy of the free resources of the available nodes, in node order."""
 
     def __init__(self, nodes: Iterable[NodeView]) -> None:
-        self._free: dict[NodeId, Free] = {node.node: node.free for node in nodes if node.is_available}
+        available = [node for node in nodes if node.is_available]
+        self._set({node.node: node.free for node in available}, {node.node: node.capacity for node in available})
+
+    def _set(self, free: dict[NodeId, Free], capacity: Mapping[NodeId, Free]) -> None:
+        self._free = free
+        self._capacity = capacity
         # Nodes in the order in which they changed; each remembered fit knows how much of it it has seen.
         self._changes: list[NodeId] = []
         self._fits: dict[Demand, _Fits] = {}
+        self._by_gpus: dict[int, dict[NodeId, None]] | None = None  # made when asked for
 
     @property
-    def nodes(self) -> Sequence[NodeId]:
-        """Available nodes."""
-        return tuple(self._free)
+    def has_nodes(self) -> bool:
+        """True when any node is available."""
+        return bool(self._free)
 
     def copy(self) -> "Room":
         """An independent room with the same free resources."""
         other = Room(())
-        other._free = dict(self._free)
+        other._set(dict(self._free), self._capacity)
+        other._fits = {demand: self._fresh(demand).copy() for demand in self._fits}
+        return other
+
+    def emptied(self) -> "Room":
+        """The room when everything that runs has ended, whoever that is."""
+        other = Room(())
+        other._set(dict(self._capacity), self._capacity)
         return other
 
     def free(self, node: NodeId) -> Free:
@@ -49,43 +61,68 @@ class Room:
 
     def free_gpus(self, demand: Demand) -> int:
         """Free devices that suit the demand, whether or not enough of them are together."""
-        return sum(suits(gpu, demand) for free in self._free.values() for gpu in free.gpus)
+        return self._fresh(demand).gpus
 
-    def picks(self, shares: Iterable[Share], demand: Demand) -> list[tuple[NodeId, tuple[Gpu, ...]]]:
+    def by_free_gpus(self, least: int) -> Iterator[Iterable[NodeId]]:
+        """Nodes with at least so many free devices, the fewest first, and all with the same number together."""
+        if self._by_gpus is None:
+            self._by_gpus = {}
+            for node, free in self._free.items():
+                self._by_gpus.setdefault(free.gpu_count, {})[node] = None
+        for count in sorted(self._by_gpus):
+            if count >= least:
+                yield self._by_gpus[count]
+
+    def picks(self, shares: Iterable[Share], demand: Demand) -> Picks:
         """The devices that each share would get here."""
-        return [(share.node, pick_gpus(self._free[share.node], demand, share.ranks)) for share in shares]
+        return [(share.node, picked(self._free[share.node].gpus, demand, share.ranks)) for share in shares]
 
-    def take(self, shares: Iterable[Share], demand: Demand) -> None:
+    def take(self, shares: Sequence[Share], demand: Demand) -> None:
         """Book shares that fit; the devices are those that `picks` names."""
-        shares = tuple(shares)
         self.take_like(shares, demand, self.picks(shares, demand))
 
-    def take_like(
-        self, shares: Iterable[Share], demand: Demand, picks: Iterable[tuple[NodeId, tuple[Gpu, ...]]]
-    ) -> None:
+    def take_like(self, shares: Sequence[Share], demand: Demand, picks: Picks) -> None:
         """Book shares with devices of the same kinds as `picks`; the caller has checked `has_like`."""
         for share, (node, gpus) in zip(shares, picks, strict=True):
             free = self._free[node]
-            self._free[node] = Free(
-                without(free.gpus, gpus),
-                free.cpus - share.ranks * demand.cpus,
-                free.memory_bytes - share.ranks * demand.memory_bytes,
-            )
-            self._changes.append(node)
+            cpus, memory_bytes = share.ranks * demand.cpus, share.ranks * demand.memory_bytes
+            self._put(node, Free(less(free.gpus, gpus), free.cpus - cpus, free.memory_bytes - memory_bytes))
 
-    def has_like(self, picks: Iterable[tuple[NodeId, tuple[Gpu, ...]]]) -> bool:
+    def has_like(self, picks: Picks) -> bool:
         """True when every picked device has a free one of its kind on the same node here."""
-        return all(
-            not Counter(kind_of(gpu) for gpu in gpus) - Counter(kind_of(gpu) for gpu in self._free[node].gpus)
-            for node, gpus in picks
-        )
+        for node, gpus in picks:
+            free = {(each.model, each.memory_bytes): each.count for each in self._free[node].gpus}
+            if any(each.count > free.get((each.model, each.memory_bytes), 0) for each in gpus):
+                return False
+        return True
 
-    def give(self, node: NodeId, gpus: Sequence[Gpu], cpus: int, memory_bytes: int) -> None:
-        """Return resources to a node; ignored for a node that is not available."""
-        free = self._free.get(node)
-        if free is None:
-            return
-        self._free[node] = Free(free.gpus + tuple(gpus), free.cpus + cpus, free.memory_bytes + memory_bytes)
+    def release(self, shares: Iterable[Share], demand: Demand) -> None:
+        """Give back what a job holds, as far as one can tell: which devices it has is not gossiped.
+
+        The first taken ones that suit it; nothing on a node that is not available.
+        """
+        for share in shares:
+            free = self._free.get(share.node)
+            if free is None:
+                continue
+            most = self._capacity[share.node]
+            gpus = picked(less(most.gpus, free.gpus), demand, share.ranks)
+            self._put(
+                share.node,
+                Free(
+                    more(free.gpus, gpus) if gpus else free.gpus,
+                    min(most.cpus, free.cpus + share.ranks * demand.cpus),
+                    min(most.memory_bytes, free.memory_bytes + share.ranks * demand.memory_bytes),
+                ),
+            )
+
+    def _put(self, node: NodeId, free: Free) -> None:
+        if self._by_gpus is not None:
+            before, after = self._free[node].gpu_count, free.gpu_count
+            if before != after:
+                del self._by_gpus[before][node]
+                self._by_gpus.setdefault(after, {})[node] = None
+        self._free[node] = free
         self._changes.append(node)
 
     def _fresh(self, demand: Demand) -> "_Fits":
@@ -93,10 +130,10 @@ class Room:
         if fits is None:
             fits = self._fits[demand] = _Fits()
             for node, free in self._free.items():
-                fits.update(node, ranks_that_fit(free, demand))
+                fits.update(node, free, demand)
         elif fits.seen_changes < len(self._changes):
             for node in dict.fromkeys(self._changes[fits.seen_changes :]):
-                fits.update(node, ranks_that_fit(self._free[node], demand))
+                fits.update(node, self._free[node], demand)
         fits.seen_changes = len(self._changes)
         return fits
 
@@ -104,32 +141,25 @@ class Room:
 class _Fits:
     """Remembered answers for one demand."""
 
-    __slots__ = ("by_node", "seen_changes", "total")
+    __slots__ = ("_gpus_by_node", "by_node", "gpus", "seen_changes", "total")
 
     def __init__(self) -> None:
         self.by_node: dict[NodeId, int] = {}
-        self.total = 0
+        self._gpus_by_node: dict[NodeId, int] = {}
+        self.total = self.gpus = 0
         self.seen_changes = 0
 
-    def update(self, node: NodeId, ranks: int) -> None:
+    def copy(self) -> "_Fits":
+        other = _Fits()
+        other.by_node, other._gpus_by_node = dict(self.by_node), dict(self._gpus_by_node)
+        other.total, other.gpus = self.total, self.gpus
+        return other
+
+    def update(self, node: NodeId, free: Free, demand: Demand) -> None:
+        ranks, gpus = ranks_that_fit(free, demand), suitable(free.gpus, demand)
         self.total += ranks - self.by_node.pop(node, 0)
+        self.gpus += gpus - self._gpus_by_node.pop(node, 0)
         if ranks:
             self.by_node[node] = ranks
-
-
-def kind_of(gpu: Gpu) -> Kind:
-    """What makes two devices interchangeable for a demand."""
-    return (gpu.model, gpu.memory_bytes)
-
-
-def without(gpus: Sequence[Gpu], taken: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """`gpus` less one device of the same kind for each taken one, the first of them first."""
-    gone = Counter(kind_of(gpu) for gpu in taken)
-    left = []
-    for gpu in gpus:
-        kind = kind_of(gpu)
-        if gone[kind]:
-            gone[kind] -= 1
-        else:
-            left.append(gpu)
-    return tuple(left)
+        if gpus:
+            self._gpus_by_node[node] = gpus

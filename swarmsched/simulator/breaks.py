@@ -1,17 +1,23 @@
 """Rules broken on purpose, to see that the checkers are not blind.
 
-Each break is a substitute for one part of a node, handed in where nodes are made (`swarmsched.node.parts`), or for a
-part of the machine.  Production code knows none of them.
+Each break is a substitute for one part of a node, handed in where nodes are made (`swarmsched.node.parts`), for a part
+of the machine, or for single methods while a story is lived through.  Production code knows none of them.
 """
 
+import math
 import random
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+from msgspec.structs import replace
+
+from swarmsched.authority.contact import ContactLine, WatchedTask
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
-from swarmsched.effects import Effect, Persist, SendPeer
+from swarmsched.effects import Effect, ExtendTask, Persist, SendPeer
 from swarmsched.errors import ConfigError
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -19,14 +25,18 @@ from swarmsched.gossip.message import Update
 from swarmsched.gossip.rumour import RumourQueue
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
-from swarmsched.ledger.booking import BookingState
+from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
+from swarmsched.negotiation.owner import Owner
+from swarmsched.negotiation.shepherd import JobShepherd
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.record import JobRecord
+from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
+from swarmsched.simulator.tasks import TaskModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,20 @@ class Break:
     summary: str
     make_parts: Callable[[HostClock], Parts] = lambda clock: PRODUCTION
     make_disk: Callable[[random.Random], Disk] = Disk
+    patches: Mapping[tuple[type, str], Callable[..., Any]] = field(default_factory=dict)
+    """From (class, method) to what makes the substitute from the method."""
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The patched methods are replaced meanwhile, for all nodes of this process."""
+        originals = {where: getattr(*where) for where in self.patches}
+        for where, make in self.patches.items():
+            setattr(*where, make(originals[where]))
+        try:
+            yield
+        finally:
+            for where, original in originals.items():
+                setattr(*where, original)
 
 
 class UnfencedLedger(Ledger):
@@ -168,6 +192,61 @@ def _constant(parts: Parts) -> Callable[[HostClock], Parts]:
     return lambda clock: parts
 
 
+def _nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **named: None
+
+
+def _never_extended_once_frozen(original: Callable[..., Any]) -> Callable[..., Any]:
+    def recount(line: ContactLine, task: WatchedTask) -> list[ExtendTask]:
+        newest_s = max((heard.valid_s for heard in task.heard.values()), default=-math.inf)
+        return [] if task.told_s < newest_s else list(original(line, task))
+
+    return recount
+
+
+def _launched_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def on_timer(attempt: Attempt, now_s: float) -> list[Effect]:
+        effects: list[Effect] = original(attempt, now_s)
+        return [] if attempt.phase is AttemptPhase.LAUNCHING else effects
+
+    return on_timer
+
+
+def _silent_after_a_restart(original: Callable[..., Any]) -> Callable[..., Any]:
+    def restore(owner: Owner, entries: Mapping[str, bytes], now_s: float) -> None:
+        original(owner, entries, now_s)
+        owner._line._lines.clear()  # noqa: SLF001  # no other way: production always asks
+
+    return restore
+
+
+def _first_holders_for_ever(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: False
+
+
+def _leases_written(write: Callable[[Booking, Persist], list[Persist]]) -> Callable[..., Any]:
+    """A ledger's `_change` that writes a lease otherwise."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def change(ledger: Ledger, before: Booking, after: Booking, now_s: float) -> list[Persist]:
+            writes: list[Persist] = original(ledger, before, after, now_s)
+            if after.state is BookingState.LEASED:
+                return [each for persist in writes for each in write(after, persist)]
+            return writes
+
+        return change
+
+    return make
+
+
+def _offers_one_less(original: Callable[..., Any]) -> Callable[..., Any]:
+    def free(ledger: Ledger) -> Free:
+        whole: Free = original(ledger)
+        return replace(whole, gpus=less(whole.gpus, [replace(gpus, count=1) for gpus in whole.gpus[:1]]))
+
+    return free
+
+
 BREAKS: Mapping[str, Break] = {
     "quorum-of-one": Break("one holder's word decides", _constant(Parts(quorum=lambda count: 1))),
     "no-epoch-check": Break("owners obey an epoch that is over", _constant(Parts(make_ledger=UnfencedLedger))),
@@ -185,6 +264,39 @@ BREAKS: Mapping[str, Break] = {
     ),
     "checkpoint-by-rename": Break(
         "whoever writes last has the latest checkpoint", _constant(Parts(may_commit=lambda record, attempt: ""))
+    ),
+    "frozen-for-ever": Break(
+        "an owner gives no more time to ranks whose time was over",
+        patches={(ContactLine, "_recount"): _never_extended_once_frozen},
+    ),
+    "no-thaw": Break("a shim lets no frozen rank go on", patches={(TaskModel, "_thaw"): _nothing}),
+    "launched-once": Break(
+        "a launch that was lost is not repeated",
+        patches={
+            (Attempt, "on_timer"): _launched_once,
+            (JobShepherd, "_launch_again"): lambda original: lambda *arguments: [],
+        },
+    ),
+    "silent-after-restart": Break(
+        "an owner that starts again asks no holder", patches={(Owner, "restore"): _silent_after_a_restart}
+    ),
+    "first-holders": Break(
+        "an owner follows the holders of its order for ever",
+        patches={(ContactLine, "_replace_configuration"): _first_holders_for_ever},
+    ),
+    "lease-unwritten": Break(
+        "a lease is not written", patches={(Ledger, "_change"): _leases_written(lambda lease, write: [])}
+    ),
+    "lease-as-hold": Break(
+        "a lease is written as a hold",
+        patches={
+            (Ledger, "_change"): _leases_written(
+                lambda lease, write: [replace(lease, state=BookingState.HELD).persisted()]
+            )
+        },
+    ),
+    "hidden-gpu": Break(
+        "a ledger offers one GPU less than is free", patches={(Ledger, "_compute_free"): _offers_one_less}
     ),
     "no-tombstones": Break("nothing is left of a record that is dropped", _constant(Parts(tombstones_max=0))),
 }

@@ -6,9 +6,9 @@ somebody has accepted it or refused it for good.  Answers may get lost on the wa
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from swarmsched.api import JobSpec
+from swarmsched.api import EndReason, JobSpec
 from swarmsched.commands import (
     CancelJob,
     Command,
@@ -22,9 +22,10 @@ from swarmsched.commands import (
 )
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
+from swarmsched.resources import Free, counted, ranks_that_fit
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.simulator.workload import Work, WorkPlan, spec_of
+from swarmsched.simulator.workload import Work, WorkPlan, ends_of, spec_of
 
 ANSWER_S = 3.0  # then the user asks somebody else
 AGAIN_S = 1.0  # after an answer that says: try again
@@ -46,8 +47,8 @@ class Submission:
     answers_to_lose: int = 0
     accepted_s: float = math.inf  # virtual time at which the user knew
     refusal: Refused | None = None
+    wants_cancel: bool = False
     cancelled: bool = False
-    open_requests: list[int] = field(default_factory=list)
 
     @property
     def job_id(self) -> JobId | None:
@@ -91,10 +92,27 @@ class Clients:
         return self._is_closed or not self._planned_count
 
     def close(self) -> None:
-        """Users go home: they ask for the end of every job and give up what has not been accepted."""
+        """Users go home: they give up what has not been accepted, and ask for the end of every other job.
+
+        The others, if they end by themselves, are left to themselves: a cancel would hide that one stands still.
+        """
         self._is_closed = True
-        for submission in self.submissions.values():
-            self._cancel(submission, 0.0, CANCELS_MAX)
+        for number, submission in self.submissions.items():
+            is_long = bool(submission.spec.time_limit_s)
+            if number % 2 or is_long or not submission.is_accepted or not self._can_run(submission.spec):
+                self._cancel(submission, 0.0, CANCELS_MAX)
+
+    def _can_run(self, spec: JobSpec) -> bool:
+        """True while the machines that are up are enough for it."""
+        hosts = [host for host in self._swarm.up if host.node_id not in spec.exclude]
+        offered = [host.resources for host in hosts if not spec.nodes or host.node_id in spec.nodes]
+        free = [Free(counted(each.gpus), each.cpu_count, each.memory_bytes) for each in offered]
+        return sum(ranks_that_fit(each, spec.demand) for each in free) >= spec.ranks
+
+    def ends(self) -> dict[JobId, tuple[EndReason, ...]]:
+        """How each accepted job may end for which nobody has asked for a cancel."""
+        left = [each for each in self.submissions.values() if each.is_accepted and not each.wants_cancel]
+        return {each.job_id: ends_of(each.work.parameters) for each in left if each.job_id is not None}
 
     def _begin(self, work: Work) -> None:
         self._planned_count -= 1
@@ -166,6 +184,7 @@ class Clients:
         job_id = submission.job_id
         if job_id is None or submission.cancelled or not tries:
             return
+        submission.wants_cancel = True
 
         def heard(reply: object) -> None:
             submission.cancelled = submission.cancelled or isinstance(reply, JobAccepted)

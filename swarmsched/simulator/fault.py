@@ -28,6 +28,10 @@ FAULT_CLASSES: Mapping[str, str] = {
     "clock-drift": "a machine's monotonic clock runs up to 5 % fast or slow",
     "clock-jump": "wall clocks are set up to an hour forward or back",
     "send-error": "the kernel refuses to send to some peers (EPERM)",
+    "slow-planner": "an agent's planner takes seconds, or fails",
+    "gpu-trouble": "a GPU vanishes, fails, is used by strangers or cannot be read for a while",
+    "lost-files": "a machine is off for a while, and what its tasks wrote in the last half minute is lost",
+    "lost-database": "an agent's database is gone while its tasks run on",
     "same-name": "a second machine speaks under a name that is taken, until it is switched off",
 }
 

@@ -19,6 +19,8 @@ PAUSE_S = (0.1, 60.0)
 DRIFT_MAX = 0.05
 JUMP_MAX_S = 3600.0
 FULL_DISK_MAX_S = 30.0
+PLAN_MAX_S = 6.0  # longer than an answer counts
+GPU_TROUBLES = ("lost", "unhealthy", "foreign", "stale")
 FAILOVER_S = (11.0, 30.0)  # long enough for another shepherd and another attempt, and not for ever
 FAILOVER_RATIO = 0.5
 
@@ -160,6 +162,15 @@ def _send_error(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> P
     return {"node": node, "to": _some(rng, others) if others else [], **_lasting(rng, left_s, 0.5, 30.0)}
 
 
+def _slow_planner(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    fails, plan_s = rng.random() < 0.5, _rounded(rng.uniform(0.1, PLAN_MAX_S))
+    return {**_node(rng, nodes), "plan_s": plan_s, "fails": fails, **_lasting(rng, left_s, 1.0, 60.0)}
+
+
+def _gpu_trouble(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    return {**_node(rng, nodes), "health": rng.choice(GPU_TROUBLES), **_lasting(rng, left_s, 1.0, 60.0)}
+
+
 def _same_name(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
     return {**_node(rng, nodes), **_lasting(rng, left_s, 1.0, 30.0)}
 
@@ -184,5 +195,9 @@ DRAWS: Mapping[str, Draw] = {
     "clock-drift": _drift,
     "clock-jump": _jump,
     "send-error": _send_error,
+    "slow-planner": _slow_planner,
+    "gpu-trouble": _gpu_trouble,
+    "lost-files": _down,
+    "lost-database": _down,
     "same-name": _same_name,
 }

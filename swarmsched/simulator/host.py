@@ -1,8 +1,9 @@
 """One simulated machine: disk, task model and clock of a node, and the driver that performs its effects.
 
 The driver keeps the same promise as the agent's: a `Persist` is a barrier, whatever comes after it waits until it is
-on disk, and only datagrams pass.  Writes that wait together share one fsync.  At a crash the group that is being
-written is lost or kept as a whole, like a database transaction; everything behind it is lost.
+on disk, and only what promises nothing durable passes (`Urgency`).  Writes that wait together share one fsync.  At a
+crash the group that is being written is lost or kept as a whole, like a database transaction; everything behind it is
+lost.
 """
 
 import math
@@ -11,12 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import Command, CommitCheckpoint
 from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import (
     ClientCommandReceived,
+    DatagramReceived,
+    DiskChanged,
     Event,
     LoopLagged,
     PlanComputed,
@@ -24,11 +29,14 @@ from swarmsched.events import (
     ResourcesRead,
     TasksFound,
     TimerFired,
+    WorkLagged,
 )
 from swarmsched.ids import Address, NodeId
 from swarmsched.node.config import RETAINED_JOBS, NodeConfig, Restored
+from swarmsched.node.lanes import Lanes
 from swarmsched.node.node import Node
-from swarmsched.policies.registry import make_policy
+from swarmsched.node.urgency import Urgency
+from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import NodeResources
 from swarmsched.simulator.chance import stream
 from swarmsched.simulator.clock import START_UTC_S, HostClock
@@ -37,7 +45,6 @@ from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
 from swarmsched.simulator.tasks import TASK_EFFECTS, Behaviour, RunningTask, TaskChange, TaskModel
 from swarmsched.task import TaskOrder
-from swarmsched.view import Plan
 
 TIMER_FLOOR_S = 0.001
 DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the clock
@@ -46,6 +53,7 @@ TELEMETRY_PERIOD_S = 5.0
 PLAN_S = 0.010
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
 BACKLOG_MAX = 2_000  # effects behind a stalled disk; beyond it peers' messages are refused
+FAULT_S = 1.0  # until an agent whose core raised is up again
 HISTORY_MAX = 2_000  # announcements kept
 WRITE_SURVIVES_RATIO = 0.5  # a crash in the middle of an fsync: it had reached the disk, nobody was told
 
@@ -58,6 +66,9 @@ class Surroundings(Protocol):
 
     def send_peer(self, source: "Host", effect: SendPeer) -> None:
         """Carry a peer message, or report its loss."""
+
+    def are_connected(self, one: "Host", other: "Host") -> bool:
+        """True while messages pass both ways in good time and hardly any is lost."""
 
 
 MakeNode = Callable[[NodeConfig, Restored, random.Random], Node]
@@ -97,6 +108,8 @@ class Host:
         self.generation = 0  # of the agent that runs or ran last
         self.step_count = 0
         self.is_lost = False  # for ever; it is not started again
+        self.plan_s = PLAN_S  # until its planner answers
+        self.planner_fails = False
         self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, self._commit, self._task_changed)
         self._seeds = seeds
         self._rng = rng
@@ -110,8 +123,13 @@ class Host:
         self._life = 0  # grows with each start and end; callbacks of an earlier life do nothing
         self._paused_since_s: float | None = None
         self._mailbox: deque[Event] = deque(maxlen=MAILBOX_MAX)
+        self.event_s = 0.0  # that the agent needs for an event, datagrams apart; others wait in the lanes meanwhile
+        self._lanes: Lanes[Event] = Lanes()
+        self._is_busy = False
         self._backlog: list[Effect] = []  # behind the barrier
         self._writing: list[Persist] = []  # the group that is being fsynced
+        self._urgency = Urgency()
+        self._is_writing = True  # as the node knows it
         self._wake_at_s = math.inf  # virtual time of the next look at the deadline
         self._deadline_s = math.inf  # of the node, on this machine's clock
         self._last_request_id = -1  # of the ranks' own commands; negative, so that no client's is met
@@ -147,22 +165,26 @@ class Host:
         """Start the agent on what the disk has, under a generation that was never used."""
         assert self.node is None, f"{self.node_id} is up"
         self._life += 1
-        self.generation = self.storage.next_generation(self.clock.utc_s)
-        config = NodeConfig(
-            node_id=self.node_id,
-            address=self.address,
-            generation=self.generation,
+        self._urgency, self._is_writing = Urgency(), True
+        config = NodeConfig.begin(
+            self.node_id,
+            self.address,
+            self.storage,
             instance_id=self._rng.randbytes(16),
-            store_id=self.storage.store_id,
+            now_s=self.clock.now_s,
+            utc_s=self.clock.utc_s,
             seeds=self._seeds,
-            started_s=self.clock.now_s,
             software_version="simulated",
-            utc_offset_s=self.clock.utc_s - self.clock.now_s,
             is_witness=self._is_witness,
             retained_jobs=self._retained_jobs,
         )
+        self.generation = config.generation
         restored = Restored({room: dict(entries) for room, entries in self.disk.items()})
-        self.node = self._make_node(config, restored, stream(self._rng.getrandbits(64), self.node_id))
+        try:
+            self.node = self._make_node(config, restored, stream(self._rng.getrandbits(64), self.node_id))
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error} while {self.node_id} started"
+            raise InvariantViolated("every agent starts again", problem) from error
         for hook in self._on_start:
             hook(self)
         self.post(TasksFound(self.tasks.found()))
@@ -183,21 +205,32 @@ class Host:
         self._writing, self._backlog, self._paused_since_s = [], [], None
         self._wake_at_s = math.inf
         self._mailbox.clear()
+        self._lanes.clear()
+        self._is_busy = False
         self.tasks.agent_died()
         for hook in self._on_crash:
             hook(self)
 
-    def cut_power(self) -> None:
+    def cut_power(self, *, loses_files: bool = False) -> None:
         """The whole machine is off: agent, shims and ranks end at once."""
         if self.node is not None:
             self.crash()
-        self.tasks.power_cut()
+        self.tasks.power_cut(loses_files=loses_files)
         self.clock.boot()
 
     def wipe(self) -> None:
         """The machine is off and gets a new, empty disk."""
         self.cut_power()
         self.tasks.wipe()
+        self._lose_store()
+
+    def lose_database(self) -> None:
+        """The agent dies, and somebody moves its database aside; its tasks run on."""
+        if self.node is not None:
+            self.crash()
+        self._lose_store()
+
+    def _lose_store(self) -> None:
         self.storage.wipe()
         for hook in self._on_wipe:
             hook(self)
@@ -228,6 +261,11 @@ class Host:
         self._wake_at_s = math.inf
         self._arm()
         self._drain()
+        self._work(self._life)
+
+    def is_connected_to(self, other: "Host") -> bool:
+        """True while messages between the two pass in good time."""
+        return self._surroundings.are_connected(self, other)
 
     def post(self, event: Event) -> None:
         """Hand over an event after whatever is going on now; lost when the agent is down."""
@@ -244,8 +282,27 @@ class Host:
             return
         if self._paused_since_s is not None:
             self._mailbox.append(event)
+        elif (self.event_s or self._lanes) and not isinstance(event, DatagramReceived):
+            self._lanes.put(event, self.loop.now_s)
+            self._work(life)
         else:
             self._step(self.node, event)
+
+    def _work(self, life: int) -> None:
+        """Take the next event, unless one is being handled: its effects show when it has cost its time."""
+        if not self._is_busy and self._lanes and not self.is_paused:
+            self._is_busy = True
+            self.loop.post_later(self.event_s, self._worked, life)
+
+    def _worked(self, life: int) -> None:
+        if life != self._life or self.node is None:
+            return
+        self._is_busy = False
+        if not self.is_paused:
+            if (lag_s := self._lanes.news_of_lag_s(self.loop.now_s)) > 0.0:
+                self._step(self.node, WorkLagged(lag_s))
+            self._step(self.node, self._lanes.take())
+            self._work(life)
 
     def _step(self, node: Node, event: Event) -> None:
         self.step_count += 1
@@ -254,6 +311,8 @@ class Host:
         except RemoteProtocolError:
             return  # as in the agent: a peer's bad message is that message's fault only
         except Exception as error:
+            self.crash()  # as the agent does: memory may be ahead of the disk
+            self.loop.post_later(FAULT_S, self.bring_up)
             problem = f"{type(error).__name__}: {error} while {self.node_id} handled {event!r}"
             raise InvariantViolated("no handler raises", problem) from error
         for hook in self._stepped:
@@ -261,6 +320,8 @@ class Host:
         for effect in effects:
             if type(effect) is SendDatagram:
                 self._surroundings.send_datagram(self, effect)
+            elif self._urgency.may_pass(effect):
+                self._perform(effect)
             else:
                 self._backlog.append(effect)
         if self._backlog and not self._writing:
@@ -300,9 +361,12 @@ class Host:
         backlog, self._backlog = self._backlog, []
         first = next((n for n, effect in enumerate(backlog) if type(effect) is Persist), len(backlog))
         for effect in backlog[:first]:
+            self._urgency.performed(effect)
             self._perform(effect)
         if first == len(backlog):
             return
+        if self.storage.is_full(self.loop.now_s):
+            self._tell_disk(is_writing=False)
         self._writing = [effect for effect in backlog[first:] if isinstance(effect, Persist)]
         rest = [effect for effect in backlog[first:] if not isinstance(effect, Persist)]
         self.loop.post_later(self.storage.fsync_s(self.loop.now_s), self._synced, rest, self._life)
@@ -315,8 +379,14 @@ class Host:
             return
         self.storage.write(self._writing)
         self._writing = []
+        self._tell_disk(is_writing=True)
         self._backlog[:0] = rest
         self._drain()
+
+    def _tell_disk(self, *, is_writing: bool) -> None:
+        if is_writing != self._is_writing:
+            self._is_writing = is_writing
+            self.post(DiskChanged(is_writing))
 
     def _perform(self, effect: Effect) -> None:
         for hook in self._performed:
@@ -338,11 +408,13 @@ class Host:
         """The planner's process: a pure function, answered after a while."""
         answer: PlanComputed | PlanFailed
         try:
-            plan = make_policy(effect.setting).plan(effect.view, self.clock.now_s)
-            answer = PlanComputed(Plan(plan.version, plan.policy_id, plan.entries, PLAN_S))
+            if self.planner_fails:
+                raise ConfigError("planner", "the process died", "")
+            plan = compute_plan(effect.setting, effect.view, self.clock.now_s)
+            answer = PlanComputed(replace(plan, elapsed_s=self.plan_s))
         except ConfigError as error:
             answer = PlanFailed(effect.view.version, str(error))
-        self.loop.post_later(PLAN_S, self._take, answer, self._life)
+        self.loop.post_later(self.plan_s, self._take, answer, self._life)
 
     # --- clients and ranks
 

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from swarmsched.ids import NodeId
+from swarmsched.resources import GpuHealth, NodeResources
 from swarmsched.simulator.fault import Fault, FaultPlan
-from swarmsched.simulator.host import Host
+from swarmsched.simulator.host import PLAN_S, Host
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 
-Undo = Callable[[], None]
 RESTART_GAP_S = 0.05
 LOOP_TURN_S = 0.01  # a slow loop runs so long between two stalls
 
@@ -22,6 +24,7 @@ class Injector:
         self._calm = swarm.network.faults
         self._weather: list[Fault] = []  # network-wide faults that last
         self._namesakes: dict[NodeId, Host] = {}
+        self._whole: dict[NodeId, NodeResources] = {}  # what machines with a GPU in trouble have
         self.applied: list[Fault] = []
         self.is_over = False
 
@@ -41,6 +44,8 @@ class Injector:
             self._give_back(node)
         for host in swarm.hosts.values():
             host.storage.heal()
+            self._mend_planner(host)
+            self._mend_gpu(host)
             host.set_clock_rate(1.0)
             host.go_on()
             host.bring_up()
@@ -147,6 +152,41 @@ class Injector:
         host.wipe()
         self._later(fault, host.bring_up)
 
+    def lose_files(self, fault: Fault) -> None:
+        """A power cut that takes what was not synced."""
+        host = self._host(fault)
+        host.cut_power(loses_files=True)
+        self._later(fault, host.bring_up)
+
+    def lose_database(self, fault: Fault) -> None:
+        """Only the agent's memory and disk."""
+        host = self._host(fault)
+        host.lose_database()
+        self._later(fault, host.bring_up)
+
+    def slow_planner(self, fault: Fault) -> None:
+        """Its answers come late, or say that there is none."""
+        host = self._host(fault)
+        host.plan_s, host.planner_fails = fault.parameters["plan_s"], fault.parameters["fails"]
+        self._later(fault, self._mend_planner, host)
+
+    def _mend_planner(self, host: Host) -> None:
+        host.plan_s, host.planner_fails = PLAN_S, False
+
+    def trouble_gpu(self, fault: Fault) -> None:
+        """Of the machine's first GPU, if it has any."""
+        host = self._host(fault)
+        whole = self._whole.setdefault(host.node_id, host.resources)
+        health = fault.parameters["health"]
+        first = (
+            () if health == "lost" else tuple(structs.replace(gpu, health=GpuHealth(health)) for gpu in whole.gpus[:1])
+        )
+        host.resources = structs.replace(whole, gpus=(*first, *whole.gpus[1:]))
+        self._later(fault, self._mend_gpu, host)
+
+    def _mend_gpu(self, host: Host) -> None:
+        host.resources = self._whole.get(host.node_id, host.resources)
+
     def share_name(self, fault: Fault) -> None:
         """Somebody installs a machine under a name that is taken."""
         node = fault.parameters["node"]
@@ -226,6 +266,10 @@ APPLY: dict[str, Callable[[Injector, Fault], None]] = {
     "clock-drift": Injector.drift,
     "clock-jump": Injector.jump,
     "send-error": Injector.refuse,
+    "slow-planner": Injector.slow_planner,
+    "gpu-trouble": Injector.trouble_gpu,
+    "lost-files": Injector.lose_files,
+    "lost-database": Injector.lose_database,
     "same-name": Injector.share_name,
 }
 

@@ -50,6 +50,7 @@ class Fate:
 
 Link = tuple[NodeId, NodeId]
 LOST = Fate(())
+GOOD_LOSS_RATIO, GOOD_DELAY_S = 0.05, 0.05
 
 
 class Network:
@@ -92,6 +93,12 @@ class Network:
     def is_cut(self, source: NodeId, destination: NodeId) -> bool:
         """True when nothing gets from source to destination."""
         return (source, destination) in self._cut
+
+    def is_good(self, source: NodeId, destination: NodeId, now_s: float) -> bool:
+        """True when nearly everything gets from source to destination, soon."""
+        faults, link = self.faults, (source, destination)
+        is_calm = faults.loss_ratio <= GOOD_LOSS_RATIO and faults.delay_median_s <= GOOD_DELAY_S
+        return is_calm and link not in self._cut and self._clogged_until_s.get(link, 0.0) <= now_s
 
     def datagram(self, source: NodeId, destination: NodeId, now_s: float) -> Fate:
         """One gossip packet."""

@@ -12,6 +12,7 @@ from typing import Any
 from swarmsched.api import Isolation, nearest
 from swarmsched.errors import ConfigError
 from swarmsched.simulator.fault import FAULT_CLASSES
+from swarmsched.simulator.fault_draw import GPU_TROUBLES
 from swarmsched.simulator.workload import JOB_KINDS, WORK_KINDS
 
 REMEDY = "give one of the `violations` that -o json prints; what is left out of it must be left out as a whole"
@@ -52,6 +53,7 @@ POSITIVE = Kind("a number above 0", lambda value, _: _is_number(value) and value
 RATIO = Kind("a number from 0 to 1", lambda value, _: _is_number(value) and 0 <= value <= 1)  # type: ignore[operator]
 WHOLE = Kind("a whole number from 0", lambda value, _: _is_whole(value))
 COUNT = Kind("a whole number from 1", lambda value, _: _is_whole(value, 1))
+FLAG = Kind("true or false", lambda value, _: isinstance(value, bool))
 TEXT = Kind("text", lambda value, _: isinstance(value, str))
 NODE = Kind("the name of a node, n000 for the first", lambda value, nodes: value in nodes)
 NODES = Kind("a list of names of nodes, n000 for the first", _are_nodes)
@@ -79,6 +81,10 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "clock-drift": {**_LASTING, "rate": POSITIVE},
     "clock-jump": {"nodes": NODES, "by_s": NUMBER},
     "send-error": {**_LASTING, "to": NODES},
+    "slow-planner": {**_LASTING, "plan_s": POSITIVE, "fails": FLAG},
+    "gpu-trouble": {**_LASTING, "health": _one_of(*GPU_TROUBLES)},
+    "lost-files": _LASTING,
+    "lost-database": _LASTING,
     "same-name": _LASTING,
 }
 WORK: Mapping[str, Mapping[str, Kind]] = {
@@ -89,6 +95,12 @@ WORK: Mapping[str, Mapping[str, Kind]] = {
         "priority": Kind("a whole number", lambda value, _: _is_whole(value, -math.inf)),
         "exclude": NODES,
         "does": _one_of(*JOB_KINDS),
+        "name": TEXT,
+        "gpus": WHOLE,
+        "cores": WHOLE,
+        "memory_gib": WHOLE,
+        "per_node": FLAG,
+        "nodes": NODES,
         "duration_s": AMOUNT,
         "checkpoint_period_s": AMOUNT,
         "time_limit_s": AMOUNT,

@@ -64,6 +64,7 @@ def describe(result: StoryResult) -> dict[str, Any]:
         "faults": [fault.to_json() for fault in result.plan.faults],
         "work": [work.to_json() for work in result.plan.work],
         "retained_jobs": result.plan.retained_jobs,
+        "machines": list(result.plan.machines),
         "recent": list(result.failure.recent),
     }
 

@@ -42,12 +42,16 @@ STARVING_RATIO = 0.1  # of the small swarms: a gang waits until its place is kep
 STARVING_FAULTS_S = (60.0, 90.0)
 PATIENCE_S, PATIENCE_LARGE_S = 25.0, 8.0  # of users after healing; then they cancel what has not ended
 LARGE = 20  # nodes
+HURRY_S = 3.0  # no rank runs longer after healing: jobs that nobody cancels must come to their ends by themselves
 CANCELLED_S = 35.0  # until all of that has ended; some shepherd must be found and asked first
 LOOK_S, LOOK_NODES = 0.25, 20  # a look at all views of more nodes costs as much as their events: it is taken less often
 START_SPREAD_S = 0.02  # between the starts of two agents, on average
 ORIGIN_MAX_S = 1e6  # what a machine's monotonic clock may show at the beginning
 RECENT_MAX = 400  # lines of the last happenings that are kept
 FORGETFUL_RATIO, FORGETFUL_JOBS = 0.2, 3  # of the small swarms: how many ended jobs each node keeps there
+LONG_RATIO, LONG_FAULTS_S = 0.01, (300.0, 4_000.0)  # of the small swarms: memories and fences run out
+MIXED_RATIO, WITNESS = 0.25, -1
+WITNESS_RATIO = 0.3  # of those with more than two machines: one of them holds records and runs nothing
 MODULUS = 2**61 - 1
 
 
@@ -71,6 +75,7 @@ class StoryPlan:
     faults: tuple[Fault, ...]
     work: tuple[Work, ...]
     retained_jobs: int = RETAINED_JOBS
+    machines: tuple[int, ...] = ()  # GPUs of each, or `WITNESS`; empty: all have as many
 
     def to_json(self) -> dict[str, Any]:
         """An object of plain values."""
@@ -82,6 +87,7 @@ class StoryPlan:
             "faults": [fault.to_json() for fault in self.faults],
             "work": [work.to_json() for work in self.work],
             "retained_jobs": self.retained_jobs,
+            "machines": list(self.machines),
         }
 
     @classmethod
@@ -96,6 +102,7 @@ class StoryPlan:
             faults=tuple(Fault.from_json(each) for each in document["faults"]),
             work=tuple(Work.from_json(each) for each in document["work"]),
             retained_jobs=int(document.get("retained_jobs", RETAINED_JOBS)),
+            machines=tuple(int(each) for each in document.get("machines", ())),
         )
 
 
@@ -132,14 +139,33 @@ def draw_plan(seed: int, options: StoryOptions) -> StoryPlan:
     starves = count <= SCENES_NODES_MAX and rng.random() < STARVING_RATIO
     if starves:
         heal_s = BEGIN_S + rng.uniform(*STARVING_FAULTS_S)
+    lasts = not starves and count <= SCENES_NODES_MAX and stream(seed, "long").random() < LONG_RATIO
+    if lasts:
+        least_s, most_s = LONG_FAULTS_S
+        heal_s = BEGIN_S + least_s * (most_s / least_s) ** rng.random()
     faults = draw_faults(stream(seed, "faults"), nodes, BEGIN_S, heal_s, options.fault_classes)
-    work = draw_work(stream(seed, "work"), nodes, gpus_per_node, BEGIN_S, heal_s, starves=starves)
+    machines = draw_machines(stream(seed, "machines"), count, gpus_per_node)
+    gpus = [max(0, each) for each in machines] or [gpus_per_node] * count
+    work = draw_work(
+        stream(seed, "work"), nodes, gpus, BEGIN_S, heal_s, starves=starves, lasts_s=heal_s - BEGIN_S if lasts else 0.0
+    )
     if faults:
         faults += draw_ambushes(stream(seed, "ambushes"), work, nodes, heal_s, options.fault_classes)
     faults.sort(key=lambda fault: fault.at_s)
     is_forgetful = count <= SCENES_NODES_MAX and stream(seed, "retention").random() < FORGETFUL_RATIO
     retained_jobs = FORGETFUL_JOBS if is_forgetful else RETAINED_JOBS
-    return StoryPlan(seed, count, gpus_per_node, heal_s, tuple(faults), tuple(work), retained_jobs)
+    return StoryPlan(seed, count, gpus_per_node, heal_s, tuple(faults), tuple(work), retained_jobs, tuple(machines))
+
+
+def draw_machines(rng: random.Random, node_count: int, gpus_per_node: int) -> list[int]:
+    """GPUs of each machine where they differ, some without any; `WITNESS` for one that runs nothing.  Else empty."""
+    if node_count > SCENES_NODES_MAX or rng.random() >= MIXED_RATIO:
+        return []
+    machines = [rng.choice([0, gpus_per_node, gpus_per_node, 2 * gpus_per_node]) for _ in range(node_count)]
+    machines[0] = gpus_per_node
+    if node_count > 2 and rng.random() < WITNESS_RATIO:
+        machines[-1] = WITNESS
+    return rng.sample(machines, node_count)
 
 
 def draw_size(rng: random.Random) -> int:
@@ -184,6 +210,7 @@ class Story:
         self.plan = plan
         self.suite = all_checkers()
         self.historian = Historian()
+        shapes = {NodeId(f"n{index:03}"): gpus for index, gpus in enumerate(plan.machines)}
         self.swarm = SimulatedSwarm(
             plan.nodes,
             plan.gpus_per_node,
@@ -194,6 +221,8 @@ class Story:
             make_disk=broken.make_disk,
             make_clock=_some_clock,
             retained_jobs=plan.retained_jobs,
+            witnesses=[name for name, gpus in shapes.items() if gpus == WITNESS],
+            gpu_counts=shapes,
         )
         self.clients = Clients(self.swarm)
         self.injector = Injector(self.swarm)
@@ -225,6 +254,8 @@ class Story:
         self.swarm.start(START_SPREAD_S * self.plan.nodes)
         self.swarm.run_for(self.plan.heal_s - self.swarm.loop.now_s)
         self.injector.heal()
+        for host in self.swarm.hosts.values():
+            host.tasks.hurry(HURRY_S)
         self.swarm.loop.post_later(self._patience_s, self.clients.close)
         self._come_to_order()
         self.suite.finish()
@@ -236,7 +267,7 @@ class Story:
     def _come_to_order(self) -> None:
         """Until all has come true that must, and nobody wants anything more."""
         bound_s = self._patience_s + CANCELLED_S
-        healing = Healing(self.swarm, self.suite, all_rules(self.plan.nodes, bound_s))
+        healing = Healing(self.swarm, self.suite, all_rules(self.plan.nodes, bound_s, self.clients.ends))
         period_s = LOOK_S * max(1.0, self.plan.nodes / LOOK_NODES)
         end_s = self.swarm.loop.now_s + 2.0 * bound_s
         while not (healing.is_done and self.clients.is_idle) and self.swarm.loop.now_s < end_s:
@@ -258,4 +289,5 @@ def _some_clock(loop: EventLoop, rng: random.Random) -> HostClock:
 
 def run_story(plan: StoryPlan, break_name: str = "") -> StoryResult:
     """Live through one plan."""
-    return Story(plan, break_name).run()
+    with find_break(break_name).in_force():
+        return Story(plan, break_name).run()

@@ -1,7 +1,7 @@
 """A swarm of simulated machines that run real nodes; the tests' and the simulate command's way to drive them."""
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from swarmsched.api import JobSpec
@@ -31,7 +31,7 @@ PORT = 7400
 SEED_COUNT = 3
 Link = tuple[NodeId, NodeId]
 REFUSED_S = 0.001  # until a connection to a machine without agent is refused
-CODED_PERIOD = 64  # of so many peer messages of one kind one is encoded and decoded, to see that the wire carries it
+CODED_PERIOD = 8  # of so many peer messages of one kind one is encoded and decoded, to see that the wire carries it
 LOOK_S = 0.05
 COMMITTING = (HoldRequest, PrepareRequest, AcceptRequest)  # what a namesake never gets: checkers do not see its disk
 GIB = 2**30
@@ -65,6 +65,7 @@ class SimulatedSwarm:
         make_parts: Callable[[HostClock], Parts] | None = None,
         witnesses: Collection[NodeId] = (),
         retained_jobs: int = RETAINED_JOBS,
+        gpu_counts: Mapping[NodeId, int] | None = None,
     ) -> None:
         self.seed = seed
         self._observers, self._behaviour, self._make_clock = observers, behaviour, make_clock
@@ -77,6 +78,8 @@ class SimulatedSwarm:
         addresses = {name: (f"10.{index >> 8}.{index & 255}.1", PORT) for index, name in enumerate(names)}
         clocks = {name: make_clock(self.loop, stream(seed, f"clock {name}")) for name in names}
 
+        counts = gpu_counts or {}
+
         def maker(name: NodeId) -> MakeNode:
             return make_node if make_parts is None else partial(Node, parts=make_parts(clocks[name]))
 
@@ -84,7 +87,7 @@ class SimulatedSwarm:
             name: Host(
                 node_id=name,
                 address=addresses[name],
-                resources=simulated_resources(name, 0 if name in witnesses else gpus_per_node),
+                resources=simulated_resources(name, 0 if name in witnesses else counts.get(name, gpus_per_node)),
                 seeds=tuple(addresses[seed_name] for seed_name in names[:SEED_COUNT] if seed_name != name),
                 loop=self.loop,
                 rng=stream(seed, f"host {name}"),
@@ -255,6 +258,12 @@ class SimulatedSwarm:
             failed = PeerSendFailed(effect.recipient, effect.message, fate.error)
             self.loop.post_later(fate.error_after_s, source.post, failed)
 
+    def are_connected(self, one: Host, other: Host) -> bool:
+        """True while messages pass both ways in good time and hardly any is lost."""
+        links = ((one.node_id, other.node_id), (other.node_id, one.node_id))
+        is_refused = any(link in self._refused for link in links)
+        return not is_refused and all(self.network.is_good(*link, self.loop.now_s) for link in links)
+
     def _addressee(self, source: Host, recipient: NodeId) -> Host | None:
         """The machine that answers where the sender believes that one of this name is."""
         if recipient == source.node_id:
@@ -268,8 +277,12 @@ class SimulatedSwarm:
         count = self._sent_counts[kind] = self._sent_counts.get(kind, -1) + 1
         if count % CODED_PERIOD:
             return message
-        arrived = PEER_CODEC.decode(PEER_CODEC.encode(message))
-        assert arrived == message, f"the wire made {arrived} of {message}"
+        encoded = PEER_CODEC.encode(message)
+        arrived = PEER_CODEC.decode(encoded)
+        is_same = (
+            arrived == message and PEER_CODEC.encode(arrived) == encoded
+        )  # 3 and 3.0 are equal, their bytes are not
+        assert is_same, f"the wire made {arrived} of {message}"
         return arrived
 
     def _deliver(self, source: Host, target: Host, sent: object, arrived: object) -> None:

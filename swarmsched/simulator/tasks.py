@@ -22,6 +22,7 @@ from swarmsched.effects import (
     StopTask,
 )
 from swarmsched.events import (
+    FoundTask,
     RankExited,
     RendezvousBound,
     TaskExited,
@@ -31,7 +32,7 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
 )
-from swarmsched.ids import JobId
+from swarmsched.ids import TaskKey
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
@@ -50,14 +51,15 @@ TaskFact = (
     | RankExited
     | TaskExited
 )
-Key = tuple[JobId, int]
 
 BIND_S = 0.000_5
 STAGE_S = 0.050
 START_S = 0.020
+WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
+FOR_EVER_S = 1e6  # a rank that runs so long has no end of its own
 CLOCK_STEP_S = 1e-6  # what rounding may leave
 CLOCK_SLACK_S = 0.5
 STAGE_FAILURES = (TaskFailure.SYNC, TaskFailure.ENVIRONMENT, TaskFailure.UNREACHABLE)
@@ -69,7 +71,8 @@ class RankPlan:
 
     A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
     the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
-    running, and takes that much off its duration for each one that it resumes from.
+    running, and takes that much off its duration for each one that it resumes from.  One that outlives SIGKILL computes
+    no more.
     """
 
     duration_s: float
@@ -77,6 +80,7 @@ class RankPlan:
     obeys_sigterm: bool = True
     failure: TaskFailure = TaskFailure.NONE
     checkpoint_period_s: float = math.inf
+    outlives_kill_s: float = 0.0  # the kernel lets go of it only then
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -117,6 +121,7 @@ class RunningTask:
     plans: dict[int, RankPlan]
     until_s: float = math.inf  # on the machine's clock; then it freezes
     kill_s: float = math.inf  # virtual time of SIGKILL, once a stop was asked for
+    began_s: float = 0.0  # virtual time
     has_started: bool = False
     is_frozen: bool = False
     exits: list[RankExit] = field(default_factory=list)
@@ -127,7 +132,7 @@ class RunningTask:
     checkpoint_count: int = 0  # of the job, with those of earlier attempts
 
     @property
-    def key(self) -> Key:
+    def key(self) -> TaskKey:
         """(job, attempt)."""
         return (self.order.job_id, self.order.attempt)
 
@@ -176,10 +181,11 @@ class TaskModel:
         self._clock = clock or HostClock(loop)
         self._commit = commit
         self._watch = watch
-        self._tasks: dict[Key, RunningTask] = {}
-        self._staging: dict[Key, Timer] = {}
-        self._ports: dict[Key, int] = {}
+        self._tasks: dict[TaskKey, RunningTask] = {}
+        self._staging: dict[TaskKey, Timer] = {}
+        self._ports: dict[TaskKey, int] = {}
         self._next_port = FIRST_PORT
+        self._left_s_max = math.inf  # no rank runs longer from now on
         self.start_count = 0  # tasks ever started here
 
     @property
@@ -192,9 +198,9 @@ class TaskModel:
         """Rendezvous ports that are neither released nor taken over by a task."""
         return len(self._ports)
 
-    def found(self) -> tuple[TaskStatus, ...]:
+    def found(self) -> tuple[FoundTask, ...]:
         """What an agent finds on the disk when it starts."""
-        return tuple(task.status() for task in self._tasks.values())
+        return tuple(FoundTask(task.status(), task.order, task.gpus) for task in self._tasks.values())
 
     def agent_died(self) -> None:
         """Ports and staging belonged to the agent's process; tasks do not."""
@@ -203,16 +209,38 @@ class TaskModel:
         self._staging.clear()
         self._ports.clear()
 
-    def power_cut(self) -> None:
-        """All processes end at once, and no shim lives to write down how."""
+    def power_cut(self, *, loses_files: bool = False) -> None:
+        """All processes end at once, and no shim lives to write down how.
+
+        `loses_files`: those that were written in the last half minute had not reached the disk.
+        """
+        if loses_files:
+            fresh_s = self._loop.now_s - WRITE_BACK_S
+            self._tasks = {key: task for key, task in self._tasks.items() if self._end_for_good(task, fresh_s)}
         for task in list(self.running):
             task.failure = TaskFailure.LOST
             task.detail = f"the supervising process on {task.order.node} ended without a record"
             self._end(task)
 
+    def _end_for_good(self, task: RunningTask, fresh_s: float) -> bool:
+        """False for a task whose files are lost; its processes have ended then."""
+        is_kept = task.began_s <= fresh_s
+        if not is_kept and not task.is_over:
+            self._end(task)
+        return is_kept
+
     def wipe(self) -> None:
         """Control files were on the disk that is gone.  Only after `power_cut`."""
         self._tasks.clear()
+
+    def hurry(self, left_s_max: float) -> None:
+        """No rank has more to run than that from now on, but for those that only a stop ends."""
+        self._left_s_max = left_s_max
+        for task in self.running:
+            for rank, (_, rank_exit) in list(task.left_s.items()):
+                self._exit_later(task, rank_exit, self._left_s(task.plans[rank], left_s_max))
+            for rank, (_, _, rank_exit) in list(task.ends.items()):
+                self._exit_later(task, rank_exit, self._left_s(task.plans[rank], left_s_max))
 
     def clock_changed(self) -> None:
         """The machine's clock runs at another rate: what was planned by it is planned again."""
@@ -239,7 +267,7 @@ class TaskModel:
             case ForgetTask(job_id=job_id, attempt=attempt):
                 self._forget((job_id, attempt))
 
-    def _bind(self, key: Key) -> None:
+    def _bind(self, key: TaskKey) -> None:
         if key not in self._ports:
             self._ports[key] = self._next_port
             self._next_port = FIRST_PORT + (self._next_port - FIRST_PORT + 1) % 1_000
@@ -256,7 +284,7 @@ class TaskModel:
         failure = self._behaviour(order, order.first_rank).failure
         self._staging[key] = self._loop.call_later(STAGE_S * max(1, len(phases)), lambda: self._staged(key, failure))
 
-    def _staged(self, key: Key, failure: TaskFailure) -> None:
+    def _staged(self, key: TaskKey, failure: TaskFailure) -> None:
         del self._staging[key]
         if failure in STAGE_FAILURES:
             self._tell(TaskStageFailed(*key, failure, f"simulated: {failure.value}"))
@@ -271,7 +299,8 @@ class TaskModel:
         self._ports.pop(key, None)
         count = 1 if order.spec.per_node else order.local_ranks
         plans = {order.first_rank + n: self._behaviour(order, order.first_rank + n) for n in range(count)}
-        task = RunningTask(order, tuple(gpu.uuid for gpu in effect.gpus), plans, effect.until_s)
+        uuids = tuple(gpu.uuid for gpu in effect.gpus)
+        task = RunningTask(order, uuids, plans, effect.until_s, began_s=self._loop.now_s)
         self._tasks[key] = task
         self.start_count += 1
         self._watch(task, TaskChange.STARTED)
@@ -295,8 +324,12 @@ class TaskModel:
             done_s = 0.0
             if not math.isinf(plan.checkpoint_period_s):
                 done_s = task.checkpoint_count * plan.checkpoint_period_s
-            self._exit_later(task, RankExit(rank, plan.exit_code), max(0.0, plan.duration_s - done_s))
+            left_s = max(0.0, plan.duration_s - done_s)
+            self._exit_later(task, RankExit(rank, plan.exit_code), min(left_s, self._left_s(plan, self._left_s_max)))
         self._plan_checkpoint(task)
+
+    def _left_s(self, plan: RankPlan, limit_s: float) -> float:
+        return math.inf if plan.duration_s >= FOR_EVER_S else limit_s
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
         plan = task.plans.get(0)  # rank 0 writes for the gang
@@ -347,7 +380,7 @@ class TaskModel:
 
     # The time that ranks may run.
 
-    def _extend(self, key: Key, until_s: float) -> None:
+    def _extend(self, key: TaskKey, until_s: float) -> None:
         task = self._tasks.get(key)
         if task is None or task.is_over:
             return
@@ -390,7 +423,7 @@ class TaskModel:
 
     # Stopping.
 
-    def _stop(self, key: Key, grace_s: float) -> None:
+    def _stop(self, key: TaskKey, grace_s: float) -> None:
         staging = self._staging.pop(key, None)
         if staging is not None:
             staging.cancel()
@@ -402,7 +435,7 @@ class TaskModel:
         self._terminate(task, grace_s)
         self._kill_at(task, self._loop.now_s + grace_s)
 
-    def _signal(self, key: Key, signal: int) -> None:
+    def _signal(self, key: TaskKey, signal: int) -> None:
         task = self._tasks.get(key)
         if task is not None and signal == SIGTERM:
             self._terminate(task, math.inf)
@@ -421,10 +454,14 @@ class TaskModel:
 
     def _kill(self, task: RunningTask) -> None:
         if self._loop.now_s >= task.kill_s:
-            for rank in list(task.plans):
-                self._exited(task, RankExit(rank, 0, SIGKILL))
+            for rank, plan in list(task.plans.items()):
+                rank_exit = RankExit(rank, 0, SIGKILL)
+                if plan.outlives_kill_s:
+                    self._loop.post_later(plan.outlives_kill_s, self._exited, task, rank_exit)
+                else:
+                    self._exited(task, rank_exit)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: TaskKey) -> None:
         task = self._tasks.get(key)
         if task is not None and task.is_over:
             del self._tasks[key]

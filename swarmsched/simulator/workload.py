@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from swarmsched.api import Isolation, JobSpec
+from swarmsched.api import EndReason, Isolation, JobSpec
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
-from swarmsched.simulator.tasks import RankPlan
+from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan
 from swarmsched.task import TaskFailure, TaskOrder
 
 WORK_KINDS = ("submit", "repeat", "cancel", "policy", "recover")
@@ -33,8 +33,15 @@ JOB_KINDS = (
     "no-port",
     "stubborn",
     "endless",
+    "unkillable",
+    "no-shim",
 )
-FOR_EVER_S = 1e6
+LIMITED = ("stubborn", "endless", "unkillable")  # they run until they are stopped, by their time limit at the latest
+SHAPES = ("gpu", "gpu", "gpu", "gpu", "gpu", "gpu", "gpus", "cores", "memory", "per-node", "pinned")
+NAMES = ("", "", "", "Zoë", "数据/训练", 'tab\tnewline\r\nquote"', "🙂" * 8)
+CORES_PER_RANK, MEMORY_GIB_PER_RANK = 4, 48  # of 8 cores and 64 GiB for each GPU of a machine
+UNKILLABLE_S = 4.0
+GIB = 2**30
 RUSH_S = 0.05  # jobs that are submitted together want the same GPUs at the same time
 QUIET_RATIO = 0.5  # of the jobs that come alone
 POLICIES = ("fifo", "backfill", "las")
@@ -73,11 +80,20 @@ WorkPlan = Sequence[Work]
 
 
 def draw_work(
-    rng: random.Random, nodes: Sequence[NodeId], gpus_per_node: int, begin_s: float, end_s: float, *, starves: bool
+    rng: random.Random,
+    nodes: Sequence[NodeId],
+    gpus: Sequence[int],
+    begin_s: float,
+    end_s: float,
+    *,
+    starves: bool,
+    lasts_s: float = 0.0,
 ) -> list[Work]:
     """Some jobs, more on more nodes, and what is done to them; in order of time.  `starves`: one of them waits for
-    longer than a minute."""
-    draw = _Draw(rng, list(nodes), gpus_per_node, begin_s, end_s)
+    longer than a minute.  `gpus`: of each node.  `lasts_s`: that long runs a job that is submitted first; 0: none."""
+    draw = _Draw(rng, list(nodes), gpus, begin_s, end_s)
+    if lasts_s:
+        draw.lasting(lasts_s)
     if len(nodes) <= SCENES_NODES_MAX:
         draw.scenes(starves=starves)
     draw.jobs()
@@ -92,13 +108,13 @@ class _Draw:
     """Work in the making; jobs are numbered as they are drawn."""
 
     def __init__(
-        self, rng: random.Random, nodes: list[NodeId], gpus_per_node: int, begin_s: float, end_s: float
+        self, rng: random.Random, nodes: list[NodeId], gpus: Sequence[int], begin_s: float, end_s: float
     ) -> None:
         self.work: list[Work] = []
         self._rng = rng
         self._nodes = nodes
-        self._gpus_per_node = gpus_per_node
-        self._total_gpus = gpus_per_node * len(nodes)
+        self._gpus = dict(zip(nodes, gpus, strict=True))
+        self._total_gpus = sum(gpus)
         self._begin_s, self._end_s = begin_s, end_s
         self._number = 0
 
@@ -123,6 +139,11 @@ class _Draw:
         elif len(self._nodes) > 2 and rng.random() < TRAINING_RATIO:
             self._training()
 
+    def lasting(self, duration_s: float) -> None:
+        """One rank that outlives holders, contact memories and fences."""
+        calm: dict[str, Any] = {"priority": 9, "exclude": [], "max_restarts": 5, "on_isolation": "pause"}
+        self._submit(self._begin_s, ranks=1, does="sleep", duration_s=duration_s, **PLAIN, **calm)
+
     def jobs(self) -> None:
         """One by one, some of them together; most of them early."""
         rng, begin_s, end_s = self._rng, self._begin_s, self._end_s
@@ -139,7 +160,7 @@ class _Draw:
                     self.add(later_s, kind, {"job": number, **grace})
 
     def _submit(self, at_s: float, **wanted: object) -> int:
-        parameters = _submit(self._rng, self._nodes, self._gpus_per_node, self._number)
+        parameters = _submit(self._rng, self._gpus, self._number)
         self.add(at_s, "submit", {**parameters, **wanted})
         self._number += 1
         return self._number - 1
@@ -157,6 +178,7 @@ class _Draw:
                 duration_s=_rounded(rng.uniform(0.2, 2.0)),
                 priority=priority,
                 exclude=[],
+                **PLAIN,
             )
 
     def _starvation(self) -> None:
@@ -164,7 +186,7 @@ class _Draw:
         rng = self._rng
         if rng.random() < 0.5:
             self.policy(self._begin_s, "backfill", {})
-        blocker_s, calm = _rounded(rng.uniform(*BLOCKER_S)), {"priority": 9, "exclude": []}
+        blocker_s, calm = _rounded(rng.uniform(*BLOCKER_S)), {"priority": 9, "exclude": [], **PLAIN}
         self._submit(self._begin_s, ranks=1, does="sleep", duration_s=blocker_s, **calm)
         self._submit(self._begin_s + 3.0 * rng.random(), ranks=self._total_gpus, does="sleep", duration_s=2.0, **calm)
 
@@ -174,28 +196,37 @@ class _Draw:
         limits = {"threshold1_gpu_s": rng.choice([1.0, 10.0, 50.0]), "minimum_run_s": rng.choice([0.0, 2.0, 10.0])}
         self.policy(self._begin_s, "las", {**limits, "preemptions_max": rng.choice([1.0, 3.0])})
         long = {"ranks": self._total_gpus, "does": "train", "duration_s": 60.0, "checkpoint_period_s": 3.0}
-        self._submit(self._begin_s + rng.random(), **long, exclude=[])
-        self._submit(self._begin_s + rng.uniform(15.0, 30.0), does="sleep", duration_s=5.0)
+        self._submit(self._begin_s + rng.random(), **long, exclude=[], **PLAIN)
+        self._submit(self._begin_s + rng.uniform(15.0, 30.0), does="sleep", duration_s=5.0, per_node=False)
 
     def _training(self) -> None:
         """One that commits often, runs on one node that does not shepherd it, and would find room on another."""
         rng = self._rng
         node = rng.choice(self._nodes)
         often = {"does": "train", "duration_s": 80.0, "checkpoint_period_s": 0.5, "max_restarts": 5}
-        placed = {"node": node, "exclude": [node], "ranks": self._gpus_per_node, "priority": 9, "on_isolation": "pause"}
+        ranks = max(1, *(count for each, count in self._gpus.items() if each != node))
+        placed = {"node": node, "exclude": [node], "ranks": ranks, "priority": 9, "on_isolation": "pause", **PLAIN}
         self._submit(self._begin_s + 3.0 * rng.random(), **often, **placed)
 
 
-def _submit(rng: random.Random, nodes: Sequence[NodeId], gpus_per_node: int, number: int) -> dict[str, Any]:
+PLAIN: Mapping[str, Any] = {"gpus": 1, "cores": 0, "memory_gib": 0, "per_node": False, "nodes": []}
+"""One GPU for each rank, wherever it is."""
+
+
+def _submit(rng: random.Random, gpus: Mapping[NodeId, int], number: int) -> dict[str, Any]:
     does = rng.choice(JOB_KINDS)
-    total_gpus = gpus_per_node * len(nodes)
+    nodes, total_gpus = list(gpus), sum(gpus.values())
     duration_s = rng.choice([0.2, 5.0, 20.0, 60.0]) * rng.random()
     if does == "train":  # long enough to be struck, with a checkpoint before and after
         duration_s = rng.choice([5.0, 40.0, 80.0]) * rng.uniform(0.5, 1.0)
-    node = rng.choice(list(nodes))
+    node = rng.choice(nodes)
     exclude = [node] if len(nodes) > 1 and rng.random() < EXCLUDE_RATIO else []
-    total_gpus -= gpus_per_node * len(exclude)
+    total_gpus = max(1, total_gpus - sum(gpus[each] for each in exclude))
+    wants = _wants(rng, does, nodes)
+    total_gpus = max(1, total_gpus // max(1, wants["gpus"]))
     return {
+        **wants,
+        "name": rng.choice(NAMES),
         "job": number,
         "node": node,
         "ranks": min(total_gpus, rng.choice([1, 1, 2, 3, 5, 8, max(1, total_gpus // 2), total_gpus])),
@@ -204,13 +235,30 @@ def _submit(rng: random.Random, nodes: Sequence[NodeId], gpus_per_node: int, num
         "does": does,
         "duration_s": _rounded(duration_s),
         "checkpoint_period_s": _rounded(rng.choice([0.5, 1.0, 3.0])) if does == "train" else 0.0,
-        "time_limit_s": _rounded(rng.uniform(0.5, 20.0)) if does in ("stubborn", "endless") else 0.0,
+        "time_limit_s": _rounded(rng.uniform(0.5, 20.0)) if does in LIMITED else 0.0,
         "grace_s": rng.choice([0.1, 1.0]),
         "max_restarts": rng.choice([0, 1, 5, 5, 5]),
         "on_isolation": rng.choice(["pause", "pause", "pause", "continue"]),
         "copies": rng.choice([0, 0, 0, 1, 2]),  # the same request to several holders at once
         "answers_lost": rng.choice([0, 0, 0, 1, 2]),  # before the client hears one
     }
+
+
+def _wants(rng: random.Random, does: str, nodes: Sequence[NodeId]) -> dict[str, Any]:
+    """What each rank asks for, and where."""
+    shape, wants = rng.choice(SHAPES), dict(PLAIN)
+    match shape:
+        case "gpus":
+            wants["gpus"] = 2
+        case "cores":
+            wants["gpus"], wants["cores"] = 0, CORES_PER_RANK
+        case "memory":
+            wants["memory_gib"] = MEMORY_GIB_PER_RANK
+        case "per-node":  # of the other kinds, single ranks of a node do something
+            wants["per_node"] = does in ("train", "sleep")
+        case "pinned":
+            wants["nodes"] = sorted(rng.sample(list(nodes), min(len(nodes), 2)))
+    return wants
 
 
 def _rounded(value: float) -> float:
@@ -223,7 +271,11 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
     return JobSpec(
         command=(does, str(parameters["duration_s"]), str(parameters["checkpoint_period_s"])),
         ranks=parameters["ranks"],
-        demand=Demand(gpus=1),
+        name=parameters["name"],
+        user=parameters["name"],
+        demand=Demand(parameters["gpus"], parameters["cores"], parameters["memory_gib"] * GIB),
+        per_node=parameters["per_node"],
+        nodes=tuple(parameters["nodes"]),
         time_limit_s=parameters["time_limit_s"],
         grace_s=parameters["grace_s"],
         priority=parameters["priority"],
@@ -251,7 +303,19 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
             return RankPlan(duration_s, failure=TaskFailure.ENVIRONMENT)
         case "stubborn":
             return RankPlan(FOR_EVER_S, obeys_sigterm=False)
+        case "unkillable":
+            return RankPlan(FOR_EVER_S, obeys_sigterm=False, outlives_kill_s=UNKILLABLE_S)
+        case "no-shim" if order.attempt == 1 and order.node_rank == 0:
+            return RankPlan(duration_s, failure=TaskFailure.INTERNAL)
         case "endless":
             return RankPlan(FOR_EVER_S)
         case _:
             return RankPlan(duration_s)
+
+
+def ends_of(parameters: Mapping[str, Any]) -> tuple[EndReason, ...]:
+    """How a job may end that nobody cancels, whatever happens to its machines."""
+    lost = (EndReason.FAILED, EndReason.NODE_LOST)
+    if parameters["time_limit_s"]:
+        return (EndReason.COMPLETED, EndReason.TIMEOUT, *lost)
+    return lost if parameters["does"] in ("code", "environment") else (EndReason.COMPLETED, *lost)

@@ -1,8 +1,8 @@
 """Sealing of gossip packets and peer channel bodies: AES-256-GCM with a keyring and a derived key per sender.
 
 Every process draws a 128-bit instance id at its start and seals with HKDF(cluster key, cluster label, instance id),
-so its nonce may be a plain counter that starts at zero and is never stored.  The cluster label and the wire major
-are associated data: two swarms, or two incompatible versions, never mix.
+so its nonce may be a plain counter that starts at zero and is never stored.  The cluster label and the whole head are
+associated data: two swarms, or two incompatible versions, never mix, and no bit of a packet can be changed.
 
 Packet: magic "SW", mode, wire major, wire minor, instance id (16 bytes), counter (8 bytes), then the ciphertext with
 its tag, 45 bytes more than the payload.  A body has the same head with another magic, then frames of at most 64 KiB,
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from swarmsched.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarmsched.wire.replay import ReplayWindow
 
-WIRE_MAJOR = 1
+WIRE_MAJOR = 2
 WIRE_MINOR_LOWEST = 0
 WIRE_MINOR_HIGHEST = 0
 
@@ -115,11 +115,15 @@ class Sealer:
         self._senders_max = senders_max
         self._senders: OrderedDict[bytes, _Sender] = OrderedDict()
         self._counter = 0
-        # Binds every ciphertext to this swarm and this wire major.
-        self._associated = self._purpose + bytes([0, WIRE_MAJOR]) + self._label
+        self._associated = self._purpose + b"\0" + self._label  # binds every ciphertext to this swarm
         self._keyring: Keyring | None = None
         self._own_cipher: AESGCM | None = None
         self.set_keyring(keyring)
+
+    @property
+    def instance_id(self) -> bytes:
+        """The random name of this process, drawn at its start."""
+        return self._instance_id
 
     def set_keyring(self, keyring: Keyring | None) -> None:
         """Use these keys from now on.  Counters seen so far stay: a rotation opens no door to replays."""
@@ -134,7 +138,8 @@ class Sealer:
         cipher = self._own_cipher
         if cipher is None or not self._verify_outgoing:
             return self._head(_PACKET_MAGIC, _PLAIN, counter) + payload
-        return self._head(_PACKET_MAGIC, _SEALED, counter) + cipher.encrypt(_nonce(counter), payload, self._associated)
+        head = self._head(_PACKET_MAGIC, _SEALED, counter)
+        return head + cipher.encrypt(_nonce(counter), payload, self._associated + head)
 
     def open(self, packet: bytes, source: str = "") -> Opened:
         """Inverse of `seal` for any sender of this swarm; RemoteProtocolError says why a packet was refused.
@@ -146,7 +151,8 @@ class Sealer:
         if mode == _PLAIN:
             self._refuse_plain(source)
             return Opened(instance_id, minor, body)
-        sender, payload = self._decrypt(instance_id, _nonce(counter), body, self._associated, source)
+        associated = self._associated + packet[: _HEAD.size]
+        sender, payload = self._decrypt(instance_id, _nonce(counter), body, associated, source)
         self._remember(instance_id, sender, counter, source)
         return Opened(instance_id, minor, payload)
 
@@ -170,7 +176,7 @@ class Sealer:
         cipher = self._own_cipher if self._verify_outgoing else None
         mode = _PLAIN if cipher is None else _SEALED
         head = self._head(_BODY_MAGIC, mode, self._counter)
-        return BodyWriter(head, cipher, self._counter, self._body_associated(method, path, context))
+        return BodyWriter(head, cipher, self._counter, self._body_associated(method, path, context) + head)
 
     def body_reader(self, method: str, path: str, context: bytes = b"", source: str = "") -> "BodyReader":
         """Opens a body as its bytes come in."""
@@ -268,6 +274,7 @@ class BodyReader:
         if self._mode is None and len(self._pending) >= _HEAD.size:
             head = bytes(self._pending[: _HEAD.size])
             self._mode, self.minor, self.instance_id, self._counter = _read_head(_BODY_MAGIC, head, self._source)
+            self._associated += head
             if self._mode == _PLAIN:
                 self._sealer._refuse_plain(self._source)  # noqa: SLF001  # the two classes are one mechanism
             del self._pending[: _HEAD.size]

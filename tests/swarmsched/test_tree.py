@@ -51,6 +51,7 @@ def test_bytes_read_back_to_an_equal_tree_with_the_same_digest():
         ([link("d/a", "../../x")], "leads out"),
         ([link("d/e/s", "../.."), link("a", "d/e/s/../x")], "climbs after it has descended"),
         ([link("a", "")], "no usable target"),
+        ([file("d/" * 64 + "f")], "64 folders deep, at most 63"),
     ],
 )
 def test_what_could_leave_the_folder_is_refused(entries, problem):

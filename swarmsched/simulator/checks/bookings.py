@@ -1,30 +1,32 @@
 """Invariant 1: a GPU is booked for at most one attempt of one job, and nothing is booked that is not there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from swarmsched.effects import Effect, StartTask
 from swarmsched.events import Event
-from swarmsched.ids import NodeId
-from swarmsched.ledger.booking import ROOM, BookingState, LedgerEntry
+from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.ledger.booking import ROOM, Booking, BookingState, LedgerEntry
+from swarmsched.resources import Free, GpuHealth, counted
 from swarmsched.simulator.checks.checker import Checker
-from swarmsched.simulator.checks.ledger_view import Key, changed_bookings, ledger_of
+from swarmsched.simulator.checks.ledger_view import changed_bookings, ledger_of, stored_bookings
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
 
 class _Books:
-    """One machine's bookings as its ledger has them, and what was ever installed there."""
+    """One machine's bookings as they were written, and what was ever installed there."""
 
     def __init__(self) -> None:
-        self.gpus: dict[str, Key] = {}  # uuid -> who has it
-        self.entries: dict[Key, LedgerEntry] = {}
+        self.gpus: dict[str, TaskKey] = {}  # uuid -> who has it
+        self.entries: dict[TaskKey, Booking] = {}
+        self.deadlines_s: dict[TaskKey, float] = {}  # of those that are held, by the owner's clock
         self.installed: set[str] = set()  # a booked GPU stays booked when it vanishes; never iterated
         self.cpus_installed = 0
         self.memory_bytes_installed = 0
 
 
 class BookingChecker(Checker):
-    """Follows every booking of every ledger."""
+    """Follows every booking that is written, and gives others the books that it keeps."""
 
     EFFECTS = (ROOM,)
     PERFORMED = (StartTask,)
@@ -36,8 +38,7 @@ class BookingChecker(Checker):
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Enter what the step has booked and freed."""
         books = self._books_of(host)
-        for key, _ in changed_bookings(effects):
-            self._enter(host, books, key, ledger_of(host).entry(*key))
+        self._enter(host, books, dict(changed_bookings(effects)))
         self._weigh(host, books)
 
     def performed(self, host: Host, effect: Effect) -> None:
@@ -54,39 +55,67 @@ class BookingChecker(Checker):
                 raise Violation(1, f"{host.node_id} starts {key} on GPUs of {task.order.job_id}/{task.order.attempt}")
 
     def agent_started(self, host: Host) -> None:
-        """Read the bookings anew from what it started on."""
+        """Read the bookings anew from the disk, as the ledger must have done."""
         books = self._books_of(host)
-        books.gpus, books.entries = {}, {}
-        for entry in ledger_of(host).entries:
-            self._enter(host, books, (entry.job_id, entry.attempt), entry)
+        books.gpus, books.entries, books.deadlines_s = {}, {}, {}
+        books.installed.update(gpu.uuid for gpu in host.resources.gpus)
+        self._enter(host, books, {each.key: each for each in stored_bookings(host.disk.get(ROOM, {}))})
+        self._compare(host, books, "restored")
 
     def looked(self, hosts: Sequence[Host]) -> None:
         """Compare the books with the whole ledgers."""
         for host in hosts:
             if host.node is None or host.node_id not in self._books:
                 continue
-            present = {(entry.job_id, entry.attempt): entry.gpus for entry in ledger_of(host).entries}
-            known = {key: entry.gpus for key, entry in self._books[host.node_id].entries.items()}
-            if present != known:
-                raise Violation(1, f"{host.node_id} booked without a write: {present}, written were {known}")
+            self._compare(host, self._books[host.node_id], "booked without a write")
+
+    # What others want to know.
+
+    def entry(self, host: Host, job_id: JobId, attempt: int) -> Booking | None:
+        """The booking of an attempt."""
+        return self._books_of(host).entries.get((job_id, attempt))
+
+    def entries(self, host: Host) -> tuple[Booking, ...]:
+        """All bookings of a machine."""
+        return tuple(self._books_of(host).entries.values())
+
+    def deadline_s(self, host: Host, booking: Booking) -> float:
+        """When a hold ends at the latest, by the owner's clock."""
+        return self._books_of(host).deadlines_s[booking.key]
+
+    def free(self, host: Host) -> Free:
+        """What is installed, usable and booked for nobody."""
+        books, resources = self._books_of(host), host.resources
+        usable = [gpu for gpu in resources.gpus if gpu.health is GpuHealth.OK and gpu.uuid not in books.gpus]
+        cpus = resources.cpu_count - sum(entry.cpus for entry in books.entries.values())
+        memory_bytes = resources.memory_bytes - sum(entry.memory_bytes for entry in books.entries.values())
+        return Free(counted(usable), max(0, cpus), max(0, memory_bytes))
+
+    def _compare(self, host: Host, books: _Books, what: str) -> None:
+        present, known = _told(ledger_of(host).entries), _told(books.entries.values())
+        if present != known:
+            raise Violation(1, f"{host.node_id} {what}: {present}, written were {known}")
 
     def _books_of(self, host: Host) -> _Books:
         return self._books.setdefault(host.node_id, _Books())
 
-    def _enter(self, host: Host, books: _Books, key: Key, entry: LedgerEntry | None) -> None:
-        before = books.entries.pop(key, None)
-        for uuid in before.gpus if before is not None else ():
-            if books.gpus.get(uuid) == key:
+    def _enter(self, host: Host, books: _Books, changed: dict[TaskKey, Booking | None]) -> None:
+        """All that a step frees is free before anything is booked by it."""
+        for key in changed:
+            before = books.entries.pop(key, None)
+            books.deadlines_s.pop(key, None)
+            for uuid in before.gpus if before is not None else ():
                 del books.gpus[uuid]
-        if entry is None:
-            return
-        books.entries[key] = entry
-        for uuid in entry.gpus:
-            other = books.gpus.setdefault(uuid, key)
-            # One that was freed in the same step is entered later.
-            if other != key and ledger_of(host).entry(*other) is not None:
-                raise Violation(1, f"{uuid} of {host.node_id} is booked for {other} and for {key}")
-            books.gpus[uuid] = key
+        for key, entry in changed.items():
+            if entry is None:
+                continue
+            books.entries[key] = entry
+            if entry.state is BookingState.HELD:
+                books.deadlines_s[key] = host.now_s + entry.ttl_s
+            for uuid in entry.gpus:
+                other = books.gpus.setdefault(uuid, key)
+                if other != key:
+                    raise Violation(1, f"{uuid} of {host.node_id} is booked for {other} and for {key}")
 
     def _weigh(self, host: Host, books: _Books) -> None:
         resources = host.resources
@@ -100,3 +129,11 @@ class BookingChecker(Checker):
         if cpus > books.cpus_installed or memory_bytes > books.memory_bytes_installed:
             raise Violation(1, f"{host.node_id} booked {cpus} cores and {memory_bytes} bytes, more than it has")
         self.busiest_count = max(self.busiest_count, len(books.gpus))
+
+
+def _told(entries: Iterable[Booking | LedgerEntry]) -> dict[TaskKey, tuple[object, ...]]:
+    """What a booking and the entry that a ledger shows of it have in common."""
+    return {
+        (each.job_id, each.attempt): (each.state, each.epoch, each.ranks, each.gpus, each.cpus, each.memory_bytes)
+        for each in entries
+    }

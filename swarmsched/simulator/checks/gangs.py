@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 from swarmsched.effects import Effect, SendPeer, StartTask
 from swarmsched.events import Event
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, TaskKey
 from swarmsched.ledger.booking import ROOM, BookingState
 from swarmsched.ledger.message import OwnerAnswer, Refusal
 from swarmsched.record import JobRecord, Leftover, PlanState
+from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords
-from swarmsched.simulator.checks.ledger_view import Key, changed_bookings, ledger_of
+from swarmsched.simulator.checks.ledger_view import changed_bookings
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
@@ -26,17 +27,19 @@ class GangChecker(Checker):
     EFFECTS = (ROOM,)
     PERFORMED = (OwnerAnswer, StartTask)
 
-    def __init__(self, decided: DecidedRecords) -> None:
+    def __init__(self, decided: DecidedRecords, books: BookingChecker) -> None:
         self.started_count = 0  # tasks
         self.widest_gang = 0  # most nodes in one gang
         self._decided = decided
-        self._leased: dict[NodeId, dict[Key, int]] = {}  # ranks of leases that may not be durable
-        self._committed: dict[Key, dict[NodeId, int]] = {}  # ranks of those that were told; it stays when a lease ends
+        self._books = books
+        self._leased: dict[NodeId, dict[TaskKey, int]] = {}  # ranks of leases that may not be durable
+        self._committed: dict[
+            TaskKey, dict[NodeId, int]
+        ] = {}  # ranks of those that were told; it stays when a lease ends
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Note new leases."""
-        for key, is_there in changed_bookings(effects):
-            entry = ledger_of(host).entry(*key) if is_there else None
+        for key, entry in changed_bookings(effects):
             if entry is not None and entry.state is BookingState.LEASED:
                 self._leased.setdefault(host.node_id, {})[key] = entry.ranks
 
@@ -50,7 +53,7 @@ class GangChecker(Checker):
     def agent_started(self, host: Host) -> None:
         """Leases that were not durable are gone, all others are commits."""
         self._leased.pop(host.node_id, None)
-        for entry in ledger_of(host).entries:
+        for entry in self._books.entries(host):
             if entry.state is BookingState.LEASED:
                 self._committed.setdefault((entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
 

@@ -5,18 +5,18 @@ nobody may decide about them before an operator does.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarmsched.api import EndReason, JobState
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import BookingState
-from swarmsched.policies.registry import make_policy
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, suits
 from swarmsched.simulator.checks.gangs import is_over
 from swarmsched.simulator.checks.healing import Healed, Rule
-from swarmsched.simulator.checks.ledger_view import Key, ledger_of
-from swarmsched.view import JobView
+from swarmsched.view import PolicySetting
+
+Ends = Mapping[JobId, Collection[EndReason]]
 
 ACTING_S = 20.0
 """One acting shepherd (protocol, invariant 14)."""
@@ -30,6 +30,9 @@ TOP_PLACED_S = 10.0
 
 QUEUE_EMPTY_S = 5.0
 """A queue that fits what is free is empty (protocol, invariant 17)."""
+
+LAS_THRESHOLD_GPU_S = 3_250.0
+"""Of the first class, where the setting says nothing."""
 
 RESTART_DELAY_S_MAX = 60.0
 """A gang that was restarted again and again waits up to so long, and so long a node is avoided that failed it."""
@@ -62,18 +65,18 @@ class NothingStuck(Rule):
 
     def __init__(self) -> None:
         super().__init__(math.inf)
-        self._since_s: dict[tuple[NodeId, Key], float] = {}  # draining or orphaned bookings
+        self._since_s: dict[tuple[NodeId, TaskKey], float] = {}  # draining or orphaned bookings
 
     def broken(self, healed: Healed) -> str:
         """The first hold that is too old, or booking that is stuck."""
-        stuck: dict[tuple[NodeId, Key], float] = {}
+        stuck: dict[tuple[NodeId, TaskKey], float] = {}
         for host in healed.up:
-            for entry in ledger_of(host).entries:
-                if entry.state is BookingState.HELD and host.now_s > entry.deadline_s + HOLD_SLACK_S:
-                    return (
-                        f"{host.node_id} still has a hold {host.now_s - entry.deadline_s:.1f} s after its end: {entry}"
-                    )
-                where = (host.node_id, (entry.job_id, entry.attempt))
+            for entry in healed.books.entries(host):
+                if entry.state is BookingState.HELD:
+                    late_s = host.now_s - healed.books.deadline_s(host, entry)
+                    if late_s > HOLD_SLACK_S:
+                        return f"{host.node_id} still has a hold {late_s:.1f} s after its end: {entry}"
+                where = (host.node_id, entry.key)
                 if entry.state is BookingState.DRAINING or self._is_orphaned(healed, entry.job_id, entry.attempt):
                     stuck[where] = self._since_s.get(where, healed.now_s)
                     if healed.now_s - stuck[where] > STUCK_S:
@@ -82,7 +85,7 @@ class NothingStuck(Rule):
         return ""
 
     def _is_orphaned(self, healed: Healed, job_id: JobId, attempt: int) -> bool:
-        return job_id in healed.jobs and is_over(healed.record(job_id), attempt)
+        return healed.has_majority(job_id) and is_over(healed.record(job_id), attempt)
 
 
 class _Waiting(Rule):
@@ -97,13 +100,15 @@ class _Waiting(Rule):
         """The first job that waits for too long, once there was time to find a shepherd for each."""
         if healed.now_s - healed.since_s <= ACTING_S:
             return ""
-        free = {host.node_id: ledger_of(host).free(host.now_s) for host in healed.up if host.resources.gpus}
+        free = {host.node_id: healed.books.free(host) for host in healed.up if host.resources.gpus}
         since_s: dict[tuple[JobId, int], float] = {}
         for record in self._ought_to_be_placed(free, queue_of(healed)):
+            if not healed.has_majority(record.job_id):
+                continue
             key = (record.job_id, record.version)
             since_s[key] = self._since_s.get(key, healed.now_s)
             if healed.now_s - since_s[key] > self._patience_s + _delay_s(record):
-                offered = ", ".join(f"{len(each.gpus)} GPUs on {node}" for node, each in free.items())
+                offered = ", ".join(f"{each.gpu_count} GPUs on {node}" for node, each in free.items())
                 return f"{record.job_id} has waited for {healed.now_s - since_s[key]:.1f} s; free are {offered}"
         self._since_s = since_s
         return ""
@@ -137,17 +142,31 @@ class QueueEmpties(_Waiting):
 
 
 def queue_of(healed: Healed) -> list[JobRecord]:
-    """Jobs that wait for nothing but their place, in the order of the policy in force."""
+    """Jobs that wait for nothing but their place, in the order of the policy in force.
+
+    Those about which nobody can decide any more stand in line as long as their cards are kept, and the next ones wait.
+    """
     node = next((host.node for host in healed.up), None)
     if node is None:
         return []
-    policy = make_policy(node.setting.policy_setting)
+    setting = node.setting.policy_setting
     waiting = [
         record
-        for record in healed.open_records()
+        for record in healed.all_open_records()
         if record.state is JobState.QUEUED and not record.leftovers and record.stop_reason is EndReason.NONE
     ]
-    return sorted(waiting, key=lambda record: (policy.rank_key(_job_view(record)), record.job_id))
+    return sorted(waiting, key=lambda record: (*rank_of(record, setting), record.job_id))
+
+
+def rank_of(record: JobRecord, setting: PolicySetting) -> tuple[float, ...]:
+    """By priority and time; `las` puts classes of attained service, and those that have run, before time."""
+    rank = (-record.spec.priority, int(record.submitted_utc_s * 1000))
+    if setting.name != "las":
+        return rank
+    thresholds = {"threshold1_gpu_s": LAS_THRESHOLD_GPU_S, **setting.parameters}
+    is_passed = [0 < thresholds.get(f"threshold{number}_gpu_s", 0) <= record.attained_gpu_s for number in (1, 2, 3)]
+    first_ms = int(record.first_started_utc_s * 1000) or math.inf
+    return (rank[0], sum(is_passed), first_ms, rank[1])
 
 
 class AllEnded(Rule):
@@ -155,17 +174,23 @@ class AllEnded(Rule):
 
     invariant = "ended"
 
-    def __init__(self, bound_s: float, ends: Mapping[JobId, Collection[EndReason]] | None = None) -> None:
+    def __init__(self, bound_s: float, ends: Callable[[], Ends] = dict) -> None:
         """`bound_s`: the jobs' own time and what placing them one after the other takes; reports come on top.
 
-        `ends`: how each job may end; any end will do for one that is not named.
+        `ends`: how each job may end, as of now; any end will do for one that is not named.
         """
         super().__init__(bound_s + REPORTS_S)
-        self._ends = ends or {}
+        self._ends = ends
 
     def missing(self, healed: Healed) -> str:
-        """An open job, or what is left of one that has ended."""
-        still_open = [record for record in healed.open_records() if not healed.awaits_operator(record)]
+        """An open job, or what is left of one that has ended.
+
+        Where nobody can decide about some job, it may keep its place, or its place in the line, from those behind it.
+        """
+        records = healed.open_records()
+        still_open = [record for record in records if not healed.awaits_operator(record)]
+        if len(still_open) < len(healed.all_open_records()):
+            still_open = [record for record in still_open if record.state is not JobState.QUEUED]
         if still_open:
             record = still_open[0]
             return f"{len(still_open)} jobs have not ended; {record.job_id} is {record.state.value}: {record.reason}"
@@ -174,8 +199,9 @@ class AllEnded(Rule):
 
     def broken(self, healed: Healed) -> str:
         """A job that ended otherwise."""
-        for job_id, allowed in self._ends.items():
-            record = healed.record(job_id) if job_id in healed.jobs else None
+        jobs = dict.fromkeys(healed.jobs)
+        for job_id, allowed in self._ends().items():
+            record = healed.record(job_id) if job_id in jobs else None
             if record is not None and record.is_ended and record.end_reason not in allowed:
                 return f"{job_id} ended as {record.end_reason.value}: {record.detail}"
         return ""
@@ -188,7 +214,7 @@ def leftovers(healed: Healed) -> list[str]:
     left = []
     for host in healed.up:
         assert host.node is not None
-        left += [f"{entry} on {host.node_id}" for entry in ledger_of(host).entries if entry.job_id in jobs]
+        left += [f"{entry} on {host.node_id}" for entry in healed.books.entries(host) if entry.job_id in jobs]
         left += [f"{task} on {host.node_id}" for task in host.node.tasks() if task.job_id in jobs]
         left += [f"processes of {task.key} on {host.node_id}" for task in host.tasks.running if task.key[0] in jobs]
         left += [f"a port on {host.node_id}"] * (host.tasks.bound_ports if has_all else 0)
@@ -214,7 +240,7 @@ def all_fit(free: Mapping[NodeId, Free], queue: Sequence[JobRecord]) -> bool:
         return take(free, queue[0]) is not None
     is_simple = all(_takes_single_gpus(record) for record in queue)
     wanted = sum(record.spec.ranks for record in queue)
-    return bool(queue) and is_simple and wanted <= sum(len(offered.gpus) for offered in free.values())
+    return bool(queue) and is_simple and wanted <= sum(offered.gpu_count for offered in free.values())
 
 
 def _takes_single_gpus(record: JobRecord) -> bool:
@@ -226,7 +252,7 @@ def ranks_that_fit(free: Free, record: JobRecord) -> int:
     demand = record.spec.demand
     counts = [record.spec.ranks]
     if demand.gpus:
-        counts.append(sum(suits(gpu, demand) for gpu in free.gpus) // demand.gpus)
+        counts.append(sum(each.count for each in free.gpus if suits(each, demand)) // demand.gpus)
     if demand.cpus:
         counts.append(free.cpus // demand.cpus)
     if demand.memory_bytes:
@@ -236,22 +262,3 @@ def ranks_that_fit(free: Free, record: JobRecord) -> int:
 
 def _delay_s(record: JobRecord) -> float:
     return RESTART_DELAY_S_MAX if record.restarts or record.relaunches or record.preemptions else 0.0
-
-
-def _job_view(record: JobRecord) -> JobView:
-    spec = record.spec
-    return JobView(
-        job_id=record.job_id,
-        state=record.state,
-        ranks=spec.ranks,
-        demand=spec.demand,
-        submitted_utc_s=record.submitted_utc_s,
-        priority=spec.priority,
-        user=spec.user,
-        queue=spec.queue,
-        attained_gpu_s=record.attained_gpu_s,
-        time_limit_s=spec.time_limit_s,
-        nodes=spec.nodes,
-        exclude=spec.exclude,
-        first_started_utc_s=record.first_started_utc_s,
-    )

@@ -4,6 +4,7 @@ A rule is asked again and again.  One that must come true has its bound from the
 throughout keeps its own times.  The bounds stand with the rules, each with its source.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -11,7 +12,8 @@ from swarmsched.api import Isolation
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId
 from swarmsched.record import JobRecord
-from swarmsched.simulator.checks.decided import DecidedRecords
+from swarmsched.simulator.checks.bookings import BookingChecker
+from swarmsched.simulator.checks.decided import DecidedRecords, is_majority
 from swarmsched.simulator.checks.durability import DurabilityChecker
 from swarmsched.simulator.checks.suite import Suite
 from swarmsched.simulator.checks.violation import Violation
@@ -27,8 +29,11 @@ class Healed:
     def __init__(self, swarm: SimulatedSwarm, suite: Suite) -> None:
         self.swarm = swarm
         self.since_s = swarm.loop.now_s
+        self.books = suite.get(BookingChecker)
         self._decided = suite.get(DecidedRecords)
         self._durability = suite.get(DurabilityChecker)
+        self._majorities: dict[JobId, bool] = {}  # as of `_looked_s`
+        self._looked_s = math.nan
 
     @property
     def now_s(self) -> float:
@@ -58,7 +63,11 @@ class Healed:
 
     def open_records(self) -> list[JobRecord]:
         """Those of `jobs` that have not ended."""
-        records = [self.record(job_id) for job_id in self.jobs]
+        return [record for record in self.all_open_records() if self.has_majority(record.job_id)]
+
+    def all_open_records(self) -> list[JobRecord]:
+        """Of every accepted job that has not ended, also where nobody can decide about it any more."""
+        records = [self.record(job_id) for job_id in self.accepted]
         return [record for record in records if not record.is_ended]
 
     def awaits_operator(self, record: JobRecord) -> bool:
@@ -74,9 +83,19 @@ class Healed:
 
         So must those of a newer record that one of them has accepted: perhaps it was decided, so it must be completed.
         """
-        live = {Holder(host.node_id, host.storage.store_id) for host in self.up}
+        if self._looked_s != self.now_s:
+            self._looked_s, self._majorities = self.now_s, {}
+        known = self._majorities.get(job_id)
+        if known is None:
+            known = self._majorities[job_id] = self._find_majority(job_id)
+        return known
+
+    def _find_majority(self, job_id: JobId) -> bool:
+        if job_id not in self._durability.accepted:
+            return False
+        live = {Holder(host.node_id, host.storage.store_id): None for host in self.up}
         records = [self.record(job_id), *self._decided.open(job_id, live)]
-        return all(record.configuration.is_quorum(live) for record in records)
+        return all(is_majority(record.configuration, live) for record in records)
 
 
 class Rule:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.events import Event, PeerMessageReceived
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.jobs.acceptor import ROOM as REGISTER_ROOM
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.ledger.booking import ROOM, BookingState
 from swarmsched.ledger.message import CommitRequest, HoldRequest, OwnerAnswer, Refusal, ReleaseRequest
+from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords
-from swarmsched.simulator.checks.ledger_view import Key, changed_bookings, ledger_of
+from swarmsched.simulator.checks.ledger_view import changed_bookings
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 from swarmsched.wire.codec import decode_value
@@ -42,11 +43,12 @@ class HoldChecker(Checker):
     EFFECTS = (ROOM,)
     PERFORMED = (OwnerAnswer,)
 
-    def __init__(self, decided: DecidedRecords) -> None:
+    def __init__(self, decided: DecidedRecords, books: BookingChecker) -> None:
         self.kept_count = 0  # holds that came to an end as they should
         self._decided = decided
-        self._asked: dict[NodeId, dict[Key, _Yes]] = {}  # perhaps not told yet
-        self._told: dict[NodeId, dict[Key, _Yes]] = {}
+        self._books = books
+        self._asked: dict[NodeId, dict[TaskKey, _Yes]] = {}  # perhaps not told yet
+        self._told: dict[NodeId, dict[TaskKey, _Yes]] = {}
         self._seen: dict[NodeId, dict[tuple[JobId, int, int, int], None]] = {}  # commands: a copy renews nothing
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
@@ -57,10 +59,10 @@ class HoldChecker(Checker):
             self._note_hold(host, message, effects)
         if not told:
             return
-        for key, is_there in changed_bookings(effects):
+        for key, _ in changed_bookings(effects):
             if key not in told:
                 continue
-            entry = ledger_of(host).entry(*key) if is_there else None
+            entry = self._books.entry(host, *key)
             if entry is not None and entry.state is BookingState.HELD:
                 continue
             left_s = told.pop(key).deadline_s - host.now_s
@@ -77,7 +79,7 @@ class HoldChecker(Checker):
             return
         key = (answer.job_id, answer.attempt)
         yes = self._asked.get(host.node_id, {}).pop(key, None)
-        entry = ledger_of(host).entry(*key)
+        entry = self._books.entry(host, *key)
         if yes is not None and entry is not None and entry.state is BookingState.HELD:
             self._told.setdefault(host.node_id, {})[key] = yes
 
@@ -87,7 +89,7 @@ class HoldChecker(Checker):
         self._seen.pop(host.node_id, None)
         told = self._told.get(host.node_id, {})
         for key, yes in list(told.items()):
-            entry = ledger_of(host).entry(*key)
+            entry = self._books.entry(host, *key)
             if entry is None and host.loop.now_s < yes.surely_until_s:
                 raise Violation(9, f"{host.node_id} has lost its yes to {key} by a restart")
             if entry is None or entry.state is not BookingState.HELD:
@@ -114,7 +116,7 @@ class HoldChecker(Checker):
         yes = _Yes(request.ttl_s, host.now_s + request.ttl_s, surely_until_s)
         self._asked.setdefault(host.node_id, {})[key] = yes
 
-    def _may_end(self, key: Key, message: object, effects: Sequence[Effect]) -> bool:
+    def _may_end(self, key: TaskKey, message: object, effects: Sequence[Effect]) -> bool:
         job_id, attempt = key
         if isinstance(message, ReleaseRequest):
             return message.job_id == job_id and message.attempt >= attempt

@@ -1,15 +1,13 @@
-"""How checkers read the room `ledger`: the writes tell what changed, the ledger's entries what stands."""
+"""How checkers read the room `ledger`: by what is written there, and not by what a ledger says of itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from swarmsched.effects import Effect, Persist
-from swarmsched.ids import JobId
-from swarmsched.ledger.booking import BOOKING_PREFIX, FENCE_PREFIX, ROOM
+from swarmsched.ids import JobId, TaskKey
+from swarmsched.ledger.booking import BOOKING_PREFIX, FENCE_PREFIX, ROOM, Booking
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.simulator.host import Host
-
-Key = tuple[JobId, int]
-"""(job id, attempt)."""
+from swarmsched.wire.codec import decode_value
 
 
 def ledger_of(host: Host) -> Ledger:
@@ -18,12 +16,17 @@ def ledger_of(host: Host) -> Ledger:
     return host.node.ledger
 
 
-def changed_bookings(effects: Sequence[Effect]) -> Iterator[tuple[Key, bool]]:
-    """Bookings that a step has written, in order; false for one that was deleted."""
+def changed_bookings(effects: Sequence[Effect]) -> Iterator[tuple[TaskKey, Booking | None]]:
+    """Bookings that a step has written, in order; None for one that was deleted."""
     for effect in effects:
         if isinstance(effect, Persist) and effect.room == ROOM and effect.key.startswith(BOOKING_PREFIX):
             job_id, attempt = effect.key.removeprefix(BOOKING_PREFIX).split("/")
-            yield (JobId(job_id), int(attempt)), effect.value is not None
+            yield (JobId(job_id), int(attempt)), None if effect.value is None else decode_value(Booking, effect.value)
+
+
+def stored_bookings(entries: Mapping[str, bytes]) -> list[Booking]:
+    """What a disk has."""
+    return [decode_value(Booking, value) for key, value in entries.items() if key.startswith(BOOKING_PREFIX)]
 
 
 def dropped_fences(effects: Sequence[Effect]) -> Iterator[JobId]:

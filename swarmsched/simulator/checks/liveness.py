@@ -1,17 +1,14 @@
 """All liveness rules together, for a swarm of a size and the jobs that it was given."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 
-from swarmsched.api import EndReason
-from swarmsched.ids import JobId
-from swarmsched.simulator.checks.healed_jobs import AllEnded, NothingStuck, OneShepherd, QueueEmpties, TopIsPlaced
+from swarmsched.simulator.checks.healed_jobs import AllEnded, Ends, NothingStuck, OneShepherd, QueueEmpties, TopIsPlaced
+from swarmsched.simulator.checks.healed_placed import PlacedGoOn
 from swarmsched.simulator.checks.healed_views import DeadAreKnown, EqualMembership, EqualState, LiveStayKnown
 from swarmsched.simulator.checks.healing import Rule
 
 
-def all_rules(
-    node_count: int, jobs_bound_s: float, ends: Mapping[JobId, Collection[EndReason]] | None = None
-) -> list[Rule]:
+def all_rules(node_count: int, jobs_bound_s: float, ends: Callable[[], Ends] = dict) -> list[Rule]:
     """Invariants 12 to 17, and that every accepted job has ended within `jobs_bound_s` and left nothing."""
     return [
         EqualMembership(),
@@ -22,5 +19,6 @@ def all_rules(
         NothingStuck(),
         TopIsPlaced(),
         QueueEmpties(),
+        PlacedGoOn(),
         AllEnded(jobs_bound_s, ends),
     ]

@@ -18,6 +18,7 @@ from swarmsched.simulator.checks.checkpoints import CheckpointChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.durability import DurabilityChecker
 from swarmsched.simulator.checks.epochs import EpochChecker
+from swarmsched.simulator.checks.freezes import FreezeChecker
 from swarmsched.simulator.checks.gangs import GangChecker
 from swarmsched.simulator.checks.holds import HoldChecker
 from swarmsched.simulator.checks.linearity import LinearityChecker
@@ -138,20 +139,21 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
 
     `validate_interval`: every so many steps the machines of a node check themselves, which costs more than the step.
     """
-    decided = DecidedRecords()
+    decided, books = DecidedRecords(), BookingChecker()
     return Suite(
         [
             decided,
-            BookingChecker(),
+            books,
             EpochChecker(),
             AuthorityChecker(decided),
             LinearityChecker(decided),
-            GangChecker(decided),
+            GangChecker(decided, books),
             AttemptChecker(decided),
+            FreezeChecker(decided),
             CheckpointChecker(decided),
             ViewChecker(),
             DurabilityChecker(decided),
-            HoldChecker(decided),
+            HoldChecker(decided, books),
             ServiceChecker(decided),
             TrafficChecker(),
             MachineChecker(validate_interval),

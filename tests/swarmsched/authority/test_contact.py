@@ -11,16 +11,13 @@ from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
 from swarmsched.effects import ExtendTask
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import JobId, NodeId
+from tests.swarmsched.building import JOB, holders_of
 
-JOB, OTHER_JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs"), JobId("01hzzzzzzzabcdefghjkmnpqrt")
+OTHER_JOB = JobId("01hzzzzzzzabcdefghjkmnpqrt")
 ME, A, B, C, D, E = (NodeId(name) for name in ("me", "a", "b", "c", "d", "e"))
 
 
-def holders(*nodes):
-    return tuple(Holder(node, 1) for node in nodes)
-
-
-THREE = Configuration(holders(A, B, C))
+THREE = Configuration(holders_of(A, B, C))
 STAMP = (1, 5)
 UNKNOWN, OVER, VALID = Standing.UNKNOWN, Standing.OVER, Standing.VALID
 
@@ -40,7 +37,7 @@ def contacts(line, now_s):
 
 
 def news(standing=VALID, stamp=STAMP, configuration=THREE, job_id=JOB):
-    return TaskNews(job_id, 1, standing, *stamp, configuration)
+    return TaskNews(job_id, 1, standing, stamp[0], stamp[1], configuration)
 
 
 def answer(line, sent, *nodes, news=(), now_s=0.5):
@@ -57,12 +54,10 @@ def extend(until_s):
 def test_a_new_task_gets_no_time_before_a_majority_has_spoken(line):
     watch(line, now_s=3.0)
     assert line.deadline_s(JOB, 1) == 3.0
-    assert line.is_isolated(JOB, 1, 3.0)
     sent = contacts(line, 3.0)
     assert answer(line, sent, A) == []
     assert answer(line, sent, B) == [extend(3.0 + FREEZE_AFTER_S)]
-    assert not line.is_isolated(JOB, 1, 3.0 + FREEZE_AFTER_S - 0.1)
-    assert line.is_isolated(JOB, 1, 3.0 + FREEZE_AFTER_S)
+    assert line.deadline_s(JOB, 1) == 3.0 + FREEZE_AFTER_S
 
 
 def test_a_contact_goes_to_every_holder_at_once_and_then_every_period(line):
@@ -77,7 +72,7 @@ def test_a_contact_goes_to_every_holder_at_once_and_then_every_period(line):
 
 def test_one_contact_carries_all_tasks_between_the_two(line):
     watch(line)
-    watch(line, Configuration(holders(A, D, ME)), job_id=OTHER_JOB, stamp=(2, 9))
+    watch(line, Configuration(holders_of(A, D, ME)), job_id=OTHER_JOB, stamp=(2, 9))
     sent = contacts(line, 0.0)
     assert [(task.job_id, task.attempt, task.epoch, task.version) for task in sent[A].tasks] == [
         (JOB, 1, 1, 5),
@@ -98,7 +93,7 @@ def test_many_tasks_in_a_moment_do_not_make_as_many_contacts(line):
 
 def test_more_tasks_than_a_contact_holds_go_in_several(line):
     for attempt in range(TASKS_MAX + 1):
-        watch(line, Configuration(holders(A)), attempt=attempt)
+        watch(line, Configuration(holders_of(A)), attempt=attempt)
     first, second = line.on_timer(0.0)
     assert (len(first.message.tasks), len(second.message.tasks)) == (TASKS_MAX, 1)
     effects = line.answered(A, ContactAnswered(second.message.sequence), 0.1)
@@ -147,7 +142,7 @@ def test_a_restarted_agent_extends_with_the_first_majority(line):
 def test_watching_again_changes_nothing(line):
     watch(line)
     answer(line, contacts(line, 0.0), A, B)
-    watch(line, Configuration(holders(D)), now_s=5.0, stamp=(9, 9))
+    watch(line, Configuration(holders_of(D)), now_s=5.0, stamp=(9, 9))
     assert line.deadline_s(JOB, 1) == FREEZE_AFTER_S
     assert list(contacts(line, 5.0)) == [A, B, C]
 
@@ -231,8 +226,8 @@ def test_news_of_another_task_does_not_touch_this_one(line):
     assert answer(line, sent, A, B, news=[news(OVER, job_id=OTHER_JOB)]) == [extend(FREEZE_AFTER_S)]
 
 
-JOINT = Configuration(holders(D, E, A), leaving=holders(A, B, C))
-FINAL = Configuration(holders(D, E, A))
+JOINT = Configuration(holders_of(D, E, A), leaving=holders_of(A, B, C))
+FINAL = Configuration(holders_of(D, E, A))
 
 
 def test_answers_of_left_holders_do_not_count_once_their_successors_are_known(line):
@@ -313,32 +308,44 @@ def test_the_store_that_is_gone_does_not_speak_for_the_present_one(line):
 
 def test_ranks_run_without_limit_where_nothing_is_decided_without_this_node(line):
     for configuration in (
-        Configuration(holders(ME)),
-        Configuration(holders(A, ME)),
-        Configuration(holders(ME), leaving=holders(A, B, C)),
-        Configuration(holders(A, B, C), leaving=holders(ME)),
+        Configuration(holders_of(ME)),
+        Configuration(holders_of(A, ME)),
+        Configuration(holders_of(A, ME), leaving=holders_of(ME)),
     ):
         line = ContactLine(ME, 7)
         watch(line, configuration)
         sent = contacts(line, 0.0)
         assert line.deadline_s(JOB, 1) == 0.0
         assert answer(line, sent, ME) == [extend(math.inf)]
-        assert not line.is_isolated(JOB, 1, 1e9)
+        assert line.deadline_s(JOB, 1) == math.inf
 
 
 @pytest.mark.parametrize(
     "configuration",
     [
-        Configuration(holders(A)),
-        Configuration(holders(A, B)),
-        Configuration(holders(ME, A, B)),
-        Configuration(holders(ME, A, B), leaving=holders(ME, B, C)),
+        Configuration(holders_of(A)),
+        Configuration(holders_of(A, B)),
+        Configuration(holders_of(ME, A, B)),
+        Configuration(holders_of(ME, A, B), leaving=holders_of(ME, B, C)),
+        Configuration(holders_of(A, ME), leaving=holders_of(A)),
+        Configuration(holders_of(ME), leaving=holders_of(A, B, C)),
+        Configuration(holders_of(A, B, C), leaving=holders_of(ME)),
     ],
 )
 def test_ranks_need_contact_where_others_may_decide(line, configuration):
     watch(line, configuration)
     effects = answer(line, contacts(line, 0.0), *dict.fromkeys(holder.node for holder in configuration.members))
     assert effects[-1].until_s == FREEZE_AFTER_S
+
+
+def test_a_joint_record_that_only_this_node_has_accepted_sets_no_ranks_free(line):
+    """It may never be decided; what the leaving holder decides instead may be that the attempt is over."""
+    joint = Configuration(holders_of(A, ME), leaving=holders_of(A))
+    watch(line, Configuration(holders_of(A)))
+    assert line.learned(JOB, (1, 6), joint, 1.0) == []
+    sent = contacts(line, 1.0)
+    assert answer(line, sent, ME) == []
+    assert answer(line, sent, A) == [extend(1.0 + FREEZE_AFTER_S)]
 
 
 def test_a_job_that_asked_for_it_runs_on_from_the_start(line):
@@ -350,21 +357,23 @@ def test_a_job_that_asked_for_it_runs_on_from_the_start(line):
 
 
 def test_a_late_order_does_not_let_ranks_run_free_under_holders_that_have_gone(line):
-    watch(line, Configuration(holders(ME)))
+    watch(line, Configuration(holders_of(ME)))
     sent = contacts(line, 0.0)
     assert answer(line, sent, ME, news=[news(UNKNOWN, (2, 9), THREE)]) == []
     assert line.deadline_s(JOB, 1) == 0.0
 
 
 def test_ranks_that_ran_free_get_a_deadline_when_others_may_decide(line):
-    watch(line, Configuration(holders(ME)))
+    watch(line, Configuration(holders_of(ME)))
     answer(line, contacts(line, 0.0), ME)
     answer(line, contacts(line, 2.0), ME)
-    joint = Configuration(holders(ME, A, B), leaving=holders(ME))
-    assert line.learned(JOB, (1, 6), joint, 3.0) == []
-    assert line.learned(JOB, (1, 7), Configuration(holders(ME, A, B)), 3.5) == [extend(2.0 + FREEZE_AFTER_S)]
-    assert line.learned(JOB, (1, 7), Configuration(holders(ME)), 3.5) == []
-    assert line.learned(OTHER_JOB, (1, 8), Configuration(holders(ME)), 3.5) == []
+    joint = Configuration(holders_of(ME, A, B), leaving=holders_of(ME))
+    assert line.learned(JOB, (1, 6), joint, 3.0) == [
+        extend(2.0 + FREEZE_AFTER_S)
+    ]  # the next record needs A and B alone
+    assert line.learned(JOB, (1, 7), Configuration(holders_of(ME, A, B)), 3.5) == []
+    assert line.learned(JOB, (1, 7), Configuration(holders_of(ME)), 3.5) == []
+    assert line.learned(OTHER_JOB, (1, 8), Configuration(holders_of(ME)), 3.5) == []
     sent = contacts(line, 4.0)
     assert answer(line, sent, ME, A) == [extend(4.0 + FREEZE_AFTER_S)]
 
@@ -378,7 +387,6 @@ def test_contacts_end_with_the_last_task(line):
     assert line.on_timer(CONTACT_PERIOD_S) == []
     assert line.next_deadline_s == math.inf
     assert line.deadline_s(JOB, 1) == -math.inf
-    assert not line.is_isolated(JOB, 1, 0.0)
 
 
 def test_unanswered_contacts_are_not_kept(line):

@@ -8,21 +8,17 @@ from swarmsched.authority.contact_book import REMEMBERED_S, ContactBook
 from swarmsched.authority.message import ContactAnswered, ContactedTask, OwnerContact, SilenceRequest, Standing
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import JobId, NodeId
-from swarmsched.record import JobRecord, Leftover
+from swarmsched.record import Leftover
 from swarmsched.resources import Share
+from tests.swarmsched.building import JOB, holders_of, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 OWNER, PEER, BOSS = NodeId("owner"), NodeId("peer"), NodeId("boss")
-ME, A, B, C = Holder(NodeId("me"), 1), Holder(NodeId("a"), 1), Holder(NodeId("b"), 1), Holder(OWNER, 1)
-RUNNING = JobRecord(
-    JOB,
-    JobSpec(("true",)),
-    0.0,
+ME, A, B, C = holders_of("me", "a", "b", OWNER)
+RUNNING = make_record(
+    BOSS,
+    ("me", "a", "b"),
     epoch=2,
     version=5,
-    shepherd=BOSS,
-    shepherd_generation=1,
-    holders=(ME, A, B),
     state=JobState.RUNNING,
     attempt=3,
     shares=(Share(OWNER, 1), Share(PEER, 1)),

@@ -18,11 +18,11 @@ from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, OwnerContact, SilenceAnswer, SilenceRequest
 from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
 from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.resources import Share
+from tests.swarmsched.building import JOB
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 OWNER, SHEPHERD = NodeId("n0"), NodeId("s")
 NODES = tuple(NodeId(f"n{index}") for index in range(5))
 HOLDERS = tuple(Holder(node, 100 + index) for index, node in enumerate(NODES))
@@ -139,6 +139,7 @@ class Game:
         rng = self.rng
         spec = JobSpec(("true",), on_isolation=rng.choice((*[Isolation.PAUSE] * 9, Isolation.CONTINUE)))
         holders = tuple(rng.sample(HOLDERS, rng.choice((1, 2, 3, 3, 3))))
+        self.proposed: JobRecord | None = None
         self.record = JobRecord(JOB, spec, 0.0, 1, 1, SHEPHERD, 1, holders)
         self.changes = [
             {"state": JobState.STARTING, "attempt": 1, "plan_state": PlanState.PREPARED, "shares": (Share(OWNER, 1),)},
@@ -221,7 +222,7 @@ class Game:
         else:
             self.send(node.holder.node, SHEPHERD, self.on_accepted, node.holder, record)
 
-    def on_accepted(self, holder, record):
+    def on_accepted(self, holder, record: JobRecord):
         if self.proposed is not record:
             return
         self.accepted.add(holder)
@@ -346,9 +347,9 @@ def test_no_shepherd_concludes_silence_while_ranks_may_run():
 
 
 class OneAnswerIsEnough(Rules):
-    @staticmethod
-    def line(me, generation):
-        return ContactLine(me, generation, quorum=lambda _count: 1)
+    class line(ContactLine):  # noqa: N801
+        def __init__(self, me, generation):
+            super().__init__(me, generation, quorum=lambda _count: 1)
 
 
 class TimeOnCredit(Rules):
@@ -373,9 +374,9 @@ class OldHoldersCount(Rules):
 
 
 class LivesShareNumbers(Rules):
-    @staticmethod
-    def line(me, _generation):
-        return ContactLine(me, 1)
+    class line(ContactLine):  # noqa: N801
+        def __init__(self, me, _generation):
+            super().__init__(me, 1)
 
 
 class FreeRanksAreNotTold(Rules):

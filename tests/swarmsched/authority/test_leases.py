@@ -9,19 +9,16 @@ from swarmsched.authority.lease_book import LEASES_MAX, LeaseBook
 from swarmsched.authority.leases import ACTING_S, LeaseKeeper
 from swarmsched.authority.message import LeaseGranted, LeaseRenewal
 from swarmsched.authority.timing import LEASE_RENEWAL_S, LEASE_TTL_S, patience_s
-from swarmsched.holders import Configuration, Holder
+from swarmsched.holders import Configuration
 from swarmsched.ids import NodeId
+from tests.swarmsched.building import holders_of
 
 ME, A, B, C, D = (NodeId(name) for name in ("me", "a", "b", "c", "d"))
 PATIENCE_S = patience_s(LEASE_TTL_S)
 
 
-def holders(*nodes):
-    return tuple(Holder(node, 1) for node in nodes)
-
-
-THREE = Configuration(holders(A, B, C))
-WITH_ME = Configuration(holders(ME, A, B))
+THREE = Configuration(holders_of(A, B, C))
+WITH_ME = Configuration(holders_of(ME, A, B))
 
 
 @pytest.fixture
@@ -63,7 +60,7 @@ def test_a_node_does_not_ask_itself_and_counts_as_one_of_the_holders(keeper):
 
 
 def test_the_only_holder_acts_without_limit(keeper):
-    assert keeper.acting_until_s(Configuration(holders(ME))) == math.inf
+    assert keeper.acting_until_s(Configuration(holders_of(ME))) == math.inf
 
 
 def test_a_job_without_holders_is_nobodys(keeper):
@@ -84,7 +81,7 @@ def test_a_majority_lets_act_from_the_sending_of_its_oldest_renewal(keeper):
 
 
 def test_a_joint_configuration_needs_a_majority_of_both_groups(keeper):
-    joint = Configuration(holders(A, B, C), leaving=holders(D))
+    joint = Configuration(holders_of(A, B, C), leaving=holders_of(D))
     renewals = renewed(keeper, [A, B, C, D], 0.0)
     grant(keeper, renewals, A, B, C)
     assert not keeper.holds(joint, 1.0)
@@ -97,12 +94,12 @@ def test_a_late_grant_counts_from_its_own_renewal_and_takes_nothing_back(keeper)
     second = {effect.recipient: effect.message for effect in keeper.on_timer(3.0)}
     grant(keeper, second, A, B)
     grant(keeper, first, A, B)
-    assert keeper.acting_until_s(Configuration(holders(A, B))) == 3.0 + ACTING_S
+    assert keeper.acting_until_s(Configuration(holders_of(A, B))) == 3.0 + ACTING_S
 
 
 def test_a_doubled_or_invented_grant_counts_for_nothing(keeper):
     renewals = renewed(keeper, [A], 0.0)
-    only_a = Configuration(holders(A))
+    only_a = Configuration(holders_of(A))
     keeper.granted(A, LeaseGranted(renewals[A].sequence + 1))
     keeper.granted(B, LeaseGranted(renewals[A].sequence))
     assert not keeper.holds(only_a, 0.0)
@@ -116,11 +113,11 @@ def test_a_grant_to_an_earlier_life_is_no_grant_to_this_one():
     keeper = LeaseKeeper(ME, 8)
     renewed(keeper, [A], 100.0)
     grant(keeper, old, A)
-    assert not keeper.holds(Configuration(holders(A)), 100.0)
+    assert not keeper.holds(Configuration(holders_of(A)), 100.0)
 
 
 def test_an_accepted_update_counts_from_its_sending(keeper):
-    only_a = Configuration(holders(A))
+    only_a = Configuration(holders_of(A))
     keeper.assume(A, 4.0)
     assert not keeper.holds(only_a, 4.0)  # not one of those that are asked
     keeper.set_holders([A], 4.0)
@@ -134,7 +131,7 @@ def test_a_holder_that_left_and_came_back_must_grant_anew(keeper):
     keeper.set_holders([], 1.0)
     assert keeper.on_timer(100.0) == []
     keeper.set_holders([A], 2.0)
-    assert not keeper.holds(Configuration(holders(A)), 2.0)
+    assert not keeper.holds(Configuration(holders_of(A)), 2.0)
     assert keeper.next_deadline_s == 2.0
 
 

@@ -2,9 +2,9 @@
 
 import random
 from copy import copy
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.effects import SendDatagram
 from swarmsched.gossip.dissemination import Dissemination
@@ -212,14 +212,22 @@ def test_the_hash_depends_on_what_is_known_and_not_on_the_order_of_learning() ->
     assert rosters[0].hash != rosters[1].hash
 
 
+def test_a_verdict_that_is_said_to_be_ages_old_can_still_be_told_on() -> None:
+    """An insider's claim of 2^32 - 1 seconds must not make every list of members one that cannot be encoded."""
+    roster = Roster(random.Random(1))
+    member = roster.put(replace(claim(1), standing=FAILED, age_s=2**32 - 1), 0.0)
+    told = Gossip((roster.claim(member, 1e6),))
+    assert MEMBERSHIP_CODEC.decode(MEMBERSHIP_CODEC.encode(told)) == told
+
+
 def test_the_dead_are_not_drawn_as_peers_and_are_told_with_their_age() -> None:
     roster = Roster(random.Random(1))
     for number in range(5):
         roster.put(claim(number), 0.0)
     dead = roster.put(claim(2, FAILED), 50.0)
     assert NodeId("n2") not in roster.sample(10)
-    assert roster.sample(10, excluding=["n0", "n1"]) != []
-    assert set(roster.sample(10, excluding=["n0", "n1"])) == {"n3", "n4"}
+    assert roster.sample(10, excluding=[NodeId("n0"), NodeId("n1")]) != []
+    assert set(roster.sample(10, excluding=[NodeId("n0"), NodeId("n1")])) == {"n3", "n4"}
     assert roster.claim(dead, 62.0).age_s == 12
 
 

@@ -2,15 +2,15 @@
 
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from swarmsched.effects import Persist, SendDatagram, SendPeer
+from swarmsched.effects import Effect, Persist, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, DatagramSendFailed, PeerMessageReceived, PeerSendFailed, TimerFired
 from swarmsched.gossip.member import MemberChanged, MemberStatus
-from swarmsched.gossip.membership import Membership
+from swarmsched.gossip.membership import Membership, MembershipEvent
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.ids import Address, NodeId
 
@@ -25,7 +25,7 @@ class Process:
     address: Address
     is_running: bool = True
     is_paused: bool = False
-    inbox: list[object] = field(default_factory=list)  # what arrives while paused
+    inbox: list[MembershipEvent] = field(default_factory=list)  # what arrives while paused
     changes: list[tuple[float, MemberChanged]] = field(default_factory=list)
     sent_bytes: int = 0
     sent_packets: int = 0
@@ -42,7 +42,7 @@ class Swarm:
         self.is_cut: Callable[[Process, Process], bool] = lambda a, b: False
         self.refuses: Callable[[Process, Process], bool] = lambda a, b: False
         self.udp_is_blocked: Callable[[Process, Process], bool] = lambda a, b: False
-        self._queue: list[tuple[float, int, Process, object]] = []
+        self._queue: list[tuple[float, int, Process, MembershipEvent]] = []
         self._number = 0
         self._step_count = 0
 
@@ -102,7 +102,7 @@ class Swarm:
         view = viewer.membership.member(NodeId(name), self.now_s)
         return None if view is None else view.status
 
-    def _deliver(self, process: Process, event: object) -> None:
+    def _deliver(self, process: Process, event: MembershipEvent) -> None:
         if process.is_paused:
             process.inbox.append(event)
             return
@@ -117,7 +117,7 @@ class Swarm:
         if deadline_s < 1e9:
             self._put(max(deadline_s, self.now_s), process, TimerFired())
 
-    def perform(self, process: Process, effects: list[object]) -> None:
+    def perform(self, process: Process, effects: Sequence[Effect | MemberChanged]) -> None:
         for effect in effects:
             match effect:
                 case SendDatagram(destination, payload):
@@ -158,7 +158,7 @@ class Swarm:
     def _delay_s(self) -> float:
         return 0.0002 + self.rng.expovariate(1 / 0.001)
 
-    def _put(self, at_s: float, process: Process, event: object) -> None:
+    def _put(self, at_s: float, process: Process, event: MembershipEvent) -> None:
         self._number += 1
         heapq.heappush(self._queue, (at_s, self._number, process, event))
 
@@ -329,7 +329,7 @@ def test_a_swarm_whose_rumours_are_all_lost_agrees_by_hash_checks() -> None:
     swarm, nodes = settled(2, 10)
     began_s = swarm.now_s
     for node in nodes:
-        node.membership._outbox.rumours.put = lambda update: None  # type: ignore[method-assign]  # no news is spread
+        node.membership._outbox.rumours.put = lambda update: None  # no news is spread
     swarm.start("late", port=50, seeds=[1])
     assert swarm.run_until(began_s + 60.0, swarm.converged) - began_s <= 30.0
 

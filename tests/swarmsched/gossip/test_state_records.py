@@ -1,17 +1,16 @@
 """Records, cards, locations, listings: sizes, limits, conversions."""
 
 import contextlib
-import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
+from swarmsched.card import CARD_BYTES_LIMIT, JobCard, card_of, decode_card, encode_card
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.gossip.card import CARD_BYTES_LIMIT, CardStatus, JobCard, card_of, encode_card, job_view
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.exchange import pack_buckets, pack_listing, unpack_buckets, unpack_listing
 from swarmsched.gossip.location import (
@@ -30,21 +29,18 @@ from swarmsched.gossip.record import (
     NodeRecord,
     decode_record,
     encode_record,
-    free_of,
     groups_of,
     node_view,
 )
 from swarmsched.gossip.replica import Entry, fair_order
-from swarmsched.gossip.state_testing import GENERATION, StateNetwork, sample_record
-from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ids import NodeId
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Gpu, NodeResources, Share, ranks_that_fit
+from swarmsched.resources import Demand, Free, Gpu, NodeResources, Share, counted, less, ranks_that_fit
+from swarmsched.view import JobView
+from tests.swarmsched.building import job_id, make_record
+from tests.swarmsched.gossip.state_testing import GENERATION, StateNetwork, sample_record
 
 A, B = NodeId("gpu01"), NodeId("gpu02")
-
-
-def job(number: int) -> JobId:
-    return make_job_id(1_700_000_000.0 + number, random.Random(number))
 
 
 def a_record(state: JobState = JobState.RUNNING, shares: int = 2, **changes: object) -> JobRecord:
@@ -55,20 +51,20 @@ def a_record(state: JobState = JobState.RUNNING, shares: int = 2, **changes: obj
         ranks=4 * shares,
         demand=Demand(gpus=1, cpus=4),
     )
-    record = JobRecord(
-        job(1),
-        spec,
-        1_700_000_000.5,
-        3,
-        9,
+    record = make_record(
         A,
-        GENERATION,
         (A, B),
-        state,
+        job_id=job_id(1),
+        spec=spec,
+        submitted_utc_s=1_700_000_000.5,
+        epoch=3,
+        version=9,
+        shepherd_generation=GENERATION,
+        state=state,
         shares=tuple(Share(NodeId(f"gpu{n:02}"), 4) for n in range(shares)),
         attained_gpu_s=50.0,
     )
-    return replace(record, **changes)  # type: ignore[arg-type]
+    return replace(record, **changes)
 
 
 def test_a_record_of_eight_gpus_stays_within_its_target() -> None:
@@ -84,15 +80,14 @@ def test_the_largest_record_is_cut_to_the_hard_limit() -> None:
         2**53,
         2**53,
         groups,
-        unreachable=tuple(NodeId(f"{n}" * 63) for n in range(4)),
         software_version="v" * 24,
     )
     assert len(encode_record(record)) <= RECORD_BYTES_LIMIT
 
 
-def test_placeholder_devices_fit_like_the_real_ones() -> None:
+def test_counts_of_a_remote_node_fit_like_its_devices() -> None:
     gpus = tuple(Gpu(f"u{n}", n, "A100" if n < 2 else "T4", 2**34) for n in range(6))
-    free = Free(gpus[1:5], 16, 2**36)
+    free = Free(counted(gpus[1:5]), 16, 2**36)
     record = NodeRecord(
         A,
         groups=groups_of(NodeResources(gpus, 32, 2**38), free),
@@ -101,10 +96,18 @@ def test_placeholder_devices_fit_like_the_real_ones() -> None:
         memory_free_bytes=2**36,
         memory_total_bytes=2**38,
     )
-    for demand in (Demand(gpus=1), Demand(gpus=1, gpu_type="a100"), Demand(gpus=2, gpu_type="T4"), Demand(cpus=3)):
-        assert ranks_that_fit(free_of(record), demand) == ranks_that_fit(free, demand)
     view = node_view(record, is_available=True)
-    assert (view.total_gpus, len(view.devices), len(view.free.gpus)) == (6, 6, 4)
+    for demand in (Demand(gpus=1), Demand(gpus=1, gpu_type="a100"), Demand(gpus=2, gpu_type="T4"), Demand(cpus=3)):
+        assert ranks_that_fit(view.free, demand) == ranks_that_fit(free, demand)
+    assert (view.total_gpus, view.capacity.gpu_count, view.free.gpu_count) == (6, 6, 4)
+
+
+@pytest.mark.parametrize(("unusable", "capacity"), [(0, 6), (1, 5), (2, 4), (6, 4)])
+def test_what_cannot_be_used_is_no_capacity_but_what_is_free_is(unusable: int, capacity: int) -> None:
+    groups = (GpuGroup("A100", 2, 1, 2**36), GpuGroup("T4", 4, 3, 2**34))
+    view = node_view(NodeRecord(A, groups=groups, stale_gpus=unusable), is_available=True)
+    assert (view.total_gpus, view.capacity.gpu_count, view.free.gpu_count) == (6, capacity, 4)
+    assert not less(view.free.gpus, view.capacity.gpus)
 
 
 @pytest.mark.parametrize(
@@ -118,45 +121,58 @@ def test_placeholder_devices_fit_like_the_real_ones() -> None:
 )
 def test_an_impossible_record_fails_its_check(changes: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
-        replace(sample_record(A), **changes).check()  # type: ignore[arg-type]
+        replace(sample_record(A), **changes).check()
 
 
 def test_a_typical_card_stays_near_its_target_and_reads_back_as_the_job() -> None:
-    card, body = encode_card(card_of(a_record(), running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las:3250:8"))
-    assert len(body) <= 190
-    view = job_view(CardStatus(card, age_s=5.0))
-    assert view.attained_gpu_s == 50.0 + 8 * 15.0
-    assert view.running_s == 15.0
+    card, body = encode_card(card_of(a_record(), running_s=10.0, rank_key=(1_000, 0, 5), policy_id="las"))
+    assert len(body) <= 200
+    assert decode_card(body) == card
+    view = JobView(card, written_s=100.0)
+    assert view.attained_gpu_s(105.0) == 50.0 + 8 * 15.0
+    assert view.running_s(105.0) == 15.0
+    assert view.queued_s(105.0) == 0.0
     assert view.shares == (Share(NodeId("gpu00"), 4), Share(NodeId("gpu01"), 4))
 
 
-def test_a_card_that_is_too_large_counts_the_shares_that_it_leaves_out() -> None:
+def test_a_card_names_sixty_nodes_and_counts_the_ranks_that_it_hides_beyond() -> None:
+    whole, _ = encode_card(card_of(a_record(shares=60)))
+    assert (len(whole.shares), whole.hidden_ranks) == (60, 0)
     record = a_record(shares=200)
-    record = replace(record, spec=replace(record.spec, name="n" * 63, user="u" * 63, exclude=(NodeId("e" * 63),) * 4))
-    card, body = encode_card(card_of(record, reason="r" * 200))
+    card, body = encode_card(card_of(replace(record, reason="r" * 200)))
     assert len(body) <= CARD_BYTES_LIMIT
-    assert len(card.shares) + card.more_nodes == 200
-    assert sum(share.ranks for share in card.shares) + card.more_ranks == 800
+    assert sum(share.ranks for share in card.shares) + card.hidden_ranks == 800
+    assert card.hidden_ranks
 
 
-def test_the_longest_names_still_make_a_card_within_the_limit() -> None:
+def test_constraints_that_do_not_fit_are_marked_and_never_cut_in_part() -> None:
+    names = tuple(NodeId(f"{n:03}{'e' * 50}") for n in range(30))
+    spec = replace(a_record().spec, nodes=names)
+    card, _ = encode_card(card_of(replace(a_record(JobState.QUEUED), spec=spec)))
+    assert (card.nodes, card.hides_constraints) == ((), True)
+    few, _ = encode_card(card_of(replace(a_record(JobState.QUEUED), spec=replace(spec, nodes=names[:8]))))
+    assert (few.nodes, few.hides_constraints) == (names[:8], False)
+
+
+def test_the_longest_names_still_make_a_card_within_the_limit_that_asks_for_the_same() -> None:
     long = NodeId("n" * 63)
     spec = JobSpec(
         ("x",),
         name="名" * 63,
         user="ü" * 63,
         ranks=1,
-        demand=Demand(8, 8, 2**50, "g" * 63, 2**40),
+        demand=Demand(8, 8, 2**50, "名" * 63, 2**40),
         nodes=(long,) * 5,
         exclude=(long,) * 5,
     )
     record = replace(a_record(), spec=spec, shepherd=long, shares=(Share(long, 1),) * 3)
-    _, body = encode_card(card_of(record, rank_key=(2**53,) * 4, policy_id="p" * 63))
+    card, body = encode_card(card_of(record, rank_key=(2**53,) * 4, policy_id="p" * 63))
     assert len(body) <= CARD_BYTES_LIMIT
+    assert card.demand == spec.demand
 
 
 def test_a_location_with_short_names_takes_forty_eight_bytes() -> None:
-    location = Location(job(1), 1, 12, A, (A, B, NodeId("gpu03")), JobState.ENDED, 1_700_000_000.0)
+    location = Location(job_id(1), 1, 12, A, (A, B, NodeId("gpu03")), JobState.ENDED, 1_700_000_000.0)
     assert len(encode_location(location)) <= 48
     assert decode_location(encode_location(location)) == location
     stranger = replace(location, shepherd=NodeId("else"))
@@ -171,7 +187,7 @@ def test_job_keys_sort_and_read_back_like_ids(value: int) -> None:
 
 def test_a_location_never_falls_back_and_an_old_one_expires() -> None:
     store = LocationStore()
-    new = Location(job(1), 2, 1, A, (A,), JobState.RUNNING)
+    new = Location(job_id(1), 2, 1, A, (A,), JobState.RUNNING)
     old = replace(new, epoch=1, version=99)
 
     def offer(location: Location, age_s: float, now_s: float) -> bool:
@@ -179,8 +195,8 @@ def test_a_location_never_falls_back_and_an_old_one_expires() -> None:
 
     assert offer(new, 0.0, 100.0)
     assert not offer(old, 0.0, 100.0)
-    assert store[job(1)].epoch == 2
-    assert not offer(replace(new, job_id=job(2)), KEEP_S, 100.0)
+    assert store[job_id(1)].epoch == 2
+    assert not offer(replace(new, job_id=job_id(2)), KEEP_S, 100.0)
     assert store.expire(100.0 + KEEP_S + 2.0) == 1
     store.validate()
     assert len(store) == 0
@@ -190,11 +206,11 @@ def test_at_the_limit_the_oldest_location_makes_room(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("swarmsched.gossip.location.LOCATIONS_LIMIT", 10)
     store = LocationStore()
     for number in range(5, 20):
-        location = Location(job(number), 1, 1, A, (A,), JobState.QUEUED)
+        location = Location(job_id(number), 1, 1, A, (A,), JobState.QUEUED)
         store.offer(location, encode_location(location), age_s=0.0, now_s=0.0, round_number=0)
-    old = Location(job(1), 1, 1, A, (A,), JobState.QUEUED)
+    old = Location(job_id(1), 1, 1, A, (A,), JobState.QUEUED)
     assert not store.offer(old, encode_location(old), age_s=0.0, now_s=0.0, round_number=0)
-    assert list(store) == [job(number) for number in range(10, 20)]
+    assert list(store) == [job_id(number) for number in range(10, 20)]
     store.validate()
 
 
@@ -229,7 +245,7 @@ def test_a_busy_origin_does_not_push_out_the_rest() -> None:
 
 def test_queued_cards_far_back_in_the_order_wait_until_they_move_up() -> None:
     desk = CardDesk()
-    card = JobCard(job(1), 1, 0, A, 0, 0, 1, Demand(gpus=1), 1.0)
+    card = JobCard(job_id(1), 1, 0, A, 0, 0, 1, Demand(gpus=1), 1.0)
     desk.set_card(card, 0.0)
     assert desk.due(2.0, lambda _: True) == []
     assert desk.next_deadline_s == 7.0
@@ -267,14 +283,14 @@ def test_a_swarm_without_gpus_spreads_the_first_queued_cards_only() -> None:
 
     def publish(numbers: range) -> None:
         for number in numbers:
-            card = JobCard(job(number), 1, 0, node, 0, 0, 1, Demand(gpus=1), 1.0, rank_key=(number,))
+            card = JobCard(job_id(number), 1, 0, node, 0, 0, 1, Demand(gpus=1), 1.0, rank_key=(number,))
             net.perform(node, net.planes[node].publish_card(card, net.now_s))
 
     publish(range(64))
     net.run(3.0)
     publish(range(64, 80))
     net.run(20.0)
-    assert [status.card.rank_key for status in net.planes[node].cards(net.now_s)] == [(n,) for n in range(64)]
-    net.perform(node, net.planes[node].withdraw_card(job(0), net.now_s))
+    assert [status.card.rank_key for status in net.planes[node].jobs.values()] == [(n,) for n in range(64)]
+    net.perform(node, net.planes[node].withdraw_card(job_id(0), net.now_s))
     net.run(10.0)
-    assert len(net.planes[node].cards(net.now_s)) > 63
+    assert len(net.planes[node].jobs.values()) > 63

@@ -1,16 +1,16 @@
 """Holders that change, lose their disks, keep leases, or are given up by an operator."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobState
 from swarmsched.effects import Persist, SendPeer
 from swarmsched.errors import LocalProtocolError
 from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.holders import Configuration, Holder
-from swarmsched.ids import NodeId, make_job_id
+from swarmsched.ids import NodeId
 from swarmsched.jobs.message import AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
 from swarmsched.jobs.register import (
     ReadDecided,
@@ -24,16 +24,16 @@ from swarmsched.jobs.register import (
     UpdateUncertain,
 )
 from swarmsched.jobs.succession import may_follow
+from swarmsched.jobs.update import EndConfirmed
 from swarmsched.record import JobRecord
+from tests.swarmsched.building import JOB, holders_of, make_record
 
 A, B, C, D, E, F = (NodeId(name) for name in "abcdef")
-JOB = make_job_id(0.0, random.Random(7))
-FIRST = JobRecord(JOB, JobSpec(command=("true",)), 0.0, 1, 1, A, 1, ())
 
 
 def held_by(*nodes: NodeId, leaving: tuple[NodeId, ...] = ()) -> Configuration:
     """Every node's store is 1."""
-    return Configuration(tuple(Holder(node, 1) for node in nodes), tuple(Holder(node, 1) for node in leaving))
+    return Configuration(holders_of(*nodes), holders_of(*leaving))
 
 
 ABC, CDE = held_by(A, B, C), held_by(C, D, E)
@@ -41,8 +41,8 @@ ABC_TO_CDE = held_by(C, D, E, leaving=(A, B, C))
 
 
 def record(version: int, configuration: Configuration = ABC, epoch: int = 1, shepherd: NodeId = A) -> JobRecord:
-    holders, leaving = configuration.holders, configuration.leaving
-    return replace(FIRST, version=version, epoch=epoch, shepherd=shepherd, holders=holders, leaving_holders=leaving)
+    changes = {"version": version, "epoch": epoch, "leaving_holders": configuration.leaving}
+    return make_record(shepherd, configuration.holders, **changes)
 
 
 def create(configuration: Configuration = ABC, *, is_issued_here: bool = True) -> UpdateRequested:
@@ -88,8 +88,8 @@ class Swarm:
         self.disks[node].clear()
         self.registers[node] = self.register(node, 2, store=2)
 
-    def ask(self, node: NodeId, event: UpdateRequested | ReadRequested | TimerFired) -> list[Result]:
-        results: list[Result] = []
+    def ask(self, node: NodeId, event: UpdateRequested | ReadRequested | TimerFired) -> list[Result | EndConfirmed]:
+        results: list[Result | EndConfirmed] = []
         queue = [(node, effect) for effect in self.registers[node].step(event, self.now_s)]
         while queue:
             source, effect = queue.pop(0)
@@ -109,7 +109,7 @@ class Swarm:
             each.validate()
         return results
 
-    def finish(self, node: NodeId, event: UpdateRequested | ReadRequested) -> Result:
+    def finish(self, node: NodeId, event: UpdateRequested | ReadRequested) -> Result | EndConfirmed:
         """Ask, and let the node's own timers run until it has an answer."""
         results = self.ask(node, event)
         while all(result.update_id != event.update_id for result in results):

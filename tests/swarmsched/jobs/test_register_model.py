@@ -7,14 +7,16 @@ crash with whatever was not on disk yet, and lose their disks.  Rules broken on 
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.effects import Persist, SendPeer
 from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.holders import Configuration, Holder, Quorum, majority
-from swarmsched.ids import NodeId, make_job_id
-from swarmsched.jobs import prepared, proposer, register
+from swarmsched.ids import NodeId
+from swarmsched.jobs import proposer, register
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.jobs.message import Ballot
 from swarmsched.jobs.register import (
@@ -30,8 +32,8 @@ from swarmsched.jobs.register import (
 from swarmsched.jobs.round import Round
 from swarmsched.record import JobRecord
 from swarmsched.wire.codec import decode_value
+from tests.swarmsched.building import JOB
 
-JOB = make_job_id(0.0, random.Random(7))
 SPEC = JobSpec(command=("true",))
 CHAOS_S = 12.0
 
@@ -402,7 +404,7 @@ def test_the_checker_catches_a_quorum_of_one():
 
 
 def test_the_checker_catches_holders_that_change_without_a_joint_phase(monkeypatch):
-    for module in (prepared, proposer, register):
+    for module in (proposer, register):
         monkeypatch.setattr(module, "may_follow", lambda _following, _present: True)
     assert is_caught(Rules(is_joint=False))
 

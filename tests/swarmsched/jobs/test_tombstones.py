@@ -1,15 +1,15 @@
 """Jobs that are past their retention: nobody who slept through their end can have them decided anew."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobState
 from swarmsched.effects import Persist, SendPeer
 from swarmsched.errors import StorageError
 from swarmsched.events import PeerMessageReceived, TimerFired
-from swarmsched.holders import Configuration, Holder
+from swarmsched.holders import Configuration
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, EndDecided, PrepareAnswer
 from swarmsched.jobs.register import (
@@ -23,19 +23,18 @@ from swarmsched.jobs.register import (
     UpdateRequested,
 )
 from swarmsched.jobs.tombstones import Tombstones
-from swarmsched.record import JobRecord
+from tests.swarmsched.building import JOB, holders_of, make_record
 
 A, B, C, D, E = (NodeId(name) for name in "abcde")
 STORE = 1
-JOB = make_job_id(0.0, random.Random(7))
 
 
 def held_by(*nodes):
-    return Configuration(tuple(Holder(node, STORE) for node in nodes))
+    return Configuration(holders_of(*nodes))
 
 
 ABC = held_by(A, B, C)
-OPEN = JobRecord(JOB, JobSpec(command=("true",)), 0.0, 1, 1, A, 1, ABC.holders)
+OPEN = make_record(A, (A, B, C))
 ENDED = replace(OPEN, version=2, state=JobState.ENDED)
 TAKEN_OVER = replace(OPEN, version=2, epoch=2, shepherd=C)
 

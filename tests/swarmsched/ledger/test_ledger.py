@@ -1,11 +1,11 @@
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.effects import Persist
@@ -14,17 +14,20 @@ from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import FENCE_KEPT_S, STORED_ANSWERS_MAX, Ledger
 from swarmsched.ledger.message import (
+    ClaimRequest,
     CommitRequest,
     HoldRequest,
     LaunchRequest,
+    OwnerAnswer,
     Refusal,
     ReleaseRequest,
     SignalRequest,
     StatusRequest,
     StopRequest,
 )
-from swarmsched.resources import Demand, Gpu, GpuHealth, NodeResources, Share
+from swarmsched.resources import Demand, Gpu, GpuHealth, NodeResources, Share, counted
 from swarmsched.task import TaskOrder
+from swarmsched.wire.codec import decode_value, encode_value
 
 NODE, SHEPHERD, HEIR = NodeId("gpu1"), NodeId("s1"), NodeId("s2")
 IDS = [make_job_id(float(n), random.Random(n)) for n in range(6)]
@@ -202,7 +205,7 @@ def test_a_hold_expires_at_its_deadline_and_not_before(owner):
     owner.now_s = owner.ledger.next_deadline_s
     (expired,) = owner.expire()
     assert (expired.job_id, expired.epoch, expired.attempt, expired.shepherd) == (JOB, 1, 1, SHEPHERD)
-    assert owner.ledger.free(owner.now_s).gpus == owner.offered.gpus
+    assert owner.ledger.free(owner.now_s).gpus == counted(owner.offered.gpus)
     assert owner.ledger.next_deadline_s == math.inf
     assert not [key for key in owner.disk if key.startswith("booking/")]
 
@@ -421,7 +424,9 @@ def test_forgetting_a_closed_job_frees_holds_but_not_leases(owner):
 def test_only_healthy_gpus_are_offered(owner):
     for health in (GpuHealth.FOREIGN, GpuHealth.UNHEALTHY, GpuHealth.STALE):
         owner.ledger.offer(with_health(owner.offered, 0, health), owner.now_s)
-        assert [gpu.index for gpu in owner.ledger.free(owner.now_s).gpus] == [1, 2, 3]
+        assert [gpu.index for gpu in owner.ledger._free_devices(())] == [1, 2, 3]
+        assert owner.ledger.free(owner.now_s) == owner.ledger.capacity
+        assert owner.ledger.capacity.gpu_count == 3
 
 
 def test_a_booked_gpu_stays_booked_whatever_becomes_of_it(owner):
@@ -448,14 +453,15 @@ def test_the_version_grows_exactly_when_the_free_state_changes(owner):
 
 def test_a_draining_node_refuses_holds_but_keeps_its_word(owner):
     owner.hold()
-    owner.store(owner.ledger.set_draining(True))
-    assert owner.hold(OTHER).refusal is Refusal.DRAINING
+    owner.store(owner.ledger.set_draining("new disk"))
+    refused = owner.hold(OTHER)
+    assert (refused.refusal, refused.detail) == (Refusal.DRAINING, "draining: new disk")
     assert owner.hold(OTHER, demand=Demand()).refusal is Refusal.DRAINING
     assert owner.ledger.report().gpus == 0
     assert owner.commit().refusal is Refusal.NONE
     owner.restart()
-    assert owner.ledger.is_draining
-    owner.store(owner.ledger.set_draining(False))
+    assert (owner.ledger.is_draining, owner.ledger.drain_reason) == (True, "new disk")
+    owner.store(owner.ledger.set_draining(None))
     assert owner.hold(OTHER).refusal is Refusal.NONE
 
 
@@ -501,13 +507,19 @@ def test_commands_are_harmless_when_repeated_after_a_restart(owner):
     assert len(owner.ledger.entries) == 1
 
 
-@pytest.mark.parametrize("schema", [b"2", b"", None])
+def test_a_store_whose_schema_entry_alone_is_missing_is_read_and_gets_it_back(owner):
+    owner.hold()
+    del owner.disk["schema"]
+    owner.restart()
+    assert len(owner.ledger.entries) == 1
+    owner.commit()
+    assert "schema" in owner.disk
+
+
+@pytest.mark.parametrize("schema", [b"2", b""])
 def test_a_store_of_another_schema_version_is_refused(owner, schema):
     owner.hold()
-    if schema is None:
-        del owner.disk["schema"]
-    else:
-        owner.disk["schema"] = schema
+    owner.disk["schema"] = schema
     with pytest.raises(StorageError, match="ledger/schema: unknown schema version") as caught:
         Ledger(NODE, 2).restore(owner.disk, 0.0)
     assert "reads version 1" in caught.value.remedy
@@ -611,3 +623,30 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestAnyOrder = LedgerMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+def keep_claim(owner, number=1):
+    fields = owner.fields(make_job_id(float(number), random.Random(number)), 1, 1, SHEPHERD, None)
+    claim = ClaimRequest(
+        **fields, ranks=4, demand=Demand(gpus=1), policy_id="fifo", rank_key=(0,),
+        submitted_utc_s=0.0, starts_within_s=0.0,
+    )  # fmt: skip
+    owner.keep(owner.ledger.claim(claim, owner.now_s))
+
+
+def test_a_claim_that_is_not_renewed_lapses_and_keeps_nothing_awake(owner):
+    keep_claim(owner)
+    assert owner.hold(make_job_id(99.0, random.Random(99))).refusal is Refusal.CLAIMED
+    due_s = owner.ledger.next_deadline_s
+    owner.now_s = due_s
+    owner.ledger.expire(due_s)
+    assert owner.ledger.next_deadline_s == float("inf")
+    assert owner.hold(make_job_id(98.0, random.Random(98))).refusal is Refusal.NONE
+
+
+def test_a_refusal_that_names_many_claims_can_still_be_told(owner):
+    for number in range(60):
+        keep_claim(owner, number)
+    answer = owner.hold(make_job_id(99.0, random.Random(99)))
+    assert (answer.refusal, len(answer.detail)) == (Refusal.CLAIMED, 1_024)
+    assert decode_value(OwnerAnswer, encode_value(OwnerAnswer, answer)) == answer

@@ -5,15 +5,14 @@ from itertools import count
 import pytest
 
 from swarmsched.api import JobSpec
-from swarmsched.ids import JobId, NodeId
-from swarmsched.ledger.message import HOLD_TTL_S, FreeReport, OwnerAnswer, Refusal
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import HOLD_TTL_S, Refusal
 from swarmsched.negotiation.attempt import DECISION_MARGIN_S, Attempt, AttemptPhase, Ranking
-from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share
+from tests.swarmsched.building import answer_to, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 A, B = NodeId("a"), NodeId("b")
-RECORD = JobRecord(JOB, JobSpec(("true",), ranks=3, demand=Demand(gpus=1)), 0.0, 1, 1, NodeId("boss"), 7, ("boss",))
+RECORD = make_record("boss", spec=JobSpec(("true",), ranks=3, demand=Demand(gpus=1)), shepherd_generation=7)
 
 
 @pytest.fixture
@@ -22,9 +21,7 @@ def attempt():
 
 
 def answer(attempt, effect, now_s, refusal=Refusal.NONE, **changes):
-    message = effect.message
-    given = OwnerAnswer(JOB, 1, 1, message.command_id, effect.recipient, refusal, FreeReport(1, 1, 0, 0, 0), **changes)
-    return attempt.answered(given, now_s)
+    return attempt.answered(answer_to(effect.message, effect.recipient, refusal, **changes), now_s)
 
 
 def held(attempt):

@@ -4,15 +4,11 @@ from itertools import count
 
 import pytest
 
-from swarmsched.api import JobSpec
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.catching_up import AT_ONCE_MAX, TRY_AGAIN_S, CatchingUp
-from swarmsched.record import JobRecord
+from tests.swarmsched.building import job_id, make_record
 
-HOLDERS = (Holder(NodeId("a"), 1), Holder(NodeId("b"), 1), Holder(NodeId("c"), 1))
-JOBS = [JobId(f"01hzzzzzzzabcdefghjkmnpq{index:02}") for index in range(AT_ONCE_MAX + 1)]
-HELD = {job: JobRecord(job, JobSpec(("true",)), 0.0, 1, 1, NodeId("a"), 1, HOLDERS) for job in JOBS}
+JOBS = [job_id(number) for number in range(AT_ONCE_MAX + 1)]
+HELD = {job: make_record("a", "abc", job_id=job) for job in JOBS}
 
 
 class Scene:
@@ -32,7 +28,7 @@ def scene():
 def test_a_suspected_record_is_read_and_sent_to_all_its_holders_again(scene):
     scene.catching_up.suspect(JOBS[0])
     (read,) = scene.reads(0.0)
-    assert (read.job_id, read.configuration.holders, read.spreads) == (JOBS[0], HOLDERS, True)
+    assert (read.job_id, read.configuration.holders, read.spreads) == (JOBS[0], HELD[JOBS[0]].holders, True)
     assert scene.reads(TRY_AGAIN_S) == []
 
 

@@ -1,15 +1,13 @@
 """Checkpoints: the owner's desk passes wishes on until they are answered; only the present attempt may commit."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobState
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, CommitCheckpoint, Refused
 from swarmsched.effects import ReplyToClient, SendPeer
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.ledger.message import CheckpointAnswer
 from swarmsched.negotiation.checkpointing import (
     GIVE_UP_S,
@@ -18,9 +16,8 @@ from swarmsched.negotiation.checkpointing import (
     is_of_present_attempt,
     is_overtaken,
 )
-from swarmsched.record import JobRecord
+from tests.swarmsched.building import JOB, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 ME, BOSS, NEXT = NodeId("me"), NodeId("boss"), NodeId("next")
 SAVED = Checkpoint("step-7", 2, ME)
 
@@ -123,5 +120,5 @@ def test_a_task_that_is_not_here_commits_nothing(desk):
     ],
 )
 def test_only_ranks_of_the_present_attempt_may_commit(state, attempt, is_allowed):
-    record = JobRecord(JOB, JobSpec(("true",)), 0.0, 1, 1, BOSS, 1, (Holder(BOSS, 1),), state=state, attempt=2)
+    record = make_record(BOSS, state=state, attempt=2)
     assert (is_of_present_attempt(record, attempt) == "") is is_allowed

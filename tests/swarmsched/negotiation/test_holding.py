@@ -1,13 +1,12 @@
 """Who holds a job, and when that should change."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec
 from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.negotiation.holding import (
     REPLACE_AFTER_S,
     Candidate,
@@ -16,10 +15,9 @@ from swarmsched.negotiation.holding import (
     next_holders,
     successor,
 )
-from swarmsched.record import JobRecord
 from swarmsched.resources import Share
+from tests.swarmsched.building import make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 ME = NodeId("a")
 
 
@@ -32,29 +30,37 @@ def candidate(name, zone="", jobs=0, store=1, is_witness=False):
 
 
 def record(*names):
-    return JobRecord(JOB, JobSpec(("true",)), 0.0, 1, 1, ME, 1, tuple(holder(name) for name in names))
+    return make_record(ME, names)
 
 
 def following(held, live, gone=None, now_s=1_000.0):
     return next_holders(record(*held), ME, [candidate(name) for name in live], gone or {}, random.Random(1), now_s)
 
 
-def test_three_of_many_are_chosen_and_the_asked_node_is_the_first():
-    chosen = choose_holders(holder("a"), [candidate(name) for name in "bcdef"], random.Random(1))
-    assert chosen[0] == holder("a")
-    assert len(set(chosen)) == 3
+def test_three_of_many_are_chosen_and_the_asked_node_is_one_of_them():
+    chosen = choose_holders([candidate("a")], [candidate(name) for name in "abcdef"], random.Random(1), 2)
+    assert len({holder("a"), *chosen}) == 3
 
 
 def test_as_many_as_there_are_are_chosen_in_a_small_swarm():
-    assert choose_holders(holder("a"), [], random.Random(1)) == (holder("a"),)
-    assert choose_holders(holder("a"), [candidate("b")], random.Random(1)) == (holder("a"), holder("b"))
+    assert choose_holders([candidate("a")], [], random.Random(1)) == ()
+    assert choose_holders([candidate("a")], [candidate("b")], random.Random(1)) == (holder("b"),)
 
 
 def test_holders_stand_in_different_zones_where_that_is_possible():
     live = [candidate("a", "x"), *(candidate(name, "x") for name in "bcd"), candidate("e", "y"), candidate("f", "z")]
     for seed in range(20):
-        chosen = choose_holders(holder("a"), live, random.Random(seed))
-        assert set(chosen) == {holder("a"), holder("e"), holder("f")}
+        chosen = choose_holders([candidate("a", "x")], live, random.Random(seed), 2)
+        assert set(chosen) == {holder("e"), holder("f")}
+
+
+def test_the_successor_of_a_lost_holder_stands_in_another_zone_than_those_that_stay():
+    near = [candidate(name, zone) for name, zone in zip("abcdefgh", "xyxyxyxy", strict=True)]
+    live = [*near, candidate("i", "z")]
+    gone = {NodeId("l"): 0.0}
+    for seed in range(20):
+        chosen = next_holders(record("a", "b", "l"), ME, live, gone, random.Random(seed), 1_000.0)
+        assert chosen == (holder("a"), holder("b"), holder("i"))
 
 
 def test_nothing_changes_while_three_holders_live():
@@ -119,7 +125,7 @@ def test_relieving_a_node_of_a_settled_gang_never_leaves_the_job_with_fewer_hold
     job = replace(record(*"abc"), shares=(Share(NodeId("b"), 1), Share(NodeId("e"), 1)))
     lost = {NodeId("c"): 1_000.0 - REPLACE_AFTER_S}
     candidates = [candidate(name) for name in live]
-    chosen = next_holders(job, ME, candidates, lost, random.Random(1), 1_000.0, is_settled=True)
+    chosen = next_holders(job, ME, candidates, lost, random.Random(1), 1_000.0, is_settled=True) or ()
     assert len(chosen) == 3
     assert {holder("a"), holder("d")} < set(chosen)
 
@@ -143,3 +149,29 @@ def test_no_change_leaves_a_job_with_fewer_live_holders_than_it_could_have(seed)
     assert len(nodes) == len(chosen) >= min(3, len(held))
     assert len(alive.intersection(chosen)) >= len(before)
     assert ME in nodes
+
+
+def test_at_most_one_of_a_jobs_holders_is_a_witness():
+    witnesses = [candidate(name, is_witness=True) for name in "xyz"]
+    for seed in range(20):
+        rng = random.Random(seed)
+        assert len(choose_holders([candidate("a")], witnesses, rng, 2)) == 1
+        first = choose_holders([candidate("a")], [*witnesses, candidate("b")], rng, 2)
+        assert holder("b") in first
+        assert len(first) == 2
+        others = [candidate("a"), *witnesses[1:]]
+        assert choose_holders([witnesses[0]], others, rng, 2, has_witness=True) == (holder("a"),)
+
+
+def test_a_second_witness_gives_way_to_a_node_that_can_act():
+    live = [candidate("a"), candidate("x", is_witness=True), candidate("y", is_witness=True), candidate("b")]
+    assert next_holders(record(*"axy"), ME, live, {}, random.Random(1), 0.0) == (holder("a"), holder("x"), holder("b"))
+    assert next_holders(record(*"axy"), ME, live[:3], {}, random.Random(1), 0.0) is None
+
+
+def test_a_settled_gangs_nodes_are_not_relieved_by_two_witnesses():
+    job = replace(record(*"abc"), shares=(Share(NodeId("b"), 1), Share(NodeId("c"), 1)))
+    live = [candidate(name) for name in "abc"] + [candidate(name, is_witness=True) for name in "xy"]
+    chosen = next_holders(job, ME, live, {}, random.Random(1), 1_000.0, is_settled=True) or ()
+    assert len(chosen) == 3
+    assert len({holder("x"), holder("y")} & set(chosen)) == 1

@@ -1,8 +1,7 @@
 """The owner obeys as far as its ledger allows, runs each task once, and repeats itself until it is heard."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.authority.contact import ContactLine
@@ -21,6 +20,7 @@ from swarmsched.effects import (
 )
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import (
+    FoundTask,
     RankExited,
     RendezvousBound,
     RendezvousFailed,
@@ -48,18 +48,17 @@ from swarmsched.ledger.message import (
     TaskReportReceived,
 )
 from swarmsched.negotiation.owner import RELEASE_GRACE_S, REPORT_INTERVAL_S, Owner
-from swarmsched.resources import Demand, Gpu, NodeResources, Share
+from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
+from tests.swarmsched.building import JOB, make_resources
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 ME, BOSS = NodeId("gpu1"), NodeId("gpu2")
 SPEC = JobSpec(("python", "train.py"), ranks=2, demand=Demand(gpus=1))
 
 
 def make_ledger():
     ledger = Ledger(ME, 1)
-    gpus = tuple(Gpu(f"GPU-{i}", i, "H100", 2**36) for i in range(2))
-    ledger.offer(NodeResources(gpus, 8, 2**36), 0.0)
+    ledger.offer(make_resources(2), 0.0)
     return ledger
 
 
@@ -157,12 +156,12 @@ def test_old_shepherd_that_asks_while_the_port_is_being_bound_is_refused_at_once
 
 @pytest.mark.parametrize(("epochs", "answered"), [((1, 2), "heir"), ((2, 1), BOSS)])
 def test_of_two_shepherds_for_whom_others_give_way_the_newer_is_answered(owner, epochs, answered):
-    lower = replace(hold(), job_id="lower", rank_key=(5,), wants_rendezvous=False)
+    lower = replace(hold(), job_id=JobId("lower"), rank_key=(5,), wants_rendezvous=False)
     owner.obey(BOSS, lower, 0.0)
     first, second = (hold(command_id=epoch, epoch=epoch, wants_rendezvous=False) for epoch in epochs)
     assert [each.message.job_id for each in of(SendPeer, owner.obey(BOSS, first, 0.1))] == ["lower"]
     assert owner.obey("heir", replace(second, shepherd="heir"), 0.105) == []
-    release = ReleaseRequest("lower", 1, 1, 9, BOSS)
+    release = ReleaseRequest(lower.job_id, 1, 1, 9, BOSS)
     mine = [each for each in of(SendPeer, owner.obey(BOSS, release, 0.11)) if each.message.job_id == JOB]
     assert [(each.recipient, each.message.epoch) for each in mine] == [(answered, 2)]
 
@@ -231,6 +230,32 @@ def test_launch_starts_once_however_often_it_arrives(owner):
     assert len(of(StartTask, launched(owner))) == 1
     assert of(StartTask, owner.obey(BOSS, launch(), 0.4)) == []
     assert of(StartTask, owner.obey(BOSS, launch(command_id=9), 0.5)) == []
+
+
+def test_task_whose_gpu_has_vanished_is_not_started_on_fewer_and_fails_by_its_nodes_fault():
+    owner = owner_of(ledger := make_ledger())
+    held(owner)
+    in_contact(owner, owner.obey(BOSS, commit(), 0.2), 0.25)
+    ledger.offer(make_resources(1), 0.3)
+    effects = owner.obey(BOSS, launch(), 0.4)
+    assert of(StartTask, effects) == []
+    (status,) = reports(effects)
+    assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.INTERNAL)
+    assert "1 of its GPUs vanished" in status.detail
+    assert ledger.entries == ()
+
+
+def test_restarted_owner_waits_for_telemetry_before_it_starts_a_task():
+    before = owner_of(make_ledger())
+    durable = before.obey(BOSS, hold(), 0.0) + held(before) + before.obey(BOSS, commit(), 0.2)
+    (ledger := Ledger(ME, 2)).restore(durable_entries(durable, "ledger"), 0.0)
+    after = restarted(durable, ledger)
+    after.step(TasksFound(()), 0.0)
+    launch_at = in_contact(after, after.step(TimerFired(), 0.0), 0.1) + after.obey(BOSS, launch(), 0.2)
+    assert of(StartTask, launch_at) == []
+    ledger.offer(make_resources(2), 1.0)
+    (started,) = of(StartTask, in_contact(after, after.step(TimerFired(), 2.5), 2.6))
+    assert len(started.gpus) == 2
 
 
 def test_launch_after_a_stop_starts_nothing(owner):
@@ -329,6 +354,11 @@ def durable_entries(effects, room):
     return {effect.key: effect.value for effect in of(Persist, effects) if effect.room == room}
 
 
+def found_task(owner, status):
+    order = owner.order(JOB, 1)
+    return FoundTask(status, order, tuple(f"GPU-{n}" for n in range(order.local_ranks)))
+
+
 def test_restarted_owner_takes_up_its_tasks_and_does_not_start_them_twice():
     """The agent was killed while the task ran; its shim is found."""
     ledger = make_ledger()
@@ -337,7 +367,7 @@ def test_restarted_owner_takes_up_its_tasks_and_does_not_start_them_twice():
     after = owner_of(ledger)
     after.restore(durable_entries(durable, "task"), 0.0)
     status = before.tasks[0]
-    found = TasksFound((type(status)(JOB, 1, 1, ME, TaskStage.STARTED),))
+    found = TasksFound((found_task(before, replace(status, stage=TaskStage.STARTED)),))
     assert reports(after.step(found, 0.0))[0].stage is TaskStage.STARTED
     assert of(StartTask, after.obey(BOSS, launch(), 0.1)) == []
 
@@ -443,8 +473,62 @@ def test_a_restored_result_is_forgotten_once_the_holders_say_that_the_job_is_ove
 def test_task_that_nobody_ordered_is_stopped():
     owner = owner_of(make_ledger())
     launched(other := owner_of(make_ledger()))
-    effects = owner.step(TasksFound(other.tasks), 0.0)
+    effects = owner.step(TasksFound((found_task(other, other.tasks[0]),)), 0.0)
     assert of(StopTask, effects) != []
+
+
+def test_task_that_nobody_ordered_has_its_gpus_until_it_has_ended():
+    """The database was lost, the ranks were not: their GPUs are nobody else's, and a shepherd hears of them."""
+    launched(other := owner_of(make_ledger()))
+    owner = owner_of(ledger := make_ledger())
+    found = found_task(other, replace(other.tasks[0], stage=TaskStage.STARTED))
+    owner.step(TasksFound((found,)), 0.0)
+    assert ledger.free(0.0).gpu_count == make_ledger().free(0.0).gpu_count - len(found.gpus)
+    for command in (commit(), launch()):
+        assert answers(owner.obey(BOSS, command, 0.5))[0].refusal is Refusal.DRAINING
+    asked = owner.obey(BOSS, StatusRequest(JOB, 1, 1, 7, BOSS), 1.0)
+    assert answers(asked)[0].refusal is Refusal.NONE
+    assert reports(asked)[0].stage is TaskStage.STARTED
+    (status,) = reports(owner.step(TaskExited(JOB, 1, (RankExit(0, 0), RankExit(1, 0))), 2.0))
+    assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.LOST)
+    assert ledger.free(0.0).gpu_count == make_ledger().free(0.0).gpu_count
+
+
+@pytest.mark.parametrize("is_found_again", [True, False])
+def test_task_that_nobody_ordered_and_that_ended_while_no_agent_ran_has_no_gpus(is_found_again):
+    launched(other := owner_of(make_ledger()))
+    found = found_task(other, replace(other.tasks[0], stage=TaskStage.STARTED))
+    owner_of(ledger := make_ledger()).step(TasksFound((found,)), 0.0)
+    assert ledger.entries != ()
+    ended = found_task(other, replace(other.tasks[0], stage=TaskStage.EXITED))
+    effects = owner_of(ledger).step(TasksFound((ended,) if is_found_again else ()), 5.0)
+    assert of(Persist, effects) != []
+    assert ledger.entries == ()
+
+
+def test_task_that_was_launched_and_is_not_found_again_was_lost():
+    """A power cut took the shim's files: to start it once more, or to wait for it, would be wrong."""
+    ledger = make_ledger()
+    before = owner_of(ledger)
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    in_contact(before, durable, 0.25)
+    durable += before.obey(BOSS, launch(), 0.4)
+    (status,) = reports(restarted(durable, ledger).step(TasksFound(()), 0.0))
+    assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.LOST)
+    assert ledger.entries == ()
+
+
+def test_restarted_owner_asks_the_newest_holders_that_it_knew():
+    """All that its order names may be gone by then."""
+    before = owner_of(ledger := make_ledger())
+    durable = held(before) + before.obey(BOSS, commit(), 0.2)
+    newer = Configuration(tuple(Holder(NodeId(name), 1) for name in ("new1", "new2", "new3")))
+    contact = next(each.message for each in of(SendPeer, durable) if isinstance(each.message, OwnerContact))
+    news = TaskNews(JOB, 1, Standing.VALID, 1, 5, newer)
+    durable += before.contact_answered(ME, ContactAnswered(contact.sequence, (news,)), 0.3)
+    after = restarted(durable, ledger)
+    asked = of(SendPeer, after.step(TimerFired(), 0.0))
+    assert {each.recipient for each in asked if isinstance(each.message, OwnerContact)} == set(newer.nodes)
 
 
 def test_acknowledgement_of_an_earlier_life_forgets_nothing(owner):
@@ -461,8 +545,8 @@ def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_g
     durable = held(before) + before.obey(BOSS, commit(), 0.2)
     after = owner_of(make_ledger())
     after.restore(durable_entries(durable, "task"), 0.0)
-    exited = type(before.tasks[0])(JOB, 1, 1, ME, TaskStage.EXITED, (RankExit(0, 4),))
-    effects = after.step(TasksFound((exited,)), 0.0)
+    exited = replace(before.tasks[0], stage=TaskStage.EXITED, exits=(RankExit(0, 4),))
+    effects = after.step(TasksFound((found_task(before, exited),)), 0.0)
     assert [effect.recipient for effect in of(SendPeer, effects)] == [BOSS]
     assert reports(effects)[0].exits == (RankExit(0, 4),)
 
@@ -513,15 +597,17 @@ def test_released_task_is_stopped_again_after_a_restart():
     before.obey(BOSS, launch(), 0.3)
     before.obey(BOSS, ReleaseRequest(JOB, 1, 1, 8, BOSS), 1.0)
     after = restarted(durable, ledger)
-    effects = after.step(TasksFound((type(before.tasks[0])(JOB, 1, 1, ME, TaskStage.STARTED),)), 0.0)
+    found = found_task(before, replace(before.tasks[0], stage=TaskStage.STARTED))
+    effects = after.step(TasksFound((found,)), 0.0)
     assert len(of(StopTask, effects)) == 1
     assert ForgetTask(JOB, 1) in after.step(TaskExited(JOB, 1, ()), 1.0)
 
 
 def test_task_that_nobody_ordered_is_forgotten_once_it_has_exited(owner):
     launched(other := owner_of(make_ledger()))
-    assert of(ForgetTask, owner.step(TasksFound(other.tasks), 0.0)) == []
-    assert owner.step(TaskExited(JOB, 1, ()), 1.0) == [ForgetTask(JOB, 1)]
+    assert of(ForgetTask, owner.step(TasksFound((found_task(other, other.tasks[0]),)), 0.0)) == []
+    assert ForgetTask(JOB, 1) in owner.step(TaskExited(JOB, 1, ()), 1.0)
+    assert owner.tasks == ()
 
 
 def test_late_copy_of_a_hold_binds_no_second_port_for_a_running_task(owner):

@@ -1,17 +1,16 @@
 """How long a job waits before it is placed again, and which number its next attempt has."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.ledger.message import Refusal
 from swarmsched.negotiation.pacing import (
     ATTEMPTS_SKIPPED_MAX,
     AVOID_NODE_S,
+    BACKOFF_ALONE_S,
     BACKOFF_S,
     BACKOFF_S_MAX,
     RESTART_DELAY_S,
@@ -19,10 +18,10 @@ from swarmsched.negotiation.pacing import (
     STARVING_ATTEMPTS,
     Pacing,
 )
-from swarmsched.record import JobRecord
+from tests.swarmsched.building import make_record
 
 A, B = NodeId("a"), NodeId("b")
-RECORD = JobRecord(JobId("01hzzzzzzzabcdefghjkmnpq00"), JobSpec(("true",)), 0.0, 1, 1, A, 1, (Holder(A, 1),), attempt=3)
+RECORD = make_record(A, attempt=3)
 
 
 class Longest(random.Random):
@@ -73,9 +72,24 @@ def test_numbers_leap_ahead_of_those_that_an_earlier_life_has_used(pacing):
 
 
 def test_nodes_that_refused_or_were_out_of_reach_are_avoided_for_a_while(pacing):
-    pacing.failed(Refusal.DOES_NOT_FIT, A, 100.0)
+    pacing.failed(Refusal.CLAIMED, A, 100.0)
     pacing.avoid(B, 100.0)
     assert pacing.avoided == {A: 100.0 + BACKOFF_S_MAX, B: 100.0 + AVOID_NODE_S}
+
+
+def test_a_node_that_told_what_it_has_left_is_taken_at_its_word_again_at_once(pacing):
+    pacing.failed(Refusal.DOES_NOT_FIT, A, 100.0)
+    assert pacing.avoided == {}
+
+
+def test_a_job_that_asks_one_owner_alone_comes_back_soon_however_often_there_was_no_room(pacing):
+    for _ in range(20):
+        pacing.failed(Refusal.DOES_NOT_FIT, A, 100.0, was_alone=True)
+        assert pacing.may_try_after_s <= 100.0 + BACKOFF_ALONE_S
+    assert not pacing.has_failed_often
+    for _ in range(STARVING_ATTEMPTS):
+        pacing.failed(Refusal.DOES_NOT_FIT, A, 100.0)
+    assert pacing.has_failed_often
 
 
 def test_restarts_wait_longer_each_time_but_the_first(pacing):

@@ -5,22 +5,20 @@ import pytest
 from swarmsched.api import Isolation, JobSpec
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.ledger.message import StopRequest
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.negotiation.settlement import LEFTOVER_GRACE_S, Settlement
-from swarmsched.record import JobRecord, Leftover
+from swarmsched.record import Leftover
+from tests.swarmsched.building import JOB, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 A, B, C, OWNER = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("owner")
 LEFT = Leftover(OWNER, 3)
 SILENT_S = patience_s(FREEZE_AFTER_S)
 
 
 def record(version=7, **spec):
-    holders = (Holder(A, 1), Holder(B, 1), Holder(C, 1))
-    return JobRecord(JOB, JobSpec(("true",), **spec), 0.0, 2, version, A, 1, holders, leftovers=(LEFT,))
+    return make_record(A, (A, B, C), spec=JobSpec(("true",), **spec), epoch=2, version=version, leftovers=(LEFT,))
 
 
 @pytest.fixture

@@ -9,14 +9,12 @@ from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import NodeId
 from swarmsched.jobs.register import UpdateRequested
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
     CommitRequest,
-    FreeReport,
     HoldRequest,
     LaunchRequest,
     OwnerAnswer,
@@ -30,15 +28,14 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.record_writer import WriteRecord
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
-from swarmsched.record import JobRecord, shell_exit_code
+from swarmsched.negotiation.shepherd import WAITING_MAX, Clock, JobShepherd
+from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
+from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
 SHARES = (Share(A, 2), Share(B, 1))
-FREE = FreeReport(1, 1, 0, 0, 0)
 UTC = 1_700_000_000.0
 
 
@@ -50,10 +47,10 @@ class Scene:
         self.updates = []
         self.sent = []
         self.announced = []
-        demand = Demand(gpus=1)
-        record = JobRecord(
-            JOB, JobSpec(("python", "t.py"), ranks=3, demand=demand, **spec), UTC, 1, 1, ME, 7, (Holder(ME, 1),)
-        )
+        self.is_register_silent = False
+        self.undecided = []
+        asked = JobSpec(("python", "t.py"), ranks=3, demand=Demand(gpus=1), **spec)
+        record = make_record(ME, spec=asked, submitted_utc_s=UTC, shepherd_generation=7)
         self.shepherd = JobShepherd(record, ME, random.Random(1), count(1))
         self.do(self.shepherd.accepted(self.clock))
 
@@ -69,12 +66,20 @@ class Scene:
         for effect in effects:
             match effect:
                 case WriteRecord(update=UpdateRequested() as update):
-                    self.updates.append(update.value)
-                    self.do(self.shepherd.written(update.update_id, update.value, self.clock))
+                    self.undecided.append(update)
+                    if not self.is_register_silent:
+                        self.decide()
                 case SendPeer():
                     self.sent.append((effect.recipient, effect.message))
                 case Announce():
                     self.announced.append(effect)
+
+    def decide(self):
+        self.is_register_silent = False
+        while self.undecided:
+            update = self.undecided.pop(0)
+            self.updates.append(update.value)
+            self.do(self.shepherd.written(update.update_id, update.value, self.clock))
 
     def take(self, kind):
         """Messages of one kind that were sent since the last call, and forget all others."""
@@ -84,13 +89,12 @@ class Scene:
 
     def answer(self, requests, refusal=Refusal.NONE, **changes):
         for node, request in requests:
-            answer = OwnerAnswer(JOB, 1, request.attempt, request.command_id, node, refusal, FREE, **changes)
-            self.do(self.shepherd.owner_answered(answer, self.clock))
+            self.do(self.shepherd.owner_answered(answer_to(request, node, refusal, **changes), self.clock))
 
     def report(self, node, stage, revision, exits=(), failure=TaskFailure.NONE, detail="", phase="", attempt=None):
         attempt = self.shepherd.record.attempt if attempt is None else attempt
         status = TaskStatus(JOB, 1, attempt, node, stage, tuple(exits), failure, detail, phase, revision)
-        self.do(self.shepherd.task_reported(TaskReport(status, FREE), self.clock))
+        self.do(self.shepherd.task_reported(TaskReport(status, NOTHING_FREE), self.clock))
 
     def succeed(self):
         """The register has made a shepherd of a later epoch; it knows the record and nothing else."""
@@ -234,7 +238,7 @@ def test_rank_killed_by_a_signal_gives_128_plus_its_number(scene):
     scene.run()
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 9), RankExit(1, 0, 15)])
     scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
-    assert shell_exit_code(scene.record) == 137
+    assert (shell_exit_code(scene.record), own_exit_code(scene.record)) == (137, None)
 
 
 def test_short_job_that_ends_before_all_reported_started_completes(scene):
@@ -252,6 +256,16 @@ def test_cancelling_a_queued_job_ends_it_at_once(scene):
 
 def wish(name, sequence, attempt=1):
     return CheckpointRequest(JOB, attempt, sequence, A, Checkpoint(name, attempt, A, sequence=sequence))
+
+
+def test_checkpoints_wait_at_their_owners_while_no_majority_answers(scene):
+    """Each is asked again until it is answered: the queue must not grow with the time that the holders are silent."""
+    scene.run()
+    writes = [effect for n in range(100) for effect in scene.shepherd.commit_checkpoint(wish(f"s-{n}", n), scene.clock)]
+    for write in writes:
+        written = scene.shepherd.written(write.update.update_id, write.update.value, scene.clock)
+        writes += [effect for effect in written if isinstance(effect, WriteRecord)]
+    assert len(writes) == 1 + WAITING_MAX
 
 
 def test_a_client_is_told_only_what_the_update_under_way_has_made_of_the_record(scene):
@@ -305,6 +319,18 @@ def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
     assert (scene.record.detail, scene.record.failed_rank) == ("cancelled", -1)
 
 
+def test_a_cancelled_job_whose_ranks_end_with_zero_is_no_success():
+    """As scripts do that save a checkpoint on SIGTERM; a code of their own stands."""
+    for code, expected in ((0, (143, None)), (7, (7, 7))):
+        scene = Scene()
+        scene.run()
+        scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+        scene.report(A, TaskStage.EXITED, 6, [RankExit(0, code), RankExit(1, 0)])
+        scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0)])
+        assert scene.record.end_reason is EndReason.CANCELLED
+        assert (shell_exit_code(scene.record), own_exit_code(scene.record)) == expected
+
+
 def test_stop_is_repeated_until_the_owner_has_stopped(scene):
     scene.run()
     scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
@@ -337,6 +363,22 @@ def test_time_limit_ends_the_job_with_124():
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15)])
     scene.report(B, TaskStage.EXITED, 6, [])
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.TIMEOUT, 124)
+    assert own_exit_code(scene.record) is None
+
+
+def test_late_report_of_an_attempt_that_is_given_up_stops_nothing_of_the_next_one(scene):
+    scene.launch()
+    signalled = [RankExit(2, 0, 15)]
+    scene.report(B, TaskStage.EXITED, 5, exits=signalled)
+    scene.is_register_silent = True
+    scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
+    scene.report(B, TaskStage.STARTED, 4, exits=signalled)
+    scene.decide()
+    scene.now_s += 60.0
+    scene.launch()
+    scene.now_s += 60.0
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.take(StopRequest) == []
 
 
 def test_lost_rendezvous_port_is_tried_again_and_not_counted_as_a_failure(scene):
@@ -355,6 +397,16 @@ def test_job_that_never_finds_a_port_fails_in_the_end(scene):
         scene.report(B, TaskStage.EXITED, 5)
     assert scene.record.end_reason is EndReason.FAILED
     assert "port 29500" in scene.record.detail
+
+
+def test_a_node_that_cannot_start_its_part_is_avoided_and_the_job_tried_again(scene):
+    scene.launch()
+    why = "b could not start the task: Resource temporarily unavailable"
+    scene.report(B, TaskStage.EXITED, 5, failure=TaskFailure.INTERNAL, detail=why)
+    scene.report(A, TaskStage.EXITED, 5, [RankExit(0, 0, 15)])
+    assert (scene.record.state, scene.record.relaunches) == (JobState.QUEUED, 1)
+    assert list(scene.shepherd.avoided) == [B]
+    assert why in scene.record.reason
 
 
 def test_failed_environment_ends_the_job_with_its_output(scene):
@@ -445,7 +497,7 @@ def test_owner_that_has_nothing_left_does_not_hide_why_the_gang_was_stopped(scen
     scene.take(CommitRequest)
     scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.UNREACHABLE, detail="no route")
     scene.answer(scene.take(StopRequest), Refusal.RELEASED_ATTEMPT)
-    scene.do(scene.shepherd.owner_answered(OwnerAnswer(JOB, 1, 1, 99, A, Refusal.UNKNOWN, FREE), scene.clock))
+    scene.do(scene.shepherd.owner_answered(OwnerAnswer(JOB, 1, 1, 99, A, Refusal.UNKNOWN, NOTHING_FREE), scene.clock))
     assert scene.record.end_reason is not EndReason.NODE_LOST
 
 
@@ -467,6 +519,16 @@ def test_task_that_stands_staged_after_the_launch_is_launched_again(scene):
     assert [node for node, _ in scene.take(LaunchRequest)] == [B]
     scene.report(B, TaskStage.STAGED, 7)
     assert [node for node, _ in scene.take(LaunchRequest)] == [B]
+
+
+def test_task_that_stands_before_its_start_while_its_gang_runs_was_lost(scene):
+    """Its owner came back with a disk that knows the order and nothing of the ranks."""
+    scene.run()
+    scene.sent = []
+    scene.report(B, TaskStage.STAGED, 7)
+    assert [node for node, _ in scene.take(ReleaseRequest)] == [B]
+    scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
+    assert (scene.record.state, scene.record.restarts) == (JobState.QUEUED, 1)
 
 
 def test_unanswered_status_request_is_repeated(scene):
@@ -550,8 +612,7 @@ def test_an_attempt_that_was_given_up_while_it_was_written_down_is_withdrawn(sce
     holds = scene.place()
     scene.answer(holds[:1], rendezvous_host="10.0.0.1", rendezvous_port=29500)
     (node, request), *_ = holds[1:]
-    last = OwnerAnswer(JOB, 1, request.attempt, request.command_id, node, Refusal.NONE, FREE)
-    effects = scene.shepherd.owner_answered(last, scene.clock)
+    effects = scene.shepherd.owner_answered(answer_to(request, node), scene.clock)
     (prepared,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     scene.now_s += 5.0
     scene.do(scene.shepherd.on_timer(scene.clock))

@@ -4,23 +4,21 @@ import random
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import JobSpec
 from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.authority.timing import LEASE_TTL_S, patience_s
-from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.succession import Succession
-from swarmsched.record import JobRecord
+from swarmsched.negotiation.window import LIMIT_START
+from tests.swarmsched.building import JOB, make_record
 
-JOB = JobId("01hzzzzzzzabcdefghjkmnpqrs")
 BOSS, FIRST, SECOND = NodeId("boss"), NodeId("first"), NodeId("second")
-HOLDERS = (Holder(BOSS, 1), Holder(FIRST, 1), Holder(SECOND, 1))
 OVER_S = patience_s(LEASE_TTL_S) + 100.0
 
 
 def record(shepherd=BOSS, version=1):
-    return JobRecord(JOB, JobSpec(("true",)), 0.0, 1, version, shepherd, 1, HOLDERS)
+    return make_record(shepherd, (BOSS, FIRST, SECOND), version=version)
 
 
 class Scene:
@@ -96,3 +94,27 @@ def test_a_job_that_names_this_node_is_taken_up_at_once_and_needs_no_vote(scene)
 
 def test_a_job_that_this_node_acts_for_needs_nobody(scene):
     assert scene.stands(100.0, held={JOB: record(FIRST)}, acting={JOB}) == []
+
+
+def test_a_node_that_is_late_itself_stands_later():
+    late = Scene(SECOND)
+    late.succession.lagged(3.0, OVER_S)
+    assert late.succession.is_late
+    assert late.stands_within(OVER_S, 10.0) >= 2.0 > Scene(SECOND).stands_within(OVER_S, 10.0)
+
+
+def test_a_late_node_takes_its_own_jobs_up_later_too(scene):
+    assert Scene(BOSS).stands_within(OVER_S, 10.0) == 0.0
+    late = Scene(BOSS)
+    late.succession.lagged(3.0, OVER_S)
+    assert late.stands_within(OVER_S, 10.0) > 1.0
+
+
+def test_no_more_is_stood_for_than_is_decided_in_time(scene):
+    held = {JobId(f"{JOB[:-2]}{n:02}"): replace(record(), job_id=JobId(f"{JOB[:-2]}{n:02}")) for n in range(64)}
+    stood = [update.update_id for step in range(6) for update in scene.stands(OVER_S + step / 10, held)]
+    assert len(stood) == LIMIT_START
+    for update_id in stood:
+        scene.succession.failed(update_id, OVER_S + 10.0)
+    again = [update for step in range(20) for update in scene.stands(OVER_S + 20.0 + step / 10, held)]
+    assert len(again) == LIMIT_START / 2

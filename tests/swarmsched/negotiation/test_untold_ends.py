@@ -1,20 +1,18 @@
 """Ends that perhaps nobody tells of: each is due when its shepherd has had its time, until it is settled."""
 
 import random
-from dataclasses import replace
 from itertools import islice
 
 import pytest
+from msgspec.structs import replace
 
-from swarmsched.api import EndReason, JobSpec, JobState
-from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.api import EndReason, JobState
 from swarmsched.negotiation.untold_ends import RECENT_S, WAIT_S, WAIT_S_MAX, UntoldEnds
-from swarmsched.record import JobRecord
+from tests.swarmsched.building import job_id, make_record
 
-JOBS = [JobId(f"01hzzzzzzzabcdefghjkmnpq0{index}") for index in range(4)]
+JOBS = [job_id(number) for number in range(4)]
 JOB = JOBS[0]
-OPEN = JobRecord(JOB, JobSpec(("true",)), 0.0, 1, 1, NodeId("a"), 1, (Holder(NodeId("a"), 1), Holder(NodeId("b"), 1)))
+OPEN = make_record("a", "ab", job_id=JOB)
 
 
 def end_of(job, ended_utc_s):

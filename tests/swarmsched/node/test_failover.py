@@ -5,10 +5,12 @@ import pytest
 from swarmsched.api import EndReason, Isolation, JobSpec, JobState
 from swarmsched.authority.timing import FREEZE_AFTER_S
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.commands import CommitCheckpoint, CreateTicket, JobAccepted, RecoverJob, Refused, SubmitJob
+from swarmsched.commands import CancelJob, CommitCheckpoint, CreateTicket, JobAccepted, RecoverJob, Refused, SubmitJob
+from swarmsched.gossip.record import NodeFlag
 from swarmsched.ids import NodeId
 from swarmsched.jobs.register import UPDATE_TIMEOUT_S
-from swarmsched.simulator.testing import Watched
+from swarmsched.simulator.tasks import RankPlan
+from tests.swarmsched.simulator.testing import Watched
 
 SEED = 7
 
@@ -18,8 +20,8 @@ def watched():
     return Watched(5, 2, SEED)
 
 
-def running(watched, ranks=2, **spec):
-    job = watched.submit(ranks, "sleep", "300", **spec)
+def running(watched, ranks=2, seconds="300", **spec):
+    job = watched.submit(ranks, "sleep", seconds, **spec)
     assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
     return job
 
@@ -175,7 +177,7 @@ def test_a_job_is_forced_once_however_often_that_is_asked_for(watched):
 
 
 def live(watched):
-    return [host.node._as_holder for host in watched.swarm.up]  # its identity has no other reader
+    return [host.node._config.own.holder for host in watched.swarm.up]  # its identity has no other reader
 
 
 def test_a_checkpoint_counts_once_the_register_has_it_and_only_of_the_present_attempt(watched):
@@ -342,3 +344,111 @@ def test_service_that_a_gang_has_had_counts_although_its_shepherd_died_with_some
     shepherd_of(watched, job).cut_power()
     assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 16.0)
     assert watched.swarm.record(job).attained_gpu_s > 4 * 100.0
+
+
+def test_a_database_that_is_lost_beside_living_ranks_frees_no_gpu_before_they_have_ended():
+    """Its file was moved aside: what the new, empty one does not know still runs."""
+    watched = Watched(5, 1, SEED, behaviour=lambda order, rank: RankPlan(200.0, obeys_sigterm=False))
+    job = running(watched, ranks=1)
+    host = next(each for each in watched.swarm.up if each.tasks.running)
+    host.crash()
+    host.storage.wipe()
+    watched.checks.disk_wiped(host)
+    host.start()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 30.0)
+
+
+@pytest.mark.parametrize(("nodes", "isolation"), [(1, Isolation.PAUSE), (3, Isolation.CONTINUE), (3, Isolation.PAUSE)])
+def test_ranks_whose_files_are_lost_in_a_power_cut_run_again(nodes, isolation):
+    """The order had reached the disk, and what the shim had written had not."""
+    watched = Watched(nodes, 1, SEED)
+    job = running(watched, ranks=1, on_isolation=isolation)
+    host = host_of(watched, job)
+    host.cut_power()
+    host.tasks.wipe()
+    watched.swarm.run_for(2.0)
+    host.start()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 60.0)
+
+
+def test_an_owner_that_restarts_finds_the_holders_although_all_that_its_order_names_are_gone():
+    watched = Watched(9, 1, SEED)
+    job = job_on_a_node_that_holds_nothing_of_it(watched)
+    for holder in watched.swarm.record(job).holders:
+        watched.swarm.hosts[holder.node].cut_power()
+        watched.swarm.hosts[holder.node].is_lost = True
+        watched.swarm.run_for(120.0)
+    host = host_of(watched, job)
+    host.crash()
+    host.start()
+    watched.swarm.run_for(2 * FREEZE_AFTER_S)
+    assert [task.is_frozen for task in host.tasks.running] == [False]
+
+
+def job_on_a_node_that_holds_nothing_of_it(watched):
+    while True:
+        job = running(watched, ranks=1, seconds="3000")
+        if host_of(watched, job).node_id not in {holder.node for holder in watched.swarm.record(job).holders}:
+            return job
+        watched.swarm.ask(shepherd_of(watched, job).node_id, CancelJob(job, 0.0))
+
+
+def test_a_full_disk_freezes_no_ranks_and_its_node_says_so_and_gets_no_more_work():
+    watched = Watched(5, 2, SEED)
+    job = job_on_a_node_that_holds_nothing_of_it(watched)
+    host = host_of(watched, job)
+    host.storage.full_until_s = watched.swarm.loop.now_s + 60.0
+    pinned = watched.submit(1, "sleep", "5", node=shepherd_of(watched, job).node_id, nodes=(host.node_id,))
+    changes = []
+
+    def look():
+        changes.extend(task.is_frozen for task in host.tasks.running)
+        return False
+
+    watched.swarm.run_until(look, 40.0)
+    assert not any(changes)
+    assert all(says_that_its_disk_stalls(other, host) for other in watched.swarm.up if other is not host)
+    watched.finish([pinned], 60.0)
+    assert watched.swarm.record(job).restarts == 0
+
+
+def test_a_holder_whose_disk_is_full_is_replaced_and_a_shepherd_succeeded():
+    watched = Watched(5, 2, SEED)
+    job = job_on_a_node_that_holds_nothing_of_it(watched)
+    host = shepherd_of(watched, job)
+    host.storage.full_until_s = watched.swarm.loop.now_s + 300.0
+    host.command(1, CreateTicket())
+    watched.submit(1, "sleep", "1", node=host_of(watched, job).node_id, nodes=(host.node_id,))
+    others = [each for each in watched.swarm.up if each is not host]
+
+    def is_replaced():
+        record = next((each.node.record(job) for each in others if each.node.is_shepherd(job)), None)
+        return record is not None and host.node_id not in {holder.node for holder in record.configuration.members}
+
+    assert watched.swarm.run_until(is_replaced, 90.0)
+
+
+def says_that_its_disk_stalls(viewer, host):
+    records = {status.record.node_id: status.record for status in viewer.node.node_records(viewer.now_s)}
+    return records[host.node_id].has(NodeFlag.DISK_STALLED)
+
+
+def test_every_agent_hears_of_new_holders_although_the_epoch_stays(watched):
+    """A client that finds no shepherd asks the holders that are told of, and those of before may be gone."""
+    job = job_on_a_node_that_holds_nothing_of_it(watched)
+    record = watched.swarm.record(job)
+    lost = next(each.node for each in record.holders if each.node != record.shepherd)
+    watched.swarm.hosts[lost].cut_power()
+
+    def all_know():
+        now = watched.swarm.record(job)
+        told = [set(location.holders) for host in watched.swarm.up if (location := host.node.locations().get(job))]
+        is_told = len(told) == len(watched.swarm.up)
+        return (
+            is_told
+            and lost not in now.configuration.nodes
+            and all(names == set(now.configuration.nodes) for names in told)
+        )
+
+    assert watched.swarm.run_until(all_know, 90.0)
+    assert watched.swarm.record(job).epoch == record.epoch

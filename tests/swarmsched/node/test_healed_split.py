@@ -1,8 +1,7 @@
 """Two halves of a swarm meet again with fresh verdicts about one another: jobs that were well stay as they are."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob
@@ -10,7 +9,7 @@ from swarmsched.events import DatagramReceived
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.message import MEMBERSHIP_CODEC, Gossip, Standing
 from swarmsched.resources import Demand
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.testing import Watched
 
 
 def submit_within(watched, half):

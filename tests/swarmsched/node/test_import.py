@@ -14,7 +14,7 @@ PROBE = "import sys; import {module}; print([name for name in {unwanted!r} if na
         ("swarmsched.node", ["numpy", "scipy", "aiohttp", "uvloop", "asyncio", "socket", "sqlite3", "subprocess"]),
         ("swarmsched.api", ["msgpack", "cryptography", "numpy", "asyncio"]),
         ("swarmsched.policies.registry", ["numpy", "scipy", "asyncio"]),
-        ("swarm_client.cli", ["aiohttp", "yaml", "numpy", "ssl", "asyncio"]),
+        ("swarm_client.cli", ["aiohttp", "msgspec", "yaml", "numpy", "ssl", "asyncio"]),
     ],
 )
 def test_import_brings_nothing_unwanted(module, unwanted):

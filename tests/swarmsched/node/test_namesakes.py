@@ -1,17 +1,17 @@
 """Two machines of one name, or one in another's place: what the second says ends, repeats and revives nothing."""
 
 import copy
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.commands import CancelJob, RecoverJob, Refused
 from swarmsched.effects import SendDatagram
 from swarmsched.ids import NodeId
 from swarmsched.node.custody import NAMESAKE_S
-from swarmsched.simulator.testing import Watched
 from swarmsched.task import TaskFailure, TaskStage
+from tests.swarmsched.simulator.testing import Watched
 
 
 def running(watched, **spec):
@@ -31,12 +31,12 @@ def put_another_in_its_place(watched, host):
 
 
 def test_that_the_second_machine_leaves_is_no_loss_of_the_first():
-    watched = Watched(5, 2, 52)  # what the second machine says is all that the shepherd hears for a while
+    watched = Watched(5, 2, 109)  # what the second machine says is all that the shepherd hears for a while
     job, owner, boss = running(watched)
     namesake = watched.swarm.add_namesake(owner.node_id)
     namesake.start()
     watched.swarm.run_for(15.0)
-    custody, shepherd = boss.node._custody, boss.node._flock.jobs[job]
+    custody, shepherd = boss.node._custody, boss.node._placement.jobs[job]
     assert watched.swarm.run_until(lambda: bool(shepherd.only_namesakes_answered(boss.now_s, NAMESAKE_S)), 120.0)
     assert watched.swarm.run_until(lambda: custody._look_s - boss.now_s < 0.15, 2.0)  # the first refutes after 0.2 s
     for effect in namesake.node._membership.leave(namesake.now_s):
@@ -48,7 +48,7 @@ def test_that_the_second_machine_leaves_is_no_loss_of_the_first():
     assert (watched.swarm.record(job).attempt, len(owner.tasks.running)) == (1, 1)
 
 
-@pytest.mark.parametrize("seed", [1, 8, 9])  # the shepherd believes in the second machine
+@pytest.mark.parametrize("seed", [3, 9, 10])  # the shepherd believes in the second machine
 def test_a_job_on_a_shared_name_can_be_stopped(seed):
     watched = Watched(5, 2, seed)
     job, owner, boss = running(watched)
@@ -90,7 +90,10 @@ def test_the_agent_on_a_copy_of_the_owners_disk_cannot_say_that_the_ranks_were_l
     clone = watched.swarm.add_namesake(owner.node_id)
     clone.storage.rooms.update(copy.deepcopy(owner.storage.rooms))
     clone.storage.store_id = owner.storage.store_id
-    lost = tuple(replace(each, stage=TaskStage.EXITED, failure=TaskFailure.LOST) for each in owner.tasks.found())
+    lost = tuple(
+        replace(each, status=replace(each.status, stage=TaskStage.EXITED, failure=TaskFailure.LOST))
+        for each in owner.tasks.found()
+    )
     clone.tasks.found = lambda: lost
     clone.start()
     watched.swarm.run_for(60.0)

@@ -1,10 +1,11 @@
 """One node alone: what it routes, refuses before it is ready, and remembers of jobs that have ended."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from swarmsched import record as record_module
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import (
     CancelJob,
@@ -33,17 +34,18 @@ from swarmsched.ledger.message import (
     TaskReport,
     TaskReportReceived,
 )
+from swarmsched.negotiation import shepherd as shepherd_module
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
-from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Gpu, NodeResources
+from swarmsched.resources import Demand
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.wire.codec import encode_value
+from tests.swarmsched.building import make_record, make_resources
 
 ME, OTHER = NodeId("n1"), NodeId("n2")
 STORE = 77
 UTC = 1_700_000_000.0
-RESOURCES = NodeResources(tuple(Gpu(f"g{n}", n, "H100", 2**36) for n in range(2)), 16, 2**37)
+RESOURCES = make_resources(2, 16, 2**37)
 SPEC = JobSpec(("true",), ranks=1, demand=Demand(gpus=1))
 
 
@@ -61,6 +63,7 @@ class Scene:
             "store_id": STORE,
             "instance_id": b"i" * 16,
             "seeds": seeds,
+            "started_s": self.now_s,
             "utc_offset_s": UTC,
             **config,
         }
@@ -135,9 +138,23 @@ def test_a_submitted_job_is_on_disk_before_the_answer(scene):
     assert scene.node.is_shepherd(ticket.job_id)
 
 
+def test_an_update_that_cannot_be_stored_is_left_out_and_holds_up_none_behind_it(scene, monkeypatch):
+    ticket, _ = scene.submit()
+    with monkeypatch.context() as patched:
+        patched.setattr(record_module, "cleaned", lambda text: text)
+        patched.setattr(shepherd_module, "cleaned", lambda text: text[:1])
+        scene.ask(CancelJob(ticket.job_id, reason="\udce9"))
+    assert scene.node.counters["updates_refused"] == 1
+    assert scene.node.record(ticket.job_id).stop_reason is EndReason.NONE
+    scene.ask(CancelJob(ticket.job_id, reason="caf\udce9"))
+    record = scene.node.record(ticket.job_id)
+    assert (record.stop_reason, record.reason) == (EndReason.CANCELLED, "caf\\udce9")
+
+
 def test_a_dry_run_makes_no_job_and_says_what_would_happen(scene):
     ticket, reply = scene.submit(is_dry_run=True)
-    assert reply.record.reason
+    assert reply.record.reason.startswith("needs ")
+    assert reply.record.reason.endswith("; no job is ahead of it")
     assert scene.node.record(ticket.job_id) is None
 
 
@@ -251,7 +268,8 @@ def in_doubt():
     """A node that has accepted a job's end, as one of three holders, and does not know whether it was decided."""
     job, third = make_job_id(UTC, random.Random(1)), NodeId("n3")
     holders = (Holder(ME, STORE), Holder(OTHER, 5), Holder(third, 6))
-    record = JobRecord(job, SPEC, UTC, 1, 6, ME, 5, holders, state=JobState.ENDED, attempt=1)
+    ended = {"state": JobState.ENDED, "attempt": 1, "version": 6}
+    record = make_record(ME, holders, job_id=job, spec=SPEC, submitted_utc_s=UTC, shepherd_generation=5, **ended)
     slot = Slot(job, Ballot(3, ME, 5), Ballot(2, ME, 5), record)
     scene = Scene({"register": {SCHEMA_KEY: SCHEMA_VERSION, job: encode_value(Slot, slot)}}, generation=6)
     scene.sent = []

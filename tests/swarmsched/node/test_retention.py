@@ -1,7 +1,8 @@
 """Real nodes that keep few ended jobs: a holder that slept through a job's end must not revive it."""
 
 import random
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
@@ -9,8 +10,8 @@ from swarmsched.events import PeerMessageReceived
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.jobs.message import AcceptRequest, Ballot
-from swarmsched.simulator.testing import Watched
 from swarmsched.wire.codec import decode_value
+from tests.swarmsched.simulator.testing import Watched
 
 SEED = 11
 RETAINED = 2
@@ -102,7 +103,7 @@ def test_a_record_is_not_dropped_before_its_end_is_known_to_be_decided():
     host.start()
     watched.swarm.network.partition([OTHER], [SHEPHERD, SLEEPER])
     watched.swarm.run_for(5.0)
-    value = replace(host.node.record(jobs[0]), job_id=make_job_id(5.0, random.Random(5)))
+    value = replace(host.node.records()[jobs[0]], job_id=make_job_id(5.0, random.Random(5)))
     ballot = Ballot(9, SHEPHERD, value.shepherd_generation)
     accept = AcceptRequest(value.job_id, ballot, value, ballot, host.storage.store_id)
     host.receive(PeerMessageReceived(SHEPHERD, accept))
@@ -110,3 +111,19 @@ def test_a_record_is_not_dropped_before_its_end_is_known_to_be_decided():
     assert {*jobs, value.job_id} <= set(host.node.records())
     watched.swarm.network.heal()
     assert watched.swarm.run_until(lambda: len(host.node.records()) <= RETAINED, 60.0)
+
+
+def test_a_former_holder_drops_its_copy_once_the_job_has_ended():
+    """It is no holder any more, so nobody tells it of the end: it would keep what it has for ever."""
+    watched = Watched(6, 4, SEED, retained_jobs=RETAINED)
+    jobs = [watched.submit(1, "sleep", "45", node=node) for node in (*watched.nodes, *watched.nodes)]
+    assert watched.swarm.run_until(lambda: any(former_copies(host) for host in watched.swarm.up), 60.0)
+    watched.swarm.run_for(60.0)
+    assert all(not host.node.is_shepherd(job) for host in watched.swarm.up for job in jobs)
+    assert watched.swarm.run_until(lambda: not any(former_copies(host) for host in watched.swarm.up), 120.0)
+
+
+def former_copies(host):
+    slots = [decode_value(Slot, data) for key, data in host.disk["register"].items() if key != "schema"]
+    records = [slot.accepted for slot in slots if slot.accepted is not None]
+    return [each for each in records if not each.is_ended and host.node_id not in each.configuration.nodes]

@@ -5,7 +5,7 @@ import pytest
 from swarmsched.api import EndReason, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob
 from swarmsched.resources import Demand
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.testing import Watched
 
 ANSWER_S = 15.0
 

@@ -1,8 +1,7 @@
 """Real nodes that hold an end of which nobody tells: they find out what was decided, and tell the others."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.events import PeerMessageReceived
@@ -10,7 +9,7 @@ from swarmsched.ids import NodeId
 from swarmsched.jobs.message import AcceptRequest, Ballot
 from swarmsched.negotiation.untold_ends import WAIT_S_MAX
 from swarmsched.simulator.checks.decided import DecidedRecords
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.testing import Watched
 
 SEED = 11
 SHEPHERD = NodeId("n000")

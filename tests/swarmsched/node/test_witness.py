@@ -3,10 +3,11 @@
 import pytest
 
 from swarmsched.api import EndReason, JobSpec, JobState
-from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob
+from swarmsched.commands import CreateTicket, JobAccepted, RecoverJob, Refused, SubmitJob, TicketIssued
+from swarmsched.holders import Holder
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.testing import Watched
 
 ABLE, OTHER, WITNESS = NodeId("n000"), NodeId("n001"), NodeId("n002")
 SEEDS = range(3)
@@ -126,4 +127,38 @@ def test_a_witness_refuses_to_act_for_a_job_that_is_submitted_at_it_all_the_same
     reply = watched.swarm.ask(WITNESS, SubmitJob(ticket.job_id, ticket.holders, JobSpec(command=("true",))))
     assert isinstance(reply, Refused), reply
     assert reply.code == "unavailable"
+    assert_only_holds(watched, [ticket.job_id])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_witness_with_the_only_record_that_is_left_passes_it_on_to_the_holder_that_missed_it(seed):
+    watched = swarm_with_witness(seed)
+    ticket = watched.swarm.ask(ABLE, CreateTicket())
+    assert {holder.node for holder in ticket.holders} == {ABLE, OTHER, WITNESS}
+    watched.swarm.hosts[OTHER].crash()
+    spec = JobSpec(command=("sleep", "5"), ranks=2, demand=Demand(gpus=1))
+    assert isinstance(watched.swarm.ask(ABLE, SubmitJob(ticket.job_id, ticket.holders, spec)), JobAccepted)
+    watched.swarm.hosts[ABLE].cut_power()
+    watched.swarm.hosts[OTHER].start()
+    assert run_until(watched, [ticket.job_id], lambda: watched.swarm.record(ticket.job_id).is_ended, 120.0)
+    record = watched.swarm.record(ticket.job_id)
+    assert (record.shepherd, record.end_reason) == (OTHER, EndReason.COMPLETED)
+
+
+def test_a_job_whose_only_able_holder_is_gone_is_recovered_at_its_witnesses():
+    """Such holders were chosen by an earlier version; a majority of them lives, and none of it can act."""
+    watched = Watched(4, 2, 7, witnesses={WITNESS, NodeId("n003")})
+    watched.swarm.run_for(5.0)
+    ticket = watched.swarm.ask(ABLE, CreateTicket())
+    assert isinstance(ticket, TicketIssued)
+    stores = {host.node_id: Holder(host.node_id, host.storage.store_id) for host in watched.swarm.up}
+    holders = (stores[ABLE], stores[WITNESS], stores[NodeId("n003")])
+    spec = JobSpec(command=("sleep", "40"), nodes=(ABLE, OTHER), demand=Demand(gpus=1))
+    assert isinstance(watched.swarm.ask(ABLE, SubmitJob(ticket.job_id, holders, spec)), JobAccepted)
+    watched.swarm.hosts[ABLE].cut_power()
+    watched.swarm.run_for(60.0)
+    assert isinstance(watched.swarm.ask(WITNESS, RecoverJob(ticket.job_id)), JobAccepted)
+    watched.finish([ticket.job_id], 120.0)
+    record = watched.swarm.record(ticket.job_id)
+    assert (record.shepherd, record.end_reason) == (OTHER, EndReason.COMPLETED)
     assert_only_holds(watched, [ticket.job_id])

@@ -12,7 +12,7 @@ from swarmsched.simulator.story import StoryOptions, draw_plan, run_story
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 200
-FIVE = StoryOptions(nodes=5)
+FIVE, THREE = StoryOptions(nodes=5), StoryOptions(nodes=3)
 
 NOTICED = {
     "quorum-of-one": (FIVE, {"3", "4", "8"}),
@@ -23,6 +23,14 @@ NOTICED = {
     "unpersisted-generation": (FIVE, {"7"}),
     "no-hash-check": (FIVE, {"12"}),
     "checkpoint-by-rename": (StoryOptions(nodes=3, fault_classes=("pause", "partition")), {"6"}),
+    "frozen-for-ever": (THREE, {"placed", "frozen", "ended"}),
+    "no-thaw": (THREE, {"placed", "frozen", "ended"}),
+    "launched-once": (StoryOptions(nodes=5, fault_classes=("loss", "restart")), {"placed", "ended"}),
+    "silent-after-restart": (THREE, {"ended", "frozen", "machines", "placed"}),
+    "first-holders": (THREE, {"placed", "frozen", "ended"}),
+    "lease-unwritten": (THREE, {"1", "9"}),
+    "lease-as-hold": (THREE, {"1", "9"}),
+    "hidden-gpu": (THREE, {"16", "17", "ended"}),
     "no-tombstones": (StoryOptions(nodes=3), {"3", "4", "8"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""

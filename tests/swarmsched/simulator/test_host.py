@@ -1,13 +1,20 @@
 import random
+from typing import Any
 
-from swarmsched.effects import Announce, Persist, SendDatagram
+import pytest
+
+from swarmsched.api import JobSpec
+from swarmsched.effects import Announce, Persist, SendDatagram, StartTask
+from swarmsched.errors import StorageError
 from swarmsched.events import LoopLagged, ResourcesRead, TasksFound, TimerFired
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
-from swarmsched.ids import NodeId
-from swarmsched.resources import NodeResources
+from swarmsched.ids import JobId, NodeId
+from swarmsched.resources import NodeResources, Share
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.observer import InvariantViolated
 from swarmsched.simulator.tasks import read_command
+from swarmsched.task import TaskOrder
 
 
 class ScriptedNode:
@@ -35,8 +42,12 @@ class Air:
     def send_peer(self, source, effect) -> None:
         self.sent.append(effect)
 
+    def are_connected(self, one, other) -> bool:
+        return True
 
-def make_host(seed: int = 1) -> tuple[Host, EventLoop, Air]:
+
+def make_host(seed: int = 1) -> tuple[Any, EventLoop, Air]:
+    """A host, any since its node is scripted, whose events are the effects that they lead to."""
     loop, air = EventLoop(), Air()
     host = Host(
         node_id=NodeId("a"),
@@ -176,3 +187,45 @@ def test_a_pause_does_not_perform_effects_until_it_ends():
     host.go_on()
     loop.run_for(0.1)
     assert said(host) == ["after"]
+
+
+def test_an_agent_that_cannot_start_breaks_a_rule():
+    host, _, _ = make_host()
+    host.crash()
+
+    def refuse(config, restored, rng):
+        raise StorageError("register/schema", "unknown schema version none", "")
+
+    host._make_node = refuse
+    with pytest.raises(InvariantViolated, match=r"StorageError.*unknown schema version none") as seen:
+        host.start()
+    assert seen.value.invariant == "every agent starts again"
+
+
+def test_an_agent_whose_core_raises_is_a_violation_and_starts_again_from_its_disk():
+    host, loop, _ = make_host()
+    host.post([write("x"), say("told")])
+    loop.run_for(1.0)
+    host.post([write("lost")])
+    host.post(0)  # `step` takes no number
+    host.node.step = lambda event, now_s: event if isinstance(event, list) else 1 // event
+    with pytest.raises(InvariantViolated, match=r"ZeroDivisionError.* while a handled 0"):
+        loop.run_for(1.0)
+    assert not host.is_up
+    generation = host.generation
+    loop.run_for(2.0)
+    assert host.is_up
+    assert host.generation > generation
+    assert host.node.restored.room("meta")["x"] == b"x"
+
+
+def test_tasks_outlive_the_database():
+    host, loop, _ = make_host()
+    store = host.storage.store_id
+    shares = (Share(NodeId("a"), 1),)
+    order = TaskOrder(JobId("01hf7yatfm22f9ckwwzd5v6xwp"), 1, 1, NodeId("a"), JobSpec(("sleep", "99")), shares, "", 0)
+    host.tasks.perform(StartTask(order, (), 1e9))
+    loop.run_for(1.0)
+    host.lose_database()
+    assert host.storage.store_id != store
+    assert [task.key for task in host.tasks.running] == [(order.job_id, 1)]

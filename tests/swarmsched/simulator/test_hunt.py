@@ -15,8 +15,8 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.tasks import RankPlan
-from swarmsched.simulator.testing import Watched
 from swarmsched.task import TaskFailure, TaskOrder
+from tests.swarmsched.simulator.testing import Watched
 
 NODE_COUNT, GPUS_PER_NODE = 4, 2
 JOB_COUNT, MISHAP_COUNT = 7, 6
@@ -163,7 +163,7 @@ class Hunt:
     def assert_all_is_free(self) -> None:
         for host in self.swarm.up:
             assert host.node is not None
-            assert len(host.node.ledger.free(0.0).gpus) == GPUS_PER_NODE
+            assert host.node.ledger.free(0.0).gpu_count == GPUS_PER_NODE
             assert host.node.ledger.report().running_ranks == 0
             host.node.validate()
 

@@ -3,16 +3,25 @@
 import pytest
 
 from swarmsched.api import EndReason, JobSpec, JobState
-from swarmsched.commands import CancelJob, CreateTicket, JobAccepted, Refused, SetSwarmSetting, SettingStored, SubmitJob
+from swarmsched.commands import (
+    CancelJob,
+    CreateTicket,
+    JobAccepted,
+    Refused,
+    SetSwarmSetting,
+    SettingStored,
+    SubmitJob,
+    TicketIssued,
+)
 from swarmsched.errors import JobError, UnknownJob
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.node.node import Node
-from swarmsched.resources import Demand, Free
+from swarmsched.resources import Demand
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.tasks import RankPlan
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.testing import Watched
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +97,10 @@ def test_more_than_the_swarm_has_is_refused_at_submit():
 def test_a_ticket_used_at_two_agents_makes_one_job():
     watched = Watched(3, 2, seed=5)
     ticket = watched.swarm.ask(watched.nodes[0], CreateTicket())
+    assert isinstance(ticket, TicketIssued)
     submit = SubmitJob(ticket.job_id, ticket.holders, JobSpec(command=("sleep", "1"), demand=Demand(gpus=1)))
     replies = [watched.swarm.ask(node, submit) for node in (watched.nodes[0], watched.nodes[0], watched.nodes[1])]
-    assert all(isinstance(reply, JobAccepted) for reply in replies[:2])
-    assert [reply.was_known for reply in replies[:2]] == [False, True]
+    assert [isinstance(reply, JobAccepted) and reply.was_known for reply in replies[:2]] == [False, True]
     watched.finish([ticket.job_id], 20.0)
     assert sum(host.tasks.start_count for host in watched.swarm.hosts.values()) == 1
 
@@ -256,7 +265,7 @@ def test_the_checker_sees_an_owner_that_forgets_what_it_booked():
     def forgetful(config, restored, rng) -> Node:
         node = Node(config, restored, rng)
         ledger = node._ledger
-        ledger._compute_free = lambda: Free(ledger._resources.gpus, 64, 2**40)
+        ledger._free_devices = lambda taken: list(ledger._resources.gpus)
         return node
 
     def run() -> None:

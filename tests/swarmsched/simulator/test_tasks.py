@@ -3,6 +3,7 @@ import random
 from swarmsched.api import JobSpec
 from swarmsched.effects import (
     BindRendezvous,
+    ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
     SignalTask,
@@ -21,7 +22,7 @@ from swarmsched.events import (
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.resources import Gpu, Share
 from swarmsched.simulator.loop import EventLoop
-from swarmsched.simulator.tasks import RankPlan, TaskModel, read_command
+from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan, TaskModel, read_command
 from swarmsched.task import RankExit, TaskOrder, TaskStage
 
 JOB = make_job_id(0.0, random.Random(1))
@@ -124,9 +125,9 @@ def test_tasks_outlive_the_agent_and_are_found_again():
     machine.after(1.0, StartTask(make_order("sleep", "5"), GPUS), BindRendezvous(JOB, 4))
     machine.tasks.agent_died()
     assert machine.tasks.bound_ports == 0
-    assert [status.stage for status in machine.tasks.found()] == [TaskStage.STARTED]
+    assert [found.status.stage for found in machine.tasks.found()] == [TaskStage.STARTED]
     machine.after(5.0)
-    (status,) = machine.tasks.found()
+    (status,) = (found.status for found in machine.tasks.found())
     assert (status.stage, status.exits) == (TaskStage.EXITED, (RankExit(1, 0), RankExit(2, 0)))
     machine.after(0.0, ForgetTask(JOB, 3))
     assert machine.tasks.found() == ()
@@ -137,3 +138,41 @@ def test_a_signal_other_than_a_deadly_one_changes_nothing():
     machine.after(1.0, StartTask(make_order("sleep", "5"), GPUS))
     assert machine.after(1.0, SignalTask(JOB, 3, 10)) == []
     assert isinstance(machine.after(1.0, SignalTask(JOB, 3, 9))[-1], TaskExited)
+
+
+def test_after_healing_no_rank_has_long_to_run_whether_it_runs_stands_still_or_starts_later():
+    machine = Machine()
+    machine.after(1.0, StartTask(make_order("sleep", "50"), GPUS, until_s=10.0))
+    machine.tasks.hurry(3.0)
+    assert machine.after(3.0)[-1] == TaskExited(JOB, 3, (RankExit(1, 0), RankExit(2, 0)))
+    machine.after(0.0, ForgetTask(JOB, 3))
+    assert machine.after(3.1, StartTask(make_order("sleep", "50"), GPUS))[-1].exits
+    frozen = Machine()
+    frozen.after(20.0, StartTask(make_order("sleep", "50"), GPUS, until_s=10.0))
+    frozen.tasks.hurry(3.0)
+    assert frozen.after(20.0) == []
+    assert frozen.after(3.1, ExtendTask(JOB, 3, 99.0))[-1].exits
+
+
+def test_what_only_a_stop_ends_is_not_hurried():
+    machine = Machine(lambda order, rank: RankPlan(FOR_EVER_S))
+    machine.after(1.0, StartTask(make_order("sleep"), GPUS))
+    machine.tasks.hurry(3.0)
+    machine.after(10.0)
+    assert machine.tasks.running
+
+
+def test_a_rank_may_outlive_sigkill():
+    machine = Machine(lambda order, rank: RankPlan(FOR_EVER_S, obeys_sigterm=False, outlives_kill_s=4.0))
+    machine.after(1.0, StartTask(make_order("sleep"), GPUS))
+    assert machine.after(3.9, StopTask(JOB, 3, 0.0)) == []
+    assert machine.after(0.2)[-1] == TaskExited(JOB, 3, (RankExit(1, 0, 9), RankExit(2, 0, 9)))
+
+
+def test_a_power_cut_may_take_the_files_of_young_tasks_with_it():
+    for age_s, is_found in ((10.0, False), (40.0, True)):
+        machine = Machine()
+        machine.after(age_s, StartTask(make_order("sleep", "99"), GPUS))
+        machine.tasks.power_cut(loses_files=True)
+        assert machine.tasks.running == ()
+        assert bool(machine.tasks.found()) == is_found

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
@@ -10,15 +9,15 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from swarmsched.errors import LocalProtocolError, RemoteProtocolError
-from swarmsched.fields import I32, U8, U32, U64, MaxLength, Name, NodeName, Range, Ratio, Seconds
+from swarmsched.fields import I32, U8, U32, U64, Name, NodeName, Ratio, Real, Seconds, Value
 from swarmsched.gossip.exchange import DATAGRAM_CODEC
 from swarmsched.gossip.message import MEMBERSHIP_CODEC
 from swarmsched.ids import NodeId
 from swarmsched.node.protocol import PEER_CODEC
-from swarmsched.wire.codec import Codec, decode_value, encode_value, pack, unpack
-from swarmsched.wire.shapes import shape_of
+from swarmsched.wire.codec import Codec, decode_value, encode_value
 
 
 class Colour(Enum):
@@ -31,51 +30,37 @@ class Level(Enum):
     HIGH = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Inner:
+class Inner(Value):
     count: U8
     label: Name = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(Value):
     node: NodeName
     number: I32
     big: U64
     ratio: Ratio
-    free: float
+    free: Real
     flag: bool
-    raw: Annotated[bytes, MaxLength(8)]
+    raw: Annotated[bytes, Meta(max_length=8)]
     colour: Colour
     level: Level
     inner: Inner
     maybe: Inner | None
-    many: Annotated[tuple[Inner, ...], MaxLength(3)]
+    many: Annotated[tuple[Inner, ...], Meta(max_length=3)]
     pair: tuple[Name, U32]
-    table: Annotated[Mapping[Name, U32], MaxLength(3)]
+    table: Annotated[Mapping[Name, U32], Meta(max_length=3)]
     wait_s: Seconds = 1.5
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    low: U8
-    high: U8
-
-    def __post_init__(self) -> None:
-        if self.low > self.high:
-            raise ValueError("low is above high")
-
-
-@dataclass(frozen=True)
-class Unslotted:
+class Other(Value):
     count: U8
-    names: tuple[str, ...] = field(default_factory=tuple)
 
 
-CODEC = Codec({1: Everything, 2: Inner, 9: Checked})
+CODEC = Codec({1: Everything, 2: Inner})
 EXAMPLE = Everything(
-    NodeId("n1"), -5, 2**64 - 1, 0.5, -1e300, True, b"\x00\xff", Colour.BLUE, Level.HIGH, Inner(1), None,
+    NodeId("n1"), -5, 2**64 - 1, 0.5, -1e18, True, b"\x00\xff", Colour.BLUE, Level.HIGH, Inner(1), None,
     (Inner(2, "two"), Inner(3)), ("a", 7), {"x": 1},
 )  # fmt: skip
 
@@ -86,7 +71,7 @@ everything = st.builds(
     number=st.integers(-(2**31), 2**31 - 1),
     big=st.integers(0, 2**64 - 1),
     ratio=st.floats(0, 1),
-    free=st.floats(allow_nan=False, allow_infinity=False),
+    free=st.floats(-1e18, 1e18),
     flag=st.booleans(),
     raw=st.binary(max_size=8),
     colour=st.sampled_from(Colour),
@@ -106,7 +91,7 @@ everything = st.builds(
 def test_every_message_comes_back_equal(message: Everything) -> None:
     assert CODEC.decode(CODEC.encode(message)) == message
     assert decode_value(Everything, encode_value(Everything, message)) == message
-    assert unpack(Everything, pack(message)) == message
+    assert msgpack.unpackb(encode_value(Everything, message))[0] == message.node
 
 
 @given(st.binary(max_size=200))
@@ -135,7 +120,7 @@ def test_mutated_messages_decode_to_valid_ones_or_raise_protocol_errors(message:
 
 
 def altered(index: int, value: object) -> bytes:
-    fields = pack(EXAMPLE)
+    fields = msgpack.unpackb(encode_value(Everything, EXAMPLE))
     fields[index] = value
     return b"\x01" + msgpack.packb(fields)
 
@@ -143,33 +128,38 @@ def altered(index: int, value: object) -> bytes:
 @pytest.mark.parametrize(
     ("index", "value", "problem"),
     [
-        (0, "x" * 64, "node: length 64 exceeds 63"),
-        (0, 5, "node: expected str, got 5"),
-        (0, b"n1", "node: expected str, got bytes of length 2"),
-        (1, 2**31, "number: 2147483648 is not within"),
-        (1, True, "number: expected an integer, got True"),
-        (1, 1.0, "number: expected an integer, got 1.0"),
-        (3, 1.01, "ratio: 1.01 is not within 0.0..1.0"),
-        (3, math.nan, "ratio: nan is not within"),
-        (4, math.inf, "free: inf is not within"),
-        (4, math.nan, "free: nan is not within"),
-        (4, 1, "free: expected a finite number, got 1"),
-        (5, 1, "flag: expected true or false, got 1"),
-        (6, b"123456789", "raw: length 9 exceeds 8"),
-        (7, "green", "colour: expected a Colour, got 'green'"),
-        (7, [], "colour: expected a Colour, got list of length 0"),
-        (8, True, "level: expected a Level, got True"),
-        (8, 1.0, "level: expected a Level, got 1.0"),
-        (9, [256], "inner.count: 256 is not within 0..255"),
+        (0, "x" * 64, "node: Expected `str` of length <= 63"),
+        (0, 5, "node: Expected `str`, got `int`"),
+        (0, b"n1", "node: Expected `str`, got `bytes`"),
+        (1, 2**31, "number: Expected `int` <= 2147483647"),
+        (1, True, "number: Expected `int`, got `bool`"),
+        (1, 1.0, "number: Expected `int`, got `float`"),
+        (3, 1.01, "ratio: Expected `float` <= 1.0"),
+        (3, math.nan, "ratio: Expected `float` >= 0.0"),
+        (4, math.inf, "free: Expected `float` <= 1e+18"),
+        (4, math.nan, "free: Expected `float` >= -1e+18"),
+        (4, True, "free: Expected `float`, got `bool`"),
+        (5, 1, "flag: Expected `bool`, got `int`"),
+        (6, b"123456789", "raw: Expected `bytes` of length <= 8"),
+        (6, "12", "raw: Expected `bytes`, got `str`"),
+        (7, "green", "colour: Invalid enum value 'green'"),
+        (7, [], "colour: Expected `str`, got `array`"),
+        (8, True, "level: Expected `int`, got `bool`"),
+        (8, 1.0, "level: Expected `int`, got `float`"),
+        (8, 9, "level: Invalid enum value 9"),
+        (9, [256], "inner.count: Expected `int` <= 255"),
         (9, [], "inner: field count is missing"),
-        (9, None, "inner: expected the fields of Inner, got None"),
-        (11, [[1], [2], [3], [4]], "many: 4 items exceed 3"),
-        (11, [[1], [999]], "many[1].count: 999 is not within"),
-        (12, ["a"], "pair: expected 2 items, got list of length 1"),
-        (12, ["a", -1], "pair[1]: -1 is not within"),
-        (13, {"a": 1, "b": 2, "c": 3, "d": 4}, "table: 4 entries exceed 3"),
-        (13, {"k": "v"}, "table['k']: expected an integer, got 'v'"),
-        (13, [], "table: expected a mapping, got list of length 0"),
+        (9, None, "inner: Expected `array`, got `None`"),
+        (10, [256], "maybe.count: Expected `int` <= 255"),
+        (10, [], "maybe: field count is missing"),
+        (11, [[1], [2], [3], [4]], "many: Expected `array` of length <= 3"),
+        (11, [[1], [999]], "many[1].count: Expected `int` <= 255"),
+        (12, ["a"], "pair: Expected `array` of length 2, got 1"),
+        (12, ["a", -1], "pair[1]: Expected `int` >= 0"),
+        (13, {"a": 1, "b": 2, "c": 3, "d": 4}, "table: Expected `object` of length <= 3"),
+        (13, {"k": "v"}, "table[...]: Expected `int`, got `str`"),
+        (13, {"x" * 64: 1}, "table: Expected `str` of length <= 63"),
+        (13, [], "table: Expected `object`, got `array`"),
     ],
 )
 def test_a_bad_field_is_named_with_its_kind_and_problem(index: int, value: object, problem: str) -> None:
@@ -186,10 +176,10 @@ def test_framing_faults_are_told_apart() -> None:
         (b"\x63\x90", "unknown message kind 99"),
         (encoded[:-1], "not well-formed msgpack, or cut short"),
         (encoded + b"\x00", "bytes follow the end of the message"),
-        (b"\x01\x05", "expected the fields of Everything, got 5"),
+        (b"\x01\x05", "Expected `array`, got `int`"),
         (b"\x01\x90", "field node is missing"),
-        (b"\x01" + b"\x91" * 5_000 + b"\x00", "nested too deeply"),
-        (b"\x01\xc7\x05\x01hello", "not well-formed"),
+        (b"\x01\xdc\x00\x11" + encoded[4:] + b"\x91" * 5_000 + b"\x00", "nested too deeply"),
+        (b"\x01\xc7\x05\x01hello", "Expected `array`, got `ext`"),
         (b"\x02\x92\x01\xa1\xff", "not well-formed"),
         (b"\x02\xdd\xff\xff\xff\xff", "not well-formed"),
     ):
@@ -198,13 +188,12 @@ def test_framing_faults_are_told_apart() -> None:
 
 
 def test_fields_of_a_newer_peer_are_skipped_and_those_an_older_one_lacks_take_defaults() -> None:
-    fields = pack(EXAMPLE)
+    fields = msgpack.unpackb(encode_value(Everything, EXAMPLE))
     newer = msgpack.packb([*fields, {"what": ["ever"]}, None])
     older = msgpack.packb(fields[:-2])
     assert CODEC.decode(b"\x01" + newer) == EXAMPLE
     assert CODEC.decode(b"\x01" + older) == EXAMPLE
-    assert unpack(Inner, [7]) == Inner(7, "none")
-    assert unpack(Unslotted, [7]) == Unslotted(7, ())
+    assert decode_value(Inner, msgpack.packb([7])) == Inner(7, "none")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +205,7 @@ def test_fields_of_a_newer_peer_are_skipped_and_those_an_older_one_lacks_take_de
         Inner(1, "x" * 64),
         Inner(1, "\ud800"),
         Inner("1"),  # type: ignore[arg-type]
-        Unslotted(1),
+        Other(1),
     ],
 )
 def test_what_we_would_refuse_we_do_not_send(message: object) -> None:
@@ -224,53 +213,21 @@ def test_what_we_would_refuse_we_do_not_send(message: object) -> None:
         CODEC.encode(message)
 
 
-def test_an_integer_may_stand_for_a_float_of_ours_but_not_a_huge_one() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Wait:
-        wait_s: float
+def test_an_integer_may_stand_for_a_float_but_not_a_huge_one() -> None:
+    class Wait(Value):
+        wait_s: Seconds
 
     codec = Codec({1: Wait})
     assert codec.decode(codec.encode(Wait(3))) == Wait(3.0)
-    with pytest.raises(LocalProtocolError, match="wait_s: is too large"):
-        codec.encode(Wait(10**400))
-
-
-def test_the_rules_of_a_dataclass_itself_hold_for_a_peer() -> None:
-    assert CODEC.decode(CODEC.encode(Checked(1, 2))) == Checked(1, 2)
-    with pytest.raises(RemoteProtocolError, match="Checked: not a valid Checked: low is above high"):
-        CODEC.decode(b"\x09" + msgpack.packb([2, 1]))
-
-
-def test_the_outermost_bound_wins() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Narrow:
-        count: Annotated[U32, Range(0, 3)]
-
-    with pytest.raises(RemoteProtocolError, match=r"not within 0\.\.3"):
-        unpack(Narrow, [4])
-
-
-def test_a_declaration_the_codec_does_not_understand_is_refused_with_its_field() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Odd:
-        things: set[int]
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Keyword:
-        count: int
-
-    with pytest.raises(TypeError, match=r"Odd\.things"):
-        Codec({1: Odd}).encode(Odd(set()))
-    with pytest.raises(TypeError, match=r"Keyword\.count"):
-        Codec({1: Keyword}).encode(Keyword(count=1))
+    with pytest.raises(LocalProtocolError, match="wait_s"):
+        codec.encode(Wait(10**15))
 
 
 @pytest.mark.parametrize("codec", [PEER_CODEC, MEMBERSHIP_CODEC, DATAGRAM_CODEC])
 def test_every_message_of_the_protocol_has_a_declaration_that_is_understood(codec: Codec) -> None:
     for kind, cls in codec.kinds.items():
-        with pytest.raises(RemoteProtocolError, match="expected the fields of"):
+        with pytest.raises(RemoteProtocolError, match=f"{cls.__name__}: Expected `array`, got `int`"):
             codec.decode(bytes([kind]) + msgpack.packb(0))
-        assert shape_of(cls)
     with pytest.raises(LocalProtocolError, match="outside 1"):
         Codec({0: Inner})
     with pytest.raises(LocalProtocolError, match="two kind numbers"):
@@ -284,7 +241,7 @@ def test_every_peer_message_of_the_swarm_compiles() -> None:
 
 
 def test_values_of_another_class_are_not_encoded_under_a_name() -> None:
-    with pytest.raises(LocalProtocolError, match="expected Inner, got Checked"):
-        encode_value(Inner, Checked(1, 2))  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="expected Inner, got Other"):
+        encode_value(Inner, Other(1))
     with pytest.raises(LocalProtocolError, match="no kind number"):
-        Codec({1: Checked}).encode(Inner(1))
+        Codec({1: Other}).encode(Inner(1))

@@ -6,9 +6,9 @@ from swarmsched.effects import StartTask
 from swarmsched.simulator.checks.attempts import AttemptChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import History, gang, order_of
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.tasks import RankPlan, RunningTask, TaskChange
+from tests.swarmsched.simulator.checks.testing import History, gang, order_of
 
 
 def make_suite():

@@ -5,8 +5,8 @@ import pytest
 from swarmsched.effects import SendPeer
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest
-from swarmsched.simulator.checks.testing import JOB, History
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
 """Invariant 1: what is booked is there, and is booked once."""
 
 import pytest
+from msgspec.structs import force_setattr
 
 from swarmsched.effects import StartTask
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import BookingState
 from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, fence_dropped, gang, gpus_of, order_of, written
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.tasks import RankPlan, RunningTask
+from tests.swarmsched.simulator.checks.testing import JOB, History, fence_dropped, gang, gpus_of, order_of, written
 
 OTHER = JobId(JOB[:-1] + "q")
 
@@ -21,7 +22,7 @@ def history():
 
 def start(history, gpus=1):
     record = history.record(attempt=1, shares=gang("b"))
-    return StartTask(order_of(record, "b"), gpus_of("b", gpus))
+    return StartTask(order_of(record, "b"), gpus_of(NodeId("b"), gpus))
 
 
 def test_a_gpu_that_is_booked_twice_is_found(history):
@@ -44,14 +45,14 @@ def test_a_gpu_may_change_hands_within_one_step(history):
 
 def test_a_gpu_that_the_node_never_had_is_found(history):
     entry = history.book("b", JOB, 1, BookingState.HELD)
-    object.__setattr__(entry, "gpus", ("elsewhere",))
+    force_setattr(entry, "gpus", ("elsewhere",))
     with pytest.raises(Violation, match="never had"):
         history.step("b", None, written(JOB, 1))
 
 
 def test_more_cores_than_there_are_are_found(history):
     entry = history.book("b", JOB, 1, BookingState.HELD)
-    object.__setattr__(entry, "cpus", 9)
+    force_setattr(entry, "cpus", 9)
     with pytest.raises(Violation, match="9 cores"):
         history.step("b", None, written(JOB, 1))
 
@@ -92,3 +93,19 @@ def test_a_restart_reads_the_books_anew(history):
     history.book("b", OTHER, 1, BookingState.HELD)
     history.restart("b")
     history.suite.look()
+
+
+def test_a_restart_that_finds_other_bookings_than_its_disk_has_is_found(history):
+    history.book("b", JOB, 1, BookingState.LEASED)
+    history.step("b", None, written(JOB, 1))
+    history["b"].disk["ledger"] = {}
+    with pytest.raises(Violation, match="restored"):
+        history.restart("b")
+
+
+def test_a_lease_that_is_written_as_a_hold_is_found_by_the_full_check(history):
+    history.book("b", JOB, 1, BookingState.HELD)
+    history.step("b", None, written(JOB, 1))
+    history.book("b", JOB, 1, BookingState.LEASED)
+    with pytest.raises(Violation, match="without a write"):
+        history.suite.look()

@@ -12,8 +12,8 @@ from swarmsched.record import PlanState
 from swarmsched.simulator.checks.checkpoints import CheckpointChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 
 
 def make_suite():

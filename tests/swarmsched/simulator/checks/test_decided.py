@@ -9,8 +9,8 @@ from swarmsched.ids import NodeId
 from swarmsched.jobs.acceptor import ROOM, Slot
 from swarmsched.jobs.message import AcceptRequest, Ballot
 from swarmsched.simulator.checks.decided import DecidedRecords, is_majority
-from swarmsched.simulator.checks.testing import JOB, History
 from swarmsched.wire.codec import encode_value
+from tests.swarmsched.simulator.checks.testing import JOB, History
 
 
 @pytest.fixture

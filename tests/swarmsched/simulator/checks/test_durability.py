@@ -11,8 +11,8 @@ from swarmsched.jobs.tombstones import ROOM as TOMBSTONES
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.durability import DurabilityChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History
 
 
 def make_suite():

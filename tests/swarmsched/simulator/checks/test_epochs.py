@@ -9,8 +9,8 @@ from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.message import Refusal, ReleaseRequest, SignalRequest
 from swarmsched.simulator.checks.epochs import EpochChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, fence_dropped, written
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History, fence_dropped, written
 
 
 @pytest.fixture

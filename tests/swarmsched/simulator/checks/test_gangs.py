@@ -8,16 +8,17 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.message import CommitRequest
 from swarmsched.record import Leftover, PlanState
+from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.gangs import GangChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, gang, gpus_of, order_of, written
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History, gang, gpus_of, order_of, written
 
 
 def make_suite():
-    decided = DecidedRecords()
-    return Suite([decided, GangChecker(decided)])
+    decided, books = DecidedRecords(), BookingChecker()
+    return Suite([decided, books, GangChecker(decided, books)])
 
 
 @pytest.fixture

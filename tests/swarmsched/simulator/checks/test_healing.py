@@ -1,18 +1,22 @@
 """Invariants 12 to 17: what a healed swarm is reminded of, and what it is not."""
 
-from dataclasses import replace
+import random
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import EndReason, Isolation, JobState
+from swarmsched.card import card_of
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.ids import NodeId
 from swarmsched.ledger.booking import BookingState
+from swarmsched.policies.registry import make_order
 from swarmsched.record import Leftover, PlanState
-from swarmsched.resources import Demand, Free
+from swarmsched.resources import Demand
+from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.durability import DurabilityChecker
 from swarmsched.simulator.checks.healed_jobs import (
@@ -23,7 +27,9 @@ from swarmsched.simulator.checks.healed_jobs import (
     OneShepherd,
     QueueEmpties,
     TopIsPlaced,
+    rank_of,
 )
+from swarmsched.simulator.checks.healed_placed import PlacedGoOn
 from swarmsched.simulator.checks.healed_views import (
     MEMBERSHIP_S,
     DeadAreKnown,
@@ -34,29 +40,28 @@ from swarmsched.simulator.checks.healed_views import (
 )
 from swarmsched.simulator.checks.healing import Healing
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import GPUS, JOB, NODES, FakeLedger, FakeNode, History, gang, gpus_of
 from swarmsched.simulator.checks.violation import Violation
+from swarmsched.simulator.tasks import RankPlan, RunningTask
+from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import JobView, PolicySetting
+from tests.swarmsched.simulator.checks.testing import (
+    GPUS,
+    JOB,
+    NODES,
+    FakeNode,
+    History,
+    gang,
+    order_of,
+)
 
 NO_TASKS = ()
-
-
-class HealedLedger(FakeLedger):
-    """One that offers whatever is not booked."""
-
-    def __init__(self, node):
-        super().__init__()
-        self.node = node
-
-    def free(self, now_s):
-        booked = {uuid for entry in self.entries for uuid in entry.gpus}
-        return Free(tuple(gpu for gpu in gpus_of(self.node, GPUS) if gpu.uuid not in booked), 8, 2**36)
 
 
 class HealedNode(FakeNode):
     """One that sees all three alive, and acts for what a test says."""
 
     def __init__(self, node):
-        super().__init__(HealedLedger(node))
+        super().__init__()
         self.acts_for = []
         self.setting = SwarmSetting()
         self.known_members = [member(name) for name in NODES]
@@ -91,7 +96,7 @@ class Swarm:
 
     def __init__(self):
         decided = DecidedRecords()
-        self.history = History(lambda: Suite([decided, DurabilityChecker(decided)]))
+        self.history = History(lambda: Suite([decided, BookingChecker(), DurabilityChecker(decided)]))
         self.loop = self.history.loop
         self.hosts = {name: self._host(name) for name in NODES}
 
@@ -224,25 +229,25 @@ def test_a_job_of_which_a_holder_has_a_newer_record_without_a_majority_needs_no_
 
 
 def test_a_hold_that_outlives_its_deadline_is_found(swarm):
-    swarm.history.book("b", JOB, 1, BookingState.HELD)
+    swarm.history.note("b", JOB, 1, BookingState.HELD)
     expect(swarm, NothingStuck(), 60.0, "after its end", "15")
     assert 6.0 < swarm.loop.now_s < 7.0
 
 
 def test_a_booking_that_drains_for_ever_is_found(swarm):
-    swarm.history.book("b", JOB, 1, BookingState.DRAINING)
+    swarm.history.note("b", JOB, 1, BookingState.DRAINING)
     expect(swarm, NothingStuck(), STUCK_S + 10.0, "and nobody else", "15")
 
 
 def test_a_lease_of_an_attempt_that_is_over_is_orphaned(swarm):
     swarm.accept(attempt=2, plan_state=PlanState.LAUNCHED, state=JobState.RUNNING, shares=gang("c"))
-    swarm.history.book("b", JOB, 1, BookingState.LEASED)
+    swarm.history.note("b", JOB, 1, BookingState.LEASED)
     expect(swarm, NothingStuck(), STUCK_S + 10.0, "and nobody else", "15")
 
 
 def test_a_lease_of_the_present_attempt_may_stay(swarm):
     swarm.accept(attempt=1, plan_state=PlanState.LAUNCHED, state=JobState.RUNNING, shares=gang("b"))
-    swarm.history.book("b", JOB, 1, BookingState.LEASED)
+    swarm.history.note("b", JOB, 1, BookingState.LEASED)
     watch(swarm, NothingStuck(), STUCK_S + 10.0)
 
 
@@ -284,6 +289,72 @@ def test_a_gang_that_fits_on_no_set_of_nodes_may_wait(swarm):
     watch(swarm, TopIsPlaced(), 60.0)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"threshold1_gpu_s": 10.0, "threshold3_gpu_s": 40.0}])
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "las"])
+def test_the_checkers_order_the_queue_as_the_policy_does(swarm, policy, parameters):
+    setting = PolicySetting(policy, parameters if policy == "las" else {})
+    first, rng = swarm.history.record(), random.Random(1)
+    records = [
+        replace(
+            first,
+            spec=replace(first.spec, priority=rng.choice([0, 0, 5])),
+            submitted_utc_s=rng.uniform(1.0, 100.0),
+            first_started_utc_s=rng.choice([0.0, rng.uniform(1.0, 100.0)]),
+            attained_gpu_s=rng.choice([0.0, 10.0, 20.0, 40.0, 3_250.0]),
+        )
+        for _ in range(200)
+    ]
+    order = make_order(setting)
+    in_order = sorted(records, key=lambda record: order.rank_key(JobView(card_of(record)), 0.0))
+    assert sorted(records, key=lambda record: rank_of(record, setting)) == in_order
+
+
+# --- placed jobs
+
+
+def task_of(record, *, is_frozen=False):
+    return RunningTask(order_of(record, record.shares[0].node), (), {0: RankPlan(1.0)}, is_frozen=is_frozen)
+
+
+def running(swarm, **changes):
+    placed = {"attempt": 1, "plan_state": PlanState.LAUNCHED, "state": JobState.RUNNING, "shares": gang("b")}
+    return swarm.accept(**{**placed, **changes})
+
+
+def test_a_running_job_without_processes_is_found(swarm):
+    running(swarm)
+    expect(swarm, PlacedGoOn(), 60.0, "it has no processes on b", "placed")
+    assert ACTING_S < swarm.loop.now_s < ACTING_S + 1.0
+
+
+def test_a_running_job_whose_ranks_stand_still_is_found(swarm):
+    swarm.hosts["b"].tasks.running.append(task_of(running(swarm), is_frozen=True))
+    expect(swarm, PlacedGoOn(), 60.0, "its ranks on b are frozen", "placed")
+
+
+def test_a_running_job_on_a_machine_that_is_down_is_found(swarm):
+    running(swarm)
+    swarm.hosts["b"].is_up = False
+    expect(swarm, PlacedGoOn(), 60.0, "b is down", "placed")
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.STOPPING])
+def test_a_placed_job_that_neither_starts_nor_ends_is_found(swarm, state):
+    running(swarm, state=state)
+    expect(swarm, PlacedGoOn(), 100.0, f"is {state.value} for", "placed")
+
+
+def test_a_job_whose_ranks_run_goes_on(swarm):
+    swarm.hosts["b"].tasks.running.append(task_of(running(swarm)))
+    watch(swarm, PlacedGoOn(), 100.0)
+
+
+def test_a_job_whose_end_is_yet_to_be_told_goes_on(swarm):
+    running(swarm)
+    swarm.hosts["b"].node.tasks = lambda: [TaskStatus(JOB, 1, 1, NodeId("b"), TaskStage.EXITED)]
+    watch(swarm, PlacedGoOn(), 100.0)
+
+
 # --- the end
 
 
@@ -294,13 +365,13 @@ def test_a_job_that_does_not_end_is_found(swarm):
 
 def test_what_is_left_of_an_ended_job_is_found(swarm):
     swarm.accept(state=JobState.ENDED, end_reason=EndReason.COMPLETED)
-    swarm.history.book("b", JOB, 1, BookingState.DRAINING)
+    swarm.history.note("b", JOB, 1, BookingState.DRAINING)
     expect(swarm, AllEnded(10.0), 100.0, "left are", "ended")
 
 
 def test_a_job_that_ends_otherwise_than_it_should_is_found(swarm):
     swarm.accept(state=JobState.ENDED, end_reason=EndReason.FAILED)
-    expect(swarm, AllEnded(10.0, {JOB: (EndReason.COMPLETED,)}), 10.0, "ended as failed", "ended")
+    expect(swarm, AllEnded(10.0, lambda: {JOB: (EndReason.COMPLETED,)}), 10.0, "ended as failed", "ended")
 
 
 def test_a_job_that_may_run_on_a_machine_that_is_down_waits_for_an_operator(swarm):
@@ -318,4 +389,4 @@ def test_a_job_that_may_run_on_a_machine_that_is_down_waits_for_an_operator(swar
 
 def test_an_ended_job_that_left_nothing_is_the_end(swarm):
     swarm.accept(state=JobState.ENDED, end_reason=EndReason.COMPLETED)
-    assert Healing(swarm, swarm.history.suite, [AllEnded(10.0, {JOB: (EndReason.COMPLETED,)})]).run(0.0)
+    assert Healing(swarm, swarm.history.suite, [AllEnded(10.0, lambda: {JOB: (EndReason.COMPLETED,)})]).run(0.0)

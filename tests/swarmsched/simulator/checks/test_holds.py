@@ -11,17 +11,18 @@ from swarmsched.jobs.message import Ballot
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.message import HoldRequest, Refusal, ReleaseRequest
 from swarmsched.resources import Demand
+from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.holds import HoldChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, written
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.wire.codec import encode_value
+from tests.swarmsched.simulator.checks.testing import JOB, History, written
 
 
 def make_suite():
-    decided = DecidedRecords()
-    return Suite([decided, HoldChecker(decided)])
+    decided, books = DecidedRecords(), BookingChecker()
+    return Suite([decided, books, HoldChecker(decided, books)])
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_its_own_release_ends_it_and_that_of_a_later_attempt(history):
 
 
 def test_the_release_of_an_earlier_attempt_does_not(history):
-    history.book("b", JOB, 2, BookingState.HELD)
+    history.book("b", JOB, 2, BookingState.HELD, first=1)
     history.obey("b", request(2), written(JOB, 2))
     release = ReleaseRequest(JOB, 1, 1, 3, NodeId("a"))
     history.unbook("b", JOB, 2)

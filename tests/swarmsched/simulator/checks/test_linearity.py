@@ -1,14 +1,13 @@
 """Invariant 4: the register goes forward, and no client is told of less than another was."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.commands import CancelJob, JobAccepted, SubmitJob
 from swarmsched.effects import ReplyToClient
 from swarmsched.events import ClientCommandReceived, LoopLagged
-from swarmsched.simulator.checks.testing import JOB, History
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import JOB, History
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 
 from swarmsched.simulator.checks.machines import MachineChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import History
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import History
 
 
 def test_a_machine_that_contradicts_itself_is_found_at_the_next_check():

@@ -1,17 +1,16 @@
 """Invariant 10: attained service never falls and counts nothing twice."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.record import PlanState
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.service import ServiceChecker
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.tasks import RankPlan, RunningTask, TaskChange
+from tests.swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 
 
 def make_suite():

@@ -16,8 +16,8 @@ from swarmsched.record import Leftover, PlanState
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.sometimes import NAMES, Sometimes
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 from swarmsched.simulator.tasks import RankPlan, RunningTask, TaskChange
+from tests.swarmsched.simulator.checks.testing import JOB, History, gang, order_of
 
 
 def make_suite():

@@ -6,7 +6,7 @@ import pytest
 
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce, Persist, SendDatagram
-from swarmsched.events import TimerFired
+from swarmsched.events import LoopLagged, TimerFired
 from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords
@@ -15,11 +15,13 @@ from swarmsched.simulator.checks.gangs import GangChecker
 from swarmsched.simulator.checks.healing import Healing
 from swarmsched.simulator.checks.liveness import all_rules
 from swarmsched.simulator.checks.suite import LOOK_INTERVAL, Suite
-from swarmsched.simulator.checks.testing import History
 from swarmsched.simulator.checks.views import ViewChecker
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.network import NetworkFaults
-from swarmsched.simulator.testing import Watched
+from tests.swarmsched.simulator.checks.testing import History
+from tests.swarmsched.simulator.testing import Watched
+
+LAGGED = LoopLagged(1.0)
 
 
 class Listener(Checker):
@@ -56,18 +58,18 @@ def test_checkers_see_what_they_asked_for():
     history = History(lambda: Suite([Listener(), Deaf()]))
     write, packet = Persist("ledger", "x", b""), SendDatagram(("10.0.0.1", 1), b"")
     history.step("a", TimerFired())
-    history.step("a", "something", packet, write)
-    history.step("a", "something", packet)
+    history.step("a", LAGGED, packet, write)
+    history.step("a", LAGGED, packet)
     history.perform("a", Announce("hold.expired", ""))
     history.perform("a", Announce("job.ended", ""))
     expired = Announce("hold.expired", "")
-    assert history.suite.get(Listener).shown == [(TimerFired(),), ("something", packet, write), expired]
+    assert history.suite.get(Listener).shown == [(TimerFired(),), (LAGGED, packet, write), expired]
 
 
 def test_everything_is_looked_at_now_and_then():
     history = History(lambda: Suite([Listener()]))
     for _ in range(LOOK_INTERVAL):
-        history.step("a", "something")
+        history.step("a", LAGGED)
     assert history.suite.get(Listener).shown == ["looked"]
 
 
@@ -83,7 +85,7 @@ def test_a_swarm_under_load_breaks_no_rule_and_comes_to_rest(nodes, seed):
     jobs = [watched.submit(ranks, "sleep", "1") for ranks in (1, 2, 1)]
     watched.swarm.network.faults = NetworkFaults()
     ends = dict.fromkeys(jobs, (EndReason.COMPLETED,))
-    healing = Healing(watched.swarm, watched.checks, all_rules(nodes, 60.0, ends))
+    healing = Healing(watched.swarm, watched.checks, all_rules(nodes, 60.0, lambda: ends))
     assert healing.run(120.0)
     watched.checks.finish()
     assert watched.checks.get(GangChecker).started_count >= 3

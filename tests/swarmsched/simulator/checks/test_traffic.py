@@ -7,9 +7,9 @@ from swarmsched.events import DatagramReceived
 from swarmsched.gossip.exchange import FullStateAnswer, Parcel
 from swarmsched.ids import NodeId
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import History
 from swarmsched.simulator.checks.traffic import TrafficChecker, state_cap
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import History
 
 TO = ("10.0.0.2", 7400)
 STATE = bytes([40])

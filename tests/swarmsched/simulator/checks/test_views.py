@@ -1,16 +1,15 @@
 """Invariant 7: views never go back, and show what owners wrote."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
 from swarmsched.ids import NodeId
 from swarmsched.simulator.checks.suite import Suite
-from swarmsched.simulator.checks.testing import History
 from swarmsched.simulator.checks.views import SAMPLE_STEPS_MIN, ViewChecker
 from swarmsched.simulator.checks.violation import Violation
+from tests.swarmsched.simulator.checks.testing import History
 
 B = NodeId("b")
 MEMBER = MemberView(B, ("10.0.0.2", 7400), 3, 4, MemberStatus.ALIVE, 0.0, b"", "", 1, 1)
@@ -63,7 +62,7 @@ def test_a_new_life_of_the_viewer_may_know_less(history):
 
 
 def test_two_values_under_one_stamp_are_found_wherever_they_are(history):
-    history["c"].node.known_records = [NodeStatus(replace(RECORD, queued_jobs=5), 0.0)]
+    history["c"].node.known_records = [NodeStatus(replace(RECORD, live_jobs=5), 0.0)]
     with pytest.raises(Violation, match="another record"):
         sample(history, "c")
 
@@ -71,13 +70,13 @@ def test_two_values_under_one_stamp_are_found_wherever_they_are(history):
 def test_a_machine_that_has_lost_its_disk_may_use_a_stamp_again_until_it_is_corrected(history):
     history["c"].node.known_records = [NodeStatus(replace(RECORD, store_id=7), 0.0)]
     sample(history, "c")
-    history["a"].node.known_records = [NodeStatus(replace(RECORD, store_id=7, queued_jobs=5), 0.0)]
+    history["a"].node.known_records = [NodeStatus(replace(RECORD, store_id=7, live_jobs=5), 0.0)]
     with pytest.raises(Violation, match="another record"):
         sample(history, "a")
 
 
 def test_figures_of_an_owners_answer_are_not_taken_for_its_record(history):
-    history["c"].node.known_records = [NodeStatus(replace(RECORD, queued_jobs=5), 0.0, is_repaired=True)]
+    history["c"].node.known_records = [NodeStatus(replace(RECORD, live_jobs=5), 0.0, is_repaired=True)]
     sample(history, "c")
 
 
@@ -90,7 +89,7 @@ def test_a_generation_that_nobody_ever_had_is_found(history):
 def test_of_a_name_that_two_machines_share_nobody_can_tell_who_wrote_what(history):
     history.suite.name_shared(B)
     history["a"].node.known_members = [replace(MEMBER, generation=9)]
-    history["c"].node.known_records = [NodeStatus(replace(RECORD, queued_jobs=5), 0.0)]
+    history["c"].node.known_records = [NodeStatus(replace(RECORD, live_jobs=5), 0.0)]
     sample(history, "a")
     sample(history, "c")
     history["a"].node.known_members = [MEMBER]
@@ -99,6 +98,6 @@ def test_of_a_name_that_two_machines_share_nobody_can_tell_who_wrote_what(histor
 
 
 def test_the_end_of_the_run_looks_at_all(history):
-    history["c"].node.known_records = [NodeStatus(replace(RECORD, queued_jobs=5), 0.0)]
+    history["c"].node.known_records = [NodeStatus(replace(RECORD, live_jobs=5), 0.0)]
     with pytest.raises(Violation, match="another record"):
         history.suite.finish()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from swarmsched.effects import Effect, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.gossip.exchange import STATE_MESSAGES
-from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord
+from swarmsched.gossip.record import GpuGroup, NodeRecord
 from swarmsched.gossip.setting import CheckSetting
 from swarmsched.gossip.state import MemberRef, StateConfig, StateEvent, StatePlane
 from swarmsched.ids import Address, NodeId
@@ -141,7 +141,6 @@ def sample_record(node: NodeId, *, free: int = 8, count: int = 8, utilisation_pe
         memory_total_bytes=2**40,
         memory_free_bytes=2**40,
         gpu_utilisation_percent=utilisation_percent,
-        flags=NodeFlag.HTTP_READY | NodeFlag.TELEMETRY_OK,
         software_version="0.1.0",
     )
 

@@ -1,8 +1,10 @@
 """Hand-made histories for checkers: machines that do exactly what a test says, right or wrong."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
+
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.effects import Effect, Persist, SendPeer
@@ -14,9 +16,9 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.acceptor import ROOM as REGISTER_ROOM
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot
-from swarmsched.ledger.booking import BOOKING_PREFIX, FENCE_PREFIX, BookingState, LedgerEntry
+from swarmsched.ledger.booking import BOOKING_PREFIX, FENCE_PREFIX, Booking, BookingState, LedgerEntry, booking_entry
 from swarmsched.ledger.booking import ROOM as LEDGER_ROOM
-from swarmsched.ledger.message import FreeReport, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.ledger.message import OwnerAnswer, OwnerCommand, Refusal
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Gpu, NodeResources, Share
 from swarmsched.simulator.checks.suite import Suite, all_checkers
@@ -25,11 +27,11 @@ from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.tasks import RunningTask
 from swarmsched.task import TaskOrder
 from swarmsched.wire.codec import encode_value
+from tests.swarmsched.building import NOTHING_FREE, make_record
 
 JOB = JobId("01hf7yatfm22f9ckwwzd5v6xwp")
 NODES = (NodeId("a"), NodeId("b"), NodeId("c"))
 GPUS = 4
-NOTHING_FREE = FreeReport(1, 1, 0, 0, 0)
 
 
 @dataclass
@@ -62,6 +64,11 @@ class FakeNode:
     known_members: list[MemberView] = field(default_factory=list)
     known_records: list[NodeStatus] = field(default_factory=list)
     fault: str = ""  # what `validate` complains of
+    has_records: bool = True
+
+    def record(self, job_id: JobId) -> bool:
+        """Whether it holds any."""
+        return self.has_records
 
     def members(self, now_s: float) -> list[MemberView]:
         """As the test put them."""
@@ -81,6 +88,11 @@ class FakeStorage:
     """The identity of a disk."""
 
     store_id: int
+    fsync_median_s: float = 0.001
+
+    def is_full(self, now_s: float) -> bool:
+        """It has room."""
+        return False
 
 
 @dataclass
@@ -102,6 +114,13 @@ class Machine:
     tasks: FakeTasks = field(default_factory=FakeTasks)
     generation: int = 1
     is_lost: bool = False
+    is_up: bool = True
+    is_paused: bool = False
+    is_connected: bool = True
+
+    def is_connected_to(self, other: Host) -> bool:
+        """As the test puts it."""
+        return self.is_connected
 
     @property
     def now_s(self) -> float:
@@ -145,17 +164,27 @@ class History:
         self.loop.run_for(seconds)
 
     def step(self, name: str, event: Event | None = None, *effects: Effect) -> None:
-        """A machine handles an event."""
-        self.suite.stepped(self[name].host, event or TimerFired(), effects)
+        """A machine handles an event.  What `written` tells of is the booking as it then stands in the ledger."""
+        bookings = self._encoded_bookings(name)
+        told = [
+            replace(each, value=bookings[each.key])
+            if isinstance(each, Persist) and each.value and each.key in bookings
+            else each
+            for each in effects
+        ]
+        self.suite.stepped(self[name].host, event or TimerFired(), told)
 
     def perform(self, name: str, effect: Effect) -> None:
         """An effect takes place."""
         self.suite.performed(self[name].host, effect)
 
     def restart(self, name: str) -> None:
-        """The agent dies and is started again."""
-        self.suite.agent_crashed(self[name].host)
-        self.suite.agent_started(self[name].host)
+        """The agent dies and is started again; its disk has what its ledger has, unless a test has put it there."""
+        machine = self[name]
+        self.suite.agent_crashed(machine.host)
+        machine.disk.setdefault(LEDGER_ROOM, self._encoded_bookings(name))
+        self.suite.agent_started(machine.host)
+        del machine.disk[LEDGER_ROOM]
 
     def wipe(self, name: str) -> None:
         """The machine gets an empty disk with another identity, and its agent is started again."""
@@ -170,8 +199,8 @@ class History:
 
     def record(self, **changes: object) -> JobRecord:
         """A first record of `JOB`, held by all three, with changes."""
-        first = JobRecord(JOB, JobSpec(("true",), ranks=2, demand=Demand(gpus=1)), 0.0, 1, 1, NODES[0], 1, self.holders)
-        return replace(first, **changes)  # type: ignore[arg-type]  # names are the test's business
+        spec = JobSpec(("true",), ranks=2, demand=Demand(gpus=1))
+        return replace(make_record(NODES[0], self.holders, job_id=JOB, spec=spec), **changes)
 
     def accept(self, record: JobRecord, names: Sequence[str], ballot: Ballot) -> None:
         """These machines accept it, durably, and say so."""
@@ -198,6 +227,17 @@ class History:
         return Ballot(self._counter, NodeId(node), 1)
 
     # --- owners
+
+    def _encoded_bookings(self, name: str) -> dict[str, bytes]:
+        entries = self[name].node.ledger.entries
+        shared = [field for field in Booking.__struct_fields__ if field in LedgerEntry.__struct_fields__]
+        stored = [Booking(**{field: getattr(each, field) for field in shared}, ttl_s=5.0) for each in entries]
+        return {booking_entry(each.key): encode_value(Booking, each) for each in stored}
+
+    def note(self, name: str, job_id: JobId, attempt: int, state: BookingState) -> None:
+        """A booking is made and written."""
+        self.book(name, job_id, attempt, state)
+        self.step(name, None, written(job_id, attempt))
 
     def book(
         self, name: str, job_id: JobId, attempt: int, state: BookingState, gpus: int = 1, first: int = 0, epoch: int = 1

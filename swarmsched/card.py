@@ -1,0 +1,191 @@
+"""Job cards: what every planner must know of a live job, written by its acting shepherd.  The one description of a job
+that travels; what policies see of it is the card with its age (`view.JobView`).
+
+Key is the job, version is (epoch, counter): a lower epoch loses whatever its counter.  Attained service travels as a
+value and a rate and is extrapolated by the card's age, so that time alone makes no new version.  Ages are durations;
+a monotonic clock means nothing to another machine.
+
+A card is never cut silently: what a planner would take for the whole truth is either complete or marked.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from swarmsched.api import JobState, StartPhase
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
+from swarmsched.record import JobRecord
+from swarmsched.resources import Demand, Share
+from swarmsched.wire.codec import decode_value, encode_value
+
+CARD_BYTES_LIMIT = 1_024
+NAME_LENGTH = 32
+REASON_LENGTH = 96
+
+STATES = tuple(JobState)
+PHASES = tuple(StartPhase)
+
+RankKey = tuple[int, ...]
+"""At most four integers; smaller runs earlier.  The job id breaks ties after it."""
+
+
+class JobCard(Value):
+    """One live job.  Times on the wire are seconds since 1970 (submit, first start: order only) or durations."""
+
+    job_id: Job
+    epoch: U32
+    counter: U32
+    shepherd: NodeName
+    state_index: U8
+    phase_index: U8
+    ranks: U16
+    demand: Demand
+    submitted_utc_s: Amount
+    name: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""
+    user: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""
+    queue: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""
+    priority: I32 = 0
+    attained_gpu_s: Amount = 0.0  # when the card was written
+    attained_rate: U32 = 0  # GPU-seconds a second: the GPUs it has
+    time_limit_s: Seconds = 0.0  # 0: none
+    queued_s: Seconds = 0.0  # when the card was written
+    running_s: Seconds = 0.0  # when the card was written
+    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
+    hidden_nodes: U16 = 0
+    hidden_ranks: U16 = 0  # those on nodes that did not fit into the card: `shares` are not all that it holds
+    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)] = ()
+    policy_id: Name = ""
+    reason: Annotated[str, Meta(max_length=REASON_LENGTH)] = ""
+    first_started_utc_s: Amount = 0.0  # 0: never ran
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=512)] = ()  # only these, if any
+    exclude: Annotated[tuple[NodeName, ...], Meta(max_length=512)] = ()
+    attempt: U32 = 0
+    preemptions: U8 = 0  # how often it made room for others
+    hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """(epoch, counter): larger is newer."""
+        return (self.epoch, self.counter)
+
+    @property
+    def state(self) -> JobState:
+        """Life-cycle state."""
+        return STATES[self.state_index]
+
+    @property
+    def phase(self) -> StartPhase:
+        """What a starting job is doing."""
+        return PHASES[self.phase_index]
+
+
+def card_of(
+    record: JobRecord,
+    *,
+    queued_s: float = 0.0,
+    running_s: float = 0.0,
+    rank_key: RankKey = (),
+    policy_id: str = "",
+) -> JobCard:
+    """The card of a job by its record, complete; the counter is filled in when it is published.
+
+    `attained_gpu_s` includes the running attempt up to now.
+    """
+    spec = record.spec
+    gpus = spec.total_gpus if record.state is JobState.RUNNING else 0
+    return JobCard(
+        job_id=record.job_id,
+        epoch=record.epoch,
+        counter=0,
+        shepherd=record.shepherd,
+        state_index=STATES.index(record.state),
+        phase_index=PHASES.index(record.phase),
+        ranks=spec.ranks,
+        demand=spec.demand,
+        submitted_utc_s=record.submitted_utc_s,
+        name=spec.name[:NAME_LENGTH],
+        user=spec.user[:NAME_LENGTH],
+        queue=spec.queue[:NAME_LENGTH],
+        priority=spec.priority,
+        attained_gpu_s=record.attained_gpu_s + gpus * running_s,
+        attained_rate=gpus,
+        time_limit_s=spec.time_limit_s,
+        queued_s=queued_s,
+        running_s=running_s,
+        shares=tuple([Share(share.node, share.ranks) for share in record.shares]),
+        rank_key=rank_key,
+        policy_id=policy_id,
+        reason=record.reason[:REASON_LENGTH],
+        first_started_utc_s=record.first_started_utc_s,
+        nodes=spec.nodes,
+        exclude=spec.exclude,
+        attempt=record.attempt,
+        preemptions=min(record.preemptions, 255),
+    )
+
+
+def tombstone(card: JobCard) -> JobCard:
+    """The last version of a card: its job is closed."""
+    gone = replace(
+        card,
+        state_index=STATES.index(JobState.ENDED),
+        phase_index=0,
+        shares=(),
+        reason="",
+        rank_key=(),
+        attained_rate=0,
+    )
+    return replace(gone, nodes=(), exclude=(), hidden_nodes=0, hidden_ranks=0)
+
+
+_SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
+    lambda card: replace(card, reason=""),
+    lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8]),
+    lambda card: replace(card, nodes=(), exclude=(), hides_constraints=bool(card.nodes or card.exclude)),
+)
+"""What a card that is too large gives up, in this order, before any of its shares."""
+
+
+def encode_card(card: JobCard) -> tuple[JobCard, bytes]:
+    """The card cut to its hard limit, and its bytes."""
+    body = encode_value(JobCard, card)
+    for shorten in _SHORTER:
+        if len(body) > CARD_BYTES_LIMIT:
+            card = shorten(card)
+            body = encode_value(JobCard, card)
+    while len(body) > CARD_BYTES_LIMIT and card.shares:
+        kept = card.shares[: len(card.shares) // 2]
+        left = card.shares[len(kept) :]
+        hidden_ranks = card.hidden_ranks + sum(share.ranks for share in left)
+        card = replace(card, shares=kept, hidden_nodes=card.hidden_nodes + len(left), hidden_ranks=hidden_ranks)
+        body = encode_value(JobCard, card)
+    return card, body
+
+
+def decode_card(body: bytes) -> JobCard:
+    """A well-formed card; RemoteProtocolError for anything else."""
+    if len(body) > CARD_BYTES_LIMIT:
+        raise RemoteProtocolError(f"{len(body)} bytes, more than {CARD_BYTES_LIMIT}", kind="JobCard")
+    card = decode_value(JobCard, body)
+    if card.state_index >= len(STATES) or card.phase_index >= len(PHASES):
+        raise RemoteProtocolError("unknown state or phase", kind="JobCard")
+    return card
+
+
+def is_same_news(old: JobCard, new: JobCard) -> bool:
+    """True when only time has passed between two cards."""
+    return bool(_timeless(old) == _timeless(new))
+
+
+def is_only_order_changed(old: JobCard, new: JobCard) -> bool:
+    """True when nothing but the place in the order and its reason differ, which may wait longer."""
+    return bool(_orderless(old) == _orderless(new))
+
+
+_TIMED = ("counter", "attained_gpu_s", "queued_s", "running_s")
+_timeless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in _TIMED))
+_orderless = attrgetter(*(name for name in JobCard.__struct_fields__ if name not in (*_TIMED, "rank_key", "reason")))

@@ -1,0 +1,515 @@
+"""All jobs that one agent shepherds, and the decision which of them may try to be placed now.
+
+Two ways lead to a try.  Under a policy that declares an order, jobs start without a plan as long as everything ahead of
+them fits as well.  Whatever else a policy wants, it says in its plan: a set of decisions from the planner's process,
+each followed as told, or, where its preconditions no longer hold, not at all.
+
+Shepherds on other agents see nearly the same queue.  They spread by a start delay that grows with the number of jobs
+ahead, counted from the last release of capacity; whoever an owner invites need not wait for others (`invitation`).
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.card import JobCard, RankKey, card_of
+from swarmsched.deadlines import Deadlines
+from swarmsched.effects import Announce
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import PreemptRequest
+from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.pacing import BACKOFF_S_MAX
+from swarmsched.negotiation.placement.invitation import Inviter
+from swarmsched.negotiation.placement.own_view import OwnViews
+from swarmsched.negotiation.placement.planning import Planning
+from swarmsched.negotiation.placement.precondition import cannot_change, cannot_start, expected_start_s
+from swarmsched.negotiation.placement.queue import Queue
+from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.shepherd import PRODUCTION, Clock, JobShepherd, ShepherdParts
+from swarmsched.negotiation.window import Window
+from swarmsched.policies.placement import place_in
+from swarmsched.policies.registry import kind_of, make_order, policy_id
+from swarmsched.policies.room import Room
+from swarmsched.record import JobRecord
+from swarmsched.resources import Free
+from swarmsched.view import (
+    HISTORY_LIMIT,
+    Change,
+    ClusterView,
+    Decision,
+    EndedJob,
+    JobView,
+    NodeView,
+    Plan,
+    PolicySetting,
+)
+
+START_DELAY_S = 0.05
+START_DELAY_PER_RANK_S = 0.005
+START_DELAY_S_MAX = 2.0
+INVITED_S = 0.5
+FEW_JOBS, REST_PER_JOB_S = 64, 50e-6
+"""A look at the queue costs some 8 us for each job: with many of them the next one waits, so that most time is left."""
+WALK_MAX = 400
+"""Jobs that one look places or reserves for; those behind them have their turn when these are gone."""
+CONTENDERS_MIN = 16
+"""So many of the first that fit may hope to be started by a plan, and as many more as devices are free."""
+
+
+class Cluster(Protocol):
+    """What the agent believes of everybody else (`node.cluster.Cluster`)."""
+
+    @property
+    def jobs(self) -> Mapping[JobId, JobView]:
+        """Live jobs by their gossiped cards."""
+
+    def take_job_news(self) -> Sequence[JobId]:
+        """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
+
+    def can_act(self, node: NodeId) -> bool:
+        """True for another live node."""
+
+    def nodes(self) -> list[NodeView]:
+        """Every known node."""
+
+
+class Placement:
+    """The shepherds of one agent."""
+
+    def __init__(self, me: NodeId, cluster: Cluster, rng: random.Random, parts: ShepherdParts = PRODUCTION) -> None:
+        self._me = me
+        self._cluster = cluster
+        self._parts = parts
+        self._rng = rng
+        self._jobs: dict[JobId, JobShepherd] = {}
+        self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
+        self._own = OwnViews()
+        self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
+        self._moved: dict[JobId, None] = {}  # jobs of ours that may stand elsewhere in the queue, or nowhere
+        self._deadlines: Deadlines[JobId] = Deadlines()
+        self._update_ids = count(1)
+        self._setting = PolicySetting()
+        self._policy_id = policy_id(self._setting)
+        self._order = make_order(self._setting)
+        self._queue = Queue(self._order)
+        self._planning = Planning()
+        self._inviter = Inviter(me)
+        self._history: deque[EndedJob] = deque(maxlen=HISTORY_LIMIT)
+        self._ignored: dict[JobId, str] = {}  # wishes of a plan that cannot be carried out, as last announced
+        self._look_s = float("inf")
+        self._rest_until_s = float("-inf")
+        self._invited_until_s = float("-inf")
+
+    @property
+    def jobs(self) -> Mapping[JobId, JobShepherd]:
+        """Live jobs by id."""
+        return self._jobs
+
+    @property
+    def setting(self) -> PolicySetting:
+        """The policy in force here."""
+        return self._setting
+
+    @property
+    def policy_id(self) -> str:
+        """The policy in force here, in canonical form."""
+        return self._policy_id
+
+    @property
+    def told(self) -> Mapping[JobId, Decision]:
+        """What the last plan said of each live job."""
+        return self._planning.told
+
+    @property
+    def update_ids(self) -> Iterator[int]:
+        """Register update ids, unique within this agent's life."""
+        return self._update_ids
+
+    @property
+    def waiting_count(self) -> int:
+        """Queued jobs of this agent."""
+        return sum(job.is_queued for job in self._jobs.values())
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Earliest of the jobs' own timers, the next look at the queue and the next invitations."""
+        self._note_deadlines()
+        return min(self.look_due_s, self._inviter.next_deadline_s, self._deadlines.next_s)
+
+    def due(self, now_s: float) -> list[JobShepherd]:
+        """Jobs whose own timers have something to do."""
+        self._note_deadlines()
+        return [self._jobs[job_id] for job_id in self._deadlines.due(now_s)]
+
+    def _note_deadlines(self) -> None:
+        for job_id in self._stirred:
+            if (job := self._jobs.get(job_id)) is not None:
+                self._deadlines.put(job_id, job.next_deadline_s)
+        self._stirred.clear()
+
+    def _stir(self, job_id: JobId) -> None:
+        self._stirred[job_id] = self._moved[job_id] = None
+
+    def set_policy(self, setting: PolicySetting, now_s: float) -> None:
+        """Use another policy from now on; the caller has checked the setting."""
+        if setting == self._setting:
+            return
+        self._setting, self._policy_id, self._order = setting, policy_id(setting), make_order(setting)
+        self._planning.forget()
+        self._queue.use(self._order, now_s)
+        self.look_soon(now_s)
+
+    def add(self, record: JobRecord) -> JobShepherd:
+        """Shepherd this job."""
+        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts, self._stir, self.window)
+        self._jobs[record.job_id] = shepherd
+        self._stir(record.job_id)
+        return shepherd
+
+    def let_go(self, job_id: JobId) -> None:
+        """Stop acting for a job: it has ended, or another shepherd has it."""
+        job = self._jobs.pop(job_id, None)
+        self._own.drop(job_id)
+        self._ignored.pop(job_id, None)
+        self._deadlines.drop(job_id)
+        self.window.forget(job_id)
+        self._moved[job_id] = None
+        if job is not None and job.record.is_ended:
+            record = job.record
+            card = replace(card_of(record), attained_gpu_s=record.attained_gpu_s)
+            has_completed = record.end_reason is EndReason.COMPLETED
+            self._history.append(EndedJob(card, has_completed, record.ended_utc_s))
+
+    @property
+    def placing(self) -> list[JobId]:
+        """Jobs whose placement is under way."""
+        return [job_id for job_id, job in self._jobs.items() if job.is_placing]
+
+    # When to look.
+
+    @property
+    def look_due_s(self) -> float:
+        """When the queue wants to be looked at."""
+        return max(self._look_s, self._rest_until_s)
+
+    def look_soon(self, now_s: float) -> None:
+        """Something about the queue changed: look at the next opportunity."""
+        self._planning.has_news = True
+        self._look_s = min(self._look_s, now_s)
+
+    def capacity_released(self, clock: Clock) -> None:
+        """Resources came free somewhere: look after a delay that spreads competing shepherds."""
+        self._catch_up(clock)
+        self._planning.has_news = True
+        self._look_s = min(self._look_s, clock.now_s + self._start_delay_s())
+
+    def _start_delay_s(self) -> float:
+        ahead = [self._queue.count_before(job_id) for job_id, job in self._jobs.items() if job.is_queued]
+        if len(self._queue) <= len(ahead):
+            return 0.0  # nobody else waits
+        first = min(ahead, default=0)
+        return min(START_DELAY_S_MAX, START_DELAY_S + first * START_DELAY_PER_RANK_S)
+
+    def invited(self, now_s: float) -> None:
+        """An owner has something free, and jobs here are first in line for it as far as it knows."""
+        if any(job.is_waiting for job in self._jobs.values()):
+            self._invited_until_s = now_s + INVITED_S
+            self.look_soon(now_s)
+
+    def has_freed(self, now_s: float) -> None:
+        """Something of this very node came free."""
+        self._inviter.freed(now_s)
+
+    def others_wait(self, now_s: float) -> None:
+        """Cards have changed while something is free here."""
+        self._inviter.queued(now_s)
+
+    def invitations(self, free: Free, clock: Clock) -> list[NodeId]:
+        """Shepherds to tell now of what is free here."""
+        if clock.now_s < self._inviter.next_deadline_s:
+            return []
+        self._catch_up(clock)
+        return self._inviter.due(self._queue, free, self._cluster.can_act, clock.now_s)
+
+    # The queue, and views of jobs.
+
+    def _catch_up(self, clock: Clock) -> None:
+        """Bring the queue up to date."""
+        for job_id in {**dict.fromkeys(self._cluster.take_job_news()), **self._moved}:
+            shepherd = self._jobs.get(job_id)
+            job = self._foreign(job_id) if shepherd is None else self.view_of(shepherd, clock)
+            if job is not None and job.state is JobState.QUEUED:
+                self._queue.put(job, clock.now_s)
+            else:
+                self._queue.drop(job_id)
+        self._moved.clear()
+        self._queue.refresh(clock.now_s)
+
+    def _foreign(self, job_id: JobId) -> JobView | None:
+        job = self._cluster.jobs.get(job_id)
+        return job if job is not None and job.card.shepherd != self._me else None
+
+    def view_of(self, job: JobShepherd, clock: Clock) -> JobView:
+        """A shepherded job as a policy sees it: the same object until something of it has changed."""
+        return self._own.of(job, clock)
+
+    def card(self, job: JobShepherd, clock: Clock) -> JobCard:
+        """A shepherded job's card, as it is told to others now."""
+        view, now_s = self.view_of(job, clock), clock.now_s
+        return replace(
+            view.card,
+            attained_gpu_s=view.attained_gpu_s(now_s),
+            queued_s=view.queued_s(now_s),
+            running_s=view.running_s(now_s),
+            rank_key=self._rank_key(view, now_s),
+            policy_id=self._policy_id,
+        )
+
+    def _rank_key(self, job: JobView, now_s: float) -> RankKey:
+        if self._order is not None:
+            return self._order.rank_key(job, now_s)
+        decision = self._planning.told.get(job.job_id)
+        return decision.rank_key if decision is not None else ()
+
+    def _views(self, clock: Clock) -> list[JobView]:
+        """All live jobs: ours as they are, others as told by shepherds that can act."""
+        own = [self.view_of(job, clock) for job in self._jobs.values() if not job.record.is_ended]
+        return [
+            *own,
+            *[
+                job
+                for job_id, job in self._cluster.jobs.items()
+                if job_id not in self._jobs and self._cluster.can_act(job.card.shepherd)
+            ],
+        ]
+
+    def cluster_view(self, clock: Clock, version: int = 0) -> ClusterView:
+        """Everything a policy may see."""
+        nodes, jobs = tuple(self._cluster.nodes()), tuple(self._views(clock))
+        return ClusterView(version, nodes, jobs, tuple(self._history), self._planning.memory)
+
+    # Plans.
+
+    def plan_computed(self, plan: Plan, clock: Clock) -> None:
+        """Take the planner's advice; an answer to an older question is ignored."""
+        if not self._planning.computed(plan, clock.now_s):
+            return
+        for job_id, job in self._jobs.items():
+            decision = self._planning.told.get(job_id)
+            if decision is not None and decision.change is Change.WAIT:
+                job.explain(decision.reason)
+        self._look_s = min(self._look_s, clock.now_s)
+
+    def plan_failed(self, version: int, now_s: float) -> None:
+        """No advice this time."""
+        self._planning.failed(version, now_s)
+
+    def refuses_to_make_room(self, request: PreemptRequest, clock: Clock) -> str:
+        """Why a job of ours need not stop for another, by the policy and our own fresh figures."""
+        job = self._jobs[request.job_id]
+        if request.policy_id != self._policy_id:
+            return f"the policy here is {self._policy_id}, not {request.policy_id}"
+        if self._order is not None:
+            return self._order.refuses_to_make_room(self.view_of(job, clock), request.rank_key, clock.now_s)
+        decision = self._planning.told.get(request.job_id)
+        is_told = decision is not None and decision.change is Change.STOP and decision.taker == request.taker
+        return "" if is_told else "no plan here gives its place to that job"
+
+    # A look at the queue.
+
+    def look(self, clock: Clock) -> list[ShepherdEffect]:
+        """Start what may start, and ask for a plan where its answer could concern a job here."""
+        self._look_s = float("inf")
+        self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
+        mine = {job_id: job for job_id, job in self._jobs.items() if job.is_waiting}
+        is_idle_planner = kind_of(self._setting).plans_when_idle and bool(self._jobs)
+        if not mine and not is_idle_planner:
+            return []
+        self._catch_up(clock)
+        nodes = self._cluster.nodes()
+        room = self._room(nodes)
+        effects: list[ShepherdEffect] = []
+        if any(room.fits(demand) for demand in {job.record.spec.demand for job in mine.values()}):
+            effects += self._start_unplanned(room, mine, clock)
+            effects += self._follow_starts(room, mine, clock)
+        effects += self._claim_places(mine, nodes, clock)
+        effects += self._ignore_wishes(clock)
+        waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
+        self._remember_backoffs(waiting, clock.now_s)
+        if waiting or is_idle_planner:
+            is_needed = is_idle_planner or self._may_be_moved(room, waiting, clock.now_s)
+            asked, again_s = self._planning.ask(
+                self._setting,
+                lambda version: self.cluster_view(clock, version),
+                is_needed=is_needed,
+                now_s=clock.now_s,
+            )
+            effects += asked
+            self._look_s = min(self._look_s, again_s)
+        return effects
+
+    def _room(self, nodes: Sequence[NodeView]) -> Room:
+        """Free resources less what our own unanswered holds will take."""
+        room = Room(nodes)
+        for job in self._jobs.values():
+            demand = job.record.spec.demand
+            for share in job.unanswered_holds:
+                ranks = min(share.ranks, room.fits(demand).get(share.node, 0))
+                if ranks:
+                    room.take([replace(share, ranks=ranks)], demand)
+        return room
+
+    def _start_unplanned(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Start ours from the head of the queue as long as all ahead fit too."""
+        effects: list[ShepherdEffect] = []
+        is_invited = clock.now_s < self._invited_until_s
+        left, walked = len(mine), 0
+        for job in self._queue if self._order is not None else ():
+            shepherd = mine.get(job.job_id)
+            if shepherd is None and not self._stands(job):
+                continue
+            walked += 1
+            if not left or walked > WALK_MAX or self.window.is_full(clock.now_s):
+                break
+            if shepherd is not None:
+                left, job = left - 1, self.view_of(shepherd, clock)  # it may avoid other nodes by now
+            shares = place_in(room, job, self._rng if shepherd is not None else None)
+            pause_s = shepherd.may_try_after_s - clock.now_s if shepherd is not None else 0.0
+            if shares is None and pause_s <= 0.0:
+                break
+            if shares is None or pause_s > BACKOFF_S_MAX or (shepherd is None and is_invited):
+                continue  # it has had its chance, or has none for long
+            room.take(shares, job.demand)
+            if shepherd is not None and pause_s <= 0.0:
+                effects += shepherd.place(shares, self._ranking(job, clock.now_s), clock)
+        return effects
+
+    def _stands(self, job: JobView) -> bool:
+        """True for a job of another shepherd that can act and of which we know where it may go."""
+        is_foreign = job.job_id not in self._jobs and self._cluster.can_act(job.card.shepherd)
+        return is_foreign and not job.card.hides_constraints
+
+    def _may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
+        """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near."""
+        if self._order is None:
+            return True
+        contenders, is_first = 0, True
+        limit = CONTENDERS_MIN + 2 * sum(node.free.gpu_count for node in self._cluster.nodes() if node.is_available)
+        for job in self._queue:
+            shepherd = waiting.get(job.job_id)
+            if shepherd is None and not self._stands(job):
+                continue
+            does_fit = room.ranks(job.demand) >= job.ranks
+            if shepherd is not None and (is_first or (does_fit and shepherd.may_try_after_s <= now_s)):
+                return True
+            is_first = False
+            contenders += does_fit
+            if contenders > limit:
+                break
+        return False
+
+    def _follow_starts(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Jobs that the plan starts, where it says; each decision is used once, and only while it holds."""
+        effects: list[ShepherdEffect] = []
+        unused = []
+        for decision in self._planning.fresh(clock.now_s):
+            job = mine.get(decision.job_id)
+            is_start = decision.change is Change.START and job is not None
+            if job is None or not is_start:
+                unused.append(decision)
+                continue
+            if not job.is_waiting:
+                continue
+            if job.may_try_after_s > clock.now_s or self.window.is_full(clock.now_s):
+                unused.append(decision)
+                continue
+            view = self.view_of(job, clock)
+            problem = cannot_start(decision, view, room)
+            if problem:
+                job.explain(f"{decision.reason}; {problem}")
+                self._planning.has_news = True
+                continue
+            room.take(decision.target.shares, view.demand)
+            effects += job.place(decision.target.shares, self._ranking(view, clock.now_s), clock)
+        self._planning.open = unused
+        return effects
+
+    def _ignore_wishes(self, clock: Clock) -> list[ShepherdEffect]:
+        """Say what a plan wants of running jobs that nobody can do: none of ours changes its size while it runs."""
+        effects: list[ShepherdEffect] = []
+        for decision in self._planning.fresh(clock.now_s):
+            job = self._jobs.get(decision.job_id)
+            problem = cannot_change(decision)
+            if job is None or not problem or self._ignored.get(decision.job_id) == problem:
+                continue
+            self._ignored[decision.job_id] = problem
+            text = f"{decision.change.value} ignored: {problem}"
+            effects.append(Announce("plan.ignored", text, decision.job_id, self._me, {"change": decision.change.value}))
+        return effects
+
+    # Places kept for jobs that do not fit.
+
+    def _claim_places(
+        self, mine: Mapping[JobId, JobShepherd], nodes: Sequence[NodeView], clock: Clock
+    ) -> list[ShepherdEffect]:
+        """Where a job of ours needs victims by the plan, or is the first in line and has waited for long."""
+        effects = self._follow_stops(mine, clock)
+        if not any(job.is_starving(clock.now_s) and not job.is_claiming for job in mine.values()):
+            return effects
+        first = next((job for job in self._queue if job.job_id in mine or self._stands(job)), None)
+        job = mine.get(first.job_id) if first is not None else None
+        if first is None or job is None or not job.is_starving(clock.now_s) or job.is_claiming:
+            return effects
+        place = place_in(Room(nodes).emptied(), first)
+        if place is None:
+            return effects
+        starts_s = expected_start_s(place, [view for view in self._views(clock) if view.shares], clock.now_s)
+        return [*effects, *job.claim(place, {}, self._ranking(first, clock.now_s), starts_s, clock)]
+
+    def _follow_stops(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Where the plan keeps a place for a job of ours, and others make room for it."""
+        fresh = self._planning.fresh(clock.now_s)
+        victims: dict[str, list[JobId]] = {}
+        for decision in fresh:
+            if decision.change is Change.STOP:
+                victims.setdefault(decision.taker, []).append(decision.job_id)
+        effects: list[ShepherdEffect] = []
+        for decision in fresh if victims else ():
+            job = mine.get(decision.job_id)
+            wanted = victims.get(decision.job_id, [])
+            if decision.change is not Change.WAIT or not wanted or job is None or job.is_claiming or not job.is_waiting:
+                continue
+            shepherds = {victim: shepherd for victim in wanted if (shepherd := self._shepherd_of(victim)) is not None}
+            if len(shepherds) == len(wanted):
+                ranking = self._ranking(self.view_of(job, clock), clock.now_s)
+                effects += job.claim(decision.target.shares, shepherds, ranking, 0.0, clock)
+        return effects
+
+    def _shepherd_of(self, job_id: JobId) -> NodeId | None:
+        if job_id in self._jobs:
+            return self._me
+        job = self._foreign(job_id)
+        return job.card.shepherd if job is not None else None
+
+    def _remember_backoffs(self, waiting: Mapping[JobId, JobShepherd], now_s: float) -> None:
+        untils_s = (until_s for job in waiting.values() for until_s in (job.may_try_after_s, *job.avoided.values()))
+        waits = [until_s for until_s in untils_s if until_s > now_s]
+        if self.window.is_full(now_s):
+            waits = [self.window.opens_s]
+        self._look_s = min([self._look_s, *waits])
+
+    def _ranking(self, view: JobView, now_s: float) -> Ranking:
+        return Ranking(self._policy_id, self._rank_key(view, now_s))
+
+    def validate(self) -> None:
+        """Re-derive what is kept of the queue and of our jobs."""
+        self._queue.validate()
+        assert self._own.jobs <= self._jobs.keys()
+        for job_id, job in self._jobs.items():
+            assert job_id == job.job_id
+            job.validate()

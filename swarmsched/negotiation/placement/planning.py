@@ -1,0 +1,76 @@
+"""When a plan is asked for, and what the last one told.
+
+Planning costs a process some time and the swarm the same as often as it has agents, so it is asked for where its answer
+could concern a job here: at most once a second, and in twenty times the last plan's time.
+"""
+
+from collections.abc import Callable
+
+from swarmsched.effects import ComputePlan
+from swarmsched.ids import JobId
+from swarmsched.view import ClusterView, Decision, Plan, PolicySetting
+
+PLAN_INTERVAL_S = 1.0
+PLAN_INTERVAL_PER_PLAN_TIME = 20.0
+PLAN_REFRESH_S = 20.0
+PLAN_AGE_S_MAX = 5.0
+
+
+class Planning:
+    """One agent's dialogue with its planner."""
+
+    def __init__(self) -> None:
+        self.told: dict[JobId, Decision] = {}  # the last plan's word on each live job
+        self.open: list[Decision] = []  # of the last plan, in its order: not taken yet, nor out of date
+        self.memory = b""  # of the policy in force
+        self._version = 0
+        self._is_pending = False
+        self._seen_s = float("-inf")
+        self._next_s = float("-inf")
+        self.has_news = True  # since a plan was last asked for
+
+    def forget(self) -> None:
+        """Another policy is in force: what the former one told counts no more."""
+        self.told, self.open, self.memory = {}, [], b""
+        self._seen_s = float("-inf")
+        self._version += 1  # an answer under way is of the former policy
+        self._is_pending, self.has_news = False, True
+
+    def computed(self, plan: Plan, now_s: float) -> bool:
+        """Take the planner's advice; false for an answer to an older question."""
+        if plan.version != self._version or not self._is_pending:
+            return False
+        self._is_pending = False
+        self._next_s = now_s + max(PLAN_INTERVAL_S, PLAN_INTERVAL_PER_PLAN_TIME * plan.elapsed_s)
+        self.told = {decision.job_id: decision for decision in plan.decisions}
+        self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
+        return True
+
+    def failed(self, version: int, now_s: float) -> None:
+        """No advice this time; asked again after the usual interval."""
+        if version == self._version and self._is_pending:
+            self._is_pending = False
+            self._next_s = now_s + PLAN_INTERVAL_S
+
+    def fresh(self, now_s: float) -> list[Decision]:
+        """What may still be followed."""
+        if now_s > self._seen_s + PLAN_AGE_S_MAX:
+            self.open = []
+        return self.open
+
+    def ask(
+        self, setting: PolicySetting, view: Callable[[int], ClusterView], *, is_needed: bool, now_s: float
+    ) -> tuple[list[ComputePlan], float]:
+        """The question, if it is time for one, and when to look again.
+
+        `is_needed`: the answer could move a job here.  Otherwise a plan only renews the reasons that people see.
+        """
+        is_due = (is_needed and self.has_news) or now_s >= self._seen_s + PLAN_REFRESH_S
+        if self._is_pending or not is_due:
+            return [], max(now_s, self._seen_s) + PLAN_REFRESH_S
+        if now_s < self._next_s:
+            return [], self._next_s
+        self._version += 1
+        self._is_pending, self.has_news = True, False
+        self._next_s = now_s + PLAN_INTERVAL_S
+        return [ComputePlan(setting, view(self._version))], now_s + PLAN_REFRESH_S

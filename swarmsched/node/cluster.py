@@ -1,0 +1,109 @@
+"""What a node believes of the whole swarm, as the views that placement, policies and explanations take.
+
+The own node stands in the view with its ledger's exact figures, all others with their gossiped records (repaired by
+their owners' fresher answers).  A member that is not alive is shown and never chosen.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from swarmsched.gossip.member import MemberStatus
+from swarmsched.gossip.membership import Membership
+from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus, capacity_of, node_view
+from swarmsched.gossip.state import StatePlane
+from swarmsched.holders import Holder
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.ledger import Ledger
+from swarmsched.negotiation.holding import Candidate
+from swarmsched.resources import Free, NodeResources, counted
+from swarmsched.view import JobView, NodeView
+
+_UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
+
+
+class Cluster:
+    """Reads membership, state plane and ledger; keeps views until what they show has changed."""
+
+    def __init__(
+        self, me: NodeId, membership: Membership, state: StatePlane, ledger: Ledger, *, is_witness: bool = False
+    ) -> None:
+        self._me = me
+        self._membership = membership
+        self._state = state
+        self._ledger = ledger
+        self._is_witness = is_witness
+        self._views: dict[NodeId, tuple[NodeRecord, bool, NodeView]] = {}
+        self.own_resources = NodeResources((), 0, 0)
+        self.is_disk_stalled = False  # of this node
+
+    @property
+    def jobs(self) -> Mapping[JobId, JobView]:
+        """Live jobs by their gossiped cards, wherever they are shepherded."""
+        return self._state.jobs
+
+    def take_job_news(self) -> Sequence[JobId]:
+        """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
+        return self._state.take_job_news()
+
+    def can_act(self, node: NodeId) -> bool:
+        """True for another live node: the card of a dead shepherd's job stands in nobody's way."""
+        return node != self._me and self._membership.is_alive(node)
+
+    def nodes(self) -> list[NodeView]:
+        """Every known node, this one first."""
+        records = [record for record in self._state.current_records() if record.node_id != self._me]
+        return [self._own_view(), *[self._foreign_view(record) for record in records]]
+
+    def is_complete(self, now_s: float) -> bool:
+        """True when every live member's record has arrived, so that totals mean something."""
+        known = {status.record.node_id for status in self._state.node_records(now_s)}
+        return all(node in known for node in self._membership.alive() if node != self._me)
+
+    def candidates(self, now_s: float) -> list[Candidate]:
+        """Other nodes that could hold a record or shepherd a job: alive, able to write, and their store is known."""
+        return [
+            Candidate(
+                Holder(status.record.node_id, status.record.store_id),
+                status.record.zone,
+                status.record.live_jobs,
+                status.record.total_gpus,
+                status.record.has(NodeFlag.WITNESS),
+            )
+            for status in self._others(now_s)
+            if status.record.store_id and not status.record.has(NodeFlag.DISK_STALLED)
+        ]
+
+    def stalled(self, now_s: float) -> list[NodeId]:
+        """Other nodes that are alive and say that their disk takes no writes."""
+        return [each.record.node_id for each in self._others(now_s) if each.record.has(NodeFlag.DISK_STALLED)]
+
+    def _others(self, now_s: float) -> list[NodeStatus]:
+        alive = frozenset(self._membership.alive()) - {self._me}
+        return [status for status in self._state.node_records(now_s) if status.record.node_id in alive]
+
+    def capacities(self, now_s: float) -> dict[NodeId, Free]:
+        """All that every node has that may ever run a job, whether or not it is up now."""
+        records = (status.record for status in self._state.node_records(now_s))
+        others = {NodeId(record.node_id): capacity_of(record) for record in records if not record.has(NodeFlag.WITNESS)}
+        others.pop(self._me, None)
+        own = self.own_resources
+        mine = Free(counted(own.gpus), own.cpu_count, own.memory_bytes)
+        return others if self._is_witness else {**others, self._me: mine}
+
+    def _own_view(self) -> NodeView:
+        is_busy = self._ledger.is_draining or self._is_in_conflict(self._me)
+        is_barred = self._is_witness or is_busy or self.is_disk_stalled
+        total = len(self.own_resources.gpus)
+        return NodeView(self._me, self._ledger.free(0.0), self._ledger.capacity, total, not is_barred)
+
+    def _foreign_view(self, record: NodeRecord) -> NodeView:
+        is_alive = self._membership.is_alive(record.node_id)
+        known = self._views.get(record.node_id)
+        if known is None or known[0] is not record or known[1] != is_alive:
+            is_available = is_alive and not any(record.has(flag) for flag in _UNAVAILABLE)
+            known = (record, is_alive, node_view(record, is_available=is_available))
+            self._views[record.node_id] = known
+        return known[2]
+
+    def _is_in_conflict(self, node: NodeId) -> bool:
+        member = self._membership.member(node)
+        return member is not None and member.status is MemberStatus.CONFLICT

@@ -1,0 +1,152 @@
+"""What the API takes, the codec packs, the disk gives back and every agent restarts with; the rest is refused whole."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmsched.api import JobSpec, JobState
+from swarmsched.commands import CancelJob
+from swarmsched.errors import JobError, JobRejected
+from swarmsched.fields import cleaned, is_text
+from swarmsched.simulator import swarm as simulated
+from swarmsched.wire.codec import encode_value
+from tests.swarmsched.simulator.testing import Watched
+
+ANYTHING = st.text(st.characters(exclude_categories=()), max_size=70)  # lone surrogates and controls included
+WORDS = st.lists(ANYTHING, min_size=1, max_size=3)
+NODES = st.lists(st.sampled_from(["n000", "n001", "n002", "b/d", ""]), max_size=3)
+LINE = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=63)
+VALUE = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+HOSTILE = {
+    "command": WORDS | st.integers(4_090, 4_100).map(lambda count: ["a"] * count) | st.just(["a" * 40_000]),
+    "name": ANYTHING,
+    "user": ANYTHING,
+    "workdir": ANYTHING | st.just("a" * 1_025),
+    "venv": ANYTHING,
+    "env": st.dictionaries(ANYTHING, ANYTHING, max_size=3)
+    | st.integers(1_020, 1_030).map(lambda count: {str(n): "" for n in range(count)})
+    | st.integers(250, 260).map(lambda length: {"x" * length: ""}),
+    "nodes": NODES | st.integers(510, 514).map(lambda count: [f"n{n}" for n in range(count)]),
+    "exclude": NODES | st.integers(510, 514).map(lambda count: [f"n{n}" for n in range(count)]),
+    "blob_sources": NODES | st.integers(14, 18).map(lambda count: [f"n{n}" for n in range(count)]),
+    "priority": st.integers(),
+    "ranks": st.integers(-1, 3) | st.integers(),
+    "gpus_per_rank": st.integers(0, 1) | st.integers(),
+    "cpus_per_rank": st.integers(0, 1) | st.integers(),
+    "gpu_type": ANYTHING,
+    "time_limit_seconds": st.floats() | st.integers(),
+    "grace_seconds": st.floats(),
+    "tree_bytes": st.integers(),
+    "max_restarts": st.integers(),
+    "umask": st.integers(),
+    "tree": ANYTHING,
+}
+ADMISSIBLE = st.fixed_dictionaries(
+    {"command": st.lists(VALUE, min_size=1, max_size=3)},
+    optional={
+        "name": LINE,
+        "user": LINE,
+        "workdir": LINE,
+        "venv": LINE,
+        "env": st.dictionaries(VALUE | st.just("x" * 256), VALUE, max_size=3),
+        "ranks": st.integers(1, 3),
+        "gpus_per_rank": st.integers(0, 2),
+        "priority": st.integers(-1_000, 1_000),
+        "time_limit_seconds": st.floats(0, 1e6),
+        "nodes": st.lists(st.sampled_from(["n000", "n001", "n002"]), unique=True, max_size=3),
+        "tree_bytes": st.integers(0, 2**50),
+    },
+)
+
+
+@given(st.fixed_dictionaries({}, optional=HOSTILE))
+@settings(max_examples=400, deadline=None)
+def test_a_specification_is_encodable_or_refused_with_pointers(document):
+    try:
+        spec = JobSpec.from_json(document)
+    except JobRejected as rejected:
+        problems = rejected.problems
+    else:
+        encode_value(JobSpec, spec)
+        assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+        return
+    assert problems
+    assert all(is_text(each.problem) and len(each.problem) < 400 for each in problems)
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer"),
+    [
+        ({"command": ["a"] * 4_097}, "/command"),
+        ({"command": ["echo", "\udcff"]}, "/command/1"),
+        ({"command": ["a"], "name": "\udcff"}, "/name"),
+        ({"command": ["a"], "user": "\udcff"}, "/user"),
+        ({"command": ["a"], "workdir": "/caf\udce9"}, "/workdir"),
+        ({"command": ["a"], "venv": "/caf\udce9"}, "/venv"),
+        ({"command": ["a"], "env": {"A/B": "\udcff"}}, "/env/A~1B"),
+        ({"command": ["a"], "env": {"x" * 257: ""}}, "/env"),
+        ({"command": ["a"], "env": {str(n): "" for n in range(1_025)}}, "/env"),
+        ({"command": ["a"], "nodes": [f"n{n}" for n in range(513)]}, "/nodes"),
+        ({"command": ["a"], "nodes": ["n1", "n2", "n1"]}, "/nodes/2"),
+        ({"command": ["a"], "blob_sources": [f"n{n}" for n in range(17)]}, "/blob_sources"),
+    ],
+)
+def test_what_the_codec_would_refuse_is_refused_by_its_field(document, pointer):
+    with pytest.raises(JobRejected) as rejected:
+        JobSpec.from_json(document)
+    assert [each.pointer for each in rejected.value.problems] == [pointer]
+
+
+def test_many_mistakes_are_told_as_twenty():
+    with pytest.raises(JobRejected) as rejected:
+        JobSpec.from_json({f"key{n}": n for n in range(1_000)})
+    assert len(rejected.value.problems) == 20
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """Three agents whose every message goes through the wire's form."""
+    period, simulated.CODED_PERIOD = simulated.CODED_PERIOD, 1
+    yield Watched(3, 2, seed=5)
+    simulated.CODED_PERIOD = period
+
+
+@settings(max_examples=40, deadline=None)
+@given(document=ADMISSIBLE, reason=ANYTHING, at=st.integers(0, 2))
+def test_what_is_admitted_is_run_kept_and_found_again_by_a_restarted_agent(watched, document, reason, at):
+    try:
+        spec = JobSpec.from_json(document)
+    except JobRejected:
+        return
+    swarm, node = watched.swarm, watched.nodes[at]
+    swarm.run_until(lambda: all(host.node.is_awake for host in swarm.up), 10.0)
+    try:
+        job_id = swarm.submit(node, spec)
+    except JobError as error:
+        assert "impossible" in str(error)  # noqa: PT017  # more than this swarm has
+        return
+    swarm.run_for(0.5)
+    host = swarm.hosts[node]
+    host.crash()
+    host.start()
+    assert swarm.run_until(lambda: host.node.is_awake and host.node.record(job_id) is not None, 30.0)
+    assert host.node.record(job_id).spec == spec
+
+    def is_cancelled():
+        shepherd = swarm.hosts[swarm.record(job_id).shepherd]
+        if swarm.record(job_id).state is not JobState.ENDED:
+            swarm.begin(shepherd.node_id, CancelJob(job_id, 0.1, reason))
+        return swarm.record(job_id).state is JobState.ENDED
+
+    assert swarm.run_until(is_cancelled, 60.0)
+
+
+@given(ANYTHING, st.integers(1, 60))
+def test_cleaned_text_is_one_short_encodable_line(text, limit):
+    made = cleaned(text, limit)
+    assert len(made) <= limit
+    assert made.encode().decode() == made
+    assert made.isprintable()
+    assert cleaned(made, limit) == made

@@ -1,0 +1,171 @@
+"""`Node.validate` sees what is wrong with each machine that coordinates: a state is broken, and it says so."""
+
+import pytest
+from msgspec import structs
+
+from swarmsched.api import JobState
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.update import UpdateRequested
+from swarmsched.ledger.message import HoldRequest, PreemptRequest
+from swarmsched.negotiation.attempt import Attempt, Ranking
+from swarmsched.negotiation.catching_up import AT_ONCE_MAX
+from swarmsched.negotiation.checkpointing import _Wish
+from swarmsched.negotiation.claiming import Claiming
+from swarmsched.negotiation.hold_desk import PatientHold
+from swarmsched.negotiation.succession import Candidacy
+from swarmsched.node.submission import _Creation
+from swarmsched.resources import Demand, Share
+from tests.swarmsched.simulator.testing import Watched
+
+ONE = NodeId("n000")
+NOBODY = JobId("01hzzzzzzzabcdefghjkmnpqrs")
+
+
+@pytest.fixture
+def node():
+    """A node that shepherds a job that runs, one that waits, and one that has ended."""
+    watched = Watched(1, 1, 1)
+    jobs = [watched.submit(1, "sleep", seconds, node=ONE) for seconds in ("1", "50", "50")]
+    states = [JobState.ENDED, JobState.RUNNING, JobState.QUEUED]
+    assert watched.swarm.run_until(lambda: [watched.state(job) for job in jobs] == states, 30.0)
+    found = watched.swarm.hosts[ONE].node
+    found.validate()
+    return found
+
+
+def job_in(node, state):
+    return next(job for job in node._placement.jobs.values() if job.record.state is state)
+
+
+def asks_a_stranger(node):
+    job = job_in(node, JobState.QUEUED)
+    shares, ranking = (Share(ONE, 1),), Ranking("fifo", (1,))
+    job._attempt = Attempt(job.record, 1, shares, ranking, job._commands.ids)
+    job._attempt.begin(0.0)
+    job._attempt.validate()
+    job._attempt._pending[NodeId("stranger")] = job._attempt._pending[ONE]
+
+
+def asks_victims_too_early(node):
+    job = job_in(node, JobState.QUEUED)
+    claiming = Claiming((Share(ONE, 1),), {NOBODY: ONE}, Ranking("las", (1,)), 1.0, job._commands)
+    claiming.begin(job.record, 0.0)
+    claiming.validate()
+    job._claim._claiming = claiming
+    claiming._questions[NOBODY] = PreemptRequest(NOBODY, 1, job.job_id, ONE, "las", (1,), is_decided=False)
+
+
+def keeps_a_failed_claim(node):
+    job = job_in(node, JobState.QUEUED)
+    job._claim._claiming = Claiming((Share(ONE, 1),), {}, Ranking("las", (1,)), 1.0, job._commands)
+    job._claim._claiming._fail("no place")
+
+
+def writes_from_an_old_record(node):
+    writer = job_in(node, JobState.QUEUED)._writer
+    record = writer.record
+    writer._then = writer._otherwise = lambda now_s: []
+    writer._in_flight = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
+
+
+def has_run_since_never(node):
+    job_in(node, JobState.RUNNING).running_since_s = float("inf")
+
+
+def waits_for_a_port_without_a_booking(node):
+    request = HoldRequest(NOBODY, 1, 1, 1, ONE, 1, Demand(), "fifo", (1,), wants_rendezvous=True)
+    answer, _ = node._ledger.hold(structs.replace(request, demand=Demand(gpus=9)), 0.0)
+    node._owner._desk._waiting[NOBODY, 1] = (ONE, answer)
+
+
+def waits_under_another_name(node):
+    request = HoldRequest(NOBODY, 1, 1, 1, ONE, 1, Demand(), "fifo", (1,), wants_rendezvous=True)
+    node._owner._desk._patient[NOBODY, 2] = PatientHold(request, 1.0)
+
+
+def hears_of_a_report_to_come(node):
+    (task,) = (each for each in node._owner._tasks.values() if each.started_s < float("inf"))
+    task.acknowledged = task.status.revision + 1
+
+
+def asks_no_holder(node):
+    node._line._lines.clear()
+
+
+def watches_no_task(node):
+    node._line._tasks.clear()
+
+
+def stands_twice(node):
+    node._custody.succession._candidacies[NOBODY] = Candidacy((1, 1), 0.0, update_id=7)
+
+
+def probes_twice(node):
+    node._custody._probes |= {1: (NOBODY, ()), 2: (NOBODY, ())}
+
+
+def is_gone_itself(node):
+    node._custody._gone[ONE] = (0.0, node.members(0.0)[0].status)
+
+
+def asks_for_too_many_records(node):
+    node._custody._catching_up._asked |= dict.fromkeys(range(AT_ONCE_MAX + 1), NOBODY)
+
+
+def commits_under_another_number(node):
+    job = job_in(node, JobState.RUNNING)
+    request = type("Request", (), {"command_id": 2, "job_id": job.job_id, "attempt": 1})()
+    node._checkpoints._wishes[1] = _Wish(1, request, 1.0, 1.0)
+
+
+def recovers_for_nobody(node):
+    node._recovery._under_way[1] = ([], NOBODY)
+
+
+def remembers_an_end_without_a_record(node):
+    node._ended_jobs._is_decided[NOBODY] = True
+
+
+def has_an_untold_end_of_a_live_job(node):
+    node._ended_jobs._untold.accepted(job_in(node, JobState.RUNNING).job_id, 0.0)
+
+
+def answers_a_client_twice(node):
+    record = job_in(node, JobState.QUEUED).record
+    node._submission._creations[1] = _Creation(record, [1, 1])
+
+
+def has_untold_news(node):
+    node._touched[NOBODY] = None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        asks_a_stranger,
+        asks_victims_too_early,
+        keeps_a_failed_claim,
+        writes_from_an_old_record,
+        has_run_since_never,
+        waits_for_a_port_without_a_booking,
+        waits_under_another_name,
+        hears_of_a_report_to_come,
+        asks_no_holder,
+        watches_no_task,
+        stands_twice,
+        probes_twice,
+        is_gone_itself,
+        asks_for_too_many_records,
+        commits_under_another_number,
+        recovers_for_nobody,
+        remembers_an_end_without_a_record,
+        has_an_untold_end_of_a_live_job,
+        answers_a_client_twice,
+        has_untold_news,
+    ],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_a_machine_with_a_broken_state_does_not_pass(node, spoil):
+    spoil(node)
+    with pytest.raises(AssertionError):
+        node.validate()
