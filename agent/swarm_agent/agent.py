@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from swarm_agent.config import AgentConfig
 from swarm_agent.driver import Driver, Machine
 from swarm_agent.eventlog import EventLog
+from swarm_agent.faults import Faults
 from swarm_agent.journal import FIELDS
 from swarm_agent.planner import Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
 from swarm_agent.storage import Store
+from swarm_agent.task.shim import now
 from swarm_agent.transport.peer import MessageCodec, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
@@ -35,8 +37,8 @@ from swarmsched.effects import (
     StartTask,
     StopTask,
 )
-from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
-from swarmsched.gossip.card import CardStatus
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import ClientCommandReceived, DiskChanged, Event, PeerMessageReceived
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.wire.sealing import Sealer
@@ -79,6 +81,7 @@ class Agent:
         udp_sealer: Sealer,
         body_sealer: Sealer,
         codec: MessageCodec,
+        faults: Faults,
     ) -> None:
         self.config = config
         self.secrets = secrets
@@ -88,7 +91,16 @@ class Agent:
         self.started_utc_s = time.time()
         self.events = EventLog()
         self.readiness = Readiness()
-        self.driver = Driver(_machine(node), store, self._perform, self._on_disk_health)
+        self.faults = faults
+        self.driver = Driver(
+            _machine(node),
+            store,
+            self._perform,
+            self._on_disk_health,
+            faults=faults,
+            on_refused=self._on_refused,
+            on_failed=self._on_failed,
+        )
         self.udp = UdpTransport(config.listen, udp_sealer, self.post)
         self.channel = PeerChannel(config.name, body_sealer, codec, self.driver, self.address_of)
         self.rpc = PeerRpc(config.name, body_sealer, self.channel)
@@ -96,6 +108,13 @@ class Agent:
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._last_request_id = 0
         self._observers: list[Callable[[Announce], None]] = []
+
+    @property
+    def work_sentence(self) -> str:
+        """Whether this node takes new work, and why not."""
+        ledger = self.node.ledger
+        because = f": {ledger.drain_reason}" if ledger.drain_reason else ""
+        return f"draining, takes no new work{because}" if ledger.is_draining else "takes new work"
 
     @property
     def counters(self) -> dict[str, Counter[str]]:
@@ -109,8 +128,8 @@ class Agent:
         }
 
     def now_s(self) -> float:
-        """The monotonic clock that the core runs on; hand it to the node's snapshots."""
-        return time.monotonic()
+        """The clock that the core runs on; hand it to the node's snapshots."""
+        return now()
 
     def post(self, event: Event) -> None:
         """Hand an event to the core; only from the loop's thread."""
@@ -167,8 +186,7 @@ class Agent:
             return record.ended_utc_s or 0.0
         if location is not None:
             return location.ended_utc_s
-        cards = (status.card for status in self.node.job_cards(self.now_s()) if isinstance(status, CardStatus))
-        return 0.0 if any(card.job_id == job_id for card in cards) else None
+        return 0.0 if any(job.job_id == job_id for job in self.node.foreign_jobs()) else None
 
     async def query(
         self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = COMMAND_TIMEOUT_S
@@ -233,7 +251,16 @@ class Agent:
         for observer in self._observers:
             observer(announce)
 
+    def _on_refused(self, error: RemoteProtocolError) -> None:
+        self.channel.drops.record(error, error.peer)
+
+    def _on_failed(self) -> None:
+        remedy = "repeat with the same ticket, here in some seconds or at another agent"
+        for request_id in self._replies:
+            self._reply(request_id, Refused("unavailable", "the agent's core failed and starts again", remedy))
+
     def _on_disk_health(self, complaint: str) -> None:
+        self.post(DiskChanged(is_writing=not complaint))
         if complaint:
             log.error("the disk refuses to write, nothing is acknowledged until it does: %s", complaint)
         else:

@@ -2,13 +2,14 @@
 
 Effects wait in one queue.  When its head is a `Persist`, everything queued so far becomes a group: all its entries go
 to disk in one transaction on the writer thread while the loop goes on collecting the next group (group commit); then
-the rest of the group is performed in order.  `SendDatagram` does not come here: it carries hints only.
+the rest of the group is performed in order.  What promises nothing durable does not come here (`Urgency`).
 
 A disk that refuses stalls the queue: the same transaction is tried again every second, nothing leaves meanwhile and
 nothing is lost.
 """
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Protocol
 from swarmsched.effects import Effect, Persist
 
 RETRY_S = 1.0
+STALLED_S = 30.0  # that a commit may take before the disk counts as one that refuses; a slow one is no reason to change
 DISK_ERRORS = (OSError, sqlite3.Error)
 
 
@@ -52,13 +54,21 @@ class Barrier:
         self._is_closed = False
         self._writer_ended = False
         self._retry: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
         self.complaint = ""  # why the disk refuses, empty while it does not
         self.commit_elapsed_s = 0.0  # of the last commit
+        self.observe_commit: Callable[[float], None] = lambda elapsed_s: None
+        self._began_s = math.inf  # of the commit under way
 
     @property
     def backlog(self) -> int:
         """Effects that wait, those being committed included."""
         return len(self._queue) + len(self._group)
+
+    @property
+    def waited_s(self) -> float:
+        """For how long the commit under way has lasted; 0 without one."""
+        return max(0.0, time.monotonic() - self._began_s)
 
     def add(self, effect: Effect | Marker) -> None:
         """Queue an effect; call `flush` after the last one of a loop turn."""
@@ -69,7 +79,7 @@ class Barrier:
         while self._queue and not self._is_committing:
             if isinstance(self._queue[0], Persist):
                 self._group, self._queue = list(self._queue), deque()
-                self._is_committing = True
+                self._is_committing, self._began_s = True, time.monotonic()
                 self._commit()
             else:
                 self._release(self._queue.popleft())
@@ -93,6 +103,8 @@ class Barrier:
         self._retry = None
         entries = [effect for effect in self._group if isinstance(effect, Persist)]
         loop = asyncio.get_running_loop()
+        if not self.complaint:
+            self._watchdog = loop.call_later(STALLED_S, self._complain, f"a write takes longer than {STALLED_S:g} s")
         loop.run_in_executor(self._writer, self._write, entries).add_done_callback(self._on_committed)
 
     def _write(self, entries: Sequence[Persist]) -> float:
@@ -101,6 +113,8 @@ class Barrier:
         return time.monotonic() - started_s
 
     def _on_committed(self, done: asyncio.Future[float]) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if done.cancelled() or self._writer_ended:
             return
         error = done.exception()
@@ -112,7 +126,8 @@ class Barrier:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._commit)
             return
         self._complain("")
-        self.commit_elapsed_s = done.result()
+        self.commit_elapsed_s, self._began_s = done.result(), math.inf
+        self.observe_commit(self.commit_elapsed_s)
         group, self._group = self._group, []
         self._is_committing = False
         for effect in group:

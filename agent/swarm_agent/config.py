@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from swarm_agent import setting
-from swarm_agent.supervision.settings import DEFAULT_ENV_ALLOW
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
 from swarmsched.ids import Address, NodeId
@@ -31,6 +30,26 @@ RENDEZVOUS_FIRST_PORT = 20_000
 EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Reader = Callable[[object], object]
+
+DEFAULT_ENV_ALLOW = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "NCCL_*",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""Variables of the agent that a job inherits; a trailing '*' matches any ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,9 @@ class AgentConfig:
     witness: Annotated[
         bool, Key(setting.flag, "hold records and vote only: run no jobs, act for none (the third beside two servers)")
     ] = False
+    zone: Annotated[
+        str, Key(setting.zone, "what this node may lose together with others: a rack, a room, a power line")
+    ] = ""
     data_dir: Annotated[Path, Key(setting.path, "state that must survive: database, output, caches")] = Path(
         "/var/lib/swarm"
     )
@@ -87,6 +109,12 @@ class AgentConfig:
             "variables of the agent's environment that jobs inherit; * stands for any ending",
         ),
     ] = DEFAULT_ENV_ALLOW
+    limit_tasks: Annotated[
+        bool, Key(setting.flag, "hold jobs to the memory and GPUs that they booked, where systemd and the kernel can")
+    ] = True
+    task_processes_max: Annotated[
+        int, Key(setting.whole(64, 2**22), "processes and threads of a task, where tasks are limited")
+    ] = 16_384
     fabric_address: Annotated[str, Key(setting.host, "address of rank 0 for training traffic (default: advertise)")] = (
         ""
     )
@@ -117,6 +145,10 @@ class AgentConfig:
     blob_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "shipped working directories kept")] = (
         20 * 2**30
     )
+    work_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "folders of finished tasks kept")] = 20 * 2**30
+    work_retention_s: Annotated[
+        float, Key(setting.seconds(60, 10 * 365 * 86_400), "how long folders and checkpoints of finished jobs are kept")
+    ] = 7 * 86_400.0
     checkpoint_dir: Annotated[
         Path | None, Key(setting.optional_path, "where jobs write their checkpoints (default: checkpoints in data_dir)")
     ] = None

@@ -6,11 +6,13 @@ These are hints for people; what decides whether work may come is `swarm_agent.r
 import resource
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig, ephemeral_ports
+from swarm_agent.faults import Faults
 from swarm_agent.transport.udp import RECEIVE_BUFFER_BYTES
 
 DESCRIPTORS_WANTED = 4_096
@@ -34,12 +36,37 @@ def examine(agent: Agent) -> tuple[Diagnosis, ...]:
     return (
         _descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         _space(agent.config.data_dir),
+        _work(agent),
         _commits(agent.driver.barrier.commit_elapsed_s),
         _receive_buffer(agent.udp.receive_buffer_bytes),
         _rendezvous(agent.config),
         _strangers(agent.udp.drops.counters + agent.channel.drops.counters),
         _lag(agent.driver.lag_s_max),
+        _core(agent.faults),
+        _limits(agent.tasks.limits.complaint, is_witness=agent.config.witness),
+        _refused([event.text for event in agent.events.since() if event.kind == "member.refused"]),
     )
+
+
+def _refused(told: Sequence[str]) -> Diagnosis:
+    if not told:
+        return Diagnosis("refused_members", "ok", "the claims of all members are believed")
+    remedy = "correct the clock of that node, move its agent.db aside and start its agent again"
+    return Diagnosis("refused_members", "warning", told[-1], remedy)
+
+
+def _work(agent: Agent) -> Diagnosis:
+    if not agent.node.ledger.is_draining:
+        return Diagnosis("work", "ok", agent.work_sentence)
+    return Diagnosis("work", "warning", agent.work_sentence, f"swarm drain {agent.config.name} --off, once it is done")
+
+
+def _limits(complaint: str, *, is_witness: bool) -> Diagnosis:
+    if is_witness or not complaint:
+        detail = "a witness runs no jobs" if is_witness else "jobs are held to what they booked"
+        return Diagnosis("limits", "ok", detail)
+    remedy = "needs an agent that runs as root under systemd, with control groups v2, and limit_tasks"
+    return Diagnosis("limits", "warning", f"what jobs ask for is booked and not enforced: {complaint}", remedy)
 
 
 def _descriptors(limit: int) -> Diagnosis:
@@ -99,3 +126,12 @@ def _lag(lag_s: float) -> Diagnosis:
     return Diagnosis(
         "event_loop", "warning", detail, "the machine is overloaded or was suspended; leave the agent a core"
     )
+
+
+def _core(faults: Faults) -> Diagnosis:
+    steps, effects = faults.counts["steps"], faults.counts["effects"]
+    if not steps and not effects:
+        return Diagnosis("core", "ok", "its core has not failed")
+    detail = f"its core failed {steps} times and started again from the disk, {effects} effects were left out"
+    last = f"; last: {faults.last[:200]}" if faults.last else ""
+    return Diagnosis("core", "failed", detail + last, "this is a bug: its log has the traceback, please report it")

@@ -48,11 +48,6 @@ class EventLog:
         self._arrival = None
         return event
 
-    @property
-    def last_sequence(self) -> int:
-        """Sequence of the newest event, 0 before the first."""
-        return self._last_sequence
-
     def since(self, sequence: int = 0) -> tuple[LoggedEvent, ...]:
         """All kept events with a higher sequence, oldest first."""
         return tuple(event for event in self._events if event.sequence > sequence)

@@ -22,7 +22,14 @@ def set_up_logging(log_format: str, log_level: str, node: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(log_level.upper())
     logging.getLogger("asyncio").setLevel(max(root.level, logging.WARNING))
+    logging.getLogger("aiohttp.server").addFilter(_is_not_a_strangers_fault)
     logging.captureWarnings(True)
+
+
+def _is_not_a_strangers_fault(record: logging.LogRecord) -> bool:
+    """False for requests that are no HTTP: thousands a second would make the journal drop the agent's own lines."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not kind.__module__.startswith("aiohttp.")
 
 
 class TextLines(logging.Formatter):

@@ -1,7 +1,10 @@
-"""Tells systemd how the agent is doing (sd_notify), without its library."""
+"""Tells systemd how the agent is doing (sd_notify and its watchdog), without its library."""
 
+import asyncio
 import os
 import socket
+
+FEEDINGS = 3  # in the time that systemd waits for one
 
 
 def notify(state: str) -> bool:
@@ -19,3 +22,15 @@ def notify(state: str) -> bool:
         except OSError:
             return False
     return True
+
+
+async def feed_watchdog() -> None:
+    """Say `WATCHDOG=1` for as long as the loop turns; systemd ends and restarts an agent that no longer does.
+
+    Returns at once when nobody watches this process (sd_watchdog_enabled(3)).
+    """
+    limit_us = os.environ.get("WATCHDOG_USEC", "")
+    if not limit_us.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while notify("WATCHDOG=1"):  # noqa: ASYNC110  # the time that passes is the event
+        await asyncio.sleep(int(limit_us) / 1e6 / FEEDINGS)

@@ -1,30 +1,35 @@
 """Planning outside the loop: one child process that runs policies, started on need, ended when idle.
 
 Only the child imports policies, so numpy never enters the agent's process.  Parent and child speak frames of 4 bytes
-of length and a pickle over the child's stdin and stdout; both ends are ours, nothing of it comes from the network.
+of length and msgpack over the child's stdin and stdout.
 A plan that takes longer than `DEADLINE_S` costs the child its life and the core gets `PlanFailed`.
 """
 
 import asyncio
 import logging
 import os
-import pickle
 import struct
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import BinaryIO
 
+from msgspec import DecodeError
+from msgspec.msgpack import Decoder, encode
+from msgspec.structs import replace
+
+from swarm_agent.task.shim import now
 from swarmsched.effects import ComputePlan
 from swarmsched.events import Event, PlanComputed, PlanFailed
-from swarmsched.view import Plan
+from swarmsched.view import ClusterView, Plan, PolicySetting
 
 DEADLINE_S = 30.0
 IDLE_S = 60.0
 STOP_TIMEOUT_S = 2.0
 NICENESS = 5
 _LENGTH = struct.Struct(">I")
+_REQUEST = Decoder(tuple[PolicySetting, ClusterView, float])  # the last is the time
+_ANSWER = Decoder(Plan | str)
 
 log = logging.getLogger("swarm.planner")
 
@@ -76,7 +81,7 @@ class Planner:
                     self._post(await self._plan(request))
             except TimeoutError:
                 await self._abandon(request, f"planning took longer than {self._deadline_s:g} s")
-            except (OSError, asyncio.IncompleteReadError, EOFError, pickle.UnpicklingError) as error:
+            except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
                 await self._abandon(request, f"the planner process ended: {error}")
         self._worker = None
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._retire)
@@ -95,13 +100,12 @@ class Planner:
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
-        # The child's monotonic clock is this process's: the same machine, the same boot.
-        frame = pickle.dumps((request.setting, request.view, time.monotonic()), pickle.HIGHEST_PROTOCOL)
+        frame = encode((request.setting, request.view, now()))
         stdin.write(_LENGTH.pack(len(frame)) + frame)
         await stdin.drain()
         (length,) = _LENGTH.unpack(await stdout.readexactly(_LENGTH.size))
-        answer = pickle.loads(await stdout.readexactly(length))  # noqa: S301  # written by our own child
-        return PlanComputed(answer) if isinstance(answer, Plan) else PlanFailed(request.view.version, str(answer))
+        answer = _ANSWER.decode(await stdout.readexactly(length))
+        return PlanComputed(answer) if isinstance(answer, Plan) else PlanFailed(request.view.version, answer)
 
     def _retire(self) -> None:
         task = asyncio.get_running_loop().create_task(self._end_child())
@@ -147,21 +151,21 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """The child: answer requests until the input ends."""
     while head := requests.read(_LENGTH.size):
         (length,) = _LENGTH.unpack(head)
-        frame = pickle.dumps(_answer(requests.read(length)), pickle.HIGHEST_PROTOCOL)
+        frame = _answer(requests.read(length))
         answers.write(_LENGTH.pack(len(frame)) + frame)
         answers.flush()
 
 
-def _answer(frame: bytes) -> Plan | str:
-    from swarmsched.policies.registry import make_policy  # noqa: PLC0415  # the parent must not import policies
+def _answer(frame: bytes) -> bytes:
+    from swarmsched.policies.registry import compute_plan  # noqa: PLC0415  # nor does the parent run policies
 
-    setting, view, now_s = pickle.loads(frame)  # noqa: S301  # written by the agent that started us
+    setting, view, now_s = _REQUEST.decode(frame)
     started_s = time.monotonic()
     try:
-        plan = make_policy(setting).plan(view, now_s)
+        plan = compute_plan(setting, view, now_s)
+        return encode(replace(plan, elapsed_s=time.monotonic() - started_s))
     except Exception as error:  # noqa: BLE001  # a fault of a policy is an answer, not the end of the planner
-        return f"{setting.name} raised {type(error).__name__}: {error}"
-    return replace(plan, elapsed_s=time.monotonic() - started_s)
+        return encode(f"{setting.name} raised {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,16 @@ def load_secrets(config: AgentConfig) -> Secrets:
     return Secrets(tuple(dict.fromkeys(keys)), read_token(token_file), token_file)
 
 
+def check_secret_files(config: AgentConfig) -> None:
+    """Raise `ConfigError` unless the key and token files that the configuration names can be used; makes none."""
+    if config.cluster_key_file is not None:
+        read_key(config.cluster_key_file, "cluster_key_file")
+    for extra in config.keyring_files:
+        read_key(extra, "keyring_files")
+    if config.token_file is not None:
+        read_token(config.token_file)
+
+
 def read_key(file: Path, setting: str) -> bytes:
     """The 32 bytes of a key file."""
     text = _read_private(file, setting)
@@ -70,14 +80,20 @@ def job_user_warning(config: AgentConfig) -> str:
     if os.geteuid() != 0:
         user = pwd.getpwuid(os.geteuid()).pw_name
         return f"jobs run as {user}, the agent's own user, and can read the swarm's key and token"
-    if config.job_user in ("", "root"):
-        return 'jobs run as root and can read the swarm\'s key and token; set job_user, for example job_user = "nobody"'
+    if config.job_user == "root":
+        return "jobs run as root and can read the swarm's key and token; set job_user to an account for jobs"
     return ""
 
 
 def check_job_user(config: AgentConfig) -> None:
-    """Raise `ConfigError` unless jobs can be started as `job_user`."""
+    """Raise `ConfigError` unless jobs can be started as `job_user`; for those of root it must say "root"."""
     if not config.job_user:
+        if os.geteuid() == 0 and not config.witness:
+            problem = "is not set, and this agent runs as root: jobs would run as root and read the swarm's secrets"
+            remedy = (
+                'set job_user to an account for jobs (useradd --system --create-home trainer), or to "root" in words'
+            )
+            raise ConfigError("job_user", problem, remedy)
         return
     try:
         account = pwd.getpwnam(config.job_user)

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
 
+from swarmsched.gossip.record import ZONE_LENGTH
 from swarmsched.ids import Address, is_node_name
 
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -32,6 +33,14 @@ def node_name(value: object) -> str:
         raise ValueError(
             f"{name!r} is not usable; 1 to 63 letters, digits, '-', '_' or '.', no dot or dash at the ends"
         )
+    return name
+
+
+def zone(value: object) -> str:
+    """The name of a failure zone; empty text for none."""
+    name = text(value)
+    if name and (not is_node_name(name) or len(name) > ZONE_LENGTH):
+        raise ValueError(f"{name!r} is not usable; 1 to {ZONE_LENGTH} letters, digits, '-', '_' or '.', such as rack-7")
     return name
 
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from swarm_agent import metrics
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig
+from swarm_agent.faults import Faults
 from swarm_agent.http import build_app
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
@@ -28,10 +29,13 @@ from swarm_agent.storage.store import DATABASE_FILE
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.supervision.settings import TaskConfig
+from swarm_agent.task import shim
 from swarm_agent.telemetry import Telemetry
+from swarm_agent.transport.arrivals import ARRIVALS, Arrivals
 from swarm_agent.version import software_version
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
+from swarmsched.gossip.membership import GENERATION_LEAD_MAX
 from swarmsched.ids import Address
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.node import Node, NodeConfig, Restored
@@ -48,8 +52,10 @@ log = logging.getLogger("swarm.agent")
 
 
 @asynccontextmanager
-async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
-    """An agent that serves until the block ends.
+async def running_agent(config: AgentConfig, faults: Faults | None = None) -> AsyncIterator[Agent]:
+    """An agent that serves until the block ends.  Leave it when `agent.driver.failed` is set, and start another one.
+
+    `faults` are those of earlier lives of the core in this process.
 
     Raises `ConfigError` or `StorageError` before anything was sent; what was opened is closed again.
     """
@@ -64,7 +70,7 @@ async def running_agent(config: AgentConfig) -> AsyncIterator[Agent]:
         stack.callback(store.close)
         listener = _bind(await resolve(config.listen, "listen"))
         stack.callback(listener.close)
-        agent = await _build(config, secrets, store)
+        agent = await _build(config, secrets, store, faults or Faults())
         await _connect(agent, stack)
         await _serve(agent, listener, stack)
         agent.driver.start()
@@ -94,21 +100,23 @@ def _is_ip_address(host: str) -> bool:
     return True
 
 
-async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
+async def _build(config: AgentConfig, secrets: Secrets, store: Store, faults: Faults) -> Agent:
     """The core with what earlier lives left it; its generation is durable before this returns."""
     address = await resolve(config.advertised, "advertise")
     instance_id = os.urandom(INSTANCE_ID_BYTES)
-    node_config = NodeConfig(
-        node_id=config.name,
-        address=address,
-        generation=store.next_generation(time.time()),
+    seeds = tuple(seed for seed in await _resolve_seeds(config) if seed != address)
+    node_config = NodeConfig.begin(
+        config.name,
+        address,
+        store,
         instance_id=instance_id,
-        seeds=tuple(seed for seed in await _resolve_seeds(config) if seed != address),
+        now_s=shim.now(),
+        utc_s=time.time(),
+        seeds=seeds,
         software_version=software_version(),
-        utc_offset_s=time.time() - time.monotonic(),
-        packet_bytes=config.packet_bytes_max,
-        store_id=store.store_id,
         is_witness=config.witness,
+        packet_bytes=config.packet_bytes_max,
+        zone=config.zone,
     )
     node = _restore(node_config, store)
     keyring = Keyring(secrets.keyring[0], secrets.keyring[1:])
@@ -121,6 +129,7 @@ async def _build(config: AgentConfig, secrets: Secrets, store: Store) -> Agent:
         udp_sealer=Sealer(keyring=keyring, label=config.cluster_label, instance_id=instance_id),
         body_sealer=Sealer(keyring=keyring, label=config.cluster_label, instance_id=instance_id, purpose="body"),
         codec=PEER_CODEC,
+        faults=faults,
     )
 
 
@@ -163,12 +172,13 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
         )
     )
     agent.blobs = BlobStore(config.data_dir / "blobs", config.blob_cache_bytes_max)
+    await asyncio.to_thread(agent.blobs.load)
     agent.tasks = TaskRunner(await _task_config(config), agent.post, agent)
     agent.telemetry = Telemetry(
         config,
         agent.post,
         config.name,
-        own_pids=agent.tasks.own_pids,
+        own_gpus=agent.tasks.own_gpus,
         booked_gpus=lambda: _leased_gpus(agent.node.ledger.entries),
     )
     agent.post(TasksFound(await agent.tasks.start()))
@@ -192,23 +202,31 @@ async def _task_config(config: AgentConfig) -> TaskConfig:
         job_user=config.job_user,
         env_allow=config.env_allow,
         environment_limit_bytes=config.environment_cache_bytes_max,
+        work_limit_bytes=config.work_cache_bytes_max,
+        work_retention_s=config.work_retention_s,
         checkpoint_dir=config.checkpoint_root,
         checkpoint_dir_shared=config.checkpoint_dir_shared,
+        limit_tasks=config.limit_tasks and not config.witness,
+        task_processes_max=config.task_processes_max,
     )
 
 
 async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
     agent.on_announce(metrics.observe_announce)
+    metrics.watch_driver(agent.driver)
     metrics.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
     metrics.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
-    metrics.watch_core(agent.node.counters, agent.node.register_drops)
+    metrics.watch_core(agent.node.counters, agent.node.register_drops, agent.faults.counts)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_S
     )
+    app[ARRIVALS] = Arrivals()
     await runner.setup()
+    assert runner.server is not None, "it is set up"
+    app[ARRIVALS].watch(runner.server)
     stack.push_async_callback(runner.cleanup)
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
@@ -244,9 +262,19 @@ def _add_readiness(agent: Agent) -> None:
     agent.readiness.add("state", lambda: _state(agent))
     agent.readiness.add("gpus", lambda: _gpus(agent))
     agent.readiness.add("disk", lambda: _disk(agent))
+    agent.readiness.add("work", lambda: Check("work", is_ok=True, detail=agent.work_sentence))
 
 
 def _membership(agent: Agent) -> Check:
+    ahead_s = agent.node.generation - time.time()
+    if ahead_s > GENERATION_LEAD_MAX:
+        days = f"{ahead_s / 86_400:.0f} days"
+        remedy = (
+            f"stop the agent, mv {agent.config.data_dir / DATABASE_FILE} aside (with its -wal) and start it again: "
+            "the node comes back as a new holder"
+        )
+        detail = f"its database was begun with a clock {days} ahead of this one, so other members refuse this node"
+        return Check("membership", is_ok=False, detail=detail, remedy=remedy)
     others = [member for member in agent.node.members(agent.now_s()) if member.node_id != agent.config.name]
     alive = sum(member.status.value == "alive" for member in others)
     if alive:
@@ -291,6 +319,8 @@ def _log_start(agent: Agent, *, is_log_lost: bool) -> None:
         log.warning("the database came back without its write-ahead log: it has a new identity and holds no job")
     if config.witness:
         log.info("this agent is a witness: it holds records and votes, and runs no jobs")
+    elif complaint := agent.tasks.limits.complaint:
+        log.info("what jobs ask for is booked and not enforced: %s", complaint)
     if config.token_file is None:
         log.info("API token made here: token_file=%s", agent.secrets.token_file)
     if warning := job_user_warning(config):

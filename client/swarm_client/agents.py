@@ -117,7 +117,7 @@ class Agents:
         self, action: str, method: str, path: str, headers: dict[str, str], body: SizedBody, limit_s: float
     ) -> Any:
         """Send a streamed body to the first agent only; a broken connection is a `Failure`."""
-        sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **headers}
+        sent = {**self._authorization, "Accept": "application/json", **headers}
         connection, _ = self._connect(self.addresses[:1], [])
         if connection is None:
             raise Unreachable([spell(self.addresses[0])], "no answer")
@@ -151,7 +151,7 @@ class Agents:
         With `shepherd_end_s` no try goes on for longer, and one agent's waiting for a shepherd is enough.
         """
         target = path + _query_text(query or {})
-        sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **(headers or {})}
+        sent = {**self._authorization, "Accept": "application/json", **(headers or {})}
         if data:
             sent.setdefault("Content-Type", "application/json")
         causes: list[str] = []
@@ -197,6 +197,10 @@ class Agents:
             if connection is not None:
                 connection.close()
         self._idle = self._open = None
+
+    @property
+    def _authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     @property
     def token(self) -> str:

@@ -10,7 +10,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
 from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
 from swarm_client.job_id import job_path
-from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch
+from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch, has_input
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Attachment:
         self._shown_state = self._state = ""
         self._shows_states = False
         self._is_running = False
-        self._is_known = is_known
+        self._is_new, self._was_introduced = is_known, False
+        self._job_state, self._has_ended = "", False
         self._timed_out = False
         self._interrupted_s = float("-inf")
         contact_timeout_s = float(session.config.values["contact_timeout"])
@@ -64,6 +65,16 @@ class Attachment:
 
     def follow(self) -> int:
         """Stream until the end and return the job's exit code (`shell_exit_code`)."""
+        try:
+            return self._follow()
+        except BrokenPipeError:  # as in `| head`
+            if not self._has_ended:
+                self._session.tell(
+                    f"nobody reads the output any more; job {self._handle} goes on (`swarm cancel` stops it)"
+                )
+            raise
+
+    def _follow(self) -> int:
         waiter = self._session.waiter
         waiter.before_wait = self._writer.flush
         waiter.call_after(QUIET_START_S, self._show_states)
@@ -73,20 +84,26 @@ class Attachment:
             with SignalWatch(waiter, self._on_signal) as self._signals, Keyboard(waiter, self._detach) as keyboard:
                 self._signals.keyboard = keyboard
                 self._has_keyboard = keyboard.is_active
-                if self._is_known:
-                    self._show_keys()
+                if self._is_new:
+                    self._introduce()
                 end = self._print_records()
         except _Leave as leave:
             return leave.exit_code
         finally:
             waiter.before_wait = None
-            self._writer.flush()
+            self._writer.finish()
         return self._finish(end)
 
-    def _show_keys(self) -> None:
-        if self._has_keyboard:
-            self._has_keyboard = False
-            self._session.tell(f"job {self._handle} (detach: Ctrl-\\ or Ctrl-P Ctrl-Q)")
+    def _introduce(self) -> None:
+        """Name the job, so that what a script logs can be followed up, and the keys where there are any."""
+        if self._was_introduced:
+            return
+        self._was_introduced = True
+        if self._is_new or self._has_keyboard:
+            keys = " (detach: Ctrl-\\ or Ctrl-P Ctrl-Q)" if self._has_keyboard else ""
+            self._session.tell(f"job {self._handle}{keys}")
+        if self._is_new and has_input():
+            self._session.tell("standard input is not passed to jobs; put it into a file of the working directory")
 
     def _print_records(self) -> Mapping[str, Any]:
         for record in self._stream.records():
@@ -113,12 +130,15 @@ class Attachment:
 
     def _on_state(self, record: Mapping[str, Any]) -> None:
         job = record.get("job") or {}
+        self._writer.note(job)
+        self._job_state = str(record.get("state"))
+        self._has_ended = self._job_state == "ended"
         if job.get("handle"):
             self._handle = str(job["handle"])
-            if record.get("state") != "ended":
-                self._show_keys()
-        self._is_running = record.get("state") in ("running", "stopping", "ended")
-        if record.get("state") == "ended":
+            if not self._has_ended:
+                self._introduce()
+        self._is_running = self._job_state in ("running", "stopping", "ended")
+        if self._has_ended:
             return  # the end record follows and says more
         self._state = describe_state(record)
         if self._shows_states and (self._shown_state or not self._is_running):
@@ -152,7 +172,7 @@ class Attachment:
         now_s = time.monotonic()
         is_second = now_s - self._interrupted_s <= CANCEL_WINDOW_S
         self._interrupted_s = now_s
-        if is_second:
+        if is_second or self._job_state == "queued":
             self._session.tell(f"cancelling job {self._handle}; Ctrl-C once more leaves at once")
             self._cancel()
             return

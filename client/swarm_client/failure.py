@@ -35,7 +35,7 @@ class Unreachable(Failure):
         self.addresses = tuple(addresses)
         where = ", ".join(addresses) or "(no address known)"
         super().__init__(
-            f"no agent answered at {where}: {cause}" if addresses else "no agent is known",
+            f"no agent answered at {where}: {cause.removeprefix(f'{where}: ')}" if addresses else "no agent is known",
             "start one (swarm local up, systemctl start swarm-agent) or set SWARM_HOSTS; `swarm doctor` looks closer",
             SWARM_FAILED,
         )

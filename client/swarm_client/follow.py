@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 STREAM_PATIENCE_S = 1.0
 STREAM_SILENCE_S = 20.0  # agents send a heartbeat every 5 s
+PART_BYTES_MAX = 2**16  # of a line that is waited for
 
 
 class LostContact(Failure):
@@ -144,31 +145,47 @@ class JobStream:
 
 
 class OutputWriter:
-    """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr."""
+    """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr.
 
-    def __init__(self, *, label: bool = False, timestamps: bool = False, merge: bool = False) -> None:
+    Of a job with several ranks a part of a line waits for the rest of it, so that lines of two ranks never mix; a
+    progress bar (carriage return) does not wait.
+    """
+
+    def __init__(self, *, label: bool = False, timestamps: bool = False) -> None:
         self._label, self._timestamps = label, timestamps
         self._out: BinaryIO = sys.stdout.buffer
-        self._err: BinaryIO = sys.stdout.buffer if merge else sys.stderr.buffer
-        self._is_inside: set[tuple[Any, Any]] = set()  # ranks and streams whose last record ended without a newline
+        self._err: BinaryIO = sys.stderr.buffer
+        self._is_alone = False
+        self._parts: dict[tuple[Any, Any], bytes] = {}  # rank and stream -> the beginning of a line
+        self._is_inside: set[tuple[Any, Any]] = set()  # what was printed last of these ended within a line
+
+    def note(self, job: Mapping[str, Any]) -> None:
+        """How many ranks write; output of a single one is printed as it comes."""
+        self._is_alone = job.get("ranks", 1) == 1 if job else self._is_alone
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Print one `log` or `gap` record; others are not output."""
-        stream = self._out if record.get("stream", "stdout") == "stdout" else self._err
+        rank, key = record.get("rank"), (record.get("rank"), record.get("stream"))
         if record["type"] == "gap":
-            text = (
-                f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {record.get('rank')} were not kept\n"
-            )
+            text = f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {rank} were not kept\n"
             self._err.write(text.encode())
             return
         data = base64.b64decode(record["data"]) if "data" in record else record.get("text", "").encode()
-        if not (self._label or self._timestamps):
-            stream.write(data)
-            return
-        key = (record.get("rank"), record.get("stream"))
-        prefix = b"" if key in self._is_inside else self._prefix(record)
-        stream.write(prefix + data)
-        self._is_inside.discard(key) if data.endswith(b"\n") else self._is_inside.add(key)
+        if data and (self._label or self._timestamps):
+            data = self._marked(key, data, self._prefix(record))
+        data = self._parts.pop(key, b"") + data
+        end = data.rfind(b"\n") + 1
+        if self._is_alone or b"\r" in data[end:] or len(data) - end > PART_BYTES_MAX:
+            end = len(data)
+        if end < len(data):
+            self._parts[key] = data[end:]
+        self._stream(key).write(data[:end])
+
+    def _marked(self, key: tuple[Any, Any], data: bytes, prefix: bytes) -> bytes:
+        first = b"" if key in self._is_inside else prefix
+        is_whole = data.endswith(b"\n")
+        self._is_inside.discard(key) if is_whole else self._is_inside.add(key)
+        return first + data[: len(data) - is_whole].replace(b"\n", b"\n" + prefix) + b"\n" * is_whole
 
     def _prefix(self, record: Mapping[str, Any]) -> bytes:
         parts = [str(record.get("time", ""))] if self._timestamps else []
@@ -176,10 +193,20 @@ class OutputWriter:
             parts.append(f"{record.get('rank')}:")
         return (" ".join(parts) + " ").encode()
 
+    def _stream(self, key: tuple[Any, Any]) -> BinaryIO:
+        return self._out if key[1] in ("stdout", None) else self._err
+
     def flush(self) -> None:
         """Show what was written so far."""
         self._out.flush()
         self._err.flush()
+
+    def finish(self) -> None:
+        """Show everything, parts of lines as well, for nothing more comes."""
+        for index, (key, part) in enumerate(self._parts.items(), 1):
+            self._stream(key).write(part if index == len(self._parts) else part + b"\n")
+        self._parts.clear()
+        self.flush()
 
 
 def describe_state(record: Mapping[str, Any]) -> str:

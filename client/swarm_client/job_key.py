@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from swarm_client.options import Option
 from swarm_client.quantity import duration, size, whole
 
-_SLURM_UNITS = ("gpu:", "gres/gpu:")
-
 
 def _gres(text: str) -> int:
     """Slurm's `gpu:4` or `gpu:h200:4`; only the count is taken."""
@@ -17,6 +15,12 @@ def _gres(text: str) -> int:
     if kind != "gpu" or not number.isdigit():
         raise ValueError("must be gpu:N")
     return int(number)
+
+
+def _name(text: str) -> str:
+    if text.startswith("@") or "/" in text:
+        raise ValueError("must not begin with '@' or hold a '/', which say other things where jobs are named")
+    return text
 
 
 def _gpus(text: str) -> int:
@@ -59,18 +63,24 @@ class JobKey:
 
 
 _NUMBER = (int,)
-_FLAG = (bool,)
 
 KEYS: tuple[JobKey, ...] = (
     JobKey("gpus", "-g --gpus", "N", "GPUs in all: N ranks with one GPU each", _gpus, kinds=_NUMBER),
     JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
     JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
-    JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by"),
+    JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by", _name),
     JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
     JobKey("mem", "--mem", "SIZE", "memory for each rank, for example 16G", size, kinds=(str, int)),
     JobKey("gpu_type", "--gpu-type", "TEXT", "part of the model's name, for example H200"),
     JobKey("gpu_mem", "--gpu-mem", "SIZE", "least memory of each GPU", size, kinds=(str, int)),
-    JobKey("time", "-t --time", "TIME", "time limit: 30s, 10m, 2h or HH:MM:SS", duration, kinds=(str, int, float)),
+    JobKey(
+        "time",
+        "-t --time",
+        "TIME",
+        "time limit: 30s, 10m, 2h or HH:MM:SS; a bare number is seconds",
+        duration,
+        kinds=(str, int, float),
+    ),
     JobKey("priority", "-p --priority", "N", "larger goes first (-1000 to 1000)", whole(-1_000, 1_000), kinds=_NUMBER),
     JobKey("queue", "--queue", "NAME", "queue to wait in"),
     JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
@@ -111,18 +121,26 @@ BY_NAME = {key.name: key for key in KEYS}
 FILE_ONLY = ("command", "sync", "per_node")
 NAMES = (*BY_NAME, *FILE_ONLY)
 
-LATER = ("image", "array", "after", "after_ok", "after_any", "restart", "dependency")
+LATER = {
+    "image": "",
+    "array": "",
+    "after": "",
+    "after_ok": "",
+    "after_any": "",
+    "restart": "--max-restarts N says how often a job runs again after a node was lost",
+    "dependency": "",
+}
 
 OPTIONS: tuple[Option, ...] = (
     *(key.option() for key in KEYS),
     Option("--sync", "ship the working directory", key="sync"),
     Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
     Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
-    Option("-f --file", "job file, TOML or YAML", "FILE"),
+    Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),
     Option("-y --yes", "do not ask", hidden=True),
     Option("--gres", "as in Slurm: gpu:N", "gpu:N", key="gpus", read=_gres, hidden=True),
-    *(Option(f"--{name.replace('_', '-')}", metavar="X", later=True) for name in LATER),
+    *(Option(f"--{name.replace('_', '-')}", text, "X", later=True) for name, text in LATER.items()),
 )
 
 

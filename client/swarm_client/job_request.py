@@ -83,11 +83,26 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     if values.get("venv"):
         spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
     requirements = values.get("requirements", "")
+    if requirements and values.get("venv"):
+        raise UsageError("--venv and --requirements exclude one another", "add what is missing to one of the two")
     if requirements:
         requirements = os.path.join(cwd, requirements)
         if not os.path.isfile(requirements):
             raise UsageError(f"requirements file {requirements} does not exist", "give the path of an existing file")
+    refuse_unreadable(spec)
     return JobRequest(spec, folder, values.get("sync"), requirements)
+
+
+def refuse_unreadable(spec: Mapping[str, Any]) -> None:
+    """Python takes bytes of arguments and paths that are not UTF-8 for lone surrogates, which no agent can store."""
+    for key, value in spec.items():
+        texts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        for text in texts:
+            try:
+                str(text).encode()
+            except UnicodeEncodeError:
+                remedy = "rename it, or write it in UTF-8"
+                raise UsageError(f"{key}: {text!r} is not UTF-8", remedy) from None
 
 
 _PLAIN = {

@@ -28,6 +28,7 @@ from swarm_client.toml_edit import remove_key, remove_section, save, set_key
 
 AGENTS_LIMIT = 50
 CONVERGE_LIMIT_S = 60.0
+DEFAULT_NAME = "local"
 STOP_LIMIT_S = 15.0
 CANCEL_LIMIT_S = 20.0
 LEFTOVER_LIMIT_S = 5.0
@@ -78,10 +79,15 @@ class LocalSwarm:
         known = ", ".join(node["name"] for node in self.nodes)
         raise Failure(f"the local swarm has no node {name!r}", f"its nodes are {known}", NOT_FOUND)
 
+    def command(self, words: str) -> str:
+        """How to say something about this swarm: `swarm local WORDS`, with its name where it has one of its own."""
+        return f"swarm local {words}" + (f" --name {self.name}" if self.name != DEFAULT_NAME else "")
+
     def require_up(self) -> None:
         """Complain when there is no such swarm."""
         if not self.state:
-            raise Failure("no local swarm is up", "start one: swarm local up --agents 3 --gpus 2", NOT_FOUND)
+            which = "no local swarm" + (f" {self.name!r}" if self.name != DEFAULT_NAME else "")
+            raise Failure(f"{which} is up", f"start one: {self.command('up --agents 3 --gpus 2')}", NOT_FOUND)
 
     def up(self, agents: int, gpus: int) -> float:
         """Start and wait until each agent sees all others alive; return how long that took in seconds.
@@ -107,7 +113,7 @@ class LocalSwarm:
             running = sum(is_running(node) for node in self.nodes)
             raise Failure(
                 f"a local swarm is already up ({running} of {len(self.nodes)} agents run)",
-                "use it, or remove it first: swarm local down",
+                f"use it, or remove it first: {self.command('down')}",
                 CONFLICT,
             )
         try:
@@ -115,7 +121,7 @@ class LocalSwarm:
         except FileExistsError:
             raise Failure(
                 f"{self.folder} exists: another `swarm local up` is under way, or was broken off",
-                "wait for it, or remove the folder: swarm local down",
+                f"wait for it, or remove the folder: {self.command('down')}",
                 CONFLICT,
             ) from None
 
@@ -152,6 +158,7 @@ class LocalSwarm:
             "data_dir": str(data),
             "simulated_gpus": gpus,
             "rendezvous_ports": f"{first}-{first + width - 1}",
+            "job_user": "root" if os.geteuid() == 0 else "",  # jobs are whoever starts the swarm
         }
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         (self.folder / f"{name}.toml").write_text(text, encoding="utf-8")
@@ -180,7 +187,7 @@ class LocalSwarm:
         node = self.node(name)
         if is_running(node):
             raise Failure(
-                f"{name} runs already (pid {node['pid']})", f"stop it first: swarm local stop {name}", CONFLICT
+                f"{name} runs already (pid {node['pid']})", f"stop it first: {self.command(f'stop {name}')}", CONFLICT
             )
         self._start(node)
         self._await_convergence([other for other in self.nodes if is_running(other)])
@@ -189,12 +196,12 @@ class LocalSwarm:
         """End one agent by SIGTERM, or SIGKILL; its jobs' processes go on, as they would on a server."""
         node = self.node(name)
         if not is_running(node):
-            raise Failure(f"{name} does not run", f"start it: swarm local start {name}", CONFLICT)
+            raise Failure(f"{name} does not run", f"start it: {self.command(f'start {name}')}", CONFLICT)
         send_signal(node, signal.SIGKILL if kill else signal.SIGTERM)
         if not wait_until(lambda: not is_running(node), STOP_LIMIT_S):
             raise Failure(
                 f"{name} (pid {node['pid']}) did not end within {STOP_LIMIT_S:.0f} s of SIGTERM",
-                f"end it by force: swarm local stop {name} --kill",
+                f"end it by force: {self.command(f'stop {name} --kill')}",
                 SWARM_FAILED,
             )
 

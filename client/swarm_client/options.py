@@ -19,10 +19,11 @@ class Option:
     """One option.  `names` holds all spellings, the first long one is its key; without `metavar` it is a flag.
 
     `read` turns the text into a value and raises `ValueError` with "must be ..." for a bad one.  `repeats` gathers a
-    list.  `later` refuses the option: it belongs to a later version.
+    list; `once` refuses a second one, which would not be seen.  `later` refuses the option, which belongs to a later
+    version; its summary is then the remedy.
     """
 
-    __slots__ = ("choices", "hidden", "key", "later", "metavar", "names", "read", "repeats", "summary", "value")
+    __slots__ = ("choices", "hidden", "key", "later", "metavar", "names", "once", "read", "repeats", "summary", "value")
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Option:
         value: object = True,
         later: bool = False,
         hidden: bool = False,
+        once: bool = False,
     ) -> None:
         self.names = tuple(names.split())
         long = next((name for name in self.names if name.startswith("--")), self.names[0])
         self.key = key or long.lstrip("-").replace("-", "_")
         self.summary, self.metavar, self.read = summary, metavar, read
         self.choices, self.repeats, self.value, self.later, self.hidden = tuple(choices), repeats, value, later, hidden
+        self.once = once
 
     def convert(self, spelling: str, text: str) -> object:
         """The value of `text`, or a usage error that names option, value and remedy."""
@@ -119,7 +122,7 @@ def _take_long(word: str, queue: list[str], table: dict[str, Option], arguments:
     name, equals, text = word.partition("=")
     option = table.get(name)
     if option is None:
-        known = [each for each in table if each.startswith("--") and not table[each].hidden]
+        known = [each for each in table if each.startswith("--") and not (table[each].hidden or table[each].later)]
         raise UsageError(f"unknown option {name}{nearest(name, known)}", "`--help` lists the options")
     if option.metavar or option.later:
         if not equals and option.metavar:
@@ -154,11 +157,13 @@ def _next_value(name: str, queue: list[str], option: Option) -> str:
 
 def _store(option: Option, spelling: str, text: str, arguments: Arguments) -> None:
     if option.later:
-        raise UsageError(f"{spelling} is not available in this version", f"leave {spelling} out")
+        raise UsageError(f"{spelling} is not available in this version", option.summary or f"leave {spelling} out")
     _put(option, spelling, option.convert(spelling, text), arguments)
 
 
 def _put(option: Option, spelling: str, value: object, arguments: Arguments) -> None:
+    if option.once and option.key in arguments.values:
+        raise UsageError(f"{spelling} was given twice", f"give one {option.metavar}")
     arguments.spellings[option.key] = spelling
     if option.repeats:
         arguments.values.setdefault(option.key, []).append(value)
@@ -178,6 +183,9 @@ def _one_of(choices: Sequence[str]) -> str:
     return f"one of {', '.join(choices)}"
 
 
+JOB_HELP = "JOB is an id or its beginning, a name (the newest live job of that name) or @last (your newest job)."
+
+
 def help_text(command: Command, common: Sequence[Option]) -> str:
     """What `swarm COMMAND --help` prints."""
     usage = " ".join(filter(None, ["swarm", command.name, "[OPTIONS]", command.positionals]))
@@ -186,6 +194,8 @@ def help_text(command: Command, common: Sequence[Option]) -> str:
         lines += ["", f"Alias: {', '.join(command.aliases)}"]
     if command.details:
         lines += ["", command.details]
+    if "JOB" in command.positionals:
+        lines += ["", JOB_HELP]
     for title, options in (("Options", command.options), ("Common options", common)):
         rows = [(_spellings(option), option.summary) for option in options if not option.hidden and not option.later]
         if rows:

@@ -33,10 +33,13 @@ STATE_STYLES = {
 }
 
 
+READABLE = 36  # of a sentence in the last column
+
+
 class Column:
     """One column: heading, how to get the text from an item, where it is shown, how it is coloured."""
 
-    __slots__ = ("is_right", "is_wide", "show", "style", "title")
+    __slots__ = ("gives_way", "is_right", "is_wide", "show", "style", "title")
 
     def __init__(
         self,
@@ -45,9 +48,11 @@ class Column:
         *,
         is_right: bool = False,
         is_wide: bool = False,
+        gives_way: bool = False,
         style: Callable[[str], str] | None = None,
     ) -> None:
         self.title, self.show, self.is_right, self.is_wide, self.style = title, show, is_right, is_wide, style
+        self.gives_way = gives_way
 
 
 class Printer:
@@ -121,13 +126,17 @@ class Printer:
         for line in self.table_lines(items, columns):
             self.line(line)
 
+    def fit(self, text: str) -> str:
+        """A line cut to the terminal's width; whole in a pipe."""
+        return _cut(text, terminal_width(self.stream)) if self.is_terminal else text
+
     def table_lines(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
         """The lines of a table."""
         rows = [[plain(column.show(item)) for column in columns] for item in items]
         widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
         if self.is_terminal:
             total = terminal_width(self.stream)
-            shown = _worth_showing(rows, widths, total)
+            shown = _worth_showing(rows, widths, total, [column.gives_way for column in columns])
             columns, widths = [columns[i] for i in shown], _fitted([widths[i] for i in shown], total)
             rows = [[row[i] for i in shown] for row in rows]
         lines = [self.paint(_line([column.title for column in columns], widths, columns), "bold")]
@@ -181,11 +190,20 @@ def _excess(widths: Sequence[int], total: int) -> int:
     return sum(widths) + 2 * (len(widths) - 1) - total
 
 
-def _worth_showing(rows: Sequence[Sequence[str]], widths: Sequence[int], total: int) -> list[int]:
-    """Indices of columns: on a narrow terminal those that say nothing in any row give way, the last ones first."""
+def _worth_showing(
+    rows: Sequence[Sequence[str]], widths: Sequence[int], total: int, give_way: Sequence[bool]
+) -> list[int]:
+    """Indices of columns on a narrow terminal, where some give way, the last ones first.
+
+    First those that say nothing in any row; then those that say least, until the last column can say something.
+    """
     shown = list(range(len(widths)))
     for index in reversed(shown[1:]):
         if rows and _excess([widths[i] for i in shown], total) > 0 and all(row[index] == "-" for row in rows):
+            shown.remove(index)
+    for index in [i for i in reversed(shown) if give_way[i]]:
+        last = min(READABLE, widths[shown[-1]])
+        if _excess([*(widths[i] for i in shown[:-1]), last], total) > 0:
             shown.remove(index)
     return shown
 

@@ -8,7 +8,8 @@
 
 Any agent answers; when one cannot be reached the next is asked.  A submission is repeated with its ticket, so there is
 one job however often an answer was lost.  Errors: `AgentUnreachable` when no agent answered, `SwarmRequestError` when
-one refused (with its stable `code`, HTTP `status` and `remedy`).
+one refused (with its stable `code`, HTTP `status` and `remedy`), `JobRejected` for a specification that is wrong in
+itself, `ConfigError` for a token file that cannot be used.
 """
 
 import asyncio
@@ -27,8 +28,9 @@ from swarm_client.agents import quote as quote_segment
 from swarm_client.config import read_token_file
 from swarm_client.failure import Failure
 from swarm_client.http import parse_address, spell
+from swarm_client.job_request import caller
 from swarmsched.api import EndReason, JobSpec, JobState
-from swarmsched.errors import AgentUnreachable, SwarmError
+from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRejected, SwarmError
 
 CONNECT_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
@@ -177,14 +179,22 @@ class SwarmClient:
         file = self._token_file or os.environ.get("SWARM_TOKEN_FILE", "")
         if os.environ.get("SWARM_TOKEN") and not self._token_file:
             return os.environ["SWARM_TOKEN"]
-        return read_token_file(str(Path(file).expanduser())) if file else ""
+        try:
+            return read_token_file(str(Path(file).expanduser())) if file else ""
+        except Failure as failure:
+            raise ConfigError("token_file", failure.problem, failure.remedy) from failure
 
     async def submit(self, command: Sequence[str] | JobSpec, **spec: Any) -> Job:
-        """Submit a command with keys of `JobSpec.to_json` (`ranks=4, gpus_per_rank=1, env={...}`), or a whole spec.
+        """Submit a list of words with keys of `JobSpec.to_json` (`ranks=4, gpus_per_rank=1`), or a whole spec.
 
-        Raises `JobRejected` before anything is sent when the specification is wrong in itself.
+        The user is the caller's account unless one is named.  Raises `JobRejected` before anything is sent when the
+        specification is wrong in itself.
         """
-        checked = command if isinstance(command, JobSpec) else JobSpec.from_json({"command": list(command), **spec})
+        if isinstance(command, str):
+            remedy = f"give a list of words, or ['sh', '-c', {command[:60]!r}]"
+            raise JobRejected([FieldProblem("/command", "is one text, not a list of words", remedy)])
+        keys = command.to_json() if isinstance(command, JobSpec) else {"command": list(command), **spec}
+        checked = JobSpec.from_json({**keys, "user": keys.get("user") or caller(os.environ)})
         await self._learn()
         ticket = await self._call("POST", "/v1/tickets", body={})
         request = {

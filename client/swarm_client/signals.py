@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
+import stat
 import sys
 import termios
 from collections.abc import Callable
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
 CANCEL_WINDOW_S = 2.0
 CTRL_P, CTRL_Q = b"\x10", b"\x11"
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT)
+
+
+def has_input() -> bool:
+    """True when something was put into standard input: a file, or what is in a pipe already."""
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            return os.fstat(0).st_size > os.lseek(0, 0, os.SEEK_CUR)
+        return stat.S_ISFIFO(mode) and any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False
 
 
 class SignalWatch:
@@ -90,13 +103,13 @@ class SignalWatch:
 
 
 class Keyboard:
-    """Watches the terminal for Ctrl-P Ctrl-Q; Ctrl-\\ arrives as SIGQUIT.  Does nothing without a terminal.
+    """Watches the terminal for Ctrl-P Ctrl-Q or one of `keys`; Ctrl-\\ arrives as SIGQUIT.  Needs a terminal.
 
     Other keys are read and dropped: a job has no standard input.  The terminal's settings are restored on exit.
     """
 
-    def __init__(self, waiter: Waiter, on_detach: Callable[[], None]) -> None:
-        self._waiter, self._on_detach = waiter, on_detach
+    def __init__(self, waiter: Waiter, on_detach: Callable[[], None], keys: bytes = b"") -> None:
+        self._waiter, self._on_detach, self._keys = waiter, on_detach, keys
         self._descriptor = 0
         self._settings: list[Any] | None = None
         self._last = b""
@@ -149,6 +162,6 @@ class Keyboard:
             self._waiter.forget(self._descriptor)  # hung up
             return
         for key in (keys[i : i + 1] for i in range(len(keys))):
-            if self._last == CTRL_P and key == CTRL_Q:
+            if (self._last == CTRL_P and key == CTRL_Q) or key in self._keys:
                 self._on_detach()
             self._last = key

@@ -36,7 +36,6 @@ class Report:
 
     tally: Tally = field(default_factory=Tally)
     cpu_s: float = 0.0
-    last_seed: int = -1
 
     @property
     def events_per_s(self) -> float:
@@ -47,7 +46,6 @@ class Report:
         """One more seed."""
         self.tally.add(timed.result)
         self.cpu_s += timed.cpu_s
-        self.last_seed = timed.result.seed
 
 
 def run_seeds(

@@ -11,7 +11,7 @@ from swarm_client.agents import SUBMIT_PATIENCE_S
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
-from swarm_client.job_request import JobRequest, build
+from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 
 TYPE_CHECKING = False
@@ -46,6 +46,7 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
         request.spec["workdir"] = request.folder
     else:
         _add_tree(session, request, blobs, sizes)
+    refuse_unreadable(request.spec)
     if request.requirements:
         request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
     if blobs and not is_dry_run:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.cluster]
 

@@ -1,33 +1,37 @@
 """The metrics page: names, formats, and what it leaves out."""
 
+import dataclasses
+import os
 import random
 import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from swarm_agent import metrics
 from swarm_agent.config import AgentConfig
+from swarm_agent.faults import Faults
 from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarm_agent.version import software_version
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobState
 from swarmsched.effects import Announce
+from swarmsched.events import TimerFired
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
-from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.ledger.booking import BookingState, LedgerEntry
-from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth
 from swarmsched.task import TaskStage, TaskStatus
+from tests.swarmsched.building import make_record
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 JOB = make_job_id(1_700_000_000.0, random.Random(1))
@@ -58,7 +62,7 @@ def gpu(index, **changes):
         sm_clock_hz=1_980_000_000,
         ecc_uncorrected_count=0,
     )
-    return replace(reading, **changes)
+    return dataclasses.replace(reading, **changes)
 
 
 def member(name, status):
@@ -66,8 +70,7 @@ def member(name, status):
 
 
 def job(job_id, state, holders=("n1",)):
-    holders = tuple(Holder(NodeId(name), 7) for name in holders)
-    return JobRecord(job_id, JobSpec(command=("true",)), 0.0, 1, 1, NodeId("n1"), 1, holders, state=state)
+    return make_record("n1", holders, job_id=job_id, state=state)
 
 
 def booking(gpus, state=BookingState.LEASED):
@@ -81,7 +84,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
     snapshot = TelemetrySnapshot(TelemetryState.OK, "", tuple(gpus), HostReading(16, 2**36, 2**35, 0.1), 0.5)
     members = (member("n1", MemberStatus.ALIVE), member("n2", MemberStatus.FAILED))
     return SimpleNamespace(
-        config=AgentConfig(name=NodeId("n1"), **config),
+        config=AgentConfig(**{"name": NodeId("n1"), "data_dir": Path(__file__).parent, **config}),
         telemetry=SimpleNamespace(snapshot=snapshot),
         readiness=readiness,
         now_s=lambda: 100.0,
@@ -97,6 +100,14 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
             ledger=SimpleNamespace(entries=tuple(bookings)),
         ),
     )
+
+
+def test_space_for_data_is_told_and_left_out_where_the_folder_is_gone(tmp_path):
+    text = page(agent(data_dir=tmp_path))
+    disk = os.statvfs(tmp_path)
+    assert samples(text, "swarm_disk_size_bytes") == {(): disk.f_blocks * disk.f_frsize}
+    assert 0 < samples(text, "swarm_disk_free_bytes")[()] <= disk.f_blocks * disk.f_frsize
+    assert samples(page(agent(data_dir=tmp_path / "gone")), "swarm_disk_free_bytes") == {}
 
 
 def page(source, accept=""):
@@ -126,6 +137,7 @@ def test_both_formats_parse_and_tell_the_same_numbers(observed):
     plain = {s.name: s.value for f in parse_text(page(source)) for s in f.samples if s.name.startswith("swarm_")}
     strict = {s.name: s.value for f in parse_openmetrics(page(source, OPENMETRICS)) for s in f.samples}
     assert plain.keys() <= strict.keys()
+    del plain["swarm_disk_free_bytes"]  # others write to this disk meanwhile
     assert {name: strict[name] for name in plain} == plain
 
 
@@ -170,13 +182,22 @@ def test_what_failover_does_is_counted_by_name(observed, kind, name):
 
 def test_conflicts_of_the_register_are_those_that_the_core_counts(observed):
     counters = Counter()
-    observed.watch_core(counters, {})
+    observed.watch_core(counters, {}, {})
     counters["register_conflicts"] += 3
     assert samples(page(agent()), "swarm_register_conflicts_total") == {(): 3}
 
 
+def test_faults_of_the_core_are_counted_from_zero(observed):
+    faults = Faults()
+    observed.watch_core({}, {}, faults.counts)
+    names = ("swarm_step_errors_total", "swarm_effect_errors_total", "swarm_step_events_refused_total")
+    assert [samples(page(agent()), name) for name in names] == [{(): 0}] * 3
+    faults.note(TimerFired(), ValueError("x"))
+    assert [samples(page(agent()), name) for name in names] == [{(): 1}, {(): 0}, {(): 0}]
+
+
 def test_register_messages_without_an_answer_are_counted_by_reason(observed):
-    observed.watch_core({}, {"nonsense": 2})
+    observed.watch_core({}, {"nonsense": 2}, {})
     counted = samples(page(agent()), "swarm_register_messages_dropped_total")
     assert counted == {("nonsense",): 2, ("no_room",): 0, ("wrong_store",): 0}
 
@@ -236,12 +257,13 @@ def test_dcgm_names_come_only_when_asked_for_and_in_their_own_units():
 
 
 def test_events_of_the_core_become_histograms_and_counts(observed):
-    for kind, fields in [
+    told: list[tuple[str, dict[str, object]]] = [
         ("job.started", {"queue_wait_s": 2.0, "start_s": 0.3}),
         ("job.placed", {}),
         ("negotiation.round", {"result": "aborted"}),
         ("job.ended", {"end_reason": "node_lost"}),
-    ]:
+    ]
+    for kind, fields in told:
         observed.observe_announce(Announce(kind, "", JobId(JOB), NodeId("n1"), fields))
     text = page(agent())
     assert samples(text, "swarm_queue_wait_seconds_sum") == {(): 2.0}
@@ -250,6 +272,17 @@ def test_events_of_the_core_become_histograms_and_counts(observed):
     assert samples(text, "swarm_jobs_total")[("node_lost",)] == 1.0
     assert samples(text, "swarm_jobs_total")[("completed",)] == 0.0
     assert samples(text, "swarm_negotiation_rounds_total") == {("placed",): 1.0, ("aborted",): 1.0}
+
+
+def test_lag_and_commits_become_histograms(observed):
+    driver = SimpleNamespace(barrier=SimpleNamespace())
+    observed.watch_driver(driver)
+    driver.observe_lag(0.3)
+    driver.barrier.observe_commit(0.02)
+    text = page(agent())
+    assert samples(text, "swarm_loop_lag_seconds_sum") == {(): 0.3}
+    assert samples(text, "swarm_commit_seconds_bucket")[("0.025",)] == 1.0
+    assert samples(text, "swarm_commit_seconds_bucket")[("0.01",)] == 0.0
 
 
 def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):

@@ -19,12 +19,16 @@ ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
 ROLE = ANSIBLE / "roles/swarm_agent"
 BIN = ROOT / ".venv-ansible/bin"
-KEY = "b2Zmc2V0LW9mLWEta2V5LXRoYXQtaXMtbG9uZy1lbm91Z2g="
+KEY = "6f" * 32
+
+OLD_KEY = "77" * 32
 
 CHECKPOINTS = "/var/lib/swarm-check points"  # begins like the data's folder and is not below it
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "jobs-as-root": ({"swarm_agent_job_user": "root"}, "account other than root"),
+    "key-that-is-none": ({"swarm_agent_cluster_key": "x" * 24}, "64 hexadecimal digits"),
+    "another-key-at-once": ({"swarm_agent_cluster_key": "5e" * 32}, "playbooks/rotate-key.yml"),
     "short-token": ({"swarm_agent_token": "short"}, "swarm-agent --generate-key"),
     "port-beyond-all": ({"swarm_agent_port": 65536}, "number from 1 to 65535"),
 }
@@ -82,15 +86,14 @@ def played(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("rendered")
     for name in ("cluster.key", "token", "previous-0.key"):
-        (folder / name).write_text(subprocess.check_output([agent_command(), "--generate-key"], text=True))
+        (folder / name).write_text(OLD_KEY if name == "previous-0.key" else KEY)
         (folder / name).chmod(0o600)
     given = {
         "swarm_agent_wheel": "dist/swarmsched-1.2.3-py3-none-any.whl",
-        "swarm_agent_cluster_key": KEY,
         "swarm_agent_python": sys.executable,
         "swarm_agent_config_dir": str(folder),
         "swarm_agent_venv": str(Path(sys.prefix)),
-        "swarm_agent_previous_keys": [KEY],
+        "swarm_agent_previous_keys": [OLD_KEY],
         "swarm_agent_service_environment": {"LD_LIBRARY_PATH": "/opt/with space"},
         "ansible_python_interpreter": str(BIN / "python"),
     }
@@ -105,7 +108,11 @@ def played(tmp_path_factory):
 def inventory(folder):
     """Variables of hosts, beside those of the example inventory."""
     account = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    good = {"swarm_agent_token": KEY, "swarm_agent_job_user": account}
+    good: dict[str, object] = {
+        "swarm_agent_token": KEY,
+        "swarm_agent_cluster_key": KEY,
+        "swarm_agent_job_user": account,
+    }
     settings = {"dcgm_metrics": True, "log_level": "debug", "telemetry_period_s": 2, "checkpoint_dir": CHECKPOINTS}
     hosts = {
         "gpu1": good | {"swarm_agent_settings": settings},
@@ -128,8 +135,8 @@ def test_lint_is_clean_at_the_production_profile():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_playbook_has_no_syntax_errors():
-    result = ansible("ansible-playbook", "--syntax-check", "playbooks/site.yml")
+def test_playbooks_have_no_syntax_errors():
+    result = ansible("ansible-playbook", "--syntax-check", *ANSIBLE.glob("playbooks/*.yml"))
     assert result.returncode == 0, result.stdout + result.stderr
 
 

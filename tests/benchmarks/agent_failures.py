@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from swarm_agent.testing import RunningAgent, start_agents, wait_until_sync
+from tests.agent.testing import RunningAgent, start_agents, wait_until_sync
 from tests.benchmarks.loopback import CONVERGED_TIMEOUT_S, compiled_bytecode, resident_bytes, sees_all
 
 GPUS = 2

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from swarm_client.testing import TOKEN, FakeAgent, end, job_document, log, state
+from tests.client.testing import TOKEN, FakeAgent, end, job_document, log, state
 
 RUNS = 15
 

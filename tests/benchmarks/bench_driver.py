@@ -13,7 +13,6 @@ from aiohttp import web
 
 from swarm_agent.driver import Driver
 from swarm_agent.storage import Store
-from swarm_agent.testing import ControlledStore, ScriptedMachine, free_port
 from swarm_agent.transport.peer import PeerChannel
 from swarm_agent.transport.udp import UdpTransport
 from swarmsched.effects import Effect, Persist, SendPeer
@@ -22,6 +21,7 @@ from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.ledger.message import TaskReportReceived
 from swarmsched.node.protocol import PEER_CODEC
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
+from tests.agent.testing import ControlledStore, ScriptedMachine, free_port
 
 COMMITS = 200
 DATAGRAMS = 2_000

@@ -9,10 +9,9 @@ import subprocess
 import time
 
 from swarm_agent.telemetry.child import ARGV as SAMPLER
-from swarm_agent.testing import RunningAgent, start_agents, wait_until_sync
+from tests.agent.testing import RunningAgent, start_agents, wait_until_sync
 from tests.benchmarks.loopback import (
     Client,
-    children,
     compiled_bytecode,
     cpu_s,
     metric,
@@ -60,16 +59,11 @@ def _memory_rows() -> list[Row]:
 def _shim_bytes(agent: RunningAgent) -> float:
     job = agent.submit("sleep", "60")
     wait_until_sync(lambda: agent.get(f"/v1/jobs/{job['id']}")["state"] == "running", 10, "the job runs")
-    (shim,) = children(agent.process.pid, "shim.py") or _shims(str(agent.data_dir))
-    size = resident_bytes(shim)
+    (facts,) = (agent.data_dir / "tasks").glob(f"{job['id']}.*/facts")
+    size = resident_bytes(int(facts.read_bytes().split()[1]))
     agent.call("POST", f"/v1/jobs/{job['id']}/cancel", {})
     agent.ended(job)
     return size
-
-
-def _shims(data_dir: str) -> list[int]:
-    """Shims by their task's folder: they belong to no agent."""
-    return [pid for pid in children(1, data_dir) if pid not in children(1, "swarm_agent")]
 
 
 def _sampler_rows() -> list[Row]:

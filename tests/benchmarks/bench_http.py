@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from swarm_agent.http.server import build_api
-from swarm_agent.http.testing import TOKEN, SwarmInOneProcess
+from tests.agent.http.testing import TOKEN, SwarmInOneProcess
 
 MEMBERS = 30
 CONNECTIONS = 8

@@ -47,7 +47,7 @@ def _median_us(events: Sequence[Event]) -> float:
 
 def _settled() -> tuple[Node, float]:
     """A node of a swarm of 30 with no news to spread; its timers are not due again at the returned time."""
-    node = Node(NodeConfig(ME, ("10.0.0.1", 7), 1_000, b"\0" * 16, 1), Restored(), random.Random(1))
+    node = Node(NodeConfig(ME, ("10.0.0.1", 7), 1_000, b"\0" * 16, 1, 0.0, 0.0), Restored(), random.Random(1))
     node.step(TimerFired(), 0.0)
     for number in range(1, MEMBERS):
         name = NodeId(f"node-{number:02}")

@@ -1,4 +1,5 @@
-"""How long a plan takes for 1,000 jobs on 100 nodes, and what an idle state plane sends at 30 nodes.
+"""How long a plan takes, what a look at the queue and its hand-over to the planner cost the loop, how soon GPUs that
+come free are taken, and what an idle state plane sends.
 
 `run()` returns (name, value, unit) rows.  Run by hand: `python tests/benchmarks/bench_policy.py`.
 """
@@ -7,62 +8,141 @@ import random
 import statistics
 import time
 
-from swarmsched.api import JobState
-from swarmsched.gossip.state_testing import StateNetwork, sample_record
-from swarmsched.ids import NodeId, make_job_id
-from swarmsched.policies.registry import POLICIES, make_policy
-from swarmsched.resources import Demand, Free, Gpu, Share
-from swarmsched.view import ClusterView, JobView, NodeView, PolicySetting
+from msgspec.msgpack import encode
+from msgspec.structs import replace
 
-NODES = 100
-JOBS = 1_000
+from swarmsched.api import JobSpec, JobState
+from swarmsched.card import card_of
+from swarmsched.commands import CreateTicket, SubmitJob, TicketIssued
+from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.shepherd import Clock
+from swarmsched.policies.registry import POLICIES, compute_plan
+from swarmsched.record import JobRecord
+from swarmsched.resources import Demand, Free, GpuCount, Share
+from swarmsched.simulator.swarm import SimulatedSwarm
+from swarmsched.view import ClusterView, JobView, NodeView, PolicySetting
+from tests.swarmsched.gossip.state_testing import StateNetwork, sample_record
+
+SIZES = ((100, 1_000), (1_000, 2_000))
 GPUS_PER_NODE = 8
 REPEATS = 5
 DEMANDS = (Demand(gpus=1), Demand(gpus=1, cpus=4), Demand(gpus=2), Demand(gpus=8), Demand(gpus=1, gpu_type="A100"))
+MODEL = ("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+ME, OTHER = NodeId("me"), NodeId("other")
 
 
-def busy_view(seed: int = 1) -> ClusterView:
+def busy_view(nodes: int, jobs: int, seed: int = 1) -> ClusterView:
     """Half of the GPUs are in use by jobs with time limits; the other jobs wait."""
     rng = random.Random(seed)
-    jobs, nodes = [], []
-    for index in range(NODES):
-        name = NodeId(f"node{index:03}")
-        gpus = tuple(Gpu(f"{name}-{i}", i, "NVIDIA A100-SXM4-80GB", 80 * 2**30) for i in range(GPUS_PER_NODE))
+    there, live = [], []
+    for index in range(nodes):
+        name = NodeId(f"node{index:04}")
         held = rng.randrange(GPUS_PER_NODE + 1)
         if held:
-            jobs.append(_job(rng, JobState.RUNNING, held, Demand(gpus=1), (Share(name, held),)))
-        nodes.append(NodeView(name, Free(gpus[held:], 96, 2**40), GPUS_PER_NODE, devices=gpus))
-    while len(jobs) < JOBS:
-        jobs.append(_job(rng, JobState.QUEUED, rng.choice((1, 1, 1, 2, 4, 8, 16)), rng.choice(DEMANDS), ()))
-    return ClusterView(1, tuple(nodes), tuple(jobs))
+            live.append(_job(rng, JobState.RUNNING, held, Demand(gpus=1), (Share(name, held),)))
+        there.append(_node(name, GPUS_PER_NODE - held))
+    while len(live) < jobs:
+        live.append(_job(rng, JobState.QUEUED, rng.choice((1, 1, 1, 2, 4, 8, 16)), rng.choice(DEMANDS), ()))
+    return ClusterView(1, tuple(there), tuple(live))
 
 
-def _job(rng: random.Random, state: JobState, ranks: int, demand: Demand, shares: tuple[Share, ...]) -> JobView:
-    submitted = 1_700_000_000.0 + rng.uniform(0, 86_400)
-    return JobView(
-        make_job_id(submitted, rng),
-        state,
-        ranks,
-        demand,
-        submitted,
-        rng.randrange(3),
-        shares=shares,
-        attained_gpu_s=rng.expovariate(1 / 4_000),
-        queued_s=rng.uniform(0, 9_000),
-        time_limit_s=rng.choice((0.0, 600.0, 7_200.0)),
-        running_s=rng.uniform(0, 500) if shares else 0.0,
-    )
+def _node(name: NodeId, free: int) -> NodeView:
+    capacity = Free((GpuCount(*MODEL, GPUS_PER_NODE),), 96, 2**40)
+    now = replace(capacity, gpus=(GpuCount(*MODEL, free),) if free else ())
+    return NodeView(name, now, capacity, GPUS_PER_NODE)
 
 
-def plan_milliseconds(name: str) -> float:
+def _job(
+    rng: random.Random,
+    state: JobState,
+    ranks: int,
+    demand: Demand,
+    shares: tuple[Share, ...],
+    shepherd: NodeId = OTHER,
+) -> JobView:
+    utc_s = 1_700_000_000.0 + rng.uniform(0, 86_400)
+    limit_s = rng.choice((0.0, 600.0, 7_200.0))
+    spec = JobSpec(("x",), ranks=ranks, demand=demand, priority=rng.randrange(3), time_limit_s=limit_s)
+    record = JobRecord(make_job_id(utc_s, rng), spec, utc_s, 1, 4, shepherd, 1, (), state, shares=shares)
+    record = replace(record, attained_gpu_s=rng.expovariate(1 / 4_000))
+    return JobView(card_of(record, queued_s=rng.uniform(0, 9_000), running_s=rng.uniform(0, 500)))
+
+
+def plan_milliseconds(name: str, nodes: int, jobs: int) -> float:
     """Median time of one plan."""
-    view, policy = busy_view(), make_policy(PolicySetting(name))
+    view = busy_view(nodes, jobs)
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        policy.plan(view, 0.0)
+        compute_plan(PolicySetting(name), view, 0.0)
         times.append(time.perf_counter() - started)
     return statistics.median(times) * 1_000
+
+
+class _Cluster:
+    """Others, as a placement sees them."""
+
+    def __init__(self, nodes: list[NodeView], jobs: list[JobView]) -> None:
+        self._nodes = nodes
+        self.jobs = {job.job_id: job for job in jobs}
+        self.news: tuple[JobId, ...] = tuple(self.jobs)
+
+    def take_job_news(self) -> tuple[JobId, ...]:
+        news, self.news = self.news, ()
+        return news
+
+    def can_act(self, node: NodeId) -> bool:
+        return True
+
+    def nodes(self) -> list[NodeView]:
+        return self._nodes
+
+
+def slice_milliseconds(nodes: int = 1_000, jobs: int = 5_000, own: int = 50) -> tuple[float, float, float]:
+    """(a look once 100 cards have changed, what a release costs, the hand-over to the planner)."""
+    rng = random.Random(1)
+    foreign = [_job(rng, JobState.QUEUED, 9, Demand(gpus=1), ()) for _ in range(jobs)]
+    cluster = _Cluster([_node(NodeId(f"node{n:04}"), int(n % 100 == 0)) for n in range(nodes)], foreign)
+    placement = Placement(ME, cluster, random.Random(2))
+    for _ in range(own):
+        view = _job(rng, JobState.QUEUED, 1, Demand(gpus=1), (), ME)
+        spec = JobSpec(("x",), ranks=1, demand=Demand(gpus=1))
+        utc_s = view.card.submitted_utc_s
+        placement.add(JobRecord(view.job_id, spec, utc_s, 1, 4, ME, 1, ())).accepted(Clock(0.0, utc_s))
+    placement.look(Clock(1.0, 1.0))
+    looks, delays = [], []
+    for turn in range(2, 2 + REPEATS):
+        changed = [replace(job, written_s=float(turn)) for job in rng.sample(foreign, 100)]
+        cluster.jobs.update({job.job_id: job for job in changed})
+        cluster.news = tuple(job.job_id for job in changed)
+        for times, work in ((delays, placement.capacity_released), (looks, placement.look)):
+            started = time.perf_counter()
+            work(Clock(100.0 * turn, 100.0 * turn))
+            times.append(time.perf_counter() - started)
+    setting, cluster_view = PolicySetting(), placement.cluster_view(Clock(1.0, 1.0))
+    frames = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        encode((setting, cluster_view, 1.0))
+        frames.append(time.perf_counter() - started)
+    return statistics.median(looks) * 1_000, statistics.median(delays) * 1_000, statistics.median(frames) * 1_000
+
+
+def refill(nodes: int = 30, jobs: int = 300, duration_s: float = 5.0, seed: int = 1) -> float:
+    """Virtual time to run many short jobs, submitted at all nodes at once, over what it takes if no GPU ever idles."""
+    swarm = SimulatedSwarm(nodes, 2, seed)
+    swarm.start(0.6)
+    swarm.run_until(swarm.is_converged, 60.0)
+    swarm.run_for(15.0)
+    started_s = swarm.loop.now_s
+    spec = JobSpec(("sleep", str(duration_s)), ranks=1, demand=Demand(gpus=1))
+    for number in range(jobs):
+        ticket = swarm.ask(NodeId(f"n{number * 7 % nodes:03}"), CreateTicket())
+        assert isinstance(ticket, TicketIssued)
+        swarm.begin(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
+    swarm.run_until(lambda: not any(host.node._placement.jobs for host in swarm.up), 600.0)
+    return (swarm.loop.now_s - started_s) / (-(-jobs // (2 * nodes)) * duration_s)
 
 
 def state_bytes_per_second(nodes: int = 30, duration_s: float = 120.0) -> tuple[float, float]:
@@ -80,10 +160,19 @@ def state_bytes_per_second(nodes: int = 30, duration_s: float = 120.0) -> tuple[
 
 def run() -> list[tuple[str, float, str]]:
     """All rows."""
-    rows = [(f"plan, {name}, {JOBS} jobs x {NODES} nodes", plan_milliseconds(name), "ms") for name in POLICIES]
+    rows = [
+        (f"plan, {name}, {jobs} jobs x {nodes} nodes", plan_milliseconds(name, nodes, jobs), "ms")
+        for nodes, jobs in SIZES
+        for name in POLICIES
+    ]
+    look_ms, delay_ms, slice_ms = slice_milliseconds()
     mean, most = state_bytes_per_second()
     return [
         *rows,
+        ("a look at 5,000 waiting jobs and 1,000 nodes", look_ms, "ms"),
+        ("what a release costs there", delay_ms, "ms"),
+        ("its hand-over to the planner", slice_ms, "ms"),
+        ("300 jobs of 5 s on 30 x 2 GPUs, over the ideal", refill(), "x"),
         ("state plane sent, 30 nodes idle, mean", mean, "B/s"),
         ("state plane sent, 30 nodes idle, most of any node", most, "B/s"),
     ]

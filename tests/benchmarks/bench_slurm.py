@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from swarm_agent.testing import free_port, wait_until_sync
+from tests.agent.testing import free_port, wait_until_sync
 from tests.benchmarks.bench_swarm import first_line_ms, jobs_per_s
 from tests.benchmarks.loopback import compiled_bytecode, settled_agents
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import uvloop
 
-from swarm_agent.supervision.testing import Bench, make_order
 from swarmsched.effects import ForgetTask, StartTask, StopTask
 from swarmsched.events import TaskStarted
+from tests.agent.supervision.testing import Bench, make_order
 
 REPEATS = 15
 TASKS = 200

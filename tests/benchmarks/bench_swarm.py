@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from swarm_agent.testing import RunningAgent
+from tests.agent.testing import RunningAgent
 from tests.benchmarks.loopback import (
     SWARM,
     Client,

@@ -33,7 +33,7 @@ from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
 from swarmsched.gossip.membership import Membership, MembershipConfig, is_membership_payload
 from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
-from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord
+from swarmsched.gossip.record import GpuGroup, NodeRecord
 from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
 from swarmsched.ids import Address, NodeId
 from swarmsched.policies.registry import check_setting
@@ -94,7 +94,6 @@ class Gossip:
             cpus_free=96,
             memory_total_bytes=1_024 * GIB,
             memory_free_bytes=1_000 * GIB,
-            flags=int(NodeFlag.HTTP_READY | NodeFlag.TELEMETRY_OK),
             software_version="benchmark",
             ledger_version=change,
         )

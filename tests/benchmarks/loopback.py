@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swarm_agent.testing import RunningAgent, start_agents, wait_until_sync
+from tests.agent.testing import RunningAgent, start_agents, wait_until_sync
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CONVERGED_TIMEOUT_S = 60.0

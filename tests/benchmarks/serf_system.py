@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+import msgpack  # ships neither stubs nor py.typed
 
 from tests.benchmarks.private_network import group, host
 from tests.benchmarks.sightings import ALIVE, FAILED, HEARD, News, Participant, System

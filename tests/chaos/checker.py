@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from swarm_agent.testing import AgentApi, Contact, wait_until_sync
 from swarmsched.errors import AgentUnreachable
+from tests.agent.testing import AgentApi, Contact, wait_until_sync
 from tests.chaos.history import JobHistory, order_faults, overlaps
 from tests.chaos.view import TICKET_KEYS, View, beat_command
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm_agent.security import generate_key
-from swarm_agent.testing import PATIENCE_S, RunningAgent, wait_until_sync
 from swarmsched.errors import AgentUnreachable
+from tests.agent.testing import PATIENCE_S, RunningAgent, wait_until_sync
 from tests.chaos.history import Beat
 from tests.chaos.view import BEAT, BEATS, TICKET_KEYS, View, beat_command, up_file
 from tests.testbed.netns import Host, Network
@@ -321,6 +321,7 @@ def prepare(base: Path, name: str, host: Host, data_dir: Path, settings: dict[st
         "data_dir": str(data_dir),
         "cluster_key_file": str(base / "cluster.key"),
         "token_file": str(base / "token"),
+        "job_user": "root",  # only root has namespaces, and its own jobs run there
         **settings,
     }
     config_file, log_file = home / "agent.toml", home / "agent.log"

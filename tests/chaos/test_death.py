@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
 from tests.chaos.history import gap_s
 from tests.chaos.machines import nodes_of

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
 from tests.chaos.machines import holders_of, spawn
 

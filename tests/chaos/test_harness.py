@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swarm_agent.testing import Contact, wait_until_sync
+from tests.agent.testing import Contact, wait_until_sync
 from tests.chaos.checker import Checker
 from tests.chaos.history import Beat, JobHistory, gap_s, overlaps
 from tests.chaos.view import View, up_file
@@ -219,6 +219,8 @@ class Impostor(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
+    server: Impostor
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/v1/tickets":
@@ -255,7 +257,7 @@ def look_at_impostor(tmp_path):
         server = Impostor(is_liar)
         servers.append(server)
         threading.Thread(target=server.serve_forever).start()
-        swarm = View(tmp_path, {"n1": Contact("n1", server.server_address, "secret")})
+        swarm = View(tmp_path, {"n1": Contact("n1", ("127.0.0.1", server.server_port), "secret")})
         swarm.beats_dir.mkdir()
         (tmp_path / "token").write_text("secret")
         up_file(tmp_path, "n1").parent.mkdir()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
 from tests.chaos.history import gap_s
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
 from swarmsched.errors import AgentUnreachable
+from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
 from tests.chaos.view import BEAT, beat_command
 

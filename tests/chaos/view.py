@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm_agent.testing import AgentApi, wait_until_sync
 from swarmsched.errors import AgentUnreachable
+from tests.agent.testing import AgentApi, wait_until_sync
 from tests.chaos.history import Beat, read_beats
 
 BEATS = "beats"

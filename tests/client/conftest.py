@@ -5,7 +5,7 @@ import pytest
 
 from swarm_client import attached, config
 from swarm_client.cli import main
-from swarm_client.testing import TOKEN, FakeAgent
+from tests.client.testing import TOKEN, FakeAgent
 
 
 @pytest.fixture(autouse=True)

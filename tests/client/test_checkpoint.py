@@ -4,13 +4,14 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 
 from swarm_client.cli import checkpoint as command
 from swarm_client.cli import main
 from swarm_client.cli.status import facts
-from swarm_client.testing import job_document
+from tests.client.testing import job_document
 
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 1}
 REFUSED = {"ok": False, "error": "not_found", "problem": "/ck/a does not exist", "remedy": "write it first"}
@@ -126,7 +127,7 @@ def test_an_agent_that_says_nothing_is_left_after_the_timeout(task, swarm) -> No
     release = threading.Event()
 
     class Slow(list):
-        def pop(self, _: int = 0) -> None:
+        def pop(self, index: SupportsIndex = -1) -> None:
             release.wait(30)
 
     task.answers = Slow()

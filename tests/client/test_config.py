@@ -1,12 +1,15 @@
 import os
+import socket
 import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from swarm_client.config import load, user_file
 from swarm_client.failure import UsageError
-from swarm_client.testing import TOKEN, FakeAgent
+from tests.client.testing import TOKEN, FakeAgent
 
 
 def write_user(home, text):
@@ -101,6 +104,48 @@ def test_login_stores_a_context_and_keeps_what_was_there(home, tmp_path, agent, 
     monkeypatch.delenv("SWARM_HOSTS")
     monkeypatch.delenv("SWARM_TOKEN")
     assert swarm("version", "--agents") == (0, "swarm 0.1.0\ngpu1 0.1.0\n", "")
+
+
+def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    write_user(home, f'context = "lab"\n\n[contexts.lab]\nhosts = ["127.0.0.1:1"]\ntoken_file = "{token}"\n')
+    monkeypatch.delenv("SWARM_TOKEN")
+    refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    heads = []
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def answer():
+            with suppress(OSError):
+                while True:
+                    connection, _ = stranger.accept()
+                    with connection:
+                        heads.append(connection.recv(65_536))
+                        connection.sendall(refusal)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert swarm("login", f"127.0.0.1:{stranger.getsockname()[1]}")[0] != 0
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert heads
+    assert not any(b"Authorization" in head or TOKEN.encode() in head for head in heads)
+
+
+def test_contexts_are_listed_and_forgotten(home, swarm):
+    file = home / "config" / "swarm" / "config.toml"
+    file.parent.mkdir(parents=True)
+    lab = '[contexts.lab]\nhosts = ["10.0.0.5:7433"]\n'
+    file.write_text(f'context = "home"\n\n{lab}\n[contexts.home]\nhosts = ["10.0.0.6:7433"]\n')
+    out = swarm("config", "view")[1]
+    assert [line.split() for line in out.splitlines() if line.startswith("contexts.")] == [
+        ["contexts.lab", "10.0.0.5:7433"],
+        ["contexts.home", "10.0.0.6:7433"],
+    ]
+    assert swarm("config", "unset", "contexts.home") == (0, "", f"swarm: contexts.home was removed from {file}\n")
+    assert file.read_text().split() == lab.split()
+    assert swarm("config", "unset", "contexts.home")[2] == f"swarm: contexts.home is not set in {file}\n"
 
 
 def test_login_with_a_wrong_token_stores_nothing(home, tmp_path, agent, swarm):

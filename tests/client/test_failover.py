@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from swarm_agent.testing import free_port
 from swarm_client import agents, attached
 from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
 from swarm_client.follow import Contact, LostContact, may_pass
 from swarm_client.http import Waiter
-from swarm_client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, job_document, log, problem, state
+from tests.agent.testing import free_port
+from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, job_document, log, problem, state
 
 WAIT = f"GET /v1/jobs/{HANDLE}/wait"
 WAIT_BY_ID = f"GET /v1/jobs/{JOB_ID}/wait"
@@ -75,7 +75,7 @@ def test_a_run_goes_on_when_an_agent_gave_up_looking_for_a_shepherd(swarm, agent
         return iter([end("3", 0)])
 
     agent.stream = stream
-    assert swarm("run", "--no-sync", "--", "x") == (0, "", "swarm: nobody acts\n")
+    assert swarm("run", "--no-sync", "--", "x") == (0, "", f"swarm: job {HANDLE}\nswarm: nobody acts\n")
     assert cursors == ["", "2"]
 
 
@@ -336,7 +336,7 @@ def test_status_of_a_job_in_trouble_says_all_of_it(swarm, agent):
     )
     out = swarm("status", HANDLE)[1]
     assert "Nodes:         gpu1 (rank 0, paused), gpu2 (ranks 1-2)\n" in out
-    assert "Attempt:       3, restarted 2 of 5 times after losing a node, preempted 1 times\n" in out
+    assert "Attempt:       3, restarted 2 of 5 times after losing a node, preempted 1 time\n" in out
     assert "Left over:     ranks that may still run on gpu9 (attempt 2)" in out
     assert "Survives:      most of its holders are gone" in out
     assert "Holders:       changing; until it is done a majority of gpu1, gpu4 counts as well\n" in out

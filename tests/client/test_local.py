@@ -23,6 +23,24 @@ def local_swarm(capfd):
     main(["local", "down"])
 
 
+def test_what_a_named_swarm_advises_concerns_itself(local_swarm):
+    """And not the default one, which may run as well."""
+    words = ("--name", "two")
+    assert local_swarm("local", "status", *words)[2] == (
+        "swarm: no local swarm 'two' is up\n  start one: swarm local up --agents 3 --gpus 2 --name two\n"
+    )
+    try:
+        code, out, _ = local_swarm("local", "up", "--agents", "1", "--gpus", "0", *words)
+        assert (code, out.splitlines()[-1]) == (0, "`swarm local down --name two` removes everything again.")
+        err = local_swarm("local", "stop", "node1", *words)[2]
+        assert err == "swarm: node1 was stopped; `swarm local start node1 --name two` starts it again\n"
+        err = local_swarm("local", "stop", "node1", *words)[2]
+        assert err == "swarm: node1 does not run\n  start it: swarm local start node1 --name two\n"
+    finally:
+        _, _, err = local_swarm("local", "down", *words)
+    assert err == "swarm: the local swarm of 1 agent is removed\n"
+
+
 def test_a_local_swarm_runs_a_job_loses_an_agent_and_leaves_no_trace(local_swarm, home):
     before = sorted(home.rglob("*"))
     assert local_swarm("local", "status")[0] == 3

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from swarm_client import attached
-from swarm_client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
+from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
 
 
 def spec_of(agent):
@@ -17,20 +17,41 @@ def test_stdout_is_the_jobs_stdout_and_the_exit_code_is_the_jobs(swarm, agent):
     )
     code, out, err = swarm("run", "--no-sync", "-g", "4", "--", "python", "train.py", "--lr", "1")
     assert (code, out) == (3, "epoch 1\n")
-    assert err == f"careful\nswarm: job {HANDLE} failed (exit code 3)\n"
+    assert err == f"swarm: job {HANDLE}\ncareful\nswarm: job {HANDLE} failed (exit code 3)\n"
     assert spec_of(agent)["command"] == ["python", "train.py", "--lr", "1"]
     assert (spec_of(agent)["ranks"], spec_of(agent)["gpus_per_rank"]) == (4, 1)
 
 
 def test_output_that_is_not_text_arrives_unchanged(swarm, agent):
     agent.stream = lambda _: iter([state("running", "1"), log("\udcff\x00x", "2"), end("3")])
-    assert swarm("run", "--no-sync", "--", "cat") == (0, "\udcff\x00x", "")
+    assert swarm("run", "--no-sync", "--", "cat") == (0, "\udcff\x00x", f"swarm: job {HANDLE}\n")
 
 
 def test_label_marks_each_line_once_even_when_it_comes_in_parts(swarm, agent):
     parts = [log("a", "2"), log("b\n", "3"), log("c\n", "4", rank=1)]
     agent.stream = lambda _: iter([state("running", "1"), *parts, end("5")])
     assert swarm("run", "--no-sync", "--label", "--", "x")[1] == "0: ab\n1: c\n"
+
+
+def test_label_marks_every_line_of_one_write(swarm, agent):
+    traceback = log("Traceback:\n  File x\n\nValueError", "2", rank=3)
+    agent.stream = lambda _: iter([state("running", "1"), traceback, end("5")])
+    expected = "3: Traceback:\n3:   File x\n3: \n3: ValueError"
+    assert swarm("run", "--no-sync", "--label", "--", "x")[1] == expected
+
+
+def test_lines_of_several_ranks_do_not_mix_and_progress_bars_go_on(swarm, agent):
+    parts = [log("a", "2"), log("b", "3", rank=1), log("c\nd", "4"), log("\r10%", "5", rank=2), log("e\n", "6", rank=1)]
+    agent.stream = lambda _: iter([state("running", "1"), *parts, log("f", "7", rank=3), end("8")])
+    assert swarm("run", "--no-sync", "-g4", "--", "x") == (0, "ac\n\r10%be\nd\nf", f"swarm: job {HANDLE}\n")
+
+
+def test_an_environment_of_the_nodes_and_a_built_one_exclude_one_another(swarm, agent, tmp_path):
+    (tmp_path / "r.txt").write_text("torch")
+    words = ("run", "--no-sync", "--venv", "/opt/env", "--requirements", str(tmp_path / "r.txt"), "--", "x")
+    expected = "swarm: --venv and --requirements exclude one another\n  add what is missing to one of the two\n"
+    assert swarm(*words) == (2, "", expected)
+    assert agent.requests == []
 
 
 @pytest.mark.parametrize(
@@ -96,6 +117,11 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
     [
         (["run"], "no command was given"),
         (["run", "--gpsu", "2", "--", "x"], "unknown option --gpsu; did you mean --gpus?"),
+        (["run", "--restart", "3", "--", "x"], "--max-restarts N says how often"),
+        (["run", "-n", "@last", "--", "x"], "must not begin with '@' or hold a '/'"),
+        (["run", "-f", "a.toml", "-f", "b.toml"], "-f was given twice"),
+        (["run", "--tag", "x", "--", "y"], "unknown option --tag; did you mean --detach?"),
+        (["kill", "k3j9x0ab"], "unknown command 'kill'; did you mean cancel?"),
         (["run", "-g", "1:4", "--", "x"], "not available in this version"),
         (["run", "--array", "0-9", "--", "x"], "--array is not available in this version"),
         (["run", "--image=x", "--", "x"], "--image is not available in this version"),
@@ -108,6 +134,10 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "--on-isolation", "puase", "--", "x"], "did you mean pause?"),
         (["run", "-f", "absent.toml"], "does not exist"),
         (["run", "--name"], "--name needs a value"),
+        (["run", "-n", "\udcff", "--", "x"], r"name: '\udcff' is not UTF-8"),
+        (["run", "--", "echo", "caf\udce9"], r"command: 'caf\udce9' is not UTF-8"),
+        (["run", "-e", "A=\udcff", "--", "x"], r"env: '\udcff' is not UTF-8"),
+        (["run", "--no-sync", "-w", "/caf\udce9", "--", "x"], r"workdir: '/caf\udce9' is not UTF-8"),
         (["run", "--dry-run=yes", "--", "x"], "--dry-run takes no value"),
         (["rnu"], "unknown command 'rnu'; did you mean run?"),
         (["scale", "x", "4"], "not available in this version"),
@@ -230,7 +260,7 @@ def test_the_stream_goes_on_at_another_agent_where_it_broke_off(swarm, agent, po
             return iter([state("running", "1"), log("one\n", "c1")])
 
         agent.stream = once
-        assert swarm("run", "--no-sync", "--", "x") == (0, "one\ntwo\n", "")
+        assert swarm("run", "--no-sync", "--", "x") == (0, "one\ntwo\n", f"swarm: job {HANDLE}\n")
         assert seen == ["c1"]
 
 
@@ -256,7 +286,8 @@ def test_a_job_that_waits_is_explained_after_a_while(swarm, agent, monkeypatch):
     agent.stream = stream
     code, out, err = swarm("run", "--no-sync", "-g4", "--", "x")
     assert (code, out) == (0, "")
-    assert err == (f"swarm: job {HANDLE} queued: needs 4 GPUs, 2 free\nswarm: job {HANDLE} running on gpu1, gpu2\n")
+    told = ("", " queued: needs 4 GPUs, 2 free", " running on gpu1, gpu2")
+    assert err == "".join(f"swarm: job {HANDLE}{words}\n" for words in told)
 
 
 def test_timeout_cancels_the_job_and_returns_124(swarm, agent):
@@ -291,7 +322,7 @@ def test_attach_returns_the_jobs_code_and_wait_as_well(swarm, agent):
 
 
 def test_wait_times_out_with_124(swarm, agent):
-    from swarm_client.testing import job_document
+    from tests.client.testing import job_document
 
     agent.answers[f"GET /v1/jobs/{HANDLE}/wait"] = {"met": False, "job": job_document()}
     agent.answers[f"GET /v1/jobs/{JOB_ID}/wait"] = {"met": False, "job": job_document()}

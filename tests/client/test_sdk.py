@@ -6,9 +6,9 @@ from aiohttp import web
 
 from swarm_client import SwarmClient
 from swarm_client.sdk import SwarmRequestError
-from swarm_client.testing import JOB_ID, TOKEN, end, ended, job_document, log, problem, state
-from swarmsched.api import EndReason, JobState
-from swarmsched.errors import AgentUnreachable, JobRejected
+from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.errors import AgentUnreachable, ConfigError, JobRejected
+from tests.client.testing import JOB_ID, TOKEN, end, ended, job_document, log, problem, state
 
 
 @pytest.fixture
@@ -86,6 +86,37 @@ async def test_a_wrong_specification_is_refused_before_anything_is_sent():
     async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
         with pytest.raises(JobRejected, match="did you mean 'ranks'"):
             await swarm.submit(["true"], rnaks=2)
+
+
+async def test_a_command_line_in_one_text_is_refused_before_anything_is_sent():
+    """Its letters would be the words of the command."""
+    async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
+        with pytest.raises(JobRejected, match="command: is one text, not a list of words"):
+            await swarm.submit("echo hi", ranks=1)
+
+
+@pytest.mark.parametrize(("spec", "user"), [({}, "ada"), ({"user": "eve"}, "eve")])
+async def test_a_job_belongs_to_the_caller_unless_a_user_is_named(serve, monkeypatch, spec, user):
+    monkeypatch.setenv("LOGNAME", "ada")
+    sent = []
+
+    async def submit(request):
+        sent.append((await request.json())["spec"])
+        return web.json_response(job_document(), status=201)
+
+    routes = {("POST", "/v1/tickets"): answer(TICKET), ("POST", "/v1/jobs"): submit}
+    async with SwarmClient(
+        [await serve({**routes, ("GET", "/v1/members"): answer({"items": []})})], token=TOKEN
+    ) as swarm:
+        await swarm.submit(["true"], ranks=1, **spec)
+        await swarm.submit(JobSpec(command=("true",), **spec))
+    assert [each["user"] for each in sent] == [user, user]
+
+
+async def test_a_token_file_that_is_not_there_is_a_documented_error(tmp_path):
+    with pytest.raises(ConfigError, match="token_file: "):
+        async with SwarmClient(["127.0.0.1:1"], token_file=tmp_path / "none"):
+            pass
 
 
 async def test_the_next_agent_answers_when_one_is_gone(serve):

@@ -6,9 +6,9 @@ import pytest
 from swarm_client import tree as tree_module
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
-from swarm_client.testing import FakeAgent
 from swarm_client.tree import find_root, scan
 from swarmsched.tree import EntryKind, Tree
+from tests.client.testing import FakeAgent
 
 
 def git(folder, *words):
@@ -120,7 +120,12 @@ def test_unchanged_files_are_not_read_again_and_changed_ones_are(project, tmp_pa
     first = paths(project, cache=cache)[1].tree
     read = []
     real = tree_module._hash_file
-    monkeypatch.setattr(tree_module, "_hash_file", lambda full: read.append(full) or real(full))
+
+    def hash_file(full):
+        read.append(full)
+        return real(full)
+
+    monkeypatch.setattr(tree_module, "_hash_file", hash_file)
     assert paths(project, cache=cache)[1].tree == first
     assert read == []
     (project / "train.py").write_text("print(2)\n")

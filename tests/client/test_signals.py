@@ -6,11 +6,12 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from swarm_client.testing import HANDLE, JOB_ID, TOKEN, end, log, state
+from tests.client.testing import HANDLE, JOB_ID, TOKEN, end, log, state
 
 CANCEL = f"/v1/jobs/{JOB_ID}/cancel"
 SIGNAL = f"/v1/jobs/{JOB_ID}/signal"
@@ -57,6 +58,25 @@ def read_up(process):
     assert process.stdout.readline() == b"up\n"
 
 
+def test_a_single_rank_shows_a_part_of_a_line_at_once(start, agent):
+    """A prompt, or dots that say that it goes on."""
+    may_end = threading.Event()
+
+    def stream(_: str):
+        yield state("running", "1", ranks=1)
+        yield log("epoch 1...", "2")
+        assert may_end.wait(60.0)
+        yield end("3")
+
+    agent.stream = stream
+    process = start("run", "--no-sync", "--", "x")
+    try:
+        assert process.stdout.read(10) == b"epoch 1..."
+    finally:
+        may_end.set()
+    assert process.wait(60.0) == 0
+
+
 def test_first_interrupt_is_forwarded_and_says_so(agent, start):
     agent.stream = running_job(agent, SIGNAL, end("3", 130, "failed", signal=2, exit_code=0))
     process = start("run", "--no-sync", "--", "x")
@@ -66,9 +86,56 @@ def test_first_interrupt_is_forwarded_and_says_so(agent, start):
     assert process.returncode == 130
     assert agent.wait_for("POST", SIGNAL) == [{"signal": 2}]
     assert err.decode().splitlines() == [
+        f"swarm: job {HANDLE}",
         "swarm: Ctrl-C was sent to all ranks; again within 2 s cancels the job",
         f"swarm: job {HANDLE} failed (signal 2)",
     ]
+
+
+def test_the_first_interrupt_cancels_a_job_that_has_not_started(agent, start):
+    def stream(_):
+        yield state("queued", "1", nodes=[])
+        yield log("up\n", "2")
+        agent.wait_for("POST", CANCEL, limit_s=60)
+        yield end("3", 143, "cancelled", exit_code=None)
+
+    agent.stream = stream
+    process = start("run", "--no-sync", "--", "x")
+    read_up(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert err.decode().splitlines() == [
+        f"swarm: job {HANDLE}",
+        f"swarm: cancelling job {HANDLE}; Ctrl-C once more leaves at once",
+        f"swarm: job {HANDLE} cancelled",
+    ]
+
+
+def test_a_closed_pipe_leaves_the_job_and_says_so(agent, start):
+    """As `swarm run -- yes | head -1` does."""
+    reading, writing = os.pipe()
+    agent.stream = running_job(agent, CANCEL)
+    process = start("run", "--no-sync", "--", "yes", stdout=writing)
+    os.close(writing)
+    os.close(reading)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 141
+    assert err.decode().splitlines() == [
+        f"swarm: job {HANDLE}",
+        f"swarm: nobody reads the output any more; job {HANDLE} goes on (`swarm cancel` stops it)",
+    ]
+    agent.note("POST", CANCEL, None)
+
+
+@pytest.mark.parametrize(("text", "is_told"), [(b"hi\n", True), (b"", False)])
+def test_standard_input_is_refused_in_words_when_there_is_some(agent, start, tmp_path, text, is_told):
+    agent.stream = lambda _: iter([state("running", "1"), end("2")])
+    (tmp_path / "input").write_bytes(text)
+    with (tmp_path / "input").open("rb") as file:
+        _, err = start("run", "--no-sync", "--", "cat", stdin=file).communicate(timeout=60)
+    told = "swarm: standard input is not passed to jobs; put it into a file of the working directory\n"
+    assert err.decode() == f"swarm: job {HANDLE}\n" + told * is_told
 
 
 def test_second_interrupt_cancels_and_third_leaves_at_once(agent, start):

@@ -2,14 +2,18 @@
 
 import io
 import json
+import os
 import subprocess
+import sys
+from operator import itemgetter
+from pathlib import Path
 
 import pytest
 import yaml
 
-from swarm_client.cli import ALIASES, COMMANDS, load_command, main
+from swarm_client.cli import ALIASES, COMMANDS, doctor, load_command, main, ps
 from swarm_client.output import Column, Printer
-from swarm_client.testing import HANDLE, JOB_ID, ended, job_document, log, problem
+from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
 
 
 def listing(*items, **more):
@@ -61,17 +65,24 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
     assert swarm("ps") == (
         0,
         (
-            "ID        NAME    USER  STATE    GPUS  NODES      ELAPSED  ETA  PROGRESS  REASON\n"
-            "aaaaaaaa  -       ada   queued    0/8  -                -    -         -  needs 8 GPUs, 2 free\n"
-            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2     1:15    -         -  -\n"
+            "ID        NAME    USER  STATE    GPUS  NODES      WAITED  ELAPSED  REASON\n"
+            "aaaaaaaa  -       ada   queued    0/8  -              1s        -  needs 8 GPUs, 2 free\n"
+            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s     1:15  -\n"
         ),
         "",
     )
 
 
+def test_ps_asks_for_the_reasons_that_the_column_shows(swarm, agent):
+    agent.answers["GET /v1/jobs"] = lambda _, query: listing() if query == {"state": "failed,oom"} else {}
+    assert swarm("ps", "--state", "failed,oom", "-q") == (0, "", "")
+    code, _, err = swarm("ps", "--state", "broken")
+    assert (code, "'broken' is not one of queued" in err, "node_lost" in err) == (2, True, True)
+
+
 def test_an_empty_list_is_its_headings(swarm, agent):
     agent.answers["GET /v1/jobs"] = listing()
-    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  ELAPSED  ETA  PROGRESS  REASON\n", "")
+    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  WAITED  ELAPSED  REASON\n", "")
 
 
 def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):
@@ -126,6 +137,50 @@ def test_nodes_say_whose_processes_hold_a_gpu(swarm, agent):
     lines = out.splitlines()
     assert lines[1].endswith("k3j9x0ab  2x NVIDIA H200  GPU 1 foreign: python3 (4711) of alice")
     assert lines[2].split()[:3] == ["gpu2", "suspect", "-"]
+
+
+def test_a_node_is_shown_with_its_state_and_address_also_when_it_is_gone(swarm, agent):
+    agent.answers["GET /v1/nodes/gpu2"] = node("gpu2", status="failed", gpus=None, since_seconds=75.0)
+    code, out, _ = swarm("nodes", "gpu2")
+    address = node("gpu2")["address"]
+    assert (code, out) == (0, f"gpu2 at {address}: failed for 1:15\n")
+
+
+def test_nodes_are_in_the_order_of_their_numbers(swarm, agent):
+    agent.answers["GET /v1/nodes"] = listing(*(node(name) for name in ("gpu1", "gpu10", "gpu2", "a-3-x")))
+    assert swarm("nodes", "-q") == (0, "a-3-x\ngpu1\ngpu2\ngpu10\n", "")
+
+
+def test_many_checkpoints_do_not_hide_what_happened_to_a_job(swarm, agent):
+    kinds = ["job.placed", "job.restarted", *["job.checkpointed"] * 30]
+    events = [{"time": f"t{number}", "agent": "gpu1", "kind": kind, "text": "x"} for number, kind in enumerate(kinds)]
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(attempt=2, restarts=1)
+    agent.answers["GET /v1/events"] = listing(*events)
+    code, out, _ = swarm("status", HANDLE)
+    assert code == 0
+    shown = [line.split()[2] for line in out[out.index("Events:") :].splitlines()[1:]]
+    assert shown == ["job.placed", "job.restarted", "job.checkpointed"]
+    assert "(the first attempt after 1.0s in the queue)" in out
+    assert "restarted 1 time after losing a node" in out
+
+
+def test_the_version_is_told_as_other_programs_do(swarm):
+    assert swarm("--version") == swarm("version")
+
+
+def test_a_full_disk_behind_the_output_is_no_internal_error(agent):
+    environment = {**os.environ, "SWARM_HOSTS": agent.address, "SWARM_TOKEN": TOKEN}
+    command = [sys.executable, "-c", "import sys; from swarm_client.cli import main; sys.exit(main())", "version"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    told = "swarm: the output cannot be written: No space left on device\n  make room where it goes\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_doctor_says_once_what_several_agents_say_alike():
+    same = {"name": "token", "status": "warning", "detail": "none", "remedy": "make one"}
+    items = [{"node": f"n{number}", **same} for number in range(5)]
+    assert doctor._brief(items) == [{"node": "n0, n1, n2 and 2 more", **same}]
 
 
 def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
@@ -205,6 +260,12 @@ def test_logs_of_one_rank(swarm, agent):
     assert ("GET", f"/v1/jobs/{HANDLE}/logs", {"rank": "3"}) in agent.requests
 
 
+def test_logs_mark_every_line_with_time_and_rank(swarm, agent):
+    agent.stream = lambda _: iter([log("a\nb\n", "1"), log("c\n", "2", rank=1)])
+    time = "2025-01-31T12:00:02.000Z"
+    assert swarm("logs", "digits", "--timestamps", "--label")[1] == f"{time} 0: a\n{time} 0: b\n{time} 1: c\n"
+
+
 def test_logs_of_an_attempt_that_is_over_say_so(swarm, agent):
     told = "attempt 1, which is over; the job is queued"
     agent.stream = lambda _: iter([{"type": "attempt", "attempt": 1, "text": told, "cursor": "1"}, log("x\n", "2")])
@@ -251,6 +312,25 @@ def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent
     )
 
 
+def test_a_node_is_drained_with_a_reason_and_takes_work_again(swarm, agent):
+    def drained(body, _):
+        return {"api_version": "v1", "node": "gpu2", "is_draining": body["draining"], "drain_reason": body["reason"]}
+
+    agent.answers["PUT /v1/nodes/gpu2/drain"] = drained
+    told = (0, "gpu2\n", "swarm: gpu2 takes no new work; what runs there runs on\n")
+    assert swarm("drain", "gpu2", "--reason", "new disk") == told
+    assert agent.requests[-1][2] == {"draining": True, "reason": "new disk"}
+    assert swarm("drain", "gpu2", "--off") == (0, "gpu2\n", "swarm: gpu2 takes work again\n")
+    assert agent.requests[-1][2] == {"draining": False, "reason": ""}
+    assert swarm("drain", "gpu2", "--off", "--reason", "done")[0] == 2
+    assert swarm("drain")[0] == 2
+
+
+def test_nodes_say_why_they_drain(swarm, agent):
+    agent.answers["GET /v1/nodes"] = listing(node("gpu1", gpus=[], is_draining=True, drain_reason="new disk"))
+    assert "draining: new disk" in swarm("nodes")[1]
+
+
 @pytest.mark.parametrize("name", [*COMMANDS])
 def test_every_command_explains_itself(name, capsys):
     assert main([name, "--help"]) == 0
@@ -263,9 +343,19 @@ def test_every_command_explains_itself(name, capsys):
 def test_completion_scripts_are_accepted_by_bash(swarm):
     script = swarm("completion", "bash")[1]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    ask = script + '\nCOMP_WORDS=(swarm run --gp); COMP_CWORD=2; _swarm; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {"--gpus", "--gpus-per-rank", "--gpu-type", "--gpu-mem"}
+    fake = 'swarm() { case "$*" in "nodes -q") echo node1 node2 ;; "ps "*) echo k3j9x0ab digits ;; esac; }\n'
+
+    def completed(*words):
+        asked = f'COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}; _swarm; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", fake + script + asked], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert completed("swarm", "run", "--gp") == {"--gpus", "--gpus-per-rank", "--gpu-type", "--gpu-mem"}
+    assert completed("swarm", "nodes", "n") == {"node1", "node2"}
+    assert completed("swarm", "run", "--node", "node2") == {"node2"}
+    assert completed("swarm", "logs", "d") == {"digits"}
+    assert completed("swarm", "ps", "--state", "f") == {"failed"}
+    assert completed("swarm", "status", "-o", "y") == {"yaml"}
     for shell in ("zsh", "fish"):
         code, out, _ = swarm("completion", shell)
         assert code == 0
@@ -302,12 +392,25 @@ def test_events_name_their_job_and_are_found_by_its_name(swarm, agent):
     assert ("GET", "/v1/events", {"job": job["id"]}) in agent.requests
 
 
-def test_a_narrow_terminal_loses_the_columns_that_say_nothing_first(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    columns = [Column(title, lambda item, key=title: item[key]) for title in ("ID", "ETA", "REASON")]
+
+def test_a_terminal_of_80_columns_has_room_for_the_reason(monkeypatch):
+    """Where it runs, since when and who asked give way; a pipe shows all."""
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "needs 4 GPUs, 2 free; 3 jobs ahead"
+    job = job_document(state="queued", nodes=[], started_at=None, reason=reason, user="ada.lovelace", name="resnet50")
+    printer = Printer(color="never", stream=Terminal())
+    assert printer.table_lines([job], printer.chosen(ps.COLUMNS)) == [
+        "ID        NAME      STATE   GPUS  REASON",
+        "k3j9x0ab  resnet50  queued   0/4  needs 4 GPUs, 2 free; 3 jobs ahead",
+    ]
+
+
+def test_a_narrow_terminal_loses_the_columns_that_say_nothing_first(monkeypatch):
+    columns = [Column(title, itemgetter(title)) for title in ("ID", "ETA", "REASON")]
     printer = Printer(color="never", stream=Terminal())
     job = {"ID": "k3j9x0ab", "ETA": "-", "REASON": "needs 6 GPUs, 2 free"}
     monkeypatch.setenv("COLUMNS", "20")

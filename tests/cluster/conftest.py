@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 TRAIN_VENV = Path(__file__).resolve().parents[2] / ".venv-train"
 

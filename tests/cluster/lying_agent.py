@@ -6,10 +6,11 @@ It joins, holds records and is asked like any other; only its answers to registe
 import os
 import random
 import sys
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from swarm_agent.__main__ import main
-from swarmsched.ids import make_job_id
+from swarmsched.ids import NodeId, make_job_id
 from swarmsched.jobs.message import AcceptAnswer, Ballot, PrepareAnswer
 from swarmsched.jobs.proposer import COUNTER_MAX
 from swarmsched.wire.codec import Codec
@@ -38,12 +39,12 @@ def contradictory(codec, answer):
     """Yes to a ballot, and a promise or a record that forbid it."""
     if isinstance(answer, AcceptAnswer):
         return encode(codec, replace(answer, is_accepted=True, promised=Ballot()))
-    return encode(codec, replace(answer, is_promised=True, accepted_ballot=Ballot(7, "n3", 1), accepted=None))
+    return encode(codec, replace(answer, is_promised=True, accepted_ballot=Ballot(7, NodeId("n3"), 1), accepted=None))
 
 
 def endless_ballots(codec, answer):
     no = "is_accepted" if isinstance(answer, AcceptAnswer) else "is_promised"
-    return encode(codec, replace(answer, **{no: False, "promised": Ballot(COUNTER_MAX + 1, "n3", 1)}))
+    return encode(codec, replace(answer, **{no: False, "promised": Ballot(COUNTER_MAX + 1, NodeId("n3"), 1)}))
 
 
 def refusing(codec, answer):
@@ -58,7 +59,7 @@ LIES = (random_bytes, truncated, of_another_job, of_another_store, contradictory
 def lie_with(name):
     """Spoil every answer of this process from now on."""
     spoil = next(lie for lie in LIES if lie.__name__ == name)
-    Codec.encode = lambda codec, message: (spoil if isinstance(message, ANSWERS) else encode)(codec, message)
+    Codec.encode = lambda self, message: (spoil if isinstance(message, ANSWERS) else encode)(self, message)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.testing import RunningAgent, free_port, start_agents, wait_until_sync
+from tests.agent.testing import RunningAgent, free_port, start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-holder")]
 
@@ -68,11 +68,6 @@ DAMAGES = {
         "register/schema: unknown schema version '99'",
         "run the version of swarm-agent that wrote it",
     ),
-    "with records of no version": (
-        change("DELETE FROM entries WHERE room = 'register' AND key = 'schema'"),
-        "register/schema: unknown schema version none",
-        "run the version of swarm-agent that wrote it",
-    ),
     "with a record that cannot be read": (
         change(f"UPDATE entries SET value = x'93c1' WHERE room = 'register' AND key = {ONE_RECORD}"),
         r"register/\w{26}: unreadable entry",
@@ -123,6 +118,17 @@ def test_database_that_cannot_be_used_is_named_with_a_remedy_and_left_as_it_is(s
     assert str(database) in said
     assert "Traceback" not in done.stderr
     assert content(database) == spoilt
+
+
+def test_records_without_their_version_are_used_if_all_can_be_read_and_the_version_is_written_again(stopped_agent):
+    agent, database = stopped_agent
+    shutil.copy(database.parent / "good", database)
+    change("DELETE FROM entries WHERE room = 'register' AND key = 'schema'")(database)
+    agent.restart()
+    assert agent.get("/v1/jobs?all=true")["items"], "the job is remembered"
+    assert agent.ended(agent.submit("true"))["end_reason"] == "completed"
+    agent.stop()
+    assert "schema" in [key for room, key, _ in content(database) if room == "register"]
 
 
 def content(database):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-input")]
 
@@ -135,7 +135,7 @@ def test_datagrams_that_are_not_ours_are_counted_and_harm_nothing(swarm):
 
 def put_blob(agent, content):
     digest = hashlib.sha256(content).hexdigest()
-    connection = http.client.HTTPConnection(*agent.address, timeout=30)
+    connection = http.client.HTTPConnection(agent.address[0], agent.address[1], timeout=30)
     try:
         connection.request("PUT", f"/v1/blobs/{digest}", content, {"Authorization": f"Bearer {agent.token}"})
         assert connection.getresponse().status in (200, 201)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("bad-input")]
 

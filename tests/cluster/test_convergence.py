@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from swarm_agent.security import generate_key
-from swarm_agent.testing import RunningAgent, start_agents, wait_until_sync
 from swarmsched.errors import AgentUnreachable
+from tests.agent.testing import RunningAgent, start_agents, wait_until_sync
 
 pytestmark = pytest.mark.cluster
 

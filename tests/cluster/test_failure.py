@@ -1,6 +1,7 @@
 """What happens when agents die, stand still, come back, or are told nonsense."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from swarm_agent.security import generate_key
-from swarm_agent.testing import free_port, start_agents, wait_until_sync
+from tests.agent.testing import free_port, start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("failure")]
 
@@ -71,6 +72,18 @@ def test_jobs_run_on_while_an_idle_agent_is_killed(fresh_swarm):
     wait_until_sync(lambda: member(fresh_swarm[0], "n3")["status"] == "failed")
 
 
+def test_why_counts_no_gpu_of_a_dead_node_and_says_since_when_it_is_gone(fresh_swarm):
+    first, _, third = fresh_swarm
+    third.kill()
+    job = first.submit("true", ranks=6, gpus_per_rank=1)
+    wait_until_sync(lambda: member(first, "n3")["status"] == "failed")
+    why = first.get(f"/v1/jobs/{job['id']}/why")
+    assert why["free"] == {"gpus": 4, "total_gpus": 4, "nodes": 2}
+    assert why["policy"] == "backfill"
+    (gone,) = (each for each in why["nodes"] if each["node"] == "n3")
+    assert re.fullmatch(r"failed, \d+ s ago", gone["obstacle"])
+
+
 def test_agent_stopped_until_it_is_believed_dead_comes_back_and_its_job_runs_on(fresh_swarm, tmp_path):
     """The whole 30 s are in the acceptance tests."""
     sleeper = fresh_swarm[2]
@@ -101,6 +114,7 @@ def options_of(agent, **changes):
         "--cluster-key-file": str(agent.config_file.parent.parent / "cluster.key"),
         "--token-file": str(agent.config_file.parent.parent / "token"),
         "--simulated-gpus": "2",
+        **({"--job-user": "root"} if os.geteuid() == 0 else {}),
         **changes,
     }
     return [word for pair in values.items() for word in pair]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from swarm_agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("lost_majority")]
 

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from swarm_agent.testing import wait_until_sync
+from tests.agent.testing import wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("shipping")]
 
@@ -140,7 +140,7 @@ def make_wheel(folder, version):
 
 
 def environments(agent):
-    return sorted(path.parent.name for path in (agent.data_dir / "envs").glob("*/.complete"))
+    return sorted(mark.stem for mark in (agent.data_dir / "envs-done").glob("*.json"))
 
 
 def test_environment_is_built_once_per_content_with_a_phase_of_its_own(swarm, shell, tmp_path):

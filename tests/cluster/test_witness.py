@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from swarm_agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import start_agents, wait_until_sync
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("witness")]
 

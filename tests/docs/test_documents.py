@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.checkpoints import commits, pack
-from swarm_agent.supervision import tasksocket
+from swarm_agent.task import tasksocket
 from swarmsched.jobs.lifecycle import diagram
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,3 +22,19 @@ def test_every_code_with_which_the_task_socket_refuses_is_documented(module):
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/checkpoints.md").read_text()))
     assert codes
     assert codes <= documented, codes - documented
+
+
+def test_every_file_that_the_guide_to_the_code_names_is_there():
+    text = (ROOT / "docs/code.md").read_text().partition("## Words of the house")[0]
+    names = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)?)`", text)) - {"step"}
+    modules = {path.with_suffix("") for room in ("swarmsched", "agent") for path in (ROOT / room).rglob("*")}
+    missing = [name for name in names if not any(str(module).endswith(f"/{name}") for module in modules)]
+    assert missing == []
+
+
+def test_remedies_name_commands_that_there_are():
+    from swarm_client.cli import COMMANDS
+
+    sources = [path for room in ("swarmsched", "agent", "client") for path in (ROOT / room).rglob("*.py")]
+    named = {word for path in sources for word in re.findall(r"`swarm ([a-z]+)\b", path.read_text())}
+    assert named - set(COMMANDS) == set()

@@ -28,7 +28,7 @@ COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch
 class ScriptedAgent:
     """Listens where a task's socket would be.  `answer` makes an answer of a request, or None to hang up."""
 
-    def __init__(self, path: Path, answer: Callable[[dict], dict | None] = lambda _: COMMITTED) -> None:
+    def __init__(self, path: Path, answer: Callable[[dict], object] = lambda _: COMMITTED) -> None:
         self.path, self.answer = path, answer
         self.requests: queue.Queue[dict] = queue.Queue()
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -314,5 +314,5 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("swarmsc
 """
     shutil.copytree(PACKAGE, folder / "bare" / "swarm_elastic")
     with ScriptedAgent(folder / "s"):
-        script = Script(folder, text, python=OLD, PYTHONPATH=str(folder / "bare"))
+        script = Script(folder, text, python=str(OLD), PYTHONPATH=str(folder / "bare"))
         assert script.finish() == (0, "True (3, 9)\n[]\n", "")

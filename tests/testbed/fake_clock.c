@@ -1,6 +1,6 @@
 /* Preloaded into one process: its wall clock (CLOCK_REALTIME, time, gettimeofday) runs as many seconds ahead as the
- * text file named by FAKE_CLOCK_FILE says (negative: behind).  The monotonic clock is left alone, as after a step of
- * the real one. */
+ * text file named by FAKE_CLOCK_FILE says (negative: behind), or said last where it cannot be read for a moment.  The
+ * monotonic clock is left alone, as after a step of the real one. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,14 +13,15 @@ static long offset_s(void)
 {
     const char *name = getenv("FAKE_CLOCK_FILE");
     FILE *file = name ? fopen(name, "re") : NULL;
-    long seconds = 0;
+    static long last;
+    long seconds;
 
     if (file == NULL)
-        return 0;
-    if (fscanf(file, "%ld", &seconds) != 1)
-        seconds = 0;
+        return last;
+    if (fscanf(file, "%ld", &seconds) == 1)
+        last = seconds;
     fclose(file);
-    return seconds;
+    return last;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now)

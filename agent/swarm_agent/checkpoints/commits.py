@@ -16,11 +16,10 @@ from swarm_agent.checkpoints.folders import CheckpointFolders, name_problem
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.pack import pack, size_of
 from swarm_agent.staging.blobs import BlobError, BlobStore
-from swarm_agent.supervision.rendezvous import TaskKey
-from swarm_agent.supervision.tasksocket import Refusal, Request
+from swarm_agent.task.tasksocket import Refusal, Request
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused, Reply
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, TaskKey
 from swarmsched.task import TaskOrder
 
 log = logging.getLogger(__name__)
@@ -161,7 +160,7 @@ class Commits:
             raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
         with self._blobs.pinned(tree.blobs):
             try:
-                digest = await self._blobs.put_bytes(tree.to_bytes())
+                digest = await self._blobs.put_bytes(await asyncio.to_thread(tree.to_bytes))
             except BlobError as error:
                 raise Refusal("storage", str(error), error.remedy) from error
             self._kept.add(order.job_id, digest, tree.blobs, is_committed=False)

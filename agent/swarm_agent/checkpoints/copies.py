@@ -57,7 +57,7 @@ class Copies:
             path = self._blobs.path(digest)
             if path is None:
                 raise BlobError(digest, "vanished from this node's store")
-            tree = Tree.from_bytes(await asyncio.to_thread(path.read_bytes))
+            tree = await asyncio.to_thread(lambda: Tree.from_bytes(path.read_bytes()))
             with self._blobs.pinned(tree.blobs):
                 await self._fetcher.ensure(tree.blobs, sources)
         return tree

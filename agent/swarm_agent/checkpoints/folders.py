@@ -8,7 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_agent.supervision.environment import Account
+from swarm_agent.folder import make_folder
+from swarm_agent.task.account import Account
 from swarmsched.checkpoint import NAME_LENGTH_MAX
 from swarmsched.ids import JobId
 
@@ -23,12 +24,12 @@ class CheckpointFolders:
 
     def make_root(self) -> None:
         """Create the root so that the job's account can pass through.  Raises OSError."""
-        self.root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_folder(self.root, 0o711)
 
     def make(self, job_id: JobId, attempt: int) -> Path:
         """The attempt's folder, created if need be, for the job's account alone.  Raises OSError."""
         folder = self.of(job_id, attempt)
-        folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_folder(folder.parent, 0o711)
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:  # of an earlier life of the agent, or made by another node of the gang
@@ -48,10 +49,10 @@ def name_problem(name: object) -> str:
         return "the name must be text"
     if not name:
         return "the name is empty"
+    if "/" in name or "\0" in name or not name.isprintable():  # lone surrogates cannot be, either
+        return f"the name {name[:80]!r} has a '/' or a character that cannot be printed"
     if len(name) > NAME_LENGTH_MAX or len(os.fsencode(name)) > 255:
         return f"the name has more than {NAME_LENGTH_MAX} characters, or more than 255 bytes"
-    if "/" in name or "\0" in name or not name.isprintable():
-        return f"the name {name[:80]!r} has a '/' or a character that cannot be printed"
     if name.startswith("."):
         return f"the name {name[:80]!r} begins with a dot"
     return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.supervision.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import (
     ENTRIES_LIMIT,
     FILE_BYTES_LIMIT,

@@ -16,7 +16,7 @@ from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.pack import manifest
 from swarm_agent.staging.blobs import BlobError, BlobStore
 from swarm_agent.staging.tree import Unpacker
-from swarm_agent.supervision.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Refusal
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import SwarmError
 from swarmsched.ids import JobId

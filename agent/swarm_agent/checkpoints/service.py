@@ -13,8 +13,7 @@ from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.restore import Restorer
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import PeerStreams
-from swarm_agent.supervision.rendezvous import TaskKey
-from swarmsched.ids import JobId, NodeId, is_job_id
+from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
 from swarmsched.task import TaskOrder
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import cast
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.typedefs import Middleware
 from multidict import CIMultiDict
 
@@ -19,6 +19,7 @@ from swarm_agent.http.guard import Guard
 from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
 from swarm_agent.http.routes import BodyKind, Route, match
 from swarm_agent.http.stream import HEARTBEAT_S, closing
+from swarm_agent.transport.arrivals import vouch
 from swarmsched.ids import NodeId
 
 JSON_BYTES_LIMIT = 2**20
@@ -53,6 +54,8 @@ class Server:
             if route.method == "GET" and route.operation not in streamed:
                 app.router.add_route("HEAD", route.path, self._handler(route))
         app.on_shutdown.append(self._end_streams)
+        # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.
+        web_response.SERVER_SOFTWARE = "swarm-agent"  # type: ignore[attr-defined]  # read at each answer
         return app
 
     async def dispatch(self, call: Call) -> Answer:
@@ -73,7 +76,7 @@ class Server:
         @web.middleware
         async def guarded(request: web.Request, handler: Next) -> web.StreamResponse:
             if request.path.startswith(PEER_PREFIX):
-                return await handler(request)  # the seal of the body is the authentication
+                return await self._peer(request, handler)
             started_s = time.monotonic()
             request_id = _request_id(request)
             CURRENT_ID.set(request_id)
@@ -89,11 +92,18 @@ class Server:
                 raise
             except Exception:  # a fault in a handler costs its request; the log has the story
                 log.exception("request failed request_id=%s path=%s", request_id, request.path[:200])
-                response = self._problem(Problem("internal", "the agent failed to answer this request"), request_id)
+                detail = f"the agent failed to answer this request; its log has the story of request {request_id}"
+                response = self._problem(Problem("internal", detail), request_id)
             metrics.observe_http(request.method, _pattern(request), response.status, time.monotonic() - started_s)
             return response
 
         return guarded
+
+    async def _peer(self, request: web.Request, handler: Next) -> web.StreamResponse:
+        """The seal of the body is the authentication; a browser has no business there, not even to hold a socket."""
+        if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
+            return self._problem(Problem("cross_origin", "only agents speak here, and this is a browser"), "")
+        return await handler(request)
 
     def _check(self, request: web.Request) -> None:
         route = self._routes.get((request.method, _pattern(request)))
@@ -106,6 +116,7 @@ class Server:
         self._guard.check_origin(request.headers, is_page=is_page)
         if route is None or not route.is_public:
             self._guard.check_token(request.headers.get("Authorization", ""))
+            vouch(request)
 
     def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -186,7 +197,7 @@ async def _next(body: AsyncIterator[bytes]) -> bytes | None:
 
 
 async def _call_from(request: web.Request, route: Route) -> Call:
-    headers = {name.lower(): value for name, value in request.headers.items()}
+    headers = {name.lower(): _utf8(value) for name, value in request.headers.items()}
     body = b""
     if route.body is BodyKind.JSON:
         body = await _json_body(request)
@@ -200,6 +211,11 @@ async def _call_from(request: web.Request, route: Route) -> Call:
         request_id=CURRENT_ID.get(),
         stream=request.content.iter_any() if route.body is BodyKind.STREAM else no_stream(),
     )
+
+
+def _utf8(value: str) -> str:
+    """A header as text that can travel: aiohttp keeps its other bytes as lone surrogates."""
+    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 async def _json_body(request: web.Request) -> bytes:

@@ -1,6 +1,8 @@
 """Shipped files on their way in: one by one, or many small ones packed into one body."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.jobs import refuse_unknown_keys
@@ -14,6 +16,8 @@ PACK_TYPE = "application/vnd.swarmsched.blobs"
 PACK_BYTES_LIMIT = 2**30
 PACKED_BLOB_BYTES_LIMIT = 2**24
 DIGESTS_LIMIT = 10_000
+SMALL_BYTES = 2**16  # blobs up to this are stored many at a time
+SMALL_AT_ONCE = 64
 HEAD_BYTES = 40  # 32 of the digest, 8 of the length
 
 
@@ -64,24 +68,50 @@ class BlobUploads:
             raise Problem("unsupported_media_type", f"the body is {content_type or 'untyped'}", f"send {PACK_TYPE}")
         reader = _PackReader(_limited(call.stream, PACK_BYTES_LIMIT))
         stored = known = total = 0
-        while (head := await reader.head()) is not None:
-            digest, size_bytes = head
-            if self._store.missing([digest]):
-                await self._put(digest, reader.content(size_bytes))
-                stored += 1
-            else:
-                known += 1
-            async for _ in reader.rest():
-                pass  # a blob that is here already is skipped, not stored again
-            total += size_bytes
+        small: dict[str, bytes] = {}
+        try:
+            while (head := await reader.head()) is not None:
+                digest, size_bytes = head
+                total += size_bytes
+                if digest in small or not self._store.missing([digest]):
+                    known += 1
+                elif size_bytes <= SMALL_BYTES:
+                    small[digest] = b"".join([piece async for piece in reader.rest()])
+                    stored += 1
+                else:
+                    await self._put(digest, reader.rest())
+                    stored += 1
+                async for _ in reader.rest():
+                    pass  # a blob that is here already is skipped, not stored again
+                if len(small) == SMALL_AT_ONCE:
+                    small = await self._put_all(small)
+                elif not (stored + known) % SMALL_AT_ONCE:
+                    await asyncio.sleep(0)  # thousands may come in one piece of the body
+        except Problem:
+            await self._put_all(small)  # what came before is kept
+            raise
+        await self._put_all(small)
         return answer({"stored": stored, "known": known, "size_bytes": total, "node": self._agent.config.name})
 
+    async def _put_all(self, contents: dict[str, bytes]) -> dict[str, bytes]:
+        """Store them; what is left then is nothing."""
+        with _told():
+            await self._store.put_all(contents)
+        return {}
+
     async def _put(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
-        try:
+        with _told():
             return await self._store.put(digest, chunks)
-        except BlobError as error:
-            code = "storage_full" if isinstance(error.__cause__, OSError) else "bad_blob"
-            raise Problem(code, str(error), error.remedy) from error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The store's refusals as problems."""
+    try:
+        yield
+    except BlobError as error:
+        code = "storage_full" if isinstance(error.__cause__, OSError) else "bad_blob"
+        raise Problem(code, str(error), error.remedy) from error
 
 
 class _PackReader:
@@ -107,12 +137,6 @@ class _PackReader:
         self._buffer = self._buffer[HEAD_BYTES:]
         self._left = size_bytes
         return digest, size_bytes
-
-    async def content(self, size_bytes: int) -> AsyncIterator[bytes]:
-        """The content of the blob whose head was read last."""
-        assert size_bytes == self._left, "a head was read before its content"
-        async for chunk in self.rest():
-            yield chunk
 
     async def rest(self) -> AsyncIterator[bytes]:
         """What is left of the current blob."""

@@ -5,16 +5,13 @@ the agent, so a position is (time of the event, sequence) and the time decides.
 """
 
 import asyncio
-import base64
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, answer, bad_cursor, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
-from swarm_agent.http.problem import bad_parameter
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
 from swarm_agent.http.views import Document, event_document, listing
 from swarm_agent.http.when import moment
@@ -23,6 +20,7 @@ from swarmsched.ids import NodeId
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
+SEQUENCE_END = 2**63
 RETRY_S = 2.0  # until a peer that stopped answering is followed again
 
 Positions = dict[str, tuple[str, int]]
@@ -165,14 +163,16 @@ def _position(value: object) -> tuple[str, int] | None:
 
 
 def _encode(positions: Positions) -> str:
-    return base64.urlsafe_b64encode(json.dumps(positions, separators=(",", ":")).encode()).decode() if positions else ""
+    return encode_cursor(positions) if positions else ""
 
 
 def _decode(text: str) -> Positions:
     if not text:
         return {}
     try:
-        document = json.loads(base64.urlsafe_b64decode(text))
-        return {str(agent): (str(time), int(sequence)) for agent, (time, sequence) in document.items()}
+        found = {str(agent): (str(time), int(sequence)) for agent, (time, sequence) in decode_cursor(text).items()}
+        if not all(0 <= sequence < SEQUENCE_END for _, sequence in found.values()):
+            raise ValueError("out of range")
     except (ValueError, TypeError, AttributeError) as error:
-        raise bad_parameter("cursor", "is not one that this API gave", "use the cursor of an event") from error
+        raise bad_cursor(error) from error
+    return found

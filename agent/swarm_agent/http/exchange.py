@@ -1,12 +1,15 @@
 """A request and its answer without the web framework, so that a forwarded request runs the same handlers."""
 
+import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swarm_agent.http.problem import Problem, bad_parameter
 from swarmsched.api import nearest
+from swarmsched.errors import FieldProblem
+from swarmsched.fields import is_text
 
 JSON_TYPE = "application/json"
 NDJSON_TYPE = "application/x-ndjson"
@@ -40,6 +43,11 @@ class Call:
             return {}
         try:
             document = json.loads(self.body)
+            json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError as error:
+            pointer = next(_not_utf8(document, ""), "")
+            where = FieldProblem(pointer, "is not UTF-8 (a lone surrogate)", "use text in UTF-8")
+            raise Problem("invalid", f"{pointer[1:] or 'body'}: {where.problem}", where.remedy, (where,)) from error
         except (ValueError, RecursionError) as error:
             raise Problem("bad_json", f"the body is not JSON: {error}") from error
         if not isinstance(document, dict):
@@ -99,6 +107,43 @@ class Answer:
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
+
+
+def _not_utf8(value: object, pointer: str) -> Iterator[str]:
+    """Where the texts are that cannot be encoded."""
+    if isinstance(value, str) and not is_text(value):
+        yield pointer
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _not_utf8(each, f"{pointer}/{index}")
+    if isinstance(value, dict):
+        for name, each in value.items():
+            shown = name.encode("utf-8", "backslashreplace").decode()
+            if shown != name:
+                yield f"{pointer}/{shown}"
+            yield from _not_utf8(each, f"{pointer}/{shown}")
+
+
+def encode_cursor(document: object) -> str:
+    """Opaque text without line breaks."""
+    return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def decode_cursor(text: str) -> Any:
+    """Inverse of `encode_cursor`, of any shape; ValueError for what is not JSON that can be encoded again."""
+    try:
+        document = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return document
+
+
+def bad_cursor(error: Exception) -> Problem:
+    """For a cursor whose text or shape is wrong."""
+    problem = bad_parameter("cursor", "is not one that this API gave", "use the cursor of a record, or next_cursor")
+    problem.__cause__ = error
+    return problem
 
 
 def encode(document: object) -> bytes:

@@ -10,13 +10,14 @@ from typing import Any
 
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
-from swarm_agent.http.port import Card, Facts
+from swarm_agent.http.port import Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import card_document, job_document, job_summary, over_summary, place_summary
 from swarmsched import ids
 from swarmsched.api import JobState, nearest
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
+from swarmsched.view import JobView
 
 LAST = "@last"
 MATCHES_LIMIT = 20
@@ -70,7 +71,7 @@ class JobFinder:
     def known(self, job_id: JobId) -> tuple[NodeId, ...]:
         """Who may act for the job, by what this agent knows at this moment."""
         record, place = self._facts.record(job_id), self._facts.places().get(job_id)
-        shepherds = [card.shepherd for card in self._facts.cards() if card.job_id == job_id]
+        shepherds = [job.card.shepherd for job in self._facts.cards() if job.job_id == job_id]
         nodes = [record.shepherd, *record.configuration.nodes] if record else []
         nodes = shepherds + nodes + ([place.shepherd, *place.holders] if place else [])
         return tuple(first_unique(node for node in nodes if node))
@@ -104,14 +105,14 @@ class JobFinder:
     def names(self) -> list[str]:
         """Names and handles, for "did you mean"."""
         known = [record.spec.name or ids.handle(job_id) for job_id, record in self._facts.records().items()]
-        known += [card.name or ids.handle(card.job_id) for card in self._facts.cards()]
+        known += [job.card.name or ids.handle(job.job_id) for job in self._facts.cards()]
         return known[-NAMES_LIMIT:]
 
     def _last(self, user: str) -> list[Summary]:
         newest = [record for record in self._facts.records().values() if user in ("", record.spec.user)]
-        newest_cards = [card for card in self._facts.cards() if user in ("", card.user)]
+        newest_cards = [job for job in self._facts.cards() if user in ("", job.card.user)]
         found = [_of_record(max(newest, key=lambda each: each.submitted_utc_s))] if newest else []
-        found += [_of_card(max(newest_cards, key=lambda each: each.submitted_utc_s))] if newest_cards else []
+        found += [_of_card(max(newest_cards, key=lambda job: job.card.submitted_utc_s))] if newest_cards else []
         return found
 
     def _by_id(self, prefix: str) -> list[Summary]:
@@ -121,16 +122,16 @@ class JobFinder:
         else:
             named = [job_id for job_id in places if ids.matches_prefix(job_id, prefix)]
         found: dict[str, Summary] = {job_id: place_summary(job_id, places[job_id]) for job_id in named[:MATCHES_LIMIT]}
-        for card in self._facts.cards():
-            if ids.matches_prefix(card.job_id, prefix):
-                found[card.job_id] = _of_card(card)
+        for job in self._facts.cards():
+            if ids.matches_prefix(job.job_id, prefix):
+                found[job.job_id] = _of_card(job)
         for job_id, record in self._facts.records().items():
             if ids.matches_prefix(job_id, prefix):
                 found[job_id] = _of_record(record)
         return list(found.values())
 
     def _by_name(self, name: str) -> list[Summary]:
-        found = {card.job_id: _of_card(card) for card in self._facts.cards() if card.name == name}
+        found = {job.job_id: _of_card(job) for job in self._facts.cards() if job.card.name == name}
         named = [record for record in self._facts.records().values() if record.spec.name == name]
         return list((found | {record.job_id: _of_record(record) for record in named}).values())
 
@@ -139,8 +140,8 @@ def _of_record(record: JobRecord) -> Summary:
     return {**job_summary(job_document(record, record.submitted_utc_s, Attendance())), **_RECORD}
 
 
-def _of_card(card: Card) -> Summary:
-    return job_summary(card_document(card, card.submitted_utc_s + card.age_s))
+def _of_card(job: JobView) -> Summary:
+    return job_summary(card_document(job, job.card.submitted_utc_s - job.written_s))
 
 
 def _is_exact(reference: str) -> bool:

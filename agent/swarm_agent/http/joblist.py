@@ -1,19 +1,16 @@
 """Jobs of the whole swarm in one list: what every agent says of its own, and gossip for those that are silent."""
 
-import base64
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import attendance_of
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, answer, bad_cursor, decode_cursor, encode_cursor
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import bad_parameter
 from swarm_agent.http.views import Document, card_document, job_document, listing
-from swarmsched.api import JobState
+from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
 
 DEFAULT_LIMIT = 100
@@ -21,6 +18,7 @@ LIMIT_MAX = 1_000
 EVERYTHING = 10_000  # jobs taken into account for queues and status
 LIVE_FIELDS = ("state", "queue", "gpus", "user", "handle", "survives_deaths", "has_majority")
 STATES = tuple(state.value for state in JobState)
+FILTERS = (*STATES, *(reason.value for reason in EndReason if reason is not EndReason.NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class JobFilter:
     def accepts(self, job: Mapping[str, Any]) -> bool:
         """True for a job that belongs into the list, whatever page it is on."""
         return (
-            (not self.states or job["state"] in self.states)
+            (not self.states or job["state"] in self.states or job["end_reason"] in self.states)
             and self.user in ("", job["user"])
             and self.name in ("", job["name"])
         )
@@ -77,22 +75,18 @@ class JobList:
     async def gather(self, wanted: JobFilter) -> Gathered:
         """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
         fan_out = await self._peers.ask_all("jobs", asdict(wanted), LIST_TIMEOUT_S)
-        own = self.own(wanted)
-        jobs, total = {job["id"]: job for job in own["items"]}, own["total"]
-        for reply in fan_out.answers.values():
-            total += reply.get("total", 0)
-            for job in reply.get("items", []):
-                known = jobs.get(job["id"])
-                if known is not None:
-                    total -= 1
-                if known is None or _is_newer(job, known):
-                    jobs[job["id"]] = job
-        for job in self._stand_ins(wanted, frozenset(fan_out.silent)):
-            if job["id"] not in jobs:
+        answers = [self.own(wanted), *fan_out.answers.values()]
+        jobs: dict[str, Document] = {}
+        for job in (job for told in answers for job in told.get("items", [])):
+            known = jobs.get(job["id"])
+            if known is None or _is_newer(job, known):
                 jobs[job["id"]] = job
-                total += 1
+        for job in self._stand_ins(wanted, frozenset(fan_out.silent)):
+            jobs.setdefault(job["id"], job)
         newest = sorted(jobs.values(), key=_order, reverse=True)
-        is_cut = len(newest) > wanted.limit or own["is_cut"] or any(r.get("is_cut") for r in fan_out.answers.values())
+        is_cut = len(newest) > wanted.limit or any(told.get("is_cut") for told in answers)
+        others = {tail for told in answers for tail in told.get("others", "").split()}
+        total = len(others.union(map(_tail, jobs)))
         return Gathered(newest[: wanted.limit], total, is_cut, fan_out.silent)
 
     def own(self, wanted: JobFilter) -> Document:
@@ -135,7 +129,8 @@ class JobList:
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
         """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""
         now_utc_s, attendance = time.time(), attendance_of(self._facts)
-        jobs = {card.job_id: card_document(card, now_utc_s) for card in self._facts.cards() if card.shepherd in silent}
+        known = [job for job in self._facts.cards() if job.card.shepherd in silent]
+        jobs = {job.job_id: card_document(job, now_utc_s) for job in known}
         for job_id, record in self._facts.records().items():
             if record.shepherd in silent and not record.is_ended:
                 jobs[job_id] = job_document(record, now_utc_s, attendance)
@@ -144,11 +139,22 @@ class JobList:
 
 
 def _page(jobs: list[Document], wanted: JobFilter) -> Document:
-    """The newest that match and come after the cursor, one count of all that match."""
+    """The newest that match and come after the cursor; `others` names all other matches, for the count.
+
+    Several agents know an ended job, so numbers could not be added up.
+    """
     matching = [job for job in jobs if wanted.accepts(job)]
     rest = [job for job in matching if wanted.before is None or _order(job) < wanted.before]
     rest.sort(key=_order, reverse=True)
-    return {"items": rest[: wanted.limit], "total": len(matching), "is_cut": len(rest) > wanted.limit}
+    items = rest[: wanted.limit]
+    shown = {job["id"] for job in items}
+    others = " ".join(_tail(job["id"]) for job in matching if job["id"] not in shown)
+    return {"items": items, "others": others, "is_cut": len(rest) > wanted.limit}
+
+
+def _tail(job_id: str) -> str:
+    """The random part of an id."""
+    return job_id[-16:]
 
 
 def _order(job: Mapping[str, Any]) -> tuple[str, str]:
@@ -165,7 +171,7 @@ def trimmed(job: Document, fields: tuple[str, ...]) -> Document:
 
 
 def _filter_from(call: Call) -> JobFilter:
-    states = call.words("state", STATES)
+    states = call.words("state", FILTERS)
     if not states and not call.flag("all"):
         states = tuple(state for state in STATES if state != JobState.ENDED.value)
     return JobFilter(
@@ -179,14 +185,16 @@ def _filter_from(call: Call) -> JobFilter:
 
 
 def _encode_cursor(job: Mapping[str, Any]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(_order(job)).encode()).decode()
+    return encode_cursor(_order(job))
 
 
 def _decode_cursor(text: str) -> tuple[str, str] | None:
     if not text:
         return None
     try:
-        submitted_at, job_id = json.loads(base64.urlsafe_b64decode(text))
+        submitted_at, job_id = decode_cursor(text)
+        if not isinstance(submitted_at, str) or not isinstance(job_id, str):
+            raise TypeError("not two texts")
     except (ValueError, TypeError) as error:
-        raise bad_parameter("cursor", "is not one that this API gave", "use next_cursor of a list") from error
-    return (str(submitted_at), str(job_id))
+        raise bad_cursor(error) from error
+    return (submitted_at, job_id)

@@ -1,6 +1,7 @@
 """Requests about one job: find it, then act here or have the agent act that shepherds it."""
 
 import asyncio
+import itertools
 import json
 import signal as signals
 import time
@@ -8,24 +9,27 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
-from swarm_agent.http.port import AgentPort, Card, Facts
+from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import Document, aged, card_document, job_document_now, task_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
-from swarmsched.api import API_VERSION, nearest
+from swarmsched.api import API_VERSION, KEY_SHOWN, PROBLEMS_LIMIT, nearest
 from swarmsched.commands import CancelJob, Command, JobAccepted, RecoverJob, Refused, SignalJob
 from swarmsched.errors import FieldProblem
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
+from swarmsched.view import JobView
 
 FAILOVER_S = 21.0  # a new shepherd acts within 20 s of the death of the old one; clients are promised a word in 25 s
 LAST_TRY_S = 1.0  # what the last try is given all the same
@@ -80,7 +84,7 @@ class Jobs:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""
         document = call.json()
         refuse_unknown_keys(document, ("grace_seconds", "reason"))
-        grace_s, reason = _grace(document.get("grace_seconds")), _reason(document.get("reason", ""))
+        grace_s, reason = _grace(document.get("grace_seconds")), short_text(document.get("reason", ""))
         found = await self.find(call)
         return await self._change(found, call, CancelJob(found.job_id, grace_s, reason))
 
@@ -159,9 +163,9 @@ class Jobs:
         await self._add_pauses_if_shown(document, fields)
         return answer(trimmed(document, fields), headers=stamp_header(record.stamp))
 
-    async def _show_card(self, card: Card, call: Call) -> Answer:
-        place = self._facts.places().get(card.job_id)
-        document, fields = card_document(card, time.time()), call.words("fields")
+    async def _show_card(self, job: JobView, call: Call) -> Answer:
+        place = self._facts.places().get(job.job_id)
+        document, fields = card_document(job, time.time()), call.words("fields")
         if place is not None:
             document["holders"] = list(place.holders)
             self._doubt(document)
@@ -392,7 +396,7 @@ class Jobs:
 def _with_remedy(refused: Refused) -> Refused:
     """The core has none where there is nothing to be done."""
     if refused.code == "conflict" and not refused.remedy:
-        return replace(refused, remedy="nothing needs to be done; `swarm status` of the job shows how it ended")
+        return structs.replace(refused, remedy="nothing needs to be done; `swarm status` of the job shows how it ended")
     return refused
 
 
@@ -435,7 +439,8 @@ def _grace(value: object) -> float | None:
     return float(value)
 
 
-def _reason(value: object) -> str:
+def short_text(value: object) -> str:
+    """`reason` of a body; raises `Problem` for anything but a short text."""
     if not isinstance(value, str) or len(value) > REASON_LIMIT:
         where = FieldProblem("/reason", "is not a short text", f"at most {REASON_LIMIT} characters")
         raise Problem("invalid", f"reason: {where.problem}", where.remedy, (where,))
@@ -444,10 +449,10 @@ def _reason(value: object) -> str:
 
 def refuse_unknown_keys(document: dict[str, Any], known: tuple[str, ...]) -> None:
     """A misspelt key would otherwise be silently without effect."""
+    unknown = (key for key in document if key not in known)
     wrong = [
-        FieldProblem(f"/{key}", f"unknown key{nearest(key, known)}", "remove it or correct the spelling")
-        for key in document
-        if key not in known
+        FieldProblem(f"/{key[:KEY_SHOWN]}", f"unknown key{nearest(key, known)}", "remove it or correct the spelling")
+        for key in itertools.islice(unknown, PROBLEMS_LIMIT)
     ]
     if wrong:
         raise Problem("invalid", "; ".join(f"{each.pointer[1:]}: {each.problem}" for each in wrong), errors=wrong)

@@ -3,11 +3,13 @@
 Positions are those of the nodes' own logs, so any agent can go on from a cursor that another one gave.
 """
 
-import base64
-import json
+import re
 from dataclasses import dataclass, field
 
-from swarm_agent.http.problem import bad_parameter
+from swarm_agent.http import exchange
+
+ATTEMPTS_MAX, RANKS_MAX = 2**32, 2**16
+_POSITION = re.compile(r"[0-9a-f]{1,14}\.[0-9a-f]{1,14}")  # of a node's own log
 
 
 @dataclass(slots=True)
@@ -29,8 +31,7 @@ class LogCursor:
 
     def encode(self) -> str:
         """Opaque text without line breaks."""
-        document = json.dumps([self.attempt, self.ranks], separators=(",", ":"))
-        return base64.urlsafe_b64encode(document.encode()).decode().rstrip("=")
+        return exchange.encode_cursor([self.attempt, self.ranks])
 
 
 def decode_cursor(text: str) -> LogCursor:
@@ -38,7 +39,12 @@ def decode_cursor(text: str) -> LogCursor:
     if not text:
         return LogCursor()
     try:
-        attempt, ranks = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        return LogCursor(int(attempt), {str(int(rank)): str(cursor) for rank, cursor in ranks.items()})
+        attempt, ranks = exchange.decode_cursor(text)
+        attempt, positions = int(attempt), {str(int(rank)): str(cursor) for rank, cursor in ranks.items()}
+        if not 0 <= attempt < ATTEMPTS_MAX or not all(0 <= int(rank) < RANKS_MAX for rank in positions):
+            raise ValueError("out of range")
+        if not all(_POSITION.fullmatch(position) for position in positions.values()):
+            raise ValueError("no position")
+        return LogCursor(attempt, positions)
     except (ValueError, TypeError, AttributeError) as error:
-        raise bad_parameter("cursor", "is not one that this API gave", "use the cursor of a record") from error
+        raise exchange.bad_cursor(error) from error

@@ -14,6 +14,7 @@ from swarm_agent.supervision.logs import LogRecord
 from swarmsched.ids import JobId, NodeId
 
 PAGE_BYTES = 2**17
+SEARCHES_AT_ONCE = 2
 BATCH_RECORDS = 128
 BATCH_BYTES = 2**18
 
@@ -39,6 +40,7 @@ class LogSource:
 
     def __init__(self, agent: AgentPort, peers: Peers) -> None:
         self._agent, self._peers = agent, peers
+        self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
     def serve(self) -> None:
         """Answer other agents."""
@@ -69,7 +71,11 @@ class LogSource:
                     yield [record]
             return
         kept = self._agent.logs.ranks(request.job_id, request.attempt)
-        pages = [_pages(self._agent.logs, request, rank) for rank in request.ranks if rank in kept]
+        pages = [
+            _pages(self._agent.logs, request, rank, await self._start(request, rank))
+            for rank in request.ranks
+            if rank in kept
+        ]
         batch, size = Batch(), 0
         for record in heapq.merge(*pages, key=lambda each: each["utc_s"]):
             batch.append(record)
@@ -83,7 +89,7 @@ class LogSource:
 
     async def _follow_rank(self, request: LogRequest, rank: int) -> AsyncIterator[dict[str, Any]]:
         logs = self._agent.logs
-        first, cursor = _start(logs, request, rank)
+        first, cursor = await self._start(request, rank)
         for record in first:
             if _is_wanted(record, request):
                 yield _plain(rank, record)
@@ -94,9 +100,25 @@ class LogSource:
                 if _is_wanted(record, request):
                     yield _plain(rank, record)
 
+    async def _start(self, request: LogRequest, rank: int) -> tuple[tuple[LogRecord, ...], str]:
+        """Records to begin with, and the cursor after them."""
+        logs, job_id, attempt = self._agent.logs, request.job_id, request.attempt
+        if str(rank) in request.cursors:
+            return (), request.cursors[str(rank)]
+        if rank not in logs.ranks(job_id, attempt):
+            return (), ""
+        async with self._searches:  # each may look through all that is kept of a rank
+            if request.tail is not None:
+                return await asyncio.to_thread(logs.tail, job_id, attempt, rank, request.tail)
+            if request.since_utc_s is not None:
+                return (), await asyncio.to_thread(logs.since, job_id, attempt, rank, request.since_utc_s)
+        return (), ""
 
-def _pages(logs: Logs, request: LogRequest, rank: int) -> Iterator[dict[str, Any]]:
-    records, cursor = _start(logs, request, rank)
+
+def _pages(
+    logs: Logs, request: LogRequest, rank: int, start: tuple[tuple[LogRecord, ...], str]
+) -> Iterator[dict[str, Any]]:
+    records, cursor = start
     if cursor and not records:
         yield _mark(rank, cursor)
     while True:
@@ -107,19 +129,6 @@ def _pages(logs: Logs, request: LogRequest, rank: int) -> Iterator[dict[str, Any
         records, cursor = logs.read(request.job_id, request.attempt, rank, cursor, PAGE_BYTES)
         if not records or cursor == before:
             return
-
-
-def _start(logs: Logs, request: LogRequest, rank: int) -> tuple[tuple[LogRecord, ...], str]:
-    """Records to begin with, and the cursor after them."""
-    if str(rank) in request.cursors:
-        return (), request.cursors[str(rank)]
-    if rank not in logs.ranks(request.job_id, request.attempt):
-        return (), ""
-    if request.tail is not None:
-        return logs.tail(request.job_id, request.attempt, rank, request.tail)
-    if request.since_utc_s is not None:
-        return (), logs.since(request.job_id, request.attempt, rank, request.since_utc_s)
-    return (), ""
 
 
 def _is_wanted(record: LogRecord, request: LogRequest) -> bool:

@@ -23,6 +23,7 @@ from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answe
 from swarm_agent.http.views import Document, rfc3339
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import moment_utc_s
+from swarm_agent.supervision.logs import BadCursor
 from swarmsched.api import RANKS_LIMIT
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
@@ -32,6 +33,7 @@ QUEUE_LIMIT = 64
 RETRY_S = 0.5  # while a node cannot be reached
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
 STREAMS = ("stdout", "stderr", "system")
+CANNOT_READ = (AgentUnreachable, RemoteProtocolError, BadCursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class _Follower:
     def __init__(self, source: LogSource, finder: LogFinder, query: LogQuery, cursor: LogCursor) -> None:
         self._source, self._finder, self._query, self._cursor = source, finder, query, cursor
         self._queue: asyncio.Queue[Record | None] = asyncio.Queue(QUEUE_LIMIT)
+        self._putting = asyncio.Lock()  # so that a record's cursor speaks of what went before it, and of no more
         self._pumps: list[asyncio.Task[None]] = []
         self._attempt = -1  # whose output is being read
         self._is_first = True
@@ -199,7 +202,7 @@ class _Follower:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REOPEN_S):  # wait_for may lose the cancellation of `_drain`
                         await changed.wait()
-            except (AgentUnreachable, RemoteProtocolError) as error:
+            except CANNOT_READ as error:
                 if not is_warned:
                     await self._put(_warning(node, error))
                 is_warned = True
@@ -210,10 +213,21 @@ class _Follower:
         async with closing(self._source.read(node, request)) as batches:
             async for batch in batches:
                 for raw in batch:
-                    request.cursors[str(raw["rank"])] = raw["cursor"]
-                    record = _record(request.attempt, node, raw, self._cursor)
-                    if record is not None:
-                        await self._queue.put(record)
+                    await self._hand_on(node, request, raw)
+
+    async def _hand_on(self, node: NodeId, request: LogRequest, raw: dict[str, Any]) -> None:
+        """Deliver one record, or leave the cursor where it was: `_drain` may end this while the client is slow."""
+        rank = str(raw["rank"])
+        async with self._putting:
+            before = dict(self._cursor.ranks)
+            record = _record(request.attempt, node, raw, self._cursor)
+            try:
+                if record is not None:
+                    await self._queue.put(record)
+            except asyncio.CancelledError:
+                self._cursor.ranks = before
+                raise
+        request.cursors[rank] = raw["cursor"]
 
     async def _drain(self, document: Document) -> None:
         """Deliver what is left of an attempt that is over: stop the streams, then read on from where they were."""
@@ -230,7 +244,8 @@ class _Follower:
                 await self._queue.put(record)
 
     async def _put(self, record: Record) -> None:
-        await self._queue.put({**record, "cursor": self._cursor.encode()})
+        async with self._putting:
+            await self._queue.put({**record, "cursor": self._cursor.encode()})
 
 
 async def _flat(source: LogSource, node: NodeId, request: LogRequest) -> AsyncIterator[tuple[NodeId, dict[str, Any]]]:
@@ -240,7 +255,7 @@ async def _flat(source: LogSource, node: NodeId, request: LogRequest) -> AsyncIt
             async for batch in batches:
                 for raw in batch:
                     yield node, raw
-    except (AgentUnreachable, RemoteProtocolError) as error:
+    except CANNOT_READ as error:
         yield node, {"warning": _warning(node, error), "utc_s": 0.0}
 
 
@@ -320,7 +335,9 @@ def _end_record(document: Document) -> Record:
 
 
 def _warning(node: NodeId, error: Exception) -> Record:
-    return {"type": "warning", "text": f"{node} does not answer; its output is missing: {error}", "node": node}
+    is_there = isinstance(error, BadCursor) or (isinstance(error, RemoteProtocolError) and error.kind == BadCursor.code)
+    what = "cannot go on from this cursor" if is_there else "does not answer"
+    return {"type": "warning", "text": f"{node} {what}; its output is missing", "node": node}
 
 
 def _query_from(call: Call) -> LogQuery:

@@ -13,7 +13,7 @@ from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.joblist import JobList
-from swarm_agent.http.jobs import refuse_unknown_keys
+from swarm_agent.http.jobs import refuse_unknown_keys, short_text
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem, from_refusal
@@ -32,7 +32,7 @@ from swarm_agent.http.views import (
 )
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
-from swarmsched.commands import ForgetMember, Refused, SetSwarmSetting, SettingStored
+from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting, SettingStored
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
 
@@ -188,6 +188,29 @@ class Nodes:
             raise from_refusal(reply)
         return answer({"api_version": "v1", "node": name, "is_forgotten": True})
 
+    async def drain_node(self, call: Call) -> Answer:
+        """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
+        name, document = NodeId(call.params["node"]), call.json()
+        refuse_unknown_keys(document, ("draining", "reason"))
+        is_draining, reason = _is_draining(document.get("draining")), short_text(document.get("reason", ""))
+        reason = " ".join(reason.split())
+        if self._facts.member(name) is None:
+            raise self._unknown_node(name)
+        if name != self._peers.own_name:
+            return await self._drain_there(name, call)
+        reply = await self._agent.command(DrainNode(is_draining, reason))
+        if isinstance(reply, Refused):
+            raise from_refusal(reply)
+        told = {"node": name, "is_draining": is_draining, "drain_reason": reason if is_draining else ""}
+        return answer({"api_version": "v1", **told})
+
+    async def _drain_there(self, name: NodeId, call: Call) -> Answer:
+        try:
+            return await self._peers.forward(name, call)
+        except Problem as problem:
+            remedy = "try again; a node that is down takes no work anyway"
+            raise Problem("unavailable", problem.detail, remedy) from None
+
     async def list_queues(self, _: Call) -> Answer:
         """GET /v1/queues."""
         found = await self._job_list.live()
@@ -263,6 +286,13 @@ class Nodes:
         close = nearest(name, [member.name for member in self._facts.members()])
         extra = {"nearest": close.split("'")[1]} if close else {}
         return Problem("unknown_node", f"there is no node {name[:80]!r}{close}", extra=extra)
+
+
+def _is_draining(value: object) -> bool:
+    if not isinstance(value, bool):
+        where = FieldProblem("/draining", f"{value!r} is neither true nor false", "true, or false to take work again")
+        raise Problem("invalid", f"draining: {where.problem}", where.remedy, (where,))
+    return value
 
 
 def _etag(setting: Document) -> str:

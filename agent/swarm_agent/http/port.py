@@ -17,7 +17,7 @@ from swarmsched.commands import Command, Reply
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.resources import Gpu
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,15 @@ class NodeFacts:
     free_memory_bytes: int
     memory_bytes: int
     is_draining: bool = False
-    is_telemetry_stale: bool = False
+    drain_reason: str = ""
+    is_disk_stalled: bool = False
     cpu_utilisation_ratio: float | None = None
     gpu_utilisation_ratio: float | None = None
     unhealthy_gpus: int = 0
     foreign_gpus: int = 0
     stale_gpus: int = 0
-    draining_gpus: int = 0
     is_witness: bool = False
+    zone: str = ""  # of nodes that may fail together; empty: not told
     store_id: int = 0  # identity of its database; 0: not told
 
     @property
@@ -103,29 +104,6 @@ class TaskFacts:
     attempt: int
     stage: str  # ordered, staged, launched, started or exited
     is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What gossip says of a job that another agent shepherds."""
-
-    job_id: JobId
-    name: str
-    user: str
-    queue: str
-    priority: int
-    state: JobState
-    ranks: int
-    gpus_per_rank: int
-    submitted_utc_s: float
-    attained_gpu_s: float
-    shepherd: NodeId
-    epoch: int
-    age_s: float
-    nodes: tuple[NodeId, ...] = ()
-    phase: str = ""
-    reason: str = ""
-    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +162,8 @@ class Facts(Protocol):
     def is_shepherd(self, job_id: JobId) -> bool:
         """True when this agent acts for the job."""
 
-    def cards(self) -> tuple[Card, ...]:
-        """Gossiped cards of jobs shepherded elsewhere."""
+    def cards(self) -> tuple[JobView, ...]:
+        """Live jobs that other agents shepherd, by their gossiped cards; `written_s` counts from now: minus the age."""
 
     def places(self) -> Mapping[JobId, Place]:
         """Location entries, ended jobs included."""
@@ -231,7 +209,7 @@ class Logs(Protocol):
         """Records after the cursor, then new ones; ends once the task has exited and all was read."""
 
     def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
-        """The last lines and the cursor after them."""
+        """Where the last lines begin: what the record that they begin in has of them, and the cursor after it."""
 
     def since(self, job_id: JobId, attempt: int, rank: int, utc_s: float) -> str:
         """Cursor of the first record at or after a time."""
@@ -245,6 +223,9 @@ class Blobs(Protocol):
 
     async def put(self, digest: str, chunks: AsyncIterable[bytes]) -> int:
         """Store a stream whose SHA-256 is `digest`."""
+
+    async def put_all(self, contents: Mapping[str, bytes]) -> None:
+        """Store small blobs by digest."""
 
     def size_bytes(self, digest: str) -> int | None:
         """Size of a blob, or None when it is not here."""

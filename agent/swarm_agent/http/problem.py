@@ -77,7 +77,7 @@ KINDS: dict[str, Kind] = {
     ),
     "too_many_streams": Kind(429, "Too many streams are open at this agent", "Close some, or ask another agent."),
     "too_many_requests": Kind(429, "Too much is under way at this agent", "Wait as long as Retry-After says."),
-    "internal": Kind(500, "The agent made a mistake", "Its log has the details under the request id."),
+    "internal": Kind(500, "The agent made a mistake", "Its log has the details under this request id."),
     "not_ready": Kind(503, "The agent cannot do this yet", "Wait as long as Retry-After says, or ask another agent."),
     "unavailable": Kind(
         503, "The outcome is unknown", "Repeat the request with the same ticket; it will not be done twice."
@@ -157,7 +157,9 @@ class Problem(SwarmError):
 
     def encode(self, request_id: str) -> bytes:
         """The body."""
-        return json.dumps(self.document(request_id), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(self.document(request_id), ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
 
 
 def from_rejection(error: JobRejected, prefix: str = "") -> Problem:

@@ -99,9 +99,10 @@ MEMBER: Schema = {
 }  # fmt: skip
 
 NODE: Schema = {
-    **MEMBER, "is_witness": maybe(FLAG), "is_draining": maybe(FLAG), "free_gpus": maybe(COUNT),
-    "total_gpus": maybe(COUNT), "foreign_gpus": maybe(COUNT), "unhealthy_gpus": maybe(COUNT),
-    "stale_gpus": maybe(COUNT), "draining_gpus": maybe(COUNT),
+    **MEMBER, "is_witness": maybe(FLAG), "is_draining": maybe(FLAG), "is_disk_stalled": maybe(FLAG),
+    "drain_reason": maybe(TEXT), "zone": maybe(TEXT),
+    "free_gpus": maybe(COUNT), "total_gpus": maybe(COUNT), "foreign_gpus": maybe(COUNT), "unhealthy_gpus": maybe(COUNT),
+    "stale_gpus": maybe(COUNT),
     "gpu_groups": array(record({"model": TEXT, "memory_bytes": COUNT, "total": COUNT, "free": COUNT})),
     "free_cpus": maybe(COUNT), "cpu_count": maybe(COUNT), "free_memory_bytes": maybe(COUNT),
     "memory_bytes": maybe(COUNT), "cpu_utilisation_ratio": maybe(NUMBER), "gpu_utilisation_ratio": maybe(NUMBER),
@@ -193,7 +194,7 @@ def schemas() -> Schema:
     """All of them by name."""
     silent = {"silent_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
-    gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
+    gpu_counts = ("total", "free", "leased", "foreign", "unhealthy", "stale", "away")
     needs = ("ranks", "gpus_per_rank", "gpus", "cpus_per_rank", "memory_bytes_per_rank", "gpu_memory_bytes")
     return {
         "Anything": {"type": "object"},
@@ -239,6 +240,8 @@ def schemas() -> Schema:
         "Task": record(TASK),
         "Member": record(MEMBER),
         "MemberList": listing("Member", **AGE),
+        "Drain": record({"draining": FLAG}, optional={"reason": TEXT}, is_closed=True),
+        "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
         "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
         "Targets": array(record({"targets": array(TEXT), "labels": record({"swarm_node": TEXT})})),
         "Queue": record({"name": TEXT, "jobs": LIVE_COUNTS, "gpus": COUNT}),

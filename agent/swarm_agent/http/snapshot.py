@@ -5,8 +5,9 @@ from typing import Any
 
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
-from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
-from swarmsched.gossip.card import CardStatus
+from swarm_agent.http.attendance import PRESENT
+from swarm_agent.http.port import GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
+from swarm_agent.http.views import gpu_counts
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
@@ -14,7 +15,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import Gpu
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 
 class Snapshot:
@@ -57,10 +58,10 @@ class Snapshot:
         """True when this agent acts for the job."""
         return self._agent.node.is_shepherd(job_id)
 
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[JobView, ...]:
         """Cards of jobs shepherded elsewhere."""
-        statuses = self._agent.node.job_cards(self._agent.now_s())
-        return tuple(_card(status) for status in statuses if isinstance(status, CardStatus))
+        now_s = self._agent.now_s()
+        return tuple(JobView(job.card, job.written_s - now_s) for job in self._agent.node.foreign_jobs())
 
     def places(self) -> Mapping[JobId, Place]:
         """Location entries; decoded one by one, when they are looked at."""
@@ -125,12 +126,10 @@ class Snapshot:
         return examine(self._agent)
 
     def _free(self) -> dict[str, int]:
-        nodes = self.nodes()
-        return {
-            "gpus": sum(each.free_gpus for each in nodes),
-            "total_gpus": sum(each.total_gpus for each in nodes),
-            "nodes": len(nodes),
-        }
+        present = frozenset(each.name for each in self.members() if each.status in PRESENT)
+        nodes = [each for each in self.nodes() if each.name in present]
+        counts = gpu_counts(nodes, present)
+        return {"gpus": counts["free"], "total_gpus": counts["total"], "nodes": len(nodes)}
 
 
 class _Places(Mapping[JobId, Place]):
@@ -171,38 +170,16 @@ def _node_facts(status: NodeStatus) -> NodeFacts:
         free_memory_bytes=record.memory_free_bytes,
         memory_bytes=record.memory_total_bytes,
         is_draining=record.has(NodeFlag.DRAINING),
-        is_telemetry_stale=record.has(NodeFlag.TELEMETRY_STALE),
+        drain_reason=record.drain_reason,
+        is_disk_stalled=record.has(NodeFlag.DISK_STALLED),
         cpu_utilisation_ratio=record.cpu_utilisation_percent / 100,
         gpu_utilisation_ratio=record.gpu_utilisation_percent / 100,
         unhealthy_gpus=record.unhealthy_gpus,
         foreign_gpus=record.foreign_gpus,
         stale_gpus=record.stale_gpus,
-        draining_gpus=record.draining_gpus,
         is_witness=record.has(NodeFlag.WITNESS),
+        zone=record.zone,
         store_id=record.store_id,
-    )
-
-
-def _card(status: CardStatus) -> Card:
-    card = status.card
-    return Card(
-        job_id=card.job_id,
-        name=card.name,
-        user=card.user,
-        queue=card.queue,
-        priority=card.priority,
-        state=card.state,
-        ranks=card.ranks,
-        gpus_per_rank=card.demand.gpus,
-        submitted_utc_s=card.submitted_utc_s,
-        attained_gpu_s=card.attained_at(status.age_s),
-        shepherd=card.shepherd,
-        epoch=card.epoch,
-        age_s=status.age_s,
-        nodes=tuple(NodeId(share.node) for share in card.shares),
-        phase=card.phase.value,
-        reason=card.reason,
-        attempt=card.attempt,
     )
 
 
@@ -210,7 +187,7 @@ def _explanation(report: WhyReport, record: JobRecord) -> dict[str, Any]:
     spec, demand = record.spec, record.spec.demand
     return {
         "summary": report.reason,
-        "policy": report.policy_id,
+        "policy": report.policy,
         "needs": {
             "ranks": spec.ranks,
             "gpus_per_rank": demand.gpus,

@@ -222,6 +222,18 @@ def swarm_routes(nodes: Nodes, events: Events) -> tuple[Route, ...]:
             problems=("unknown_node",),
         ),
         Route(
+            "PUT",
+            "/v1/nodes/{node}/drain",
+            nodes.drain_node,
+            "drainNode",
+            "Have a node take no new work, or again.",
+            "nodes",
+            {200: Reply("Drained")},
+            body=BodyKind.JSON,
+            body_schema="Drain",
+            problems=("unknown_node", "conflict", "invalid", "not_ready", "unavailable"),
+        ),
+        Route(
             "GET",
             "/v1/gpus",
             nodes.list_gpus,

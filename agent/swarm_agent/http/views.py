@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from swarm_agent.eventlog import LoggedEvent
-from swarm_agent.http.attendance import Attendance, attendance_at
-from swarm_agent.http.port import Card, Facts, GpuFacts, Member, NodeFacts, Place, TaskFacts
+from swarm_agent.http.attendance import PRESENT, Attendance, attendance_at
+from swarm_agent.http.port import Facts, GpuFacts, Member, NodeFacts, Place, TaskFacts
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, EndReason, JobSpec, JobState
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.ids import NodeId
-from swarmsched.record import JobRecord, shell_exit_code
+from swarmsched.record import JobRecord, own_exit_code, shell_exit_code
 from swarmsched.resources import GpuHealth, world_size
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS")
 MASK = "***"
@@ -51,12 +51,14 @@ UNKNOWN_OF_CARD = [
 UNKNOWN_OF_NODE = [
     "is_witness",
     "is_draining",
+    "drain_reason",
+    "is_disk_stalled",
+    "zone",
     "free_gpus",
     "total_gpus",
     "foreign_gpus",
     "unhealthy_gpus",
     "stale_gpus",
-    "draining_gpus",
     "free_cpus",
     "cpu_count",
     "free_memory_bytes",
@@ -105,7 +107,7 @@ def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) ->
         "phase": record.phase.value,
         "reason": record.reason,
         "end_reason": record.end_reason.value if is_ended and record.end_reason is not EndReason.NONE else None,
-        "exit_code": record.exit_code if is_ended else None,
+        "exit_code": own_exit_code(record) if is_ended else None,
         "signal": record.signal or None if is_ended else None,
         "shell_exit_code": shell_exit_code(record) if is_ended else None,
         "submitted_at": rfc3339(record.submitted_utc_s),
@@ -147,8 +149,9 @@ def job_document_now(record: JobRecord, facts: Facts) -> Document:
     return job_document(record, time.time(), attendance_at(facts, record.configuration))
 
 
-def card_document(card: Card, now_utc_s: float) -> Document:
+def card_document(job: JobView, now_utc_s: float) -> Document:
     """A job of which only the card is known; keys that gossip does not carry are null."""
+    card = job.card
     return {
         "api_version": API_VERSION,
         "id": card.job_id,
@@ -158,20 +161,20 @@ def card_document(card: Card, now_utc_s: float) -> Document:
         "queue": card.queue,
         "priority": card.priority,
         "state": card.state.value,
-        "phase": card.phase,
+        "phase": card.phase.value,
         "reason": card.reason,
         "attempt": card.attempt,
         "submitted_at": rfc3339(card.submitted_utc_s),
-        "gpus": card.ranks * card.gpus_per_rank,
-        "gpus_per_rank": card.gpus_per_rank,
+        "gpus": card.ranks * card.demand.gpus,
+        "gpus_per_rank": card.demand.gpus,
         "ranks": card.ranks,
-        "nodes": [{"node": node, "ranks": None, "first_rank": None, "is_paused": None} for node in card.nodes],
+        "nodes": [{"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in card.shares],
         "epoch": card.epoch,
         "shepherd": card.shepherd,
-        "attained_gpu_seconds": round(card.attained_gpu_s, 3),
+        "attained_gpu_seconds": round(job.attained_gpu_s(0.0), 3),
         **dict.fromkeys(UNKNOWN_OF_CARD),
         "source": "card",
-        **aged(now_utc_s, card.age_s),
+        **aged(now_utc_s, -job.written_s),
     }
 
 
@@ -221,12 +224,14 @@ def node_document(member: Member, facts: NodeFacts | None, now_utc_s: float) -> 
         **document,
         "is_witness": facts.is_witness,
         "is_draining": facts.is_draining,
+        "drain_reason": facts.drain_reason,
+        "zone": facts.zone,
+        "is_disk_stalled": facts.is_disk_stalled,
         "free_gpus": facts.free_gpus,
         "total_gpus": facts.total_gpus,
         "foreign_gpus": facts.foreign_gpus,
         "unhealthy_gpus": facts.unhealthy_gpus,
         "stale_gpus": facts.stale_gpus,
-        "draining_gpus": facts.draining_gpus,
         "gpu_groups": [
             {"model": each.model, "memory_bytes": each.memory_bytes, "total": each.total, "free": each.free}
             for each in facts.groups
@@ -292,7 +297,6 @@ def gpu_counts(every: Sequence[NodeFacts], present: Collection[NodeId]) -> dict[
         "foreign": sum(each.foreign_gpus for each in nodes),
         "unhealthy": sum(each.unhealthy_gpus for each in nodes),
         "stale": sum(each.stale_gpus for each in nodes),
-        "draining": sum(each.draining_gpus for each in nodes),
     }
     leased = max(0, 2 * counts["total"] - sum(counts.values()))
     return {**counts, "leased": leased, "away": sum(each.total_gpus for each in every if each.name not in present)}
@@ -347,7 +351,7 @@ def status_document(
         "version": version,
         "policy": setting,
         "members": {status: statuses[status] for status in MEMBER_STATUSES},
-        "gpus": gpu_counts(nodes, frozenset(each.name for each in members if each.status in ("alive", "suspect"))),
+        "gpus": gpu_counts(nodes, frozenset(each.name for each in members if each.status in PRESENT)),
         "jobs": {state: job_states[state] for state in LIVE_STATES},
         "survival": survival(jobs),
         "silent_nodes": list(silent),

@@ -5,7 +5,14 @@ the scrape (`node`, `gpu`).  No job id, user, path or other unbounded value is e
 """
 
 from swarm_agent.metrics.exposition import MetricsSource, render
-from swarm_agent.metrics.observed import observe_announce, observe_http, watch_core, watch_drops, watch_traffic
+from swarm_agent.metrics.observed import (
+    observe_announce,
+    observe_http,
+    watch_core,
+    watch_driver,
+    watch_drops,
+    watch_traffic,
+)
 
 __all__ = [
     "MetricsSource",
@@ -13,6 +20,7 @@ __all__ = [
     "observe_http",
     "render",
     "watch_core",
+    "watch_driver",
     "watch_drops",
     "watch_traffic",
 ]

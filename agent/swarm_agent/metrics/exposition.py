@@ -1,7 +1,9 @@
 """The page: snapshots of the agent turned into families, and everything into bytes."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -108,6 +110,7 @@ class _Page:
         yield from _node_families(agent)
         snapshot = agent.telemetry.snapshot
         yield from _host_families(snapshot)
+        yield from _disk_families(agent.config.data_dir)
         bookings = {uuid: entry.state.value for entry in agent.node.ledger.entries for uuid in entry.gpus}
         yield from gpu_families(snapshot, bookings)
         if agent.config.dcgm_metrics:
@@ -124,6 +127,10 @@ def _node_families(agent: MetricsSource) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "swarm_node_up", "1 when the agent is ready to take work (/readyz).", value=float(agent.readiness.is_ready())
     )
+    ready = GaugeMetricFamily("swarm_ready", "1 when that check of /readyz passes.", labels=("check",))
+    for check in agent.readiness.checks():
+        ready.add_metric((check.name,), float(check.is_ok))
+    yield ready
     members = tuple(agent.node.members(now_s))
     statuses = Counter(member.status.value for member in members)
     yield _by_state(
@@ -179,6 +186,17 @@ def _host_families(snapshot: TelemetrySnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "swarm_host_memory_available_bytes", "Memory that could be given out.", value=host.memory_available_bytes
     )
+
+
+def _disk_families(data_dir: Path) -> Iterator[Metric]:
+    """Of the data folder alone: it is a local one, while to ask for a checkpoint folder on a dead server would wait."""
+    try:
+        disk = os.statvfs(data_dir)
+    except OSError:
+        return  # a value that cannot be read is left out
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    yield GaugeMetricFamily("swarm_disk_free_bytes", "Space that is left where data_dir is.", value=free)
+    yield GaugeMetricFamily("swarm_disk_size_bytes", "Size of the file system where data_dir is.", value=size)
 
 
 def _by_state(name: str, text: str, states: Iterable[str], counts: Mapping[str, int]) -> Metric:

@@ -11,6 +11,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFamily
 
+from swarm_agent.driver import Driver
 from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce
@@ -19,6 +20,7 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ROUTES_LIMIT = 200  # distinct (method, route, code); further ones are counted under route "other"
 WAIT_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 START_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
 DIRECTIONS = ("received", "sent")
@@ -38,7 +40,13 @@ COUNTED = {
     ),
 }
 CORE_COUNTS = {
-    "register_conflicts": ("swarm_register_conflicts", "Updates of jobs that another agent's had overtaken.")
+    "register_conflicts": ("swarm_register_conflicts", "Updates of jobs that another agent's had overtaken."),
+    "updates_refused": ("swarm_register_updates_refused", "Updates of jobs left out, since none could store them."),
+}
+FAULTS = {
+    "steps": ("swarm_step_errors", "Times that the agent's core raised and started again from the disk: a bug."),
+    "effects": ("swarm_effect_errors", "Effects of the core that could not be carried out and were left out: a bug."),
+    "refused_events": ("swarm_step_events_refused", "Events left out because one like them had made the core raise."),
 }
 REGISTER_DROP_REASONS = ("nonsense", "no_room", "wrong_store")
 Labels = TypeVar("Labels", bound=tuple[str, ...])
@@ -71,6 +79,18 @@ class Observed:
             buckets=HTTP_BUCKETS_S,
             registry=self.registry,
         )
+        self._loop_lag = Histogram(
+            "swarm_loop_lag_seconds",
+            "Longest time, in each second, that an event waited for the agent or that a timer was late.",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._commit = Histogram(
+            "swarm_commit_seconds",
+            "Time that the disk took for a group of durable writes.",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
         self._rounds: Counter[str] = Counter()
@@ -79,6 +99,7 @@ class Observed:
         self._drops: dict[str, Mapping[str, int]] = {}
         self._core: Mapping[str, int] = {}
         self._register_drops: Mapping[str, int] = {}
+        self._faults: Mapping[str, int] = {}
 
     def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
         """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
@@ -104,6 +125,10 @@ class Observed:
             case "negotiation.round":
                 self._rounds[str(fields.get("result", "unknown"))[:32]] += 1
 
+    def watch_driver(self, driver: Driver) -> None:
+        """Hear of the loop's lag and of the times of commits."""
+        driver.observe_lag, driver.barrier.observe_commit = self._loop_lag.observe, self._commit.observe
+
     def watch_traffic(self, *, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
         """Live counters of the transports with the keys `sent_bytes` and `received_bytes`; read at each scrape."""
         self._traffic = {"swarm_gossip_message_bytes": gossip, "swarm_peer_message_bytes": peer}
@@ -112,9 +137,11 @@ class Observed:
         """Live counters of refused messages by reason; read at each scrape."""
         self._drops = {"gossip": gossip, "peer": peer}
 
-    def watch_core(self, counters: Mapping[str, int], register_drops: Mapping[str, int]) -> None:
-        """Live counters of the core, and of register messages that it dropped by reason; read at each scrape."""
-        self._core, self._register_drops = counters, register_drops
+    def watch_core(
+        self, counters: Mapping[str, int], register_drops: Mapping[str, int], faults: Mapping[str, int]
+    ) -> None:
+        """Live counters of the core, of register messages that it dropped by reason, and of its faults."""
+        self._core, self._register_drops, self._faults = counters, register_drops, faults
 
     def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here rather than in the registry."""
@@ -135,6 +162,8 @@ class Observed:
             yield CounterMetricFamily(name, text, value=self._events[kind])
         for key, (name, text) in CORE_COUNTS.items():
             yield CounterMetricFamily(name, text, value=self._core.get(key, 0))
+        for key, (name, text) in FAULTS.items():
+            yield CounterMetricFamily(name, text, value=self._faults.get(key, 0))
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
         for name, counters in self._traffic.items():
             plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
@@ -199,9 +228,14 @@ def watch_drops(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
     OBSERVED.watch_drops(gossip=gossip, peer=peer)
 
 
-def watch_core(counters: Mapping[str, int], register_drops: Mapping[str, int]) -> None:
-    """Tell once where the core counts."""
-    OBSERVED.watch_core(counters, register_drops)
+def watch_core(counters: Mapping[str, int], register_drops: Mapping[str, int], faults: Mapping[str, int]) -> None:
+    """Tell once where the core counts, and where its faults are."""
+    OBSERVED.watch_core(counters, register_drops, faults)
+
+
+def watch_driver(driver: Driver) -> None:
+    """Tell once whose lag and commits are measured."""
+    OBSERVED.watch_driver(driver)
 
 
 def watch_traffic(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:

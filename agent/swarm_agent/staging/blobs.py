@@ -9,18 +9,19 @@ import asyncio
 import hashlib
 import itertools
 import os
-import time
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from swarmsched.errors import SwarmError
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 CHUNK_BYTES = 2**18
 IMPORT_BYTES = 2**20
+EVICTIONS_AT_ONCE = 64
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -34,23 +35,67 @@ class BlobError(SwarmError):
         super().__init__(f"blob {digest[:12]}: {problem}")
 
 
-@dataclass(slots=True)
-class _Kept:
-    size_bytes: int
-    used_s: float
+class _Draft:
+    """A blob on its way in; every method but `close` is for a worker thread."""
+
+    def __init__(self, path: Path, digest: str, limit_bytes: int) -> None:
+        self._path, self._digest, self._limit_bytes = path, digest, limit_bytes
+        self._hasher = hashlib.sha256()
+        self._file: BinaryIO | None = None
+        self.size_bytes = 0
+
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Add some bytes.  Raises `BlobError` or OSError."""
+        self._file = self._file or self._path.open("xb")
+        for piece in pieces:
+            self.size_bytes += len(piece)
+            if self.size_bytes > self._limit_bytes:
+                problem = f"is larger than {self._limit_bytes} bytes"
+                raise BlobError(self._digest, problem, "raise blob_cache_bytes_max")
+            self._hasher.update(piece)
+            self._file.write(piece)
+
+    def finish(self, pieces: Iterable[bytes], place: Path) -> None:
+        """Add the last bytes and put the whole into its place.  Raises `BlobError` or OSError."""
+        self.write(pieces)
+        assert self._file is not None
+        self._file.close()
+        found = self._hasher.hexdigest()
+        if found != self._digest:
+            raise BlobError(self._digest, f"the content received has another digest, {found[:12]}", "send again")
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        self._path.rename(place)
+
+    def close(self) -> None:
+        """Remove what did not get to its place."""
+        if self._file is not None:
+            with suppress(OSError):  # a full disk: it is removed anyway
+                self._file.close()
+            self._path.unlink(missing_ok=True)
 
 
 class BlobStore:
     """Files named by the SHA-256 of their content; the least recently used go when `limit_bytes` is exceeded.
 
-    Pinned blobs stay, so the store may for a while be larger than its limit.
+    Pinned blobs stay, and few go at once, so the store may for a while be larger than its limit.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = 20 * 2**30) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
-        self._index: dict[str, _Kept] | None = None
+        self._index: OrderedDict[str, int] | None = None  # sizes by digest, least recently used first
+        self._held_bytes = 0
+        self._lock = threading.Lock()  # of those two: unpacking asks for paths in worker threads
         self._pins: Counter[str] = Counter()
         self._names = itertools.count()
+
+    def load(self) -> None:
+        """Learn what earlier lives left; for a worker thread, before any other call."""
+        for draft in self.directory.glob("incoming/*"):
+            draft.unlink(missing_ok=True)
+        found = [(path.stat(), path.name) for path in self.directory.glob("??/*") if is_digest(path.name)]
+        found.sort(key=lambda each: each[0].st_mtime)
+        self._index = OrderedDict((name, status.st_size) for status, name in found)
+        self._held_bytes = sum(status.st_size for status, _ in found)
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Those that are not here, in the order given, each once."""
@@ -59,27 +104,27 @@ class BlobStore:
 
     def path(self, digest: str) -> Path | None:
         """The file, for reading only, or None; counts as a use."""
-        kept = self._known().get(digest)
-        if kept is None:
+        if digest not in self._known():
             return None
         path = self._place(digest)
-        kept.used_s = time.time()
         try:
             os.utime(path)  # a restarted agent learns the order of use from the files
         except FileNotFoundError:  # somebody cleaned up behind our back
-            del self._known()[digest]
+            self._lose(digest)
             return None
+        with self._lock, suppress(KeyError):  # it went this instant
+            self._known().move_to_end(digest)
         return path
 
     def size_bytes(self, digest: str) -> int | None:
         """Size of a blob, or None when it is not here."""
-        kept = self._known().get(digest)
-        return kept.size_bytes if kept else None
+        return self._known().get(digest)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of all blobs."""
-        return sum(kept.size_bytes for kept in self._known().values())
+        self._known()
+        return self._held_bytes
 
     async def put(self, digest: str, chunks: AsyncIterable[bytes]) -> int:
         """Store a stream if its SHA-256 is `digest`; returns its size.
@@ -88,25 +133,50 @@ class BlobStore:
         """
         if not is_digest(digest):
             raise BlobError(digest, "is no SHA-256 digest", "name it by 64 lower-case hexadecimal digits")
-        kept = self._known().get(digest)
-        if kept:
-            return kept.size_bytes
-        folder = self.directory / "incoming"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = folder / f"{os.getpid()}-{next(self._names)}"
+        kept_bytes = self._known().get(digest)
+        if kept_bytes is not None:
+            return kept_bytes
+        draft = _Draft(self._new_draft(), digest, min(self.limit_bytes, FILE_BYTES_LIMIT))
         try:
-            size_bytes = await self._write(draft, digest, chunks)
-            place = self._place(digest)
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            draft.rename(place)
+            pieces: list[bytes] = []
+            waiting_bytes = 0
+            async for chunk in chunks:
+                pieces.append(chunk)
+                waiting_bytes += len(chunk)
+                if waiting_bytes >= IMPORT_BYTES:
+                    await asyncio.to_thread(draft.write, pieces)
+                    pieces, waiting_bytes = [], 0
+            await asyncio.to_thread(draft.finish, pieces, self._place(digest))
         except OSError as error:
-            problem = f"cannot be stored: {error.strerror or error}"
-            raise BlobError(digest, problem, f"see that {self.directory} has room and can be written") from error
+            raise self._not_stored(digest, error) from error
         finally:
-            draft.unlink(missing_ok=True)
-        self._known()[digest] = _Kept(size_bytes, time.time())
-        self._evict(digest)
-        return size_bytes
+            draft.close()
+        self._keep({digest: draft.size_bytes})
+        return draft.size_bytes
+
+    async def put_all(self, contents: Mapping[str, bytes]) -> None:
+        """Store small blobs by digest, all in one turn of a worker thread.
+
+        Raises `BlobError` for the first that is not stored; those before it are kept.
+        """
+        missing = {digest: contents[digest] for digest in self.missing(contents)}
+        stored: dict[str, int] = {}
+
+        def store() -> None:
+            for digest, content in missing.items():
+                draft = _Draft(self._new_draft(), digest, min(self.limit_bytes, FILE_BYTES_LIMIT))
+                try:
+                    draft.finish([content], self._place(digest))
+                except OSError as error:
+                    raise self._not_stored(digest, error) from error
+                finally:
+                    draft.close()
+                stored[digest] = len(content)
+
+        try:
+            await asyncio.to_thread(store)
+        finally:
+            self._keep(stored)
 
     def import_file(self, source: int) -> tuple[str, int]:
         """Copy an open file to its place, on disk before this returns; (digest, size).  For a worker thread.
@@ -114,9 +184,7 @@ class BlobStore:
         The blob counts only once the loop's thread has called `admit`, and some call must have read the store before.
         Raises OSError; then nothing is kept.
         """
-        folder = self.directory / "incoming"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = folder / f"{os.getpid()}-{next(self._names)}"
+        draft = self._new_draft()
         hasher, size_bytes = hashlib.sha256(), 0
         try:
             with draft.open("xb", buffering=0) as file:
@@ -136,17 +204,12 @@ class BlobStore:
 
     def admit(self, sizes: Mapping[str, int]) -> None:
         """Take up blobs that `import_file` has put in place; the caller looks with `missing` whether all are there."""
-        known = self._known()
-        for digest, size_bytes in sizes.items():
-            if not self._place(digest).exists():
-                continue  # another blob's arrival made it go an instant ago
-            known.setdefault(digest, _Kept(size_bytes, time.time())).used_s = time.time()
-        with self.pinned(sizes):
-            self._evict("")
+        # One that is not there any more went an instant ago, when another arrived.
+        self._keep({digest: size_bytes for digest, size_bytes in sizes.items() if self._place(digest).exists()})
 
     def discard(self, digest: str) -> None:
         """Remove one blob, pinned or not: it is damaged."""
-        self._known().pop(digest, None)
+        self._lose(digest)
         self._place(digest).unlink(missing_ok=True)
 
     async def put_bytes(self, data: bytes) -> str:
@@ -161,9 +224,8 @@ class BlobStore:
         if path is None:
             raise BlobError(digest, "is not on this node")
         with path.open("rb", buffering=0) as file:
-            while data := file.read(CHUNK_BYTES):
+            while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield data
-                await asyncio.sleep(0)  # a large file must not keep the loop to itself
 
     def pin(self, digests: Iterable[str]) -> None:
         """Keep these until `drop`; each pin needs its own."""
@@ -189,41 +251,48 @@ class BlobStore:
             self._pins.subtract(mine)
             self._pins = +self._pins
 
-    async def _write(self, draft: Path, digest: str, chunks: AsyncIterable[bytes]) -> int:
-        hasher, size_bytes = hashlib.sha256(), 0
-        limit_bytes = min(self.limit_bytes, FILE_BYTES_LIMIT)
-        with draft.open("xb", buffering=0) as file:
-            async for chunk in chunks:
-                size_bytes += len(chunk)
-                if size_bytes > limit_bytes:
-                    raise BlobError(digest, f"is larger than {limit_bytes} bytes", "raise blob_cache_bytes_max")
-                hasher.update(chunk)
-                view = memoryview(chunk)
-                while view:
-                    view = view[file.write(view) :]
-        if hasher.hexdigest() != digest:
-            raise BlobError(digest, f"the content received has another digest, {hasher.hexdigest()[:12]}", "send again")
-        return size_bytes
+    def _new_draft(self) -> Path:
+        folder = self.directory / "incoming"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / f"{os.getpid()}-{next(self._names)}"
 
-    def _evict(self, newest: str) -> None:
+    def _not_stored(self, digest: str, error: OSError) -> BlobError:
+        problem = f"cannot be stored: {error.strerror or error}"
+        return BlobError(digest, problem, f"see that {self.directory} has room and can be written")
+
+    def _keep(self, sizes: Mapping[str, int]) -> None:
+        """Count blobs that are in place as the newest, then make room for them."""
         known = self._known()
-        excess = self.held_bytes - self.limit_bytes
-        for digest in sorted(known, key=lambda name: known[name].used_s):
-            if excess <= 0:
-                return
-            if digest != newest and not self._pins[digest]:
-                self._place(digest).unlink(missing_ok=True)
-                excess -= known.pop(digest).size_bytes
+        for digest, size_bytes in sizes.items():
+            self._lose(digest)
+            with self._lock:
+                known[digest] = size_bytes
+                self._held_bytes += size_bytes
+        with self.pinned(sizes):
+            self._evict()
 
-    def _known(self) -> dict[str, _Kept]:
+    def _lose(self, digest: str) -> None:
+        with self._lock:
+            self._held_bytes -= self._known().pop(digest, 0)
+
+    def _evict(self) -> None:
+        if self._held_bytes <= self.limit_bytes:
+            return
+        excess, leaving = self._held_bytes - self.limit_bytes, list[str]()
+        with self._lock:
+            for digest, size_bytes in self._known().items():
+                if excess <= 0 or len(leaving) >= EVICTIONS_AT_ONCE:
+                    break
+                if not self._pins[digest]:
+                    leaving.append(digest)
+                    excess -= size_bytes
+        for digest in leaving:
+            self.discard(digest)
+
+    def _known(self) -> OrderedDict[str, int]:
         if self._index is None:
-            self._index = {}
-            for draft in self.directory.glob("incoming/*"):  # of an earlier life
-                draft.unlink(missing_ok=True)
-            for path in self.directory.glob("??/*"):
-                if is_digest(path.name):
-                    stat = path.stat()
-                    self._index[path.name] = _Kept(stat.st_size, stat.st_mtime)
+            self.load()
+        assert self._index is not None
         return self._index
 
     def _place(self, digest: str) -> Path:

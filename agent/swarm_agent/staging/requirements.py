@@ -1,8 +1,12 @@
 """Python environments built from a requirements file, one per content, shared by all jobs of this node.
 
 An environment lives at DATA/envs/<hash>, the hash over the requirements' text and the interpreter's version.  It is
-built in place, since virtual environments cannot be moved, and counts only once its `.complete` file is written; a
-build that fails or is abandoned is removed, so the next job tries again.
+built in place, since virtual environments cannot be moved, and counts only once its mark DATA/envs-done/<hash>.json is
+written; a build that fails or is abandoned is removed, so the next job tries again.
+
+A build runs whatever the packages bring along, as the account of jobs.  So the agent writes nothing below what that
+account may write (marks lie in a folder of the agent's own), what a build leaves running is ended with it, and the
+finished environment is given to the agent's account, so that no job changes what others use.
 """
 
 import asyncio
@@ -10,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-import signal
+import stat
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -18,17 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm_agent.supervision.environment import Account
+from swarm_agent.folder import make_folder
+from swarm_agent.task import shim
+from swarm_agent.task.account import Account
 from swarmsched.errors import SwarmError
 
 OUTPUT_BYTES = 2**16  # of an installer, its last words
-COMPLETE = ".complete"
-
-# Becoming another user is done by the child itself: uvloop's subprocesses cannot.
-_AS_USER = (
-    "import os,sys;u,g,*gs=map(int,sys.argv[1].split(','));"
-    "u<0 or (os.setgroups(gs),os.setgid(g),os.setuid(u));os.execv(sys.argv[2],sys.argv[2:])"
-)
+BUILD_ENV = {"UV_LINK_MODE": "copy", "UV_COMPILE_BYTECODE": "1"}
+"""No file is shared with a cache that jobs may write, and all byte code is there: jobs cannot add to it."""
 
 
 class EnvironmentFailed(SwarmError):
@@ -50,7 +51,11 @@ class _Build:
 
 @dataclass(slots=True)
 class EnvironmentStore:
-    """Builds and keeps environments.  `python`: the interpreter they are made from; `base_env`: what pip may see."""
+    """Builds and keeps environments.
+
+    `python`: the interpreter they are made from; `base_env`: what pip may see; `directory` is made by it, and another
+    beside it for the marks.
+    """
 
     directory: Path
     python: str
@@ -98,21 +103,23 @@ class EnvironmentStore:
     def path(self, name: str) -> Path | None:
         """The finished environment of that name, or None."""
         path = self.directory / name
-        return path if (path / COMPLETE).exists() else None
+        return path if self._mark(name).exists() and path.is_dir() else None
 
     async def _obtain(self, name: str, requirements: bytes, account: Account, in_use: Collection[Path]) -> Path:
         path = self.path(name)
         if path:
-            os.utime(path / COMPLETE)
+            os.utime(self._mark(name))
             return path
-        path = self.directory / name
-        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path, mark = self.directory / name, self._mark(name)
+        make_folder(self.directory, 0o711)
+        mark.parent.mkdir(mode=0o700, exist_ok=True)
+        mark.unlink(missing_ok=True)
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         try:
             await self._build(path, requirements, account)
-            size_bytes = await asyncio.to_thread(_tree_bytes, path)
+            size_bytes = await asyncio.to_thread(_take_over, path, account.uid)
             document = {"size_bytes": size_bytes, "built_utc_s": time.time()}
-            (path / COMPLETE).write_text(json.dumps(document))
+            mark.write_text(json.dumps(document))
         except OSError as error:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             raise EnvironmentFailed(f"{error.strerror or error} at {path}") from error
@@ -122,10 +129,14 @@ class EnvironmentStore:
         await asyncio.to_thread(self._evict, {path, *in_use})
         return path
 
+    def _mark(self, name: str) -> Path:
+        return self.directory.with_name(f"{self.directory.name}-done") / f"{name}.json"
+
     async def _build(self, path: Path, requirements: bytes, account: Account) -> None:
-        path.mkdir(mode=0o755)
+        make_folder(path, 0o755)
         wanted = path / "requirements.txt"
         wanted.write_bytes(requirements)
+        wanted.chmod(0o644)
         if account.uid >= 0:
             os.chown(path, account.uid, account.gid)
         inner = str(path / "bin" / "python")
@@ -153,11 +164,11 @@ class EnvironmentStore:
         home = {"HOME": account.home, "USER": account.name} if account else {}
         output = b""
         process = await asyncio.create_subprocess_exec(
-            *(self.python, "-I", "-S", "-c", _AS_USER, ids, shutil.which(argv[0]) or argv[0], *argv[1:]),
+            *(self.python, "-I", "-S", shim.__file__, "confine", ids, *argv),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**self.base_env, **home},
+            env={**self.base_env, **home, **BUILD_ENV},
             cwd=cwd,
             start_new_session=True,
         )
@@ -174,19 +185,20 @@ class EnvironmentStore:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    process.terminate()
                 await asyncio.shield(process.wait())
 
     def _evict(self, keep: Collection[Path]) -> None:
         """Remove the least recently used while all are larger than the limit."""
-        finished = sorted(self.directory.glob(f"*/{COMPLETE}"), key=lambda path: path.stat().st_mtime)
-        sizes = {path.parent: int(json.loads(path.read_text())["size_bytes"]) for path in finished}
+        marks = sorted(self._mark("").parent.glob("*.json"), key=lambda mark: mark.stat().st_mtime)
+        sizes = {mark: int(json.loads(mark.read_text())["size_bytes"]) for mark in marks}
         total = sum(sizes.values())
-        for path, size_bytes in sizes.items():
+        for mark, size_bytes in sizes.items():
             if total <= self.limit_bytes:
                 return
+            path = self.directory / mark.stem
             if path not in keep:
-                (path / COMPLETE).unlink()
+                mark.unlink()
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size_bytes
 
@@ -196,5 +208,39 @@ def default_python() -> str:
     return getattr(sys, "_base_executable", "") or sys.executable
 
 
-def _tree_bytes(path: Path) -> int:
-    return sum(entry.lstat().st_size for entry in path.rglob("*"))
+def _take_over(folder: Path, uid: int) -> int:
+    """Give what account `uid` has built to this process's account, readable for all; its size in bytes.
+
+    Each folder before what is in it, by open folders and never through links: the account cannot swap or add anything
+    on the way.  With uid -1, the agent's own, it only measures.  Raises OSError.
+    """
+    size_bytes = 0
+    above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _own(folder.name, uid, above)
+    finally:
+        os.close(above)
+    for _, folders, others, here in os.fwalk(folder):
+        for name in (*folders, *others):
+            size_bytes += os.stat(name, dir_fd=here, follow_symlinks=False).st_size
+            _own(name, uid, here)
+    return size_bytes
+
+
+def _own(name: str, uid: int, here: int) -> None:
+    """Only what the account has made: a hard link may lead to a file of somebody else's."""
+    found = os.stat(name, dir_fd=here, follow_symlinks=False)
+    if found.st_uid != uid:
+        return
+    if stat.S_ISLNK(found.st_mode):
+        os.chown(name, os.geteuid(), os.getegid(), dir_fd=here, follow_symlinks=False)
+    elif not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        os.unlink(name, dir_fd=here)  # a pipe, a socket or a device is no part of an environment
+    else:
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
+        try:
+            os.fchown(opened, os.geteuid(), os.getegid())
+            is_folder = stat.S_ISDIR(found.st_mode)
+            os.fchmod(opened, found.st_mode & 0o755 | (0o555 if is_folder else 0o444))
+        finally:
+            os.close(opened)

@@ -3,9 +3,11 @@
 `swarmsched.tree.Tree` has checked the manifest: no path leaves the folder or goes through a link.  Here the same is
 enforced a second time by the kernel: every folder is opened without following links, relative to its parent, and
 every file is created anew.  Contents are compared with their digests while they are copied, so a blob that rotted on
-disk is found out; a job gets copies and may change them.
+disk is found out.  A job gets copies and may change them: where the file system can, they share their blocks with
+the blob until they are written to.  Hard links would not do, for a job of the blob's owner may write through them.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -16,6 +18,8 @@ from swarm_agent.staging.blobs import BlobError, BlobStore
 from swarmsched.tree import BadTree, EntryKind, Tree, TreeEntry
 
 COPY_BYTES = 2**20
+FOLDER_MODE = 0o755
+FICLONE = 0x40049409  # ioctl_ficlonerange(2)
 SPARE_BYTES = 64 * 2**20  # left free on the file system
 
 
@@ -31,11 +35,12 @@ class Unpacker:
         Raises `BadTree` or `BlobError`, or OSError of the file system; then `target` does not exist.
         """
         self._check_room(tree, target)
-        target.mkdir(mode=0o755)
+        target.mkdir(mode=FOLDER_MODE)
         try:
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 os.fchown(root, *self._owner)
+                os.fchmod(root, FOLDER_MODE)
                 for entry in tree.entries:
                     self._place(root, entry)
             finally:
@@ -77,13 +82,14 @@ class Unpacker:
 
     def _folder(self, parent: int, name: str) -> int:
         try:
-            os.mkdir(name, 0o755, dir_fd=parent)
+            os.mkdir(name, FOLDER_MODE, dir_fd=parent)
             is_new = True
         except FileExistsError:
             is_new = False
         opened = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
         if is_new:
             os.fchown(opened, *self._owner)
+            os.fchmod(opened, FOLDER_MODE)  # whatever the umask
         return opened
 
     def _file(self, parent: int, name: str, entry: TreeEntry) -> None:
@@ -94,14 +100,27 @@ class Unpacker:
         with open(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as copy:  # noqa: PTH123
             hasher, size_bytes = hashlib.sha256(), 0
             with source.open("rb", buffering=0) as blob:
+                is_shared = _share(copy.fileno(), blob.fileno())
                 while data := blob.read(COPY_BYTES):
                     hasher.update(data)
                     size_bytes += len(data)
-                    view = memoryview(data)
+                    view = memoryview(b"" if is_shared else data)
                     while view:
                         view = view[copy.write(view) :]
-            if hasher.hexdigest() != entry.sha256 or size_bytes != entry.size_bytes:
+            if hasher.hexdigest() != entry.sha256:
                 self._blobs.discard(entry.sha256)  # fetched anew next time
                 raise BlobError(entry.sha256, f"the stored content of {entry.path!r} is damaged", "submit again")
+            if size_bytes != entry.size_bytes:  # the manifest lies; the content may be another job's as well
+                problem = f"{entry.path!r} has {size_bytes} bytes, not the {entry.size_bytes} of the manifest"
+                raise BlobError(entry.sha256, problem, "make the manifest anew")
             os.fchown(copy.fileno(), *self._owner)
             os.fchmod(copy.fileno(), entry.mode & (stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO))
+
+
+def _share(copy: int, source: int) -> bool:
+    """Give an empty file the content of another without copying it; False where the file system cannot."""
+    try:
+        fcntl.ioctl(copy, FICLONE, source)
+    except OSError:
+        return False
+    return True

@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Self
 
+from swarm_agent.folder import make_folder
 from swarmsched.errors import StorageError
 
 LOCK_FILE = "agent.lock"
@@ -18,9 +20,13 @@ class DataDirectoryLock:
         self._descriptor = -1
 
     def acquire(self) -> Self:
-        """Take the lock, making the directory if need be; `StorageError` names the process that has it."""
+        """Take the lock, making the directory if need be; others may pass through it and see nothing of it.
+
+        Raises `StorageError`, which names the process that has it.
+        """
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            make_folder(self._file.parent, 0o711)
+            _close_to_others(self._file.parent)
             descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             problem = f"cannot be used as data directory: {error.strerror}"
@@ -45,3 +51,10 @@ class DataDirectoryLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _close_to_others(folder: Path) -> None:
+    """A folder that an earlier agent, or somebody's `mkdir`, has left open; not one that many share, such as /tmp."""
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX and status.st_mode & 0o066:
+        folder.chmod(stat.S_IMODE(status.st_mode) & 0o711)

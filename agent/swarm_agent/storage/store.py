@@ -11,6 +11,7 @@ therefore; a backup of both, put back, cannot be told from the real one and must
 
 import hashlib
 import hmac
+import os
 import secrets
 import sqlite3
 import urllib.parse
@@ -62,6 +63,7 @@ class Store:
         with _complaints(path):
             if path.exists() and path.stat().st_size:
                 _examine(path, label, node, keys)
+            _make_private(path)
             store = cls(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False), path)
             try:
                 store._prepare(label, node)
@@ -164,6 +166,17 @@ class Store:
             execute(_PUT_ABOUT, (key, value))
         execute("COMMIT")
         execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the mark must be in the file itself, should its log be lost
+
+
+def _make_private(path: Path) -> None:
+    """The agent's alone: jobs must neither read it nor hold its locks.  SQLite makes the log with the same mode."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+            with suppress(FileNotFoundError):
+                file.chmod(0o600)
+    except OSError as error:
+        raise StorageError(str(path), f"cannot be opened: {error}", "check path, permissions and space") from error
 
 
 def _examine(path: Path, label: str, node: str, keys: Sequence[bytes]) -> None:

@@ -11,59 +11,17 @@ the agent's own, as far as the allow-list goes.
 """
 
 import fnmatch
-import os
-import pwd
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
-from swarmsched.errors import ConfigError
+from swarm_agent.task.account import Account
 from swarmsched.resources import Gpu
 from swarmsched.task import TaskOrder
 
 FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NEVER = ("SWARM_TOKEN*", "SWARM_AGENT_*", "SWARM_CLUSTER_KEY*")
 """Not even an allow-list of '*' hands these on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Whom a job runs as.  `uid` -1: the agent's own user, nothing is switched."""
-
-    name: str
-    home: str
-    shell: str
-    uid: int = -1
-    gid: int = -1
-    groups: tuple[int, ...] = ()
-
-
-def find_account(job_user: str) -> Account:
-    """The account of `job_user` when the agent is root, otherwise the agent's own.
-
-    Raises `ConfigError` for an unknown name, or for another account when the agent may not switch.
-    """
-    own = _own_account()
-    if not job_user or (job_user == own.name and os.geteuid() != 0):
-        return own
-    try:
-        entry = pwd.getpwnam(job_user)
-    except KeyError as error:
-        raise ConfigError("job_user", f"there is no account {job_user!r}", f"useradd --system {job_user}") from error
-    if os.geteuid() != 0:
-        remedy = "run the agent as root, or leave job_user empty"
-        raise ConfigError("job_user", f"only root may start processes as {job_user!r}", remedy)
-    groups = tuple(os.getgrouplist(job_user, entry.pw_gid))
-    return Account(job_user, entry.pw_dir, entry.pw_shell, entry.pw_uid, entry.pw_gid, groups)
-
-
-def _own_account() -> Account:
-    try:
-        entry = pwd.getpwuid(os.geteuid())
-    except KeyError:  # a container's user without an entry
-        return Account(str(os.geteuid()), os.environ.get("HOME", "/"), "/bin/sh")
-    return Account(entry.pw_name, entry.pw_dir, entry.pw_shell)
 
 
 def inherited(own: Mapping[str, str], allow: Sequence[str]) -> dict[str, str]:
@@ -74,6 +32,27 @@ def inherited(own: Mapping[str, str], allow: Sequence[str]) -> dict[str, str]:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER)
     }
+
+
+def passable_path(path: str, account: Account) -> str:
+    """The folders of a PATH that an account can enter: those below root's home lead nowhere and tell of it."""
+    if account.uid < 0:
+        return path
+    return ":".join(folder for folder in path.split(":") if _may_enter(Path(folder), account)) or FALLBACK_PATH
+
+
+def _may_enter(folder: Path, account: Account) -> bool:
+    if not folder.is_absolute():
+        return False
+    try:
+        found = [part.stat() for part in (folder, *folder.parents)]
+    except OSError:
+        return False
+    groups = {account.gid, *account.groups}
+    return all(
+        each.st_mode & (0o100 if each.st_uid == account.uid else 0o010 if each.st_gid in groups else 0o001)
+        for each in found
+    )
 
 
 def common_environment(

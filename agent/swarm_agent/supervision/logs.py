@@ -10,19 +10,19 @@ dropped, and whoever comes from before the gap is told how many bytes are missin
 import asyncio
 import os
 import shutil
+from array import array
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from stat import S_ISREG
 
-from swarm_agent.supervision.rendezvous import TaskKey
-from swarm_agent.supervision.shim import HEADER_BYTES, SYSTEM, LogWriter, segment_path, segments
+from swarm_agent.task.shim import HEADER_BYTES, RECORD_BYTES_MAX, SYSTEM, LogWriter, segment_path, segments
 from swarmsched.errors import SwarmError
-from swarmsched.ids import JobId, is_job_id
+from swarmsched.ids import JobId, TaskKey, is_job_id
 
 READ_BYTES = 2**18  # of one call, unless told otherwise
-LEAST_READ_BYTES = 2**17  # holds the largest record
+LEAST_READ_BYTES = HEADER_BYTES + RECORD_BYTES_MAX
 VANISHED_RETRIES = 5
 
 
@@ -121,14 +121,14 @@ class LogStore:
     def read(
         self, job_id: JobId, attempt: int, rank: int, cursor: str = "", limit_bytes: int = READ_BYTES
     ) -> tuple[tuple[LogRecord, ...], str]:
-        """Records after the cursor ('' is the beginning), about `limit_bytes` of them, and the next cursor.
+        """Records after the cursor ('' is the beginning), about `limit_bytes` but at least one, and the next cursor.
 
         No records: nothing more is there now.  Raises `BadCursor`.
         """
         directory, place = self._directory(job_id, attempt, rank), _Place.parse(cursor)
         for _ in range(VANISHED_RETRIES):
             try:
-                records = _read(directory, place, max(LEAST_READ_BYTES, limit_bytes))
+                records = _read(directory, place, limit_bytes)
             except FileNotFoundError:  # the writer dropped the segment just now: look again
                 continue
             return records, records[-1].cursor if records else str(place)
@@ -155,23 +155,25 @@ class LogStore:
                 del self._followers[key]
 
     def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
-        """The last `lines` lines and the cursor after them."""
-        directory = self._directory(job_id, attempt, rank)
-        found: list[LogRecord] = []
+        """Where the last `lines` lines begin: their part of the record that they begin in, and the cursor after it.
+
+        May look through all that is kept, so call it in a worker thread; `read` gives the rest.
+        """
         wanted = lines + 1  # newlines from the end; the one that closes the line before ours marks the cut
-        for record in _backwards(directory):
-            if not found and not record.data.endswith(b"\n"):
-                wanted -= 1  # the last line is not finished
+        begin, is_last = "", True
+        for record, before in _backwards(self._directory(job_id, attempt, rank)):
+            begin = before
             if lines <= 0:
                 return (), record.cursor
+            if is_last and not record.data.endswith(b"\n"):
+                wanted -= 1  # the last line is not finished
+            is_last = False
             count = record.data.count(b"\n")
             if count >= wanted:
-                found.append(replace(record, data=_last_lines(record.data, wanted)))
-                break
+                cut = replace(record, data=_last_lines(record.data, wanted))
+                return (cut,) if cut.data else (), record.cursor
             wanted -= count
-            found.append(record)
-        ordered = tuple(record for record in reversed(found) if record.data)
-        return ordered, found[0].cursor if found else ""
+        return (), begin
 
     def since(self, job_id: JobId, attempt: int, rank: int, utc_s: float) -> str:
         """Cursor of the first record at or after `utc_s`; the end when there is none."""
@@ -271,7 +273,8 @@ def _read(directory: Path, place: _Place, limit_bytes: int) -> tuple[LogRecord, 
 
 def _read_segment(directory: Path, start: int, before: int, place: _Place, limit_bytes: int) -> list[LogRecord]:
     with open(segment_path(str(directory), start, before), "rb", buffering=0) as file:  # noqa: PTH123
-        data = os.pread(file.fileno(), limit_bytes, place.position - start)
+        # Room for a record at least: nothing found must mean that the segment has ended.
+        data = os.pread(file.fileno(), max(LEAST_READ_BYTES, limit_bytes), place.position - start)
     return _parse(data, place)
 
 
@@ -289,7 +292,7 @@ def _parse(data: bytes, place: _Place) -> list[LogRecord]:
     while offset + HEADER_BYTES <= len(data):
         stream = _STREAMS.get(data[offset])
         length = int.from_bytes(data[offset + 9 : offset + HEADER_BYTES], "big")
-        if stream is None or length > LEAST_READ_BYTES:
+        if stream is None or length > RECORD_BYTES_MAX:
             raise BadCursor(str(place))
         end = offset + HEADER_BYTES + length
         if end > len(data):
@@ -302,8 +305,8 @@ def _parse(data: bytes, place: _Place) -> list[LogRecord]:
     return found
 
 
-def _backwards(directory: Path) -> Iterator[LogRecord]:
-    """All records, the newest first, up to a gap."""
+def _backwards(directory: Path) -> Iterator[tuple[LogRecord, str]]:
+    """All records and the cursors before them, the newest first, up to a gap; one segment is in memory at a time."""
     expected = None
     try:
         known = segments(str(directory))
@@ -314,12 +317,24 @@ def _backwards(directory: Path) -> Iterator[LogRecord]:
             data = Path(segment_path(str(directory), start, before)).read_bytes()
         except FileNotFoundError:
             return
-        records = _parse(data, _Place(start, before))
-        end = _Place.parse(records[-1].cursor).position if records else start
-        if expected is not None and end != expected:
+        offsets, end = array("Q"), 0
+        while (following := _frame_end(data, end)) <= len(data):
+            offsets.append(end)
+            end = following
+        if expected is not None and start + end != expected:
             return
         expected = start
-        yield from reversed(records)
+        payload = before + end - HEADER_BYTES * len(offsets)
+        for offset in reversed(offsets):
+            payload -= end - offset - HEADER_BYTES
+            place = _Place(start + offset, payload)
+            yield _parse(data[offset:end], place)[0], str(place)
+            end = offset
+
+
+def _frame_end(data: bytes, offset: int) -> int:
+    """Where the frame ends that begins at `offset`; beyond the data when it is not whole."""
+    return offset + HEADER_BYTES + int.from_bytes(data[offset + 9 : offset + HEADER_BYTES], "big")
 
 
 def _last_lines(data: bytes, newlines: int) -> bytes:

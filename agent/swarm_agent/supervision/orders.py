@@ -9,18 +9,19 @@ DATA/tasks/<job id>.<attempt>/
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from swarm_agent.supervision.environment import Account
-from swarm_agent.supervision.rendezvous import TaskKey
-from swarm_agent.supervision.shim import LAUNCH_FORMAT
+from msgspec.structs import asdict
+
+from swarm_agent.task.account import Account
+from swarm_agent.task.shim import LAUNCH_FORMAT
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import StorageError, SwarmError
-from swarmsched.ids import JobId, NodeId, is_job_id
+from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
 from swarmsched.resources import Gpu, GpuHealth, Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
 
@@ -51,6 +52,7 @@ class Launch:
     argv: tuple[str, ...]
     common_env: Mapping[str, str]
     rank_envs: Mapping[int, Mapping[str, str]]
+    scope: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Strings separated by NUL; none of them may hold one, which the specification's check has seen to."""
@@ -62,6 +64,7 @@ class Launch:
         parts += [*_counted(self.argv), *_counted(_pairs(self.common_env)), str(len(self.rank_envs))]
         for rank, env in self.rank_envs.items():
             parts += [str(rank), *_counted(_pairs(env))]
+        parts += _counted(self.scope)
         return "\0".join(parts).encode("utf-8", "surrogateescape")
 
 
@@ -97,6 +100,7 @@ class Facts:
     exits: dict[int, RankExit] = field(default_factory=dict)
     is_exited: bool = False
     is_frozen: bool = False
+    is_damaged: bool = False  # a line says nothing that a shim says: how the task ends cannot be told any more
     failure: TaskFailure = TaskFailure.NONE
     detail: str = ""
 
@@ -106,11 +110,19 @@ class Facts:
             with path.open("rb") as file:
                 file.seek(self.offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet; or it is looked at again, when the shim has ended at the latest
             return []
         whole = data[: data.rfind(b"\n") + 1]  # behind it: zeros (reserved room) or a line being written
         self.offset += len(whole)
-        return [self._take(line.decode("utf-8", "replace")) for line in whole.splitlines() if line]
+        told = []
+        for line in whole.split(b"\n"):
+            try:
+                told += [self._take(line.decode("utf-8", "replace"))] if line else []
+            except (ValueError, KeyError):
+                self.is_damaged = True
+        if self.is_damaged:
+            self.failure, self.detail = TaskFailure.LOST, "what its supervising process wrote down cannot be read"
+        return told
 
     def _take(self, line: str) -> FactKind | RankExit:
         word, _, rest = line.partition(" ")
@@ -184,7 +196,7 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
             checkpoint=_checkpoint(document.get("checkpoint")),
         )
         gpus = tuple(Gpu(**(gpu | {"health": GpuHealth(gpu["health"])})) for gpu in document["gpus"])
-    except (ValueError, KeyError, TypeError, SwarmError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SwarmError) as error:
         raise StorageError(str(path), f"is no task order: {error}", "the task is given up; its log is kept") from error
     return order, gpus
 

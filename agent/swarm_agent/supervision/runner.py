@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,17 +17,19 @@ from pathlib import Path
 
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.service import CheckpointService
+from swarm_agent.folder import make_folder
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentStore, default_python
-from swarm_agent.staging.stager import Prepared, Stager, StagingFailed
-from swarm_agent.supervision import shim
 from swarm_agent.supervision.environment import (
     common_environment,
-    find_account,
     inherited,
+    passable_path,
     process_ranks,
     rank_environment,
 )
+from swarm_agent.supervision.forkserver import ForkServer
+from swarm_agent.supervision.kept_work import KeptWork
+from swarm_agent.supervision.limits import Limits
 from swarm_agent.supervision.orders import (
     FactKind,
     Launch,
@@ -37,11 +38,14 @@ from swarm_agent.supervision.orders import (
     order_to_json,
     parse_directory_name,
 )
-from swarm_agent.supervision.rendezvous import BoundPort, Rendezvous, TaskKey, listen
 from swarm_agent.supervision.settings import Peers, TaskConfig
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
-from swarm_agent.supervision.tasksocket import SocketFolder, TaskSockets
+from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
 from swarm_agent.supervision.tools import Tools, install_tools
+from swarm_agent.task import shim
+from swarm_agent.task.account import find_account
+from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
+from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.api import StartPhase
 from swarmsched.effects import (
     BindRendezvous,
@@ -56,6 +60,7 @@ from swarmsched.effects import (
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import (
     Event,
+    FoundTask,
     RankExited,
     RendezvousBound,
     RendezvousFailed,
@@ -66,7 +71,7 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
 )
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, TaskKey
 from swarmsched.resources import Gpu
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 
@@ -79,6 +84,8 @@ TaskEffect = (
 NOTICE_BYTES = 2**16
 LEFTOVER_INTERVAL_S = 0.05
 PRUNE_INTERVAL_S = 3_600.0
+TIDY_INTERVAL_S = 1.0
+UNREADABLE_S = 15.0  # for a task to end whose order cannot be read
 INSTALLER_ENV = ("PIP_*", "UV_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
 
@@ -136,6 +143,8 @@ class TaskRunner:
         self._jobs_dir = config.data_dir / "jobs"
         self._account = find_account(config.job_user)
         self._inherit = inherited(os.environ, config.env_allow)
+        if "PATH" in self._inherit:
+            self._inherit["PATH"] = passable_path(self._inherit["PATH"], self._account)
         self._fetcher = BlobFetcher(agent.blobs, agent, config.node_id)
         environments = EnvironmentStore(
             config.data_dir / "envs",
@@ -153,6 +162,7 @@ class TaskRunner:
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self._tools: Tools | None = None
+        self.limits = Limits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
             self._jobs_dir,
             self._folders,
@@ -169,26 +179,34 @@ class TaskRunner:
         self._tasks: dict[TaskKey, _Task] = {}
         self._notify = -1
         self._notice_rest = b""  # of a line that the last read cut
-        self._shim = Path(shim.__file__)
+        self._server = ForkServer(self._python, Path(shim.__file__))
+        self._work = KeptWork(self._jobs_dir, config.work_retention_s, config.work_limit_bytes)
+        self._closed: dict[TaskKey, bool] = {}  # tasks that are over, and whether they succeeded
+        self._has_closed = asyncio.Event()
         self._pruning: asyncio.Task[None] | None = None
 
-    async def start(self) -> tuple[TaskStatus, ...]:
+    async def start(self) -> tuple[FoundTask, ...]:
         """Find the tasks of earlier lives and attach to those that run; call once, before `perform`."""
         self._make_folders()
         self._sockets.start()
         self._tools = install_tools(self._config.data_dir / "tools")
         self._checkpoints.start()
+        if self._config.limit_tasks:
+            self.limits = await asyncio.to_thread(Limits.find, self._config.task_processes_max)
         self._open_notify()
         if self._python == default_python():  # byte code fits this interpreter only
-            self._shim = compile_shim(self._tasks_dir)
+            self._server = ForkServer(self._python, compile_shim(self._tasks_dir))
+        self._server.start()
         for directory in sorted(self._tasks_dir.iterdir()):
             key = parse_directory_name(directory.name)
             if key:
-                await self._find(key, directory)
+                await self._find_whatever_it_is(key, directory)
         self._sockets.sweep()
         self._fetcher.serve()
         self._pruning = asyncio.create_task(self._prune())
-        return tuple(task.status() for task in self._tasks.values())
+        return tuple(
+            FoundTask(task.status(), task.order, tuple(gpu.uuid for gpu in task.gpus)) for task in self._tasks.values()
+        )
 
     async def stop(self) -> None:
         """Leave the shims running, drop everything of this process; staging ends."""
@@ -201,6 +219,7 @@ class TaskRunner:
         for task in self._tasks.values():
             self._let_go(task)
         self._tasks.clear()
+        self._server.stop()
         self._sockets.stop()
         await self._checkpoints.stop()
         self._rendezvous.close()
@@ -233,6 +252,11 @@ class TaskRunner:
         """The shims of this node; every process of a task is a descendant of one, daemons included."""
         pids = (task.link.facts.shim_pid for task in self._tasks.values() if task.is_running)
         return {pid for pid in pids if pid}
+
+    def own_gpus(self) -> dict[int, frozenset[str]]:
+        """The uuids of the GPUs that each task was given, by the pid of its shim."""
+        running = (task for task in self._tasks.values() if task.is_running)
+        return {task.link.facts.shim_pid: frozenset(gpu.uuid for gpu in task.gpus) for task in running}
 
     def processes(self) -> set[int]:
         """The shims and all their descendants.  One pass over /proc."""
@@ -352,14 +376,37 @@ class TaskRunner:
         except StagingFailed as error:
             self._give_up(task, error)
         except OSError as error:
-            self._let_go(task)
-            self._sockets.close(task.key)
-            task.link.remove()
-            problem = f"{task.order.node} could not start the task: {error.strerror or error}"
-            self._give_up(task, StagingFailed(TaskFailure.INTERNAL, problem))
-        else:
-            task.stage = TaskStage.LAUNCHED
+            self._not_started(task, error)
+
+    def _not_started(self, task: _Task, error: OSError) -> None:
+        self._let_go(task)
+        self._sockets.close(task.key)
+        task.link.remove()
+        problem = f"{task.order.node} could not start the task: {error.strerror or error}"
+        self._give_up(task, StagingFailed(TaskFailure.INTERNAL, problem))
+
+    def _watch(self, task: _Task) -> None:
+        """The shim was started; if nobody knows whether it was, its lock tells."""
+        if task.link.pidfd >= 0:
             asyncio.get_running_loop().add_reader(task.link.pidfd, self._shim_ended, task)
+        elif task.stage is not TaskStage.EXITED:
+            task.work = asyncio.create_task(self._find_forked(task))
+
+    async def _find_forked(self, task: _Task) -> None:
+        """The server has died under this request."""
+        is_found = await asyncio.to_thread(task.link.attach)
+        task.work, facts = None, task.link.facts
+        if not is_found and facts.is_exited:
+            task.failure, task.detail = facts.failure, facts.detail
+            self._ended(task)
+            return
+        try:
+            if not is_found:
+                task.link.start_alone(self._server.command)
+        except OSError as error:
+            self._not_started(task, error)
+        else:
+            self._watch(task)
 
     def _take_port(self, task: _Task) -> BoundPort | None:
         order = task.order
@@ -385,7 +432,8 @@ class TaskRunner:
         token = task.link.make_token()
         self._sockets.open(task.key, token)
         launch = self._launch_file(task, bound, self._task_variables(task, token))
-        task.link.start(self._python, self._shim, launch, bound.socket.fileno() if bound else -1)
+        task.stage = TaskStage.LAUNCHED
+        task.link.start(launch, bound.socket.fileno() if bound else -1, self._server, lambda: self._watch(task))
 
     def _task_variables(self, task: _Task, token: str) -> dict[str, str]:
         assert task.prepared is not None
@@ -424,6 +472,7 @@ class TaskRunner:
                 cpu_count=len(os.sched_getaffinity(0)),
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
+            scope=self.limits.scope(order, task.gpus),
         )
 
     def _give_up(self, task: _Task, error: StagingFailed) -> None:
@@ -460,8 +509,11 @@ class TaskRunner:
                     continue  # the end of a line whose beginning an earlier agent has read
 
     def _take_facts(self, task: _Task) -> None:
-        facts = task.link.facts
-        for fact in facts.read(task.link.facts_path):
+        facts, was_damaged = task.link.facts, task.link.facts.is_damaged
+        told = facts.read(task.link.facts_path)
+        if facts.is_damaged and not was_damaged:
+            self._tell_damaged(task)
+        for fact in told:
             task.revision += 1
             if isinstance(fact, RankExit):
                 self._post(RankExited(*task.key, fact))
@@ -473,6 +525,10 @@ class TaskRunner:
             elif fact is FactKind.EXITED:
                 task.failure, task.detail = facts.failure, facts.detail
                 self._ended(task)
+
+    def _tell_damaged(self, task: _Task) -> None:
+        log.error("record of the task cannot be read, it is stopped job_id=%s attempt=%d", *task.key)
+        self._tell(task.key, "stop 0")
 
     def _shim_ended(self, task: _Task) -> None:
         asyncio.get_running_loop().remove_reader(task.link.pidfd)
@@ -488,7 +544,7 @@ class TaskRunner:
         """The shim is gone without a last word: end what it left, then report the task lost."""
         await self._end_leftovers(task)
         cause = task.link.last_error()
-        if task.link.facts.offset:
+        if task.link.facts.offset or task.link.facts.is_damaged:
             task.failure, event = TaskFailure.LOST, "was killed, so the ranks were ended too"
         else:  # not even its own pid was recorded: no rank was started
             task.failure, event = TaskFailure.INTERNAL, "could not start"
@@ -506,6 +562,9 @@ class TaskRunner:
         task.revision += 1
         self._agent.logs.closed(task.key)
         self._sockets.close(task.key)
+        is_clean = all(not each.exit_code and not each.signal for each in task.link.facts.exit_list)
+        self._closed[task.key] = is_clean and task.failure is TaskFailure.NONE
+        self._has_closed.set()
         self._post(task.exited_event())
 
     # Orders about running tasks.
@@ -591,6 +650,20 @@ class TaskRunner:
 
     # Earlier lives.
 
+    async def _find_whatever_it_is(self, key: TaskKey, directory: Path) -> None:
+        """One directory that is not as it should be costs its task, never the agent's start."""
+        try:
+            await self._find(key, directory)
+        except Exception:
+            log.exception("task directory cannot be used, its task is lost path=%s", directory)
+            task = self._tasks.get(key)
+            if task is None:
+                return
+            task.link.close()
+            await self._end_leftovers(task)
+            task.stage, task.failure = TaskStage.EXITED, TaskFailure.LOST
+            task.detail = f"what {task.order.node} knew of it cannot be read"
+
     async def _find(self, key: TaskKey, directory: Path) -> None:
         path = directory / "order.json"
         link = ShimLink(directory)
@@ -598,8 +671,9 @@ class TaskRunner:
             order, gpus = order_from_json(path.read_bytes(), path)
         except (OSError, StorageError) as error:
             log.error("task directory cannot be read, its task is stopped path=%s error=%s", directory, error)
-            if link.attach():
+            if await asyncio.to_thread(link.attach):
                 link.tell("stop 0")
+                await asyncio.to_thread(link.wait_end, UNREADABLE_S)  # nobody knows which GPUs it has
                 link.close()
             else:
                 link.remove()
@@ -624,6 +698,8 @@ class TaskRunner:
             task.link.close()
             return
         asyncio.get_running_loop().add_reader(task.link.pidfd, self._shim_ended, task)
+        if facts.is_damaged:
+            self._tell_damaged(task)
         self._open_socket_again(task)
         log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key, facts.shim_pid)
 
@@ -653,8 +729,8 @@ class TaskRunner:
         self._config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._tasks_dir, self._agent.logs.config.directory, self._agent.blobs.directory):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._jobs_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        (self._config.data_dir / "tools").mkdir(mode=0o755, parents=True, exist_ok=True)
+        for folder in (self._jobs_dir, self._config.data_dir / "tools"):
+            make_folder(folder, 0o711)
         self._make_checkpoint_root()
         if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
             mode = self._config.data_dir.stat().st_mode & 0o777
@@ -668,21 +744,25 @@ class TaskRunner:
             raise ConfigError("checkpoint_dir", problem, "create it, or choose another") from error
 
     async def _prune(self) -> None:
-        """Old logs and work folders go, once an hour."""
+        """Old logs and checkpoints go once an hour, work folders soon after a task has ended."""
+        next_utc_s = 0.0
         while True:
             now_utc_s = time.time()
             live = {task.key for task in self._tasks.values() if task.stage is not TaskStage.EXITED}
-            with suppress(OSError):  # an administrator may delete at the same time; the next hour sees the rest
-                await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
-                await asyncio.to_thread(self._prune_work, now_utc_s, live)
-                await self._checkpoints.prune(now_utc_s)
-            await asyncio.sleep(PRUNE_INTERVAL_S)
+            with suppress(OSError):  # an administrator may delete at the same time; the next time sees the rest
+                if now_utc_s >= next_utc_s:
+                    next_utc_s = now_utc_s + PRUNE_INTERVAL_S
+                    await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
+                    await self._checkpoints.prune(now_utc_s)
+                closed, self._closed = self._closed, {}
+                await asyncio.to_thread(self._tidy_work, closed, live, now_utc_s)
+            await asyncio.sleep(TIDY_INTERVAL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PRUNE_INTERVAL_S):
+                    await self._has_closed.wait()
+            self._has_closed.clear()
 
-    def _prune_work(self, now_utc_s: float, live: set[TaskKey]) -> None:
-        for folder in self._jobs_dir.glob("*/*"):
-            key = parse_directory_name(f"{folder.parent.name}.{folder.name}")
-            is_old = now_utc_s - folder.stat().st_mtime > self._config.work_retention_s
-            if key and key not in live and is_old:
-                shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):  # other attempts are still there
-                    folder.parent.rmdir()
+    def _tidy_work(self, closed: Mapping[TaskKey, bool], live: set[TaskKey], now_utc_s: float) -> None:
+        for key, is_success in closed.items():
+            self._work.close(key, now_utc_s, is_success=is_success)
+        self._work.prune(now_utc_s, live)

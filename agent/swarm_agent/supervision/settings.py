@@ -5,29 +5,10 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_agent.checkpoints.service import CheckpointPeers
+from swarm_agent.config import DEFAULT_ENV_ALLOW
 from swarm_agent.supervision.logs import LogStore
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
-
-DEFAULT_ENV_ALLOW = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LANGUAGE",
-    "LC_*",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "NCCL_*",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-)
-"""Variables of the agent that a job inherits; a trailing '*' matches any ending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +19,7 @@ class TaskConfig:
     (default 20 per GPU by the caller), which should be disjoint from the kernel's ephemeral range.  `python` is the
     interpreter of the shim and of built environments; empty: the one under the agent's own virtual environment.
     `job_user` is the account that jobs run as when the agent is root; empty: the agent's own.
+    With `limit_tasks` tasks are held to what they booked, where the machine can, and to `task_processes_max` each.
     `checkpoint_dir` is the root of checkpoint folders; None: `checkpoints` in `data_dir`.
     """
 
@@ -52,9 +34,12 @@ class TaskConfig:
     probe_attempts: int = 3
     environment_limit_bytes: int = 50 * 2**30
     environment_timeout_s: float = 1_800.0
+    work_limit_bytes: int = 20 * 2**30
     work_retention_s: float = 7 * 86_400.0
     checkpoint_dir: Path | None = None
     checkpoint_dir_shared: bool = False
+    limit_tasks: bool = False
+    task_processes_max: int = 16_384
 
     def __post_init__(self) -> None:
         low, high = self.rendezvous_ports

@@ -5,20 +5,22 @@ import hashlib
 import os
 import py_compile
 import secrets
-import shutil
+import select
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from swarm_agent.supervision import shim
+from swarm_agent.supervision.forkserver import ForkServer, spawn
+from swarm_agent.supervision.limits import kill_scope
 from swarm_agent.supervision.orders import Facts, Launch
+from swarm_agent.task import shim
 from swarmsched.task import TaskOrder
 
 CHILD_LISTEN_FD, CHILD_LOCK_FD = shim.INHERITED_FDS
 FIRST_FACT_S = 5.0
-SHIM_ENV = ("LD_LIBRARY_PATH",)  # where a Python built as a shared library finds itself
 
 
 class ShimLink:
@@ -30,36 +32,75 @@ class ShimLink:
         self.pidfd = -1
         self._commands = self._lease = -1
         self._is_child = False
+        self._is_starting = False
+        self._listen_fd = -1  # kept while nobody knows whether the shim has it
 
     @property
     def facts_path(self) -> Path:
         """The shim's record."""
         return self.directory / "facts"
 
-    def start(self, python: str, program: Path, launch: Launch, listen_fd: int) -> None:
-        """Write the launch file and start the shim in a session of its own.  Raises OSError; then nothing runs."""
+    def start(self, launch: Launch, listen_fd: int, server: ForkServer, watch: Callable[[], None]) -> None:
+        """Write the launch file and have the shim forked, in a session of its own; `watch` is called once `pidfd` is
+        there, or when nobody can say whether there is a shim.  Raises OSError; then nothing runs."""
         (self.directory / "launch").write_bytes(launch.to_bytes())
         os.mkfifo(self.directory / "commands", 0o600)
         self._open_commands()
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            actions = [
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, str(self.directory / "shim.err"), os.O_WRONLY | os.O_CREAT, 0o600),
-                (os.POSIX_SPAWN_DUP2, lock, CHILD_LOCK_FD),
-            ]
-            if listen_fd >= 0:
-                actions.append((os.POSIX_SPAWN_DUP2, listen_fd, CHILD_LISTEN_FD))
-            env = {name: os.environ[name] for name in SHIM_ENV if name in os.environ}
-            argv = [python, "-I", "-S", str(program), str(self.directory)]
-            pid = os.posix_spawn(python, argv, env, file_actions=actions, setsid=True, setsigdef=_catchable())
+            fds = [lock, listen_fd] if listen_fd >= 0 else [lock]
+            self._is_starting = server.fork(self.directory, fds, partial(self._forked, watch))
+            if not self._is_starting:
+                self._spawn(lock, listen_fd, server.command)
         finally:
             os.close(lock)
+        if not self._is_starting:
+            watch()
+        elif listen_fd >= 0:
+            self._listen_fd = os.dup(listen_fd)
+
+    def start_alone(self, command: Sequence[str]) -> None:
+        """The server died and has not forked it: start it by itself.  Raises OSError; then nothing runs."""
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._spawn(lock, self._listen_fd, command)
+        finally:
+            os.close(lock)
+            self._drop_listener()
+
+    def _drop_listener(self) -> None:
+        if self._listen_fd >= 0:
+            os.close(self._listen_fd)
+            self._listen_fd = -1
+
+    def _spawn(self, lock: int, listen_fd: int, command: Sequence[str]) -> None:
+        """Without the server: with an interpreter of its own."""
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, str(self.directory / "shim.err"), os.O_WRONLY | os.O_CREAT, 0o600),
+            (os.POSIX_SPAWN_DUP2, lock, CHILD_LOCK_FD),
+        ]
+        if listen_fd >= 0:
+            actions.append((os.POSIX_SPAWN_DUP2, listen_fd, CHILD_LISTEN_FD))
+        pid = spawn([*command, str(self.directory)], actions)
         self._is_child = True
         self.facts.shim_pid = pid
         self.pidfd = os.pidfd_open(pid)
+
+    def _forked(self, watch: Callable[[], None], pid: int, pidfd: int) -> None:
+        """The server has answered, or died; whoever has let go of the task meanwhile wants no handle."""
+        if not self._is_starting:
+            if pidfd >= 0:
+                os.close(pidfd)
+            return
+        self._is_starting = False
+        if pid:
+            self.facts.shim_pid, self.pidfd = pid, pidfd
+            self._drop_listener()
+        watch()
 
     def attach(self) -> bool:
         """Find the shim of an earlier life; False when it is gone, whatever its record says."""
@@ -116,6 +157,10 @@ class ShimLink:
             return False
         return True
 
+    def wait_end(self, limit_s: float) -> bool:
+        """Block until the shim has ended; false when it has not within `limit_s`."""
+        return bool(select.select([self.pidfd], [], [], limit_s)[0])
+
     def reap(self) -> None:
         """Take the ended shim's exit status, if it was our child."""
         if self._is_child:
@@ -129,10 +174,15 @@ class ShimLink:
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self._commands = self._lease = -1
+        self._is_starting = False
+        self._drop_listener()
 
     def remove(self) -> None:
-        """Delete the control files."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Delete the control files.  They lie in one folder, and no stranger's: `rmtree` would take far longer."""
+        with suppress(OSError):
+            for name in os.listdir(self.directory):  # noqa: PTH208
+                os.unlink(self.directory / name)  # noqa: PTH108
+            self.directory.rmdir()
 
     def last_error(self) -> str:
         """What a shim that crashed wrote last."""
@@ -176,6 +226,7 @@ def end_leftovers(order: TaskOrder, facts: Facts) -> bool:
     They are known by the sessions of the recorded ranks, as long as their leaders are the processes that were
     recorded, and by the job's variables in their environment, which children inherit.
     """
+    kill_scope(order, facts.shim_pid)
     sessions = {pid for pid, ticks in facts.rank_starts.items() if shim.start_ticks(pid) == ticks}
     variables = (f"SWARM_JOB_ID={order.job_id}", f"SWARM_ATTEMPT={order.attempt}", f"SWARM_NODE={order.node}")
     marks = [variable.encode() for variable in variables]
@@ -200,8 +251,3 @@ def _belongs(pid: int, sessions: set[int], marks: Iterable[bytes]) -> bool:
 
 def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-
-
-def _catchable() -> list[int]:
-    """Signals that an agent may ignore or handle and a shim must not inherit as ignored."""
-    return [shim.SIGTERM, shim.SIGCHLD, shim.SIGPIPE, 1, 2]

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -35,9 +35,9 @@ GPUS_LIMIT = 64  # of `NodeResources`; further devices are not offered
 log = logging.getLogger(__name__)
 
 
-def nothing() -> Collection[int]:
+def nothing() -> Mapping[int, Collection[str]]:
     """No process is ours: the default until supervision is connected."""
-    return frozenset()
+    return {}
 
 
 def not_booked() -> Collection[str]:
@@ -71,7 +71,7 @@ class Average:
 class Telemetry:
     """Readings of this node.  `start` it in a running loop, after supervision has found its old tasks again.
 
-    `own_pids` gives the ids of shims and whatever else this agent started (descendants are found through /proc);
+    `own_gpus` gives the ids of shims with the uuids of their tasks' GPUs (descendants are found through /proc);
     `booked_gpus` gives the uuids of GPUs that the ledger has leased, and serves simulated GPUs only.
     """
 
@@ -81,7 +81,7 @@ class Telemetry:
         post: Callable[[ResourcesRead], None],
         node_id: NodeId,
         *,
-        own_pids: Callable[[], Collection[int]] = nothing,
+        own_gpus: Callable[[], Mapping[int, Collection[str]]] = nothing,
         booked_gpus: Callable[[], Collection[str]] = not_booked,
         clock: Callable[[], float] = time.monotonic,
         argv: Sequence[str] = ARGV,
@@ -92,7 +92,7 @@ class Telemetry:
         self._booked_gpus = booked_gpus
         self._clock = clock
         self._argv = tuple(argv)
-        self._ownership = Ownership(own_pids)
+        self._ownership = Ownership(own_gpus)
         self._host_probe = HostProbe()
         self._host = HostReading(1, 0, 0, 0.0)
         self._gpus: dict[str, GpuState] = {}
@@ -207,8 +207,8 @@ class Telemetry:
     def _own(self, now_s: float) -> None:
         """Say of each process on the GPUs whose it is."""
         self._ownership.refresh(now_s)
-        for gpu in self._gpus.values():
-            listed = [self._ownership.classify(pid, used, now_s) for pid, used in gpu.values.get("pids", ())]
+        for uuid, gpu in self._gpus.items():
+            listed = [self._ownership.classify(pid, uuid, used, now_s) for pid, used in gpu.values.get("pids", ())]
             gpu.take_processes([each for each in listed if each is not None])
 
     def _readings(self, now_s: float) -> tuple[GpuReading, ...]:

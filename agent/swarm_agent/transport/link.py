@@ -60,8 +60,8 @@ class Link:
         self._life.cancel()
         await asyncio.wait([self._life])
 
-    async def ask(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer.
+    async def ask(self, seal: Callable[[], bytes]) -> tuple[int, bytes]:
+        """Status and body of the answer to what `seal` gives once the connection is there.
 
         Raises `TimeoutError` without one, and `aiohttp.ClientError` or `OSError` when the connection cannot be made
         or is lost; the question may have been heard then.
@@ -72,7 +72,7 @@ class Link:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 connection = await asyncio.shield(self._opened)
-                await connection.send_bytes(NUMBER.pack(number) + body)
+                await connection.send_bytes(NUMBER.pack(number) + seal())
                 return await answer
         except TimeoutError as error:
             self.retire()

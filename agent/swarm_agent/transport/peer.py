@@ -2,15 +2,17 @@
 
 A WebSocket on `/peer/v1/messages` carries batches one way and their answers back.  A batch is handed to the receiving
 core; what that core sends back to the same peer while it handles the batch, once durable, rides in the answer, and
-later messages travel in batches of their own.  Whatever was not certainly delivered is reported to the core as
-`PeerSendFailed`.
+later messages travel in batches of their own, and so does what is urgent.  Whatever was not certainly delivered is
+reported to the core as `PeerSendFailed`.
 """
 
 import asyncio
 import logging
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import aiohttp
@@ -18,16 +20,20 @@ from aiohttp import web
 from yarl import URL
 
 from swarm_agent.transport import envelope
+from swarm_agent.transport.arrivals import vouch
 from swarm_agent.transport.drops import DropLog
 from swarm_agent.transport.inbox import Inbox
 from swarm_agent.transport.link import ANSWER, NUMBER, OK, Link
-from swarm_agent.transport.outbox import Outbox, Outgoing
+from swarm_agent.transport.outbox import UNORDERED, Outbox, Outgoing
 from swarmsched.errors import LocalProtocolError, RemoteProtocolError, SwarmError
 from swarmsched.events import Event, PeerMessageReceived
 from swarmsched.ids import Address, NodeId
 from swarmsched.wire.sealing import Sealer
 
 MESSAGES_PATH = f"{envelope.PREFIX}/messages"
+LINK_PATH = f"{MESSAGES_PATH}#link"  # what the seal that opens a connection is bound to
+SEAL_HEADER = "X-Swarm-Seal"
+LIFE_HEADER = "X-Swarm-Life"
 CONNECT_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 10.0
 SETTLE_TIMEOUT_S = 1.0  # then the answer leaves without what the core has not made durable yet
@@ -92,6 +98,7 @@ class PeerChannel:
         self._address_of = address_of
         self._outboxes: dict[NodeId, Outbox] = {}
         self._links: dict[NodeId, Link] = {}
+        self._lives: dict[NodeId, bytes] = {}  # instance ids of peers, as they last said themselves
         self._served: set[web.WebSocketResponse] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._answers: dict[NodeId, list[list[Outgoing]]] = {}  # answers being gathered, by asking peer
@@ -128,7 +135,7 @@ class PeerChannel:
                 await session.close()
 
     def add_routes(self, app: web.Application) -> None:
-        """Serve `/peer/v1/messages`; the seal of each frame's body is its authentication."""
+        """Serve `/peer/v1/messages`; the seal in the request, and that of each frame's body, is the authentication."""
         app.router.add_get(MESSAGES_PATH, self._on_link)
         app.on_shutdown.append(self._end_links)
 
@@ -141,7 +148,7 @@ class PeerChannel:
         if len(encoded) > MESSAGE_BYTES_MAX:
             raise LocalProtocolError(f"{len(encoded)} bytes exceed {MESSAGE_BYTES_MAX}", kind=type(message).__name__)
         outgoing = Outgoing(message, encoded)
-        if gathering := self._answers.get(recipient):
+        if (gathering := self._answers.get(recipient)) and not outgoing.is_urgent:
             gathering[0].append(outgoing)
         else:
             self._enqueue(recipient, outgoing)
@@ -162,9 +169,15 @@ class PeerChannel:
     async def _send_batch(self, recipient: NodeId, sequence: int, batch: list[Outgoing]) -> None:
         link = self._link_to(recipient)
         content = [sequence, [outgoing.encoded for outgoing in batch]]
-        body = envelope.seal_request(self._sealer, MESSAGES_PATH, self._node_id, recipient, content)
+        body = b""
+
+        def seal() -> bytes:
+            nonlocal body
+            body = self.seal(MESSAGES_PATH, recipient, content)
+            return body
+
         self.counters["requests"] += 1
-        status, answer = await link.ask(body)
+        status, answer = await link.ask(seal)
         if status != OK:
             raise RemoteProtocolError(f"HTTP {status}: {answer[:200].decode(errors='replace')}", peer=recipient)
         self.counters["sent"] += len(batch)
@@ -180,16 +193,41 @@ class PeerChannel:
             link.retire()
             link = None
         if link is None:
-            link = self._links[recipient] = Link(url, self._dial)
+            link = self._links[recipient] = Link(url, partial(self._dial, recipient))
         return link
 
-    async def _dial(self, url: URL) -> aiohttp.ClientWebSocketResponse:
+    def seal(self, path: str, recipient: NodeId, content: object) -> bytes:
+        """The body of a request, sealed for the life of the recipient that was last heard of."""
+        life = self._lives.get(recipient, b"")
+        return envelope.seal_request(self._sealer, path, self._node_id, recipient, life, content)
+
+    def met(self, recipient: NodeId, life: str) -> None:
+        """Take note of the instance id that a recipient has answered with.  Raises `RemoteProtocolError`."""
+        try:
+            self._lives[recipient] = bytes.fromhex(life)
+        except ValueError as error:
+            raise RemoteProtocolError(f"{life[:40]!r} is no instance id", peer=recipient) from error
+
+    async def _dial(self, recipient: NodeId, url: URL) -> aiohttp.ClientWebSocketResponse:
+        try:
+            return await self._connect(recipient, url)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status != envelope.RESTARTED or error.headers is None:
+                raise
+            self.met(recipient, error.headers.get(LIFE_HEADER, ""))
+        return await self._connect(recipient, url)
+
+    async def _connect(self, recipient: NodeId, url: URL) -> aiohttp.ClientWebSocketResponse:
         assert self._link_session is not None
         timeout = aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)
-        return await self._link_session.ws_connect(url, timeout=timeout, max_msg_size=envelope.ANSWER_BYTES_MAX)
+        headers = {SEAL_HEADER: b64encode(self.seal(LINK_PATH, recipient, None)).decode()}
+        return await self._link_session.ws_connect(
+            url, timeout=timeout, max_msg_size=envelope.ANSWER_BYTES_MAX, headers=headers
+        )
 
     async def _on_link(self, request: web.Request) -> web.WebSocketResponse:
         """Frames of one connection; those whose answers wait for the disk do not hold up the next ones."""
+        self._admit(request)
         size_max = envelope.REQUEST_BYTES_MAX + NUMBER.size
         link = web.WebSocketResponse(timeout=CLOSE_TIMEOUT_S, max_msg_size=size_max, compress=False)
         await link.prepare(request)
@@ -209,6 +247,23 @@ class PeerChannel:
             self._served.discard(link)
             await link.close()
         return link
+
+    def _admit(self, request: web.Request) -> None:
+        """A stranger gets no connection over which frames of megabytes could be sent."""
+        source = request.remote or ""
+        try:
+            sealed = b64decode(request.headers.get(SEAL_HEADER, ""), validate=True)
+            envelope.open_request(sealed, LINK_PATH, self._sealer, self._node_id, source)
+        except envelope.WrongRecipient as error:
+            raise web.HTTPConflict(text=str(error)) from error
+        except envelope.WrongLife as error:
+            raise web.HTTPMisdirectedRequest(text=str(error), headers={LIFE_HEADER: str(error)}) from error
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{SEAL_HEADER} is not base64") from error
+        except RemoteProtocolError as error:
+            self.drops.record(error, source)
+            raise web.HTTPBadRequest(text=str(error)) from error
+        vouch(request)
 
     async def _end_links(self, _app: web.Application) -> None:
         for link in list(self._served):
@@ -241,12 +296,18 @@ class PeerChannel:
             return opened, *self._batch(opened.content, source)
         except envelope.WrongRecipient as error:
             raise _Refused(409, str(error)) from error
+        except envelope.WrongLife as error:
+            raise _Refused(envelope.RESTARTED, str(error)) from error
         except RemoteProtocolError as error:
             self.drops.record(error, source)
             raise _Refused(400, str(error)) from error
 
     async def _handle(self, opened: envelope.Request, sequence: int, messages: list[object]) -> list[Outgoing]:
         """Post the messages in turn and gather what the core sends back until it has settled."""
+        if sequence == UNORDERED:  # nothing here waits for the disk, and what the core answers has its own way
+            for message in messages:
+                self._core.post(PeerMessageReceived(opened.sender, message))
+            return []
         await self._inbox.wait_turn(opened.instance_id, sequence)
         answer: list[Outgoing] = []
         gathering = self._answers.setdefault(opened.sender, [])

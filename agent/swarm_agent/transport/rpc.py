@@ -8,12 +8,13 @@ mappings, with an empty one every `HEARTBEAT_S` while there is nothing to say.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import aiohttp
-import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+import msgpack  # ships neither stubs nor py.typed
 from aiohttp import web
+from yarl import URL
 
 from swarm_agent.transport import envelope
 from swarm_agent.transport.peer import CONNECT_TIMEOUT_S, PeerChannel
@@ -67,18 +68,32 @@ class PeerRpc:
             return await self._known(self._query_handlers, kind)(node_id, payload)
         path = f"{envelope.PREFIX}/query/{kind}"
         url = self._channel.url_of(node_id, path)
-        body = envelope.seal_request(self._sealer, path, self._node_id, node_id, payload)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with self._channel.session.post(
-                url, data=body, headers=envelope.HEADERS, timeout=timeout
-            ) as response:
+            async with asyncio.timeout(timeout_s), self._answered(url, path, node_id, payload, timeout) as asked:
+                response, context = asked
                 sealed = await envelope.read_bounded(response.content, envelope.ANSWER_BYTES_MAX, node_id)
                 _check_status(response.status, sealed, node_id)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise AgentUnreachable([str(node_id)], _cause(error)) from error
-        opened = self._sealer.open_body("POST", path, sealed, envelope.context_of(body), node_id)
+        opened = self._sealer.open_body("POST", path, sealed, context, node_id)
         return _result(envelope.unpack(opened.payload, node_id), node_id) or {}
+
+    @asynccontextmanager
+    async def _answered(
+        self, url: URL, path: str, node_id: NodeId, payload: Payload, timeout: aiohttp.ClientTimeout
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
+        """The response and what ties it to the question; asked once more when the peer has begun another life."""
+        for is_again in (False, True):
+            body = self._channel.seal(path, node_id, payload)
+            async with self._channel.session.post(
+                url, data=body, headers=envelope.HEADERS, timeout=timeout
+            ) as response:
+                if is_again or response.status != envelope.RESTARTED:
+                    yield response, envelope.context_of(body)
+                    return
+                life = await envelope.read_bounded(response.content, BODY_FRAME_BYTES, node_id)
+                self._channel.met(node_id, life.decode("ascii", "replace"))
 
     async def query_stream(self, node_id: NodeId, kind: str, payload: Payload) -> AsyncIterator[Payload]:
         """Answers as they come; raises as `query` does, also in the middle.  Close the iterator to end it."""
@@ -88,16 +103,13 @@ class PeerRpc:
             return
         path = f"{envelope.PREFIX}/stream/{kind}"
         url = self._channel.url_of(node_id, path)
-        body = envelope.seal_request(self._sealer, path, self._node_id, node_id, payload)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STREAM_SILENCE_S)
         try:
-            async with self._channel.session.post(
-                url, data=body, headers=envelope.HEADERS, timeout=timeout
-            ) as response:
+            async with self._answered(url, path, node_id, payload, timeout) as (response, context):
                 if response.status != 200:
                     text = await envelope.read_bounded(response.content, BODY_FRAME_BYTES, node_id)
                     _check_status(response.status, text, node_id)
-                async for item in self._items(response, path, envelope.context_of(body), node_id):
+                async for item in self._items(response, path, context, node_id):
                     yield item
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise AgentUnreachable([str(node_id)], _cause(error)) from error

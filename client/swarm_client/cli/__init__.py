@@ -6,6 +6,7 @@ Only the module of the command that was typed is imported: start-up is part of e
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "wait": "wait until jobs have ended, or run",
     "checkpoint": "inside a task: commit a finished checkpoint",
     "nodes": "nodes, their GPUs, and who holds them",
+    "drain": "have a node take no new work, or again",
     "top": "live view of nodes and jobs",
     "events": "what happened in the swarm",
     "login": "remember a swarm's address and token",
@@ -38,6 +40,7 @@ COMMANDS: dict[str, str] = {
 }
 ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "cancel"}
 LATER = ("exec", "shell", "scale", "migrate", "hold", "release", "requeue", "node", "history")
+ELSEWHERE = {"kill": "cancel", "rm": "cancel", "delete": "cancel", "list": "ps", "ls": "ps", "info": "nodes"}
 BROKEN_PIPE = 141
 
 COMMON: tuple[Option, ...] = (
@@ -66,12 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # so that the interpreter's last flush is silent
         return BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001  # the last resort of the command: a bug, reported as one
-        bug = Failure(f"internal error: {type(error).__name__}: {error}", "run it again with -vv and report it")
-        return _report(bug, words, error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return _report_bug(error, words)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  # as above
+        return _report(Failure(f"the output cannot be written: {error.strerror}", "make room where it goes"), words)
+    except Exception as error:  # noqa: BLE001  # the last resort of the command
+        return _report_bug(error, words)
 
 
 def _dispatch(words: list[str]) -> int:
+    if words == ["--version"]:
+        words = ["version"]
     before = parse(words, COMMON, takes_command=True)
     if before.command and before.command[0] == "help":
         before.command = [*before.command[1:2], "--help"][: len(before.command)]
@@ -127,7 +136,7 @@ def _without_command(arguments: Arguments) -> int:
 def _unknown_command(name: str) -> UsageError:
     if name in LATER:
         return UsageError(f"command {name!r} is not available in this version", "`swarm --help` lists the commands")
-    near = nearest(name, [*COMMANDS, *ALIASES])
+    near = f"; did you mean {ELSEWHERE[name]}?" if name in ELSEWHERE else nearest(name, [*COMMANDS, *ALIASES])
     return UsageError(f"unknown command {name!r}{near}", "`swarm --help` lists the commands")
 
 
@@ -141,6 +150,11 @@ def overview() -> str:
 
 def _aliases() -> str:
     return ", ".join(f"{alias} ({name})" for alias, name in ALIASES.items())
+
+
+def _report_bug(error: Exception, words: Sequence[str]) -> int:
+    bug = Failure(f"internal error: {type(error).__name__}: {error}", "run it again with -vv and report it")
+    return _report(bug, words, error)
 
 
 def _report(failure: Failure, words: Sequence[str], cause: BaseException | None = None) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from swarm_client.cli import ALIASES, COMMANDS, COMMON, load_command
+from swarm_client.cli.ps import END_REASONS, STATES
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
@@ -22,6 +23,14 @@ COMMAND = Command(
     ),
 )
 TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "recover", "wait", "describe", "inspect", "stop")
+JOBS = "$(swarm ps --format '{{.handle}} {{.name}}' 2>/dev/null)"
+NODES = "$(swarm nodes -q 2>/dev/null)"
+VALUES = (
+    '        *:-o|*:--output) words="table wide json jsonl yaml name" ;;',
+    f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
+    f'        *:--node|*:--exclude|nodes:nodes|drain:drain) words="{NODES}" ;;',
+    '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)" ;;',
+)
 WORDS = {
     "local": "up down status stop start",
     "simulate": "faults",
@@ -61,7 +70,8 @@ def bash() -> str:
     return _BASH.format(
         commands=" ".join([*COMMANDS, *ALIASES]),
         cases="\n".join(cases),
-        values="\n".join(dict.fromkeys(values)),
+        values="\n".join(dict.fromkeys((*values, *VALUES))),
+        live=JOBS,
         extra="\n".join(extra),
         jobs="|".join(TAKES_JOBS),
     )
@@ -82,6 +92,8 @@ def fish() -> str:
         if name in TAKES_JOBS:
             jobs = "(swarm ps -q --no-color 2>/dev/null)"
             lines.append(f"{seen} -a '{jobs}'")
+        if name in ("nodes", "drain"):
+            lines.append(f"{seen} -a '(swarm nodes -q 2>/dev/null)'")
         if name in WORDS:
             lines.append(f"{seen} -a '{WORDS[name]}'")
     return "\n".join(lines) + "\n"
@@ -132,7 +144,7 @@ _BASH = """_swarm() {{
         return
     fi
     case "$command" in
-        {jobs}) words="$(swarm ps -q --no-color 2>/dev/null) @last" ;;
+        {jobs}) words="{live} @last" ;;
 {extra}
     esac
     COMPREPLY=($(compgen -W "$words" -- "$current"))

@@ -12,7 +12,7 @@ from swarm_client.config import SETTINGS, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
-from swarm_client.toml_edit import Value, remove_key, save, set_key
+from swarm_client.toml_edit import Value, remove_key, remove_section, save, set_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ COMMAND = Command(
         Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
     ),
     positionals="view | set KEY VALUE | unset KEY | set --swarm policy=NAME [PARAMETER=NUMBER...]",
-    details="Keys of jobs are written job.KEY, for example job.queue.",
+    details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.",
 )
 
 
@@ -51,6 +51,10 @@ def _view(session: Session, *, with_origin: bool) -> int:
     items += [
         {"name": f"job.{key}", "value": value, "origin": config.job_origins[key]} for key, value in config.job.items()
     ]
+    items += [
+        {"name": f"contexts.{name}", "value": values.get("hosts", ""), "origin": "-"}
+        for name, values in config.contexts.items()
+    ]
     columns = [Column("KEY", lambda item: str(item["name"])), Column("VALUE", lambda item: _shown(item["value"]))]
     if with_origin:
         columns.append(Column("ORIGIN", lambda item: str(item["origin"])))
@@ -72,7 +76,13 @@ def _change(session: Session, action: str, words: list[str]) -> int:
     file = Path(user_file(os.environ))
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     if action == "unset":
-        save(file, remove_key(text, section, name))
+        changed = remove_section(text, key) if section == "contexts" else remove_key(text, section, name)
+        if changed == text:
+            session.tell(f"{key} is not set in {file}")
+            return OK
+        if section == "contexts" and session.config.context == name:
+            changed = remove_key(changed, "", "context")
+        save(file, changed)
     else:
         save(file, set_key(text, section, name, _checked(key, section, name, value)))
     session.tell(f"{key} was {'removed from' if action == 'unset' else 'set in'} {file}")

@@ -51,7 +51,19 @@ def _brief(items: list[Check]) -> list[Check]:
             rest = "other " if well < len(here) else ""
             rows.append(_check(place, "-", "ok", f"{well} {rest}check{'s' * (well != 1)} passed"))
         rows += [item for item in here if item["status"] != "ok"]
-    return rows
+    return _together(rows)
+
+
+def _together(rows: list[Check]) -> list[Check]:
+    """What several agents say alike in one row."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for item in rows:
+        places.setdefault(tuple(item[key] for key in ("name", "status", "detail", "remedy")), []).append(item["node"])
+    return [_check(_few(nodes), *what) for what, nodes in places.items()]
+
+
+def _few(nodes: list[str]) -> str:
+    return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
 def _check(node: str, name: str, status: str, detail: str, remedy: str = "") -> Check:

@@ -40,7 +40,7 @@ COLUMNS = (
 
 def execute(session: Session, arguments: Arguments) -> int:
     """Carry out one action."""
-    from swarm_client.local import LocalSwarm
+    from swarm_client.local import DEFAULT_NAME, LocalSwarm
 
     words = arguments.positionals or ["status"]
     action, rest = words[0], words[1:]
@@ -48,7 +48,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         raise UsageError(f"local {action!r} is not known{nearest(action, ACTIONS)}", f"one of {', '.join(ACTIONS)}")
     if len(rest) != (1 if action in ("stop", "start") else 0):
         raise UsageError(f"local {action} takes {'one NODE' if action in ('stop', 'start') else 'no names'}", "")
-    name = arguments.get("name", "local")
+    name = arguments.get("name", DEFAULT_NAME)
     if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 40:
         raise UsageError(f"{name!r} cannot name a swarm", "--name takes up to 40 letters, digits, '-' and '_'")
     swarm = LocalSwarm(name, os.environ, session.warn)
@@ -74,8 +74,9 @@ def _up(session: Session, swarm: LocalSwarm, arguments: Arguments) -> int:
     for item in swarm.items():
         line(f"  {item['name']}  {item['address']}  pid {item['pid']}")
     example = f"swarm run -g {min(2 * gpus, agents * gpus)} -- COMMAND" if gpus else "swarm run -- COMMAND"
-    line(f"They found one another in {took_s:.1f} s.  Context {swarm.name!r} is current: try `{example}`.")
-    line("`swarm local down` removes everything again.")
+    found = f"They found one another in {took_s:.1f} s" if agents > 1 else f"It was ready in {took_s:.1f} s"
+    line(f"{found}.  Context {swarm.name!r} is current: try `{example}`.")
+    line(f"`{swarm.command('down')}` removes everything again.")
     if session.config.environment.get("SWARM_HOSTS") or session.config.environment.get("SWARM_CONTEXT"):
         session.tell("SWARM_HOSTS or SWARM_CONTEXT is set and goes before the current context; unset it")
     return OK
@@ -85,10 +86,12 @@ def _change(session: Session, swarm: LocalSwarm, action: str, rest: list[str], *
     if action == "down":
         count = len(swarm.nodes)
         swarm.down()
-        session.tell(f"the local swarm of {count} agents is removed")
+        session.tell(f"the local swarm of {count} agent{'s' * (count != 1)} is removed")
     elif action == "stop":
         swarm.stop(rest[0], kill=kill)
-        session.tell(f"{rest[0]} was {'killed' if kill else 'stopped'}; `swarm local start {rest[0]}` starts it again")
+        session.tell(
+            f"{rest[0]} was {'killed' if kill else 'stopped'}; `{swarm.command(f'start {rest[0]}')}` starts it again"
+        )
     else:
         swarm.start(rest[0])
         session.tell(f"{rest[0]} runs again (pid {swarm.node(rest[0])['pid']})")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm_client.agents import DEFAULT_PORT, Agents
 from swarm_client.cli.session import Session, one_positional
-from swarm_client.config import memory_file_of, read_token_file, user_file
+from swarm_client.config import check_token, memory_file_of, read_token_file, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.http import parse_address, spell
 from swarm_client.options import Arguments, Command, Option
@@ -26,7 +26,10 @@ COMMAND = Command(
 
 
 def execute(session: Session, arguments: Arguments) -> int:
-    """Nothing is stored unless an agent accepted the token."""
+    """Nothing is stored unless an agent accepted the token.
+
+    The token of the current context stays here: a mistyped or foreign host must not learn it.
+    """
     hosts = [text for text in one_positional(arguments, "agent").split(",") if text]
     addresses = [parse_address(text, DEFAULT_PORT) for text in hosts]
     name = arguments["name"] or addresses[0][0]
@@ -35,8 +38,9 @@ def execute(session: Session, arguments: Arguments) -> int:
     name = name.replace(".", "-").replace(":", "-")
     token_file = _token_file(session, arguments)
     memory = memory_file_of(session.config.environment, name, addresses)
-    token = (lambda: read_token_file(token_file)) if token_file else session.config.read_token
-    with Agents(addresses, token, session.waiter, memory) as agents:
+    given = session.config.environment.get("SWARM_TOKEN", "").strip()
+    token = read_token_file(token_file) if token_file else check_token(given, "SWARM_TOKEN") if given else ""
+    with Agents(addresses, lambda: token, session.waiter, memory) as agents:
         members = agents.call("cannot log in", "GET", "/v1/members")["items"]
         agents.remember(members)
     _store(session, name, [spell(address) for address in addresses], token_file)

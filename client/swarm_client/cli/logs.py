@@ -64,6 +64,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     )
     has_output = False
     for record in stream.records():
+        writer.note(record.get("job") or {})
         if record["type"] in ("log", "gap"):
             writer.write(record)
             has_output = True
@@ -71,5 +72,5 @@ def execute(session: Session, arguments: Arguments) -> int:
             session.tell(str(record.get("text", "")))
         elif record["type"] == "state" and not has_output and record.get("state") != "running":
             session.tell(f"job {(record.get('job') or {}).get('handle', reference)} {describe_state(record)}")
-    writer.flush()
+    writer.finish()
     return OK

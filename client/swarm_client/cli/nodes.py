@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from swarm_client.agents import quote
 from swarm_client.cli.session import Session
@@ -70,7 +70,9 @@ def _models(node: Mapping[str, Any]) -> str:
 def note(node: Mapping[str, Any]) -> str:
     """What keeps a node, its GPUs or its ranks from working, and whose processes they are."""
     parts = ["witness"] if node.get("is_witness") else []
-    parts += ["draining"] if node.get("is_draining") else []
+    reason = f": {node['drain_reason']}" if node.get("drain_reason") else ""
+    parts += [f"draining{reason}"] if node.get("is_draining") else []
+    parts += ["disk takes no writes"] if node.get("is_disk_stalled") else []
     parts += [f"job {task['job_id'][HANDLE]} paused" for task in node.get("tasks") or [] if task.get("is_paused")]
     ill = [gpu for gpu in node.get("gpus") or [] if gpu.get("health") not in ("ok", None)]
     parts += [f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else "") for gpu in ill]
@@ -81,6 +83,7 @@ COLUMNS = (
     Column("NAME", lambda node: str(node["name"])),
     Column("STATUS", lambda node: str(node["status"]), style=state_style),
     Column("ADDRESS", lambda node: str(node.get("address") or "-"), is_wide=True),
+    Column("ZONE", lambda node: str(node.get("zone") or "-"), is_wide=True),
     Column("FREE GPUS", _of("free_gpus", "total_gpus"), is_right=True),
     Column("FREE CPUS", _of("free_cpus", "cpu_count"), is_right=True),
     Column("FREE MEMORY", _memory, is_right=True),
@@ -122,7 +125,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments.positionals:
         return _one(session, arguments.positionals[0])
     document = session.agents.call("cannot list nodes", "GET", "/v1/nodes")
-    nodes = document["items"]
+    nodes = sorted(document["items"], key=natural)
     session.agents.remember(nodes)
     session.printer.items(nodes, COLUMNS, **{key: value for key, value in document.items() if key != "items"})
     return OK
@@ -133,7 +136,29 @@ def _one(session: Session, name: str) -> int:
     if not session.printer.is_for_people:
         session.printer.document(node)
         return OK
-    session.printer.table(
-        node.get("gpus") or [], [c for c in GPU_COLUMNS if not c.is_wide or session.printer.output == "wide"]
-    )
+    session.printer.line(", ".join(_facts(node)))
+    if node.get("gpus"):
+        session.printer.table(node["gpus"], session.printer.chosen(GPU_COLUMNS))
     return OK
+
+
+def _facts(node: Mapping[str, Any]) -> Iterator[str]:
+    """What is known of a node that may be gone."""
+    since = show_duration(node.get("since_seconds"))
+    yield f"{node['name']} at {node.get('address') or '-'}: {node['status']} for {since}"
+    if _is_present(node) and node.get("cpu_count") is not None:
+        yield f"{node['free_cpus']} of {node['cpu_count']} CPUs free"
+        yield f"{show_bytes(node['free_memory_bytes'])} of {show_bytes(node['memory_bytes'])} of memory free"
+    if note(node) != "-":
+        yield note(node)
+
+
+def natural(node: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Order by name, with numbers in it as numbers: node10 comes after node2."""
+    parts, digits = [""], False
+    for character in str(node["name"]):
+        if character.isdigit() is not digits:
+            parts.append("")
+            digits = not digits
+        parts[-1] += character
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

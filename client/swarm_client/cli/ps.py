@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
+END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom", "preempted")
 
 
 def _states(text: str) -> str:
-    wrong = [word for word in text.split(",") if word not in STATES]
+    known = (*STATES, *END_REASONS)
+    wrong = [word for word in text.split(",") if word not in known]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is not one of {', '.join(STATES)}")
+        raise ValueError(f"{wrong[0]!r} is not one of {', '.join(known)}")
     return text
 
 
@@ -32,7 +34,7 @@ COMMAND = Command(
         Option("-a --all", "ended jobs as well"),
         Option("--user", "of this user only", "NAME"),
         Option("--mine", "of the caller only"),
-        Option("--state", "only these states, comma separated", "STATES", read=_states),
+        Option("--state", "only these, comma separated: queued, running, ended, failed, ...", "STATES", read=_states),
         Option("-n --name", "of this name only", "NAME"),
         Option("--limit", "at most this many (default 100)", "N", read=whole(1, 1_000)),
         Option("-l --long", "more columns, as -o wide: holders and how many of their deaths the job survives"),
@@ -70,7 +72,7 @@ def _elapsed(job: Mapping[str, Any]) -> str:
 
 def _reason(job: Mapping[str, Any]) -> str:
     if job.get("state") != "ended":
-        return str(job.get("reason") or ("not looked at yet" if job.get("state") == "queued" else "-"))
+        return str(job.get("reason") or ("waits to be planned" if job.get("state") == "queued" else "-"))
     code = job.get("shell_exit_code")
     text = str(job.get("detail") or "")
     return text or (f"exit code {code}" if code else "-")
@@ -90,13 +92,12 @@ def _text(key: str, missing: str = "-") -> Any:
 COLUMNS = (
     Column("ID", lambda job: str(job.get("handle", ""))),
     Column("NAME", _text("name")),
-    Column("USER", _text("user")),
+    Column("USER", _text("user"), gives_way=True),
     Column("STATE", shown_state, style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
-    Column("NODES", shown_nodes),
-    Column("ELAPSED", _elapsed, is_right=True),
-    Column("ETA", lambda job: show_duration(job.get("eta_seconds")), is_right=True),
-    Column("PROGRESS", lambda job: str(job.get("progress") or "-"), is_right=True),
+    Column("NODES", shown_nodes, gives_way=True),
+    Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
+    Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
     Column("QUEUE", _text("queue"), is_wide=True),
     Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
     Column("SHEPHERD", _text("shepherd"), is_wide=True),

@@ -24,7 +24,8 @@ COMMAND = Command(
     positionals="[JOB]",
     aliases=("describe", "inspect"),
 )
-EVENTS_SHOWN = 10
+EVENTS_SHOWN, EVENTS_READ = 10, 200
+CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
 
 def execute(session: Session, arguments: Arguments) -> int:
@@ -147,9 +148,10 @@ def _repeats(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"{job['relaunches']} relaunched"
     if job.get("restarts"):
         limit = spec.get("max_restarts")
-        yield f"restarted {job['restarts']}{f' of {limit}' if limit is not None else ''} times after losing a node"
+        of = f" of {limit}" if limit is not None else ""
+        yield f"restarted {job['restarts']}{of} time{'s' * (bool(of) or job['restarts'] > 1)} after losing a node"
     if job.get("preemptions"):
-        yield f"preempted {job['preemptions']} times"
+        yield f"preempted {job['preemptions']} time{'s' * (job['preemptions'] > 1)}"
 
 
 def _survival(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -220,7 +222,9 @@ def _share(share: Mapping[str, Any]) -> str:
 def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Submitted", _when(job.get("submitted_at"))
     if job.get("started_at"):
-        yield "Started", f"{_when(job['started_at'])} (after {show_wait(job.get('queued_seconds'))} in the queue)"
+        first = "the first attempt " if (job.get("attempt") or 1) > 1 else ""
+        waited = show_wait(job.get("queued_seconds"))
+        yield "Started", f"{_when(job['started_at'])} ({first}after {waited} in the queue)"
     if job.get("ended_at"):
         yield "Ended", _when(job["ended_at"])
     if job.get("started_at"):
@@ -231,7 +235,7 @@ def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _print_events(session: Session, job: Mapping[str, Any]) -> None:
-    query = {"job": str(job["id"]), "limit": str(EVENTS_SHOWN)}
+    query = {"job": str(job["id"]), "limit": str(EVENTS_READ)}
     try:
         events = session.agents.call("cannot list events", "GET", "/v1/events", query=query)["items"]
     except Failure as failure:
@@ -239,5 +243,7 @@ def _print_events(session: Session, job: Mapping[str, Any]) -> None:
         return
     if events:
         session.printer.line(session.printer.paint("Events:", "bold"))
-    for event in events:
+    newest = next((each for each in reversed(events) if each["kind"] == CHECKPOINTED), None)
+    shown = [each for each in events if each["kind"] != CHECKPOINTED or each is newest]
+    for event in shown[-EVENTS_SHOWN:]:
         session.printer.line(f"  {event['time']}  {event['agent']}  {event['kind']}  {plain(event['text'])}")

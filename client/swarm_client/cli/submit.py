@@ -61,6 +61,6 @@ def print_dry_run(session: Session, job: Mapping[str, Any]) -> int:
     if not printer.is_for_people:
         printer.document(job)
         return OK
-    gpus = f"{job['ranks']} rank(s), {job['gpus']} GPU(s)"
-    printer.line(f"would be accepted: {gpus}; {job.get('reason') or 'it would be queued'}")
+    shape = ", ".join(f"{job[key]} {noun}{'s' * (job[key] != 1)}" for key, noun in (("ranks", "rank"), ("gpus", "GPU")))
+    printer.line(f"would be accepted: {shape}; {job.get('reason') or 'it would be queued'}")
     return OK

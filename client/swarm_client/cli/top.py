@@ -13,15 +13,16 @@ from swarm_client.failure import OK, Failure
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column
 from swarm_client.quantity import duration, show_bytes, show_ratio
+from swarm_client.signals import Keyboard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
+    from typing import Any, NoReturn  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "top",
     "top",
-    "Live view of nodes, GPUs and jobs.  Ctrl-C ends it.",
+    "Live view of nodes, GPUs and jobs.  q or Ctrl-C ends it.",
     (
         Option("--once", "print one frame and end"),
         Option("--interval", "time between frames (default 1s)", "TIME", read=duration),
@@ -71,19 +72,35 @@ def watch(session: Session, make_lines: Callable[[], Sequence[str]], interval_s:
     out = sys.stdout
     try:
         out.write(ENTER)
-        while True:
-            try:
-                lines = list(make_lines())
-            except Failure as failure:
-                lines = [f"swarm: {failure.problem}", f"  {failure.remedy}"]
-            height = os.get_terminal_size(out.fileno()).lines
-            text = "".join(f"{line}{CLEAR_LINE}\r\n" for line in lines[: height - 1])
-            out.write(HOME + text + CLEAR_BELOW)
-            out.flush()
-            session.waiter.sleep(interval_s)
+        with Keyboard(session.waiter, _quit, b"q"):
+            _draw(session, make_lines, interval_s)
+    except _Quit:
+        return OK
     finally:
         out.write(LEAVE)
         out.flush()
+
+
+class _Quit(Exception):
+    """The viewer has seen enough."""
+
+
+def _quit() -> None:
+    raise _Quit
+
+
+def _draw(session: Session, make_lines: Callable[[], Sequence[str]], interval_s: float) -> NoReturn:
+    out = sys.stdout
+    while True:
+        try:
+            lines = list(make_lines())
+        except Failure as failure:
+            lines = [f"swarm: {failure.problem}", f"  {failure.remedy}"]
+        height = os.get_terminal_size(out.fileno()).lines
+        text = "".join(f"{line}{CLEAR_LINE}\r\n" for line in lines[: height - 1])
+        out.write(HOME + text + CLEAR_BELOW)
+        out.flush()
+        session.waiter.sleep(interval_s)
 
 
 def _read(session: Session) -> tuple[Any, Any, Any, Any]:
@@ -99,10 +116,12 @@ def frame(session: Session) -> list[str]:
     """The lines of one picture of the swarm."""
     status, gpus, jobs, nodes = _read(session)
     printer = session.printer
-    node_columns = (*NODE_COLUMNS, Column("GPU LOAD", _loads(gpus)))
-    lines = [printer.paint(headline({**status, "gpus": counted(status["gpus"], gpus)}), "bold"), ""]
-    lines += printer.table_lines(nodes, node_columns)
-    lines += ["", *printer.table_lines(jobs, JOB_COLUMNS)]
+    node_columns = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
+    head = headline({**status, "gpus": counted(status["gpus"], gpus)})
+    lines = [printer.paint(printer.fit(head), "bold"), ""]
+    lines += printer.table_lines(sorted(nodes, key=nodes_command.natural), node_columns)
+    running_first = sorted(jobs, key=lambda job: job.get("state") == "queued")
+    lines += ["", *printer.table_lines(running_first, JOB_COLUMNS)]
     return lines
 
 

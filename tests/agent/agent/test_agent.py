@@ -1,5 +1,6 @@
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -10,16 +11,20 @@ import pytest
 from swarm_agent import agent as agent_module
 from swarm_agent import barrier
 from swarm_agent.agent import Agent
-from swarm_agent.config import AgentConfig
+from swarm_agent.doctor import examine
+from swarm_agent.http.snapshot import Snapshot
+from swarm_agent.readiness import Check
 from swarm_agent.security import generate_key
 from swarm_agent.startup import running_agent
-from swarm_agent.testing import ScriptedMachine, free_port, wait_until
 from swarmsched.api import JobSpec
-from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
-from swarmsched.effects import Announce
+from swarmsched.authority.message import SilenceAnswer, SilenceRequest
+from swarmsched.commands import CreateTicket, Done, DrainNode, JobAccepted, Refused, SubmitJob, TicketIssued
+from swarmsched.effects import Announce, SendPeer
 from swarmsched.errors import AgentUnreachable
-from swarmsched.ids import NodeId
+from swarmsched.events import PeerMessageReceived
+from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand
+from tests.agent.testing import ScriptedMachine, agent_config, free_port, wait_until
 
 Start = Callable[..., Any]
 
@@ -33,17 +38,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def start_one(name: str, **settings: Any) -> Agent:
-            config = AgentConfig(
-                **{
-                    "name": NodeId(name),
-                    "listen": ("127.0.0.1", free_port()),
-                    "data_dir": tmp_path / name,
-                    "simulated_gpus": 1,
-                    "cluster_key_file": tmp_path / "key",
-                    "token_file": tmp_path / "token",
-                    **settings,
-                }
-            )
+            secrets = {"cluster_key_file": tmp_path / "key", "token_file": tmp_path / "token"}
+            config = agent_config(tmp_path, name, **{**secrets, **settings})
             agent = await stack.enter_async_context(running_agent(config))
             await wait_until(agent.readiness.is_ready)
             return agent
@@ -72,6 +68,17 @@ def fill(filler: Path) -> None:
     with filler.open("wb", buffering=0) as stream, suppress(OSError):
         while stream.write(b"x" * 4_096):
             continue
+
+
+async def test_a_holder_tells_no_silence_from_before_its_start(start: Start) -> None:
+    begun_s = time.monotonic()
+    agent = await start("a")
+    question = SilenceRequest(JobId("01m8035rqx9za6x4pwhg75xv0a"), 1, NodeId("b"), 1, 1)
+    now_s = agent.now_s()
+    (effect,) = agent.node.step(PeerMessageReceived(NodeId("c"), question), now_s)
+    assert isinstance(effect, SendPeer)
+    assert isinstance(effect.message, SilenceAnswer)
+    assert effect.message.silent_s <= now_s - begun_s
 
 
 async def test_a_command_is_answered_by_the_core(start: Start) -> None:
@@ -166,3 +173,54 @@ async def test_an_agent_on_a_wildcard_address_needs_to_be_named(start: Start) ->
 
     assert agent.address == ("127.0.0.1", port)
     assert agent.address_of(NodeId("a")) == ("127.0.0.1", port)
+
+
+async def test_holders_of_a_job_are_sought_in_other_zones_than_the_node_that_is_asked(start: Start) -> None:
+    """Two agents of one rack, and one of each of two others: whoever of the rack is asked leaves its neighbour out."""
+    seed = await start("n1", zone="rack-1")
+    seeds = (seed.address,)
+    others = [await start(name, zone=zone, seeds=seeds) for name, zone in (("n2", "rack-1"), ("n3", "b"), ("n4", "c"))]
+    for agent in (seed, others[0]):
+        told = {"n1": "rack-1", "n2": "rack-1", "n3": "b", "n4": "c"}
+        await wait_until(lambda: {each.name: each.zone for each in Snapshot(agent).nodes()} == told)  # noqa: B023
+        for _ in range(20):
+            ticket = await agent.command(CreateTicket())
+            assert isinstance(ticket, TicketIssued)
+            assert {holder.node for holder in ticket.holders} == {agent.config.name, "n3", "n4"}
+
+
+async def test_a_drained_node_finishes_its_work_takes_none_and_remembers_that_over_a_restart(tmp_path: Path) -> None:
+    config = agent_config(tmp_path, simulated_gpus=2)
+
+    async def submit(agent: Agent, *command: str) -> JobId:
+        ticket = await agent.command(CreateTicket())
+        assert isinstance(ticket, TicketIssued)
+        spec = JobSpec(command=command, demand=Demand(gpus=1))
+        assert isinstance(await agent.command(SubmitJob(ticket.job_id, ticket.holders, spec)), JobAccepted)
+        return ticket.job_id
+
+    def state(agent: Agent, job: JobId) -> str:
+        record = agent.node.record(job)
+        assert record is not None
+        return record.state.value
+
+    go = tmp_path / "go"
+    async with running_agent(config) as agent:
+        await wait_until(agent.readiness.is_ready)
+        running = await submit(agent, "sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
+        await wait_until(lambda: state(agent, running) == "running")
+        assert await agent.command(DrainNode(True, "new disk")) == Done()
+        waiting = await submit(agent, "true")
+        await wait_until(lambda: [each.drain_reason for each in Snapshot(agent).nodes()] == ["new disk"])
+        go.touch()
+        await wait_until(lambda: state(agent, running) == "ended")
+    async with running_agent(config) as agent:
+        await wait_until(agent.readiness.is_ready)
+        assert Check("work", is_ok=True, detail="draining, takes no new work: new disk") in agent.readiness.checks()
+        assert ("work", "warning") in [(each.name, each.status) for each in examine(agent)]
+        assert state(agent, waiting) == "queued"
+        report = agent.node.why(waiting, agent.now_s())
+        assert report is not None
+        assert [each.reason for each in report.nodes] == ["draining"]
+        assert await agent.command(DrainNode(is_draining=False)) == Done()
+        await wait_until(lambda: state(agent, waiting) == "ended")

@@ -1,3 +1,4 @@
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -7,18 +8,31 @@ from swarm_agent import config as config_module
 from swarm_agent import doctor
 from swarm_agent.config import AgentConfig
 from swarm_agent.startup import running_agent
-from swarm_agent.testing import free_port
+from swarm_agent.storage.store import DATABASE_FILE, Store
 from swarmsched.ids import NodeId
+from tests.agent.testing import agent_config
 
 
 async def test_a_running_agent_can_be_examined(tmp_path: Path) -> None:
-    config = AgentConfig(name=NodeId("a"), listen=("127.0.0.1", free_port()), data_dir=tmp_path / "a", simulated_gpus=1)
-    async with running_agent(config) as agent:
+    async with running_agent(agent_config(tmp_path)) as agent:
         found = doctor.examine(agent)
 
     assert len({each.name for each in found}) == len(found)
     assert all(each.detail for each in found)
     assert all(bool(each.remedy) == (each.status != "ok") for each in found)
+
+
+async def test_a_database_begun_with_a_clock_far_ahead_is_told_of_once_the_clock_is_right(tmp_path: Path) -> None:
+    """Others refuse the generation, which stays in the database; this node alone would think that all is well."""
+    (tmp_path / "a").mkdir()
+    store = Store.open(tmp_path / "a" / DATABASE_FILE, label="swarm", node="a")
+    store.next_generation(time.time() + 30 * 86_400)
+    store.close()
+    async with running_agent(agent_config(tmp_path)) as agent:
+        check = next(check for check in agent.readiness.checks() if check.name == "membership")
+    assert not check.is_ok
+    assert "30 days ahead" in check.detail
+    assert f"mv {tmp_path / 'a' / DATABASE_FILE} aside" in check.remedy
 
 
 def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -34,6 +48,7 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
         doctor._rendezvous(AgentConfig(name=NodeId("a"))),
         doctor._strangers(Counter(wrong_key=3, malformed=9)),
         doctor._lag(30.0),
+        doctor._refused(["a claim about b is refused for its generation"]),
     ]
 
     assert {each.status for each in troubles} == {"warning"}

@@ -2,7 +2,9 @@ import json
 import logging
 import sys
 
-from swarm_agent.journal import FIELDS, JsonLines, TextLines
+from aiohttp.http_exceptions import BadHttpMessage
+
+from swarm_agent.journal import FIELDS, JsonLines, TextLines, set_up_logging
 
 
 def record(message: str, severity: int = logging.INFO, **fields: object) -> logging.LogRecord:
@@ -43,3 +45,17 @@ def test_json_is_one_object_a_line_with_the_traceback_inside() -> None:
         "message": "it broke",
         "job": "j1",
     }
+
+
+def test_what_is_no_http_is_not_logged_and_a_fault_of_ours_is(capsys, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    set_up_logging("text", "info", "n1")
+    served = logging.getLogger("aiohttp.server")
+    served.error("Error handling request from %s", "10.9.9.9", exc_info=BadHttpMessage("a NUL in a header"))
+    served.error("Error handling request from %s", "10.9.9.9", exc_info=ValueError("ours"))
+    logging.captureWarnings(capture=False)
+
+    assert "ValueError: ours" in (said := capsys.readouterr().err)
+    assert "NUL" not in said

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision.testing import Bench, Network, make_order
 from swarmsched.effects import StartTask
 from swarmsched.task import TaskOrder
+from tests.agent.supervision.testing import Bench, Network, make_order
 
 
 class Rank:

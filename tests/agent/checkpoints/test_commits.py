@@ -3,19 +3,19 @@
 import asyncio
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm_agent.checkpoints import commits as commits_module
 from swarm_agent.checkpoints.copies import _ranked
-from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_order
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.tree import Tree
+from tests.agent.supervision.testing import DEADLINE_S, Bench, make_order
 
 
 def committed(bench: Bench) -> list[CommitCheckpoint]:
@@ -218,9 +218,10 @@ async def test_a_full_disk_is_told(swarm, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_a_peer_refuses_nonsense(swarm) -> None:
     first, second = await swarm.node("n1"), await swarm.node("n2")
     digest = "0" * 64
-    good = {"job_id": "0" * 26, "digest": digest, "size_bytes": 1, "keep": []}
-    bad = [{"job_id": "../x"}, {"digest": "x"}, {"keep": None}, {"keep": ["x"]}, {"keep": [digest] * 17}]
-    for change in (*bad, {"size_bytes": "1"}):
+    good: dict[str, object] = {"job_id": "0" * 26, "digest": digest, "size_bytes": 1, "keep": []}
+    bad: list[dict[str, object]] = [{"job_id": "../x"}, {"digest": "x"}, {"size_bytes": "1"}]
+    bad += [{"keep": keep} for keep in (None, ["x"], [digest] * 17)]
+    for change in bad:
         answers = [item async for item in first.agent.query_stream(second.node, "checkpoint_copy", good | change)]
         assert answers == [{"ok": False, "problem": "the question is malformed"}]
     (answer,) = [item async for item in first.agent.query_stream(second.node, "checkpoint_copy", good)]

@@ -10,7 +10,7 @@ from swarm_agent.checkpoints import pack as pack_module
 from swarm_agent.checkpoints.folders import name_problem
 from swarm_agent.checkpoints.pack import manifest, pack, size_of
 from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.supervision.tasksocket import Refusal
+from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import EntryKind
 
 
@@ -137,7 +137,24 @@ def test_limits_are_told_before_anything_is_copied(
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a/b", "/etc/passwd", "..", ".", ".hidden", "a\0b", "a\nb", "x" * 201, "\u00e4" * 128, 3, None, ["a"]]
+    "name",
+    [
+        "",
+        "a/b",
+        "/etc/passwd",
+        "..",
+        ".",
+        ".hidden",
+        "a\0b",
+        "a\nb",
+        "x" * 201,
+        "\u00e4" * 128,
+        3,
+        None,
+        ["a"],
+        "a\ud800",
+        "caf\udce9",
+    ],
 )
 def test_names_that_could_leave_the_folder_are_refused(name: object) -> None:
     assert name_problem(name)

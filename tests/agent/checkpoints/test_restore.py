@@ -3,12 +3,11 @@
 import os
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from swarm_agent.supervision.testing import Bench, make_order
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CommitCheckpoint
 from swarmsched.effects import StageTask, StartTask
@@ -16,6 +15,7 @@ from swarmsched.events import TaskPhaseChanged, TaskStaged, TaskStageFailed
 from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskOrder
+from tests.agent.supervision.testing import Bench, make_order
 
 
 async def written(swarm, bench: Bench, content: bytes = b"weights") -> tuple[TaskOrder, Checkpoint]:

@@ -3,17 +3,18 @@
 import asyncio
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from swarm_agent.supervision.orders import order_to_json
-from swarm_agent.supervision.testing import Bench, make_order
 from swarmsched.commands import CommitCheckpoint, Refused
 from swarmsched.effects import StageTask, StartTask, StopTask
 from swarmsched.events import TaskStaged
 from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import TaskOrder
+from tests.agent.supervision.testing import Bench, make_order
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # which has nothing of ours installed
 TRAIN = """
@@ -114,7 +115,7 @@ FIRST_LIFE = """
 import asyncio, sys
 from pathlib import Path
 from swarm_agent.supervision.orders import order_from_json
-from swarm_agent.supervision.testing import Bench
+from tests.agent.supervision.testing import Bench
 from swarmsched.effects import StartTask
 from swarmsched.events import TaskStarted
 

@@ -198,8 +198,8 @@ def test_a_witness_offers_no_gpus() -> None:
 
 
 def test_checkpoints_are_below_the_data_directory_unless_told_otherwise() -> None:
-    assert AgentConfig(name="a", data_dir=Path("/d")).checkpoint_root == Path("/d/checkpoints")
-    config = AgentConfig(name="a", checkpoint_dir=Path("/nfs/ck"), checkpoint_dir_shared=True)
+    assert AgentConfig(name=NodeId("a"), data_dir=Path("/d")).checkpoint_root == Path("/d/checkpoints")
+    config = AgentConfig(name=NodeId("a"), checkpoint_dir=Path("/nfs/ck"), checkpoint_dir_shared=True)
     assert config.checkpoint_root == Path("/nfs/ck")
     with pytest.raises(ConfigError, match="checkpoint_dir_shared: needs a checkpoint_dir"):
-        AgentConfig(name="a", checkpoint_dir_shared=True)
+        AgentConfig(name=NodeId("a"), checkpoint_dir_shared=True)

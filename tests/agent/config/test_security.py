@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent import security
 from swarm_agent.config import AgentConfig
+from swarm_agent.folder import make_folder
 from swarm_agent.security import check_job_user, generate_key, job_user_warning, load_secrets
 from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
@@ -75,16 +75,34 @@ def test_a_job_user_must_exist(tmp_path: Path) -> None:
         check_job_user(config(tmp_path, job_user="nobody-of-that-name"))
 
 
+def test_root_is_asked_for_words_before_jobs_run_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match="jobs would run as root") as caught:
+        check_job_user(config(tmp_path))
+    assert '"root" in words' in caught.value.remedy
+    check_job_user(config(tmp_path, job_user="root"))
+    check_job_user(config(tmp_path, witness=True))
+
+
+def test_a_folder_has_the_mode_that_was_asked_for_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        make_folder(tmp_path / "a" / "b", 0o711)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a", tmp_path / "a" / "b")] == [0o711, 0o711]
+
+
 def test_only_root_can_start_jobs_as_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security.os, "geteuid", lambda: 65_000)
+    monkeypatch.setattr(os, "geteuid", lambda: 65_000)
     with pytest.raises(ConfigError, match="does not run as root"):
         check_job_user(config(tmp_path, job_user="root"))
 
 
 def test_jobs_that_can_read_the_secrets_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security.os, "geteuid", lambda: 0)
-    assert "run as root" in job_user_warning(config(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "run as root" in job_user_warning(config(tmp_path, job_user="root"))
     assert job_user_warning(config(tmp_path, job_user="nobody")) == ""
     assert job_user_warning(config(tmp_path, witness=True)) == "", "it runs none"
-    monkeypatch.setattr(security.os, "geteuid", os.getuid if os.getuid() else lambda: 1)
+    monkeypatch.setattr(os, "geteuid", os.getuid if os.getuid() else lambda: 1)
     assert "agent's own user" in job_user_warning(config(tmp_path))

@@ -9,10 +9,13 @@ import pytest
 
 from swarm_agent import barrier, driver
 from swarm_agent.driver import Driver
-from swarm_agent.testing import ControlledStore, ScriptedMachine, wait_until
-from swarmsched.effects import Announce, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
-from swarmsched.events import DatagramReceived, Event, LoopLagged, TimerFired
-from swarmsched.ids import NodeId
+from swarm_agent.faults import Faults
+from swarmsched.authority.message import ContactAnswered, LeaseGranted, LeaseRenewal, OwnerContact
+from swarmsched.effects import Announce, Effect, ExtendTask, Persist, ReplyToClient, SendDatagram, SendPeer
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import DatagramReceived, Event, LoopLagged, PeerMessageReceived, TimerFired, WorkLagged
+from swarmsched.ids import JobId, NodeId
+from tests.agent.testing import ControlledStore, ScriptedMachine, wait_until
 
 
 def packet(payload: bytes) -> DatagramReceived:
@@ -83,6 +86,56 @@ async def test_effects_before_the_first_persist_and_datagrams_do_not_wait(rig: C
     r.store.allow()
     await wait_until(lambda: len(r.performed) == 3)
     assert r.performed[-1] == message("second")
+
+
+async def test_a_lease_does_not_wait_for_the_disk_but_a_holders_no_does(rig: Callable[..., Rig]) -> None:
+    granted, over = (SendPeer(NodeId("b"), message) for message in (LeaseGranted(1), ContactAnswered(1)))
+    r = rig(a=[entry("x"), over, granted])
+    r.driver.post(packet(b"a"))
+
+    await wait_until(lambda: r.store.attempts == 1)
+    assert r.performed == [granted]
+    r.store.allow()
+    await wait_until(lambda: len(r.performed) == 2)
+    assert r.performed[-1] == over
+
+
+async def test_events_that_waited_make_the_node_late_and_urgent_ones_pass_them() -> None:
+    now_s = 100.0
+    machine, store, lags = ScriptedMachine(), ControlledStore(), []
+    late = Driver(machine, store, lambda effect: None, clock=lambda: now_s)
+    late.observe_lag = lags.append
+    work, lease = (PeerMessageReceived(NodeId("b"), message) for message in ("work", LeaseGranted(1)))
+    late.post(work)
+    now_s += 3.0
+    late.post(lease)
+    late.start()
+    await late.settled()
+    assert machine.events == [WorkLagged(3.0), lease, work]
+    assert lags == [3.0]
+    assert await late.stop()
+
+
+async def test_contacts_and_renewals_do_not_wait_for_the_disk(rig: Callable[..., Rig]) -> None:
+    """Ranks would freeze, and shepherds change, because of a disk that has nothing to do with them."""
+    contact, renewal = SendPeer(NodeId("b"), OwnerContact(1, ())), SendPeer(NodeId("b"), LeaseRenewal(1))
+    extension = ExtendTask(JobId("j"), 1, 5.0)
+    it = rig(a=[entry("k"), message("answer")], b=[contact, renewal, extension])
+    it.driver.post(packet(b"a"))
+    it.driver.post(packet(b"b"))
+    await wait_until(lambda: it.performed == [contact, renewal, extension])
+
+
+async def test_a_disk_that_takes_long_is_named_before_it_refuses(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barrier, "STALLED_S", 0.01)
+    it = rig(a=[entry("k")])
+    it.driver.post(packet(b"a"))
+    await wait_until(lambda: it.complaints)
+    assert "takes longer than" in it.complaints[0]
+    it.store.allow()
+    await wait_until(lambda: it.complaints[-1] == "")
 
 
 async def test_a_later_step_waits_behind_a_pending_commit_and_shares_the_next(rig: Callable[..., Rig]) -> None:
@@ -164,10 +217,10 @@ async def test_peers_are_refused_once_the_backlog_of_a_full_disk_is_long(
     await wait_until(lambda: r.driver.is_overloaded)
 
 
-async def test_a_step_that_raises_costs_its_event_only(
+async def test_a_step_that_raises_ends_the_core_and_keeps_what_was_decided_before(
     rig: Callable[..., Rig], caplog: pytest.LogCaptureFixture
 ) -> None:
-    r = rig(good=[message("fine")])
+    r = rig(good=[entry("x"), message("fine")])
 
     def respond(event: Event) -> Sequence[Effect]:
         if event == packet(b"bad"):
@@ -175,13 +228,73 @@ async def test_a_step_that_raises_costs_its_event_only(
         return Rig.respond(r, event)
 
     r.machine.respond = respond
+    r.driver.post(packet(b"good"))
     with caplog.at_level(logging.ERROR):
         r.driver.post(packet(b"bad"))
         r.driver.post(packet(b"good"))
-        await wait_until(lambda: r.performed == [message("fine")])
-    assert r.driver.counters["step_errors"] == 1
+        await r.driver.failed.wait()
+    r.store.allow(10)
+    assert await r.driver.stop()
+    assert r.performed == [message("fine")]
+    assert [event for event in r.machine.events if isinstance(event, DatagramReceived)] == [
+        packet(b"good"),
+        packet(b"bad"),
+    ]
     assert "DatagramReceived" in caplog.text
     assert "a poisoned record" in caplog.text
+
+
+async def test_a_deadline_that_raises_ends_the_core_too(rig: Callable[..., Rig]) -> None:
+    class Broken(ScriptedMachine):
+        @property
+        def next_deadline_s(self) -> float:
+            raise KeyError("no such job")
+
+    faults = Faults()
+    under_test = Driver(Broken(lambda event: []), ControlledStore(), lambda effect: None, faults=faults)
+    under_test.start()
+    await under_test.failed.wait()
+    assert (faults.counts["steps"], faults.last) == (1, "no event: KeyError: 'no such job'")
+    assert await under_test.stop()
+
+
+async def test_a_message_that_breaks_the_protocol_is_dropped_and_told(rig: Callable[..., Rig]) -> None:
+    def respond(event: Event) -> Sequence[Effect]:
+        if event == packet(b"bad"):
+            raise RemoteProtocolError("names shepherd x", peer="n2")
+        return [message("good")]
+
+    performed: list[Effect] = []
+    refused: list[RemoteProtocolError] = []
+    machine = ScriptedMachine(respond)
+    under_test = Driver(machine, ControlledStore(), performed.append, on_refused=refused.append)
+    under_test.post(packet(b"bad"))
+    under_test.post(packet(b"good"))
+    under_test.start()
+    await wait_until(lambda: performed == [message("good")])
+    assert [error.peer for error in refused] == ["n2"]
+    assert not under_test.failed.is_set()
+    assert await under_test.stop()
+
+
+async def test_what_brought_the_core_down_is_not_handed_over_again() -> None:
+    """Peers repeat: without this, one message would end the core at every start."""
+
+    def respond(event: Event) -> Sequence[Effect]:
+        if event == packet(b"bad"):
+            raise ValueError("again")
+        return [message("good")]
+
+    faults, performed = Faults(), list[Effect]()
+    for _ in range(2):
+        under_test = Driver(ScriptedMachine(respond), ControlledStore(), performed.append, faults=faults)
+        under_test.post(packet(b"bad"))
+        under_test.post(packet(b"good"))
+        under_test.start()
+        await wait_until(lambda driver=under_test: driver.failed.is_set() or bool(performed))
+        assert await under_test.stop()
+    assert performed == [message("good")]
+    assert faults.counts == {"steps": 1, "effects": 0, "refused_events": 1}
 
 
 async def test_an_effect_that_fails_does_not_stop_those_behind_it() -> None:
@@ -193,11 +306,13 @@ async def test_an_effect_that_fails_does_not_stop_those_behind_it() -> None:
         performed.append(effect)
 
     machine = ScriptedMachine(lambda event: [message("bad"), message("good")])
-    under_test = Driver(machine, ControlledStore(), perform)
+    faults = Faults()
+    under_test = Driver(machine, ControlledStore(), perform, faults=faults)
     under_test.post(packet(b""))
     under_test.start()
     await wait_until(lambda: performed == [message("good")])
-    assert under_test.counters["perform_errors"] == 1
+    assert faults.counts["effects"] == 1
+    assert not under_test.failed.is_set()
     assert await under_test.stop()
 
 

@@ -10,8 +10,9 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from swarm_agent.http.server import build_api
-from swarm_agent.http.testing import TOKEN, AgentWithoutCore, SwarmInOneProcess
-from swarm_agent.supervision.shim import LogWriter
+from swarm_agent.task.shim import LogWriter
+from swarmsched.ids import JobId
+from tests.agent.http.testing import TOKEN, AgentWithoutCore, SwarmInOneProcess
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -57,13 +58,10 @@ def swarm(tmp_path: Path) -> SwarmInOneProcess:
 @pytest.fixture
 async def desks(swarm: SwarmInOneProcess) -> AsyncIterator[dict[str, Desk]]:
     found: dict[str, Desk] = {}
+    page = b"# HELP swarm_node_up 1.\n# TYPE swarm_node_up gauge\nswarm_node_up 1.0\n"
     for name in ("n1", "n2", "n3"):
         agent = swarm.add(name)
-        page = (
-            b"# HELP swarm_node_up 1.\n# TYPE swarm_node_up gauge\nswarm_node_up 1.0\n",
-            "text/plain; version=0.0.4",
-        )
-        app = build_api(agent, agent, TOKEN, lambda accept, page=page: page)
+        app = build_api(agent, agent, TOKEN, lambda accept: (page, "text/plain; version=0.0.4"))
         client = TestClient(TestServer(app))
         await client.start_server()
         found[name] = Desk(agent, client)
@@ -94,7 +92,7 @@ class Output:
     agent: AgentWithoutCore
 
     def write(
-        self, job_id: str, rank: int, data: bytes, *, kind: bytes = b"o", attempt: int = 1, at: float = 1.7e9
+        self, job_id: JobId, rank: int, data: bytes, *, kind: bytes = b"o", attempt: int = 1, at: float = 1.7e9
     ) -> None:
         folder = self.agent.logs.config.directory / job_id / str(attempt) / str(rank)
         writer = LogWriter(str(folder), 2**20, 2**16)

@@ -1,10 +1,10 @@
 """A job's newest checkpoint in its document."""
 
-from swarm_agent.http.testing import a_record
 from swarmsched.api import JobState
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.ids import NodeId
 from tests.agent.http.test_openapi import Checker
+from tests.agent.http.testing import a_record
 
 SAVED = Checkpoint("step-5", 2, NodeId("n1"), 1.7e9, 700, "d" * 64, (NodeId("n1"), NodeId("n3")))
 

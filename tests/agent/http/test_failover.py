@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.port import Place, TaskFacts
 from swarm_agent.http.reach import answer_of, items_of
-from swarm_agent.http.testing import a_card, a_record, holder_of, holders_of, job_id, store_of
 from swarmsched import ids
 from swarmsched.api import EndReason, JobState
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob
@@ -16,6 +16,9 @@ from swarmsched.errors import AgentUnreachable
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId
 from swarmsched.record import Leftover
+from swarmsched.resources import Share
+from swarmsched.view import JobView
+from tests.agent.http.testing import a_card, a_record, holder_of, holders_of, job_id, store_of
 
 JOB = job_id(1, random_part="abcd")
 THREE = ("n1", "n2", "n3")
@@ -219,7 +222,8 @@ async def test_recovery_finds_the_last_living_holder_as_well(swarm, n1, n3):
 async def test_without_a_living_holder_gossip_tells_who_they_were_and_the_nodes_what_they_do(swarm, n1, n2, n3):
     lost_but_for(swarm, n3, place=STALE_PLACE)
     del n3.agent.known[JOB]
-    n1.agent.known_cards = [replace(n1.agent.known_cards[0], nodes=(NodeId("n2"),), attempt=3)]
+    card = n1.agent.known_cards[0].card
+    n1.agent.known_cards = [JobView(structs.replace(card, shares=(Share(NodeId("n2"), 1),), attempt=3), -2.0)]
     n2.agent.known_tasks = [TaskFacts(JOB, 3, "started", is_paused=True)]
     document = await n1.get(f"/v1/jobs/{JOB}")
     assert (document["source"], document["holders"]) == ("card", ["n8", "n9", "n2"])
@@ -372,6 +376,16 @@ async def test_recovery_without_need_is_refused_with_the_reason(desks, n1, n3):
     n1.agent.answer = no
     problem = await n1.post(f"/v1/jobs/{JOB}/recover", {"force": True}, 409)
     assert (problem["code"], problem["detail"]) == ("conflict", "2 of 3 holders answer: n1, n2")
+
+
+async def test_a_refusal_without_a_remedy_of_its_own_says_that_nothing_needs_to_be_done(desks, n1):
+    async def no(command):
+        return Refused("conflict", "the job has ended")
+
+    held_by_all(desks)
+    n1.agent.answer = no
+    problem = await n1.post(f"/v1/jobs/{JOB}/cancel", {}, 409)
+    assert problem["remedy"].startswith("nothing needs to be done")
 
 
 async def test_recovery_is_asked_of_the_shepherd_where_one_acts(desks, n1, n2, n3):

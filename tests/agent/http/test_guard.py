@@ -55,6 +55,18 @@ async def test_a_cross_origin_request_is_refused_whatever_the_method(n1, method)
     assert n1.agent.commands == []
 
 
+@pytest.mark.parametrize("header", ["Origin", "Sec-Fetch-Site"])
+async def test_a_browser_has_no_business_where_agents_speak(n1, header):
+    response = await n1.client.post("/peer/v1/query/api", headers={header: "same-origin"})
+    assert (response.status, (await response.json(content_type=None))["code"]) == (403, "cross_origin")
+    assert (await n1.client.post("/peer/v1/query/nothing")).status == 404, "agents are not turned away"
+
+
+async def test_no_answer_tells_the_versions_of_what_serves_it(n1):
+    for path in ("/livez", "/v1/jobs", "/nowhere"):
+        assert (await n1.client.get(path)).headers["Server"] == "swarm-agent"
+
+
 async def test_the_agents_own_page_may_call_it(n1):
     origin = str(n1.client.make_url("")).rstrip("/")
     assert (await n1.ask("GET", "/v1/jobs", headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"})).status == 200

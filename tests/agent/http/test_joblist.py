@@ -2,8 +2,8 @@
 
 import pytest
 
-from swarm_agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import EndReason, JobSpec, JobState
+from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
 
 
 def put(desk, number, **changes):
@@ -31,13 +31,21 @@ async def test_live_jobs_of_all_agents_newest_first(n1, n2, n3):
 
 @pytest.mark.parametrize(
     ("query", "numbers"),
-    [("user=ann", [2, 0]), ("name=b", [1]), ("state=running", [1]), ("state=ended,running", [3, 1]), ("user=eve", [])],
+    [
+        ("user=ann", [2, 0]),
+        ("name=b", [1]),
+        ("state=running", [1]),
+        ("state=ended,running", [3, 1]),
+        ("state=failed", [3]),
+        ("state=queued,timeout", [2, 0]),
+        ("user=eve", []),
+    ],
 )
 async def test_filters(n1, n2, query, numbers):
     put(n1, 0, user="ann")
     put(n2, 1, user="bob", name="b", state=JobState.RUNNING)
     put(n2, 2, user="ann")
-    put(n1, 3, user="bob", state=JobState.ENDED)
+    put(n1, 3, user="bob", state=JobState.ENDED, end_reason=EndReason.FAILED)
     assert ids_of(await n1.get(f"/v1/jobs?{query}")) == [job_id(number) for number in numbers]
 
 
@@ -52,6 +60,18 @@ async def test_pages_give_every_job_once_at_whichever_agent(n1, n2, n3):
         found += ids_of(document)
         cursor = document["next_cursor"]
     assert found == [job_id(number) for number in reversed(range(23))]
+
+
+async def test_a_job_that_several_agents_know_is_counted_once_on_every_page(n1, n2, n3):
+    for number in range(9):
+        for desk in (n1, n2, n3):
+            put(desk, number, state=JobState.ENDED)
+    cursor, totals = "", []
+    while cursor is not None:
+        document = await n2.get(f"/v1/jobs?all=1&limit=4&cursor={cursor}")
+        totals.append(document["total"])
+        cursor = document["next_cursor"]
+    assert totals == [9, 9, 9]
 
 
 async def test_fields_trim_items(n1, n2):

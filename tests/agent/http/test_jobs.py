@@ -6,11 +6,11 @@ import pytest
 
 from swarm_agent.http.jobs import signal_number
 from swarm_agent.http.problem import Problem
-from swarm_agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import CancelJob, SignalJob
 from swarmsched.ids import NodeId
+from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
 
 ALPHA = job_id(1, random_part="abcd")
 BETA = job_id(2, random_part="abce")
@@ -177,9 +177,12 @@ async def test_an_ended_job_shows_how_it_ended(n1):
         ALPHA, "n1", state=JobState.ENDED, signal=9, end_reason=EndReason.OOM, failed_rank=2, failed_node="n3"
     )
     n1.agent.put(record)
-    document = await n1.get(f"/v1/jobs/{ALPHA}?fields=signal,shell_exit_code,end_reason,failed_rank,failed_node")
+    document = await n1.get(
+        f"/v1/jobs/{ALPHA}?fields=exit_code,signal,shell_exit_code,end_reason,failed_rank,failed_node"
+    )
     assert document == {
-        "id": ALPHA, "signal": 9, "shell_exit_code": 137, "end_reason": "oom", "failed_rank": 2, "failed_node": "n3",
+        "id": ALPHA, "exit_code": None, "signal": 9, "shell_exit_code": 137,
+        "end_reason": "oom", "failed_rank": 2, "failed_node": "n3",
     }  # fmt: skip
 
 

@@ -7,9 +7,13 @@ import pytest
 
 from swarm_agent.http import app as app_module
 from swarm_agent.http import stream as stream_module
-from swarm_agent.http.log_cursor import decode_cursor
-from swarm_agent.http.testing import a_record, job_id
+from swarm_agent.http.log_cursor import LogCursor, decode_cursor
+from swarm_agent.http.log_places import LogFinder
+from swarm_agent.http.log_source import LogSource
+from swarm_agent.http.logs import LogQuery, _Follower
 from swarmsched.api import EndReason, JobState, StartPhase
+from tests.agent.http.testing import a_record, job_id
+from tests.agent.testing import wait_until
 
 JOB = job_id(1, random_part="wxyz")
 SSE = {"Accept": "text/event-stream"}
@@ -143,6 +147,41 @@ async def test_output_written_just_before_the_end_is_delivered_once(n1, n2, outp
     records = await lines.rest()
     assert texts(records) == [(1, f"{number}\n") for number in range(50)]
     assert records[-1]["type"] == "end"
+
+
+class ManyLines(LogSource):
+    """A source of 300 records, which stands where a node's logs do."""
+
+    async def read(self, node, request):
+        for number in range(int(request.cursors.get("0") or 0), 300):
+            record = {"rank": 0, "stream": "stdout", "utc_s": float(number), "data": b"%d\n" % number}
+            yield [{**record, "cursor": str(number + 1), "dropped": 0, "is_mark": False}]
+        if request.follow:
+            await asyncio.Event().wait()
+
+
+async def test_a_slow_client_loses_no_record_when_the_job_ends(n1):
+    """The end finds one record between the source and the full queue."""
+    run(n1, nodes=(("n1", 1),))
+    running = await n1.get(f"/v1/jobs/{JOB}")
+    end(n1)
+    ended = await n1.get(f"/v1/jobs/{JOB}")
+    may_end = asyncio.Event()
+
+    async def documents():
+        yield running
+        await may_end.wait()
+        yield ended
+
+    query = LogQuery(ranks=(), streams=(), tail=None, since_utc_s=None, attempt=0)
+    follower = _Follower(ManyLines(n1.agent, n1.agent), LogFinder(n1.agent, n1.agent), query, LogCursor())
+    records = follower.records(documents())
+    seen = [await anext(records)]
+    await wait_until(follower._queue.full)
+    may_end.set()
+    seen += [record async for record in records]
+    assert texts(seen) == [(0, f"{number}\n") for number in range(300)]
+    assert seen[-1]["type"] == "end"
 
 
 async def test_following_an_ended_job_gives_its_output_and_the_end(n1, n3, output):

@@ -1,10 +1,12 @@
 """Members, nodes, GPUs and the swarm-wide setting."""
 
 import json
+import time
 
-from swarm_agent.http import nodes as nodes_module
+import pytest
+
 from swarm_agent.http.nodes import BodyCache
-from swarmsched.commands import ForgetMember, Refused, SetSwarmSetting
+from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
 
@@ -49,6 +51,38 @@ async def test_only_members_that_are_gone_can_be_forgotten(n1, swarm):
     assert n1.agent.commands == [ForgetMember(NodeId("n2"))] * 2
 
 
+async def test_a_node_is_drained_through_any_agent_and_by_itself_alone(n1, swarm):
+    told = {"api_version": "v1", "node": "n2", "is_draining": True, "drain_reason": "new disk"}
+    response = await n1.ask("PUT", "/v1/nodes/n2/drain", json={"draining": True, "reason": "new\n disk"})
+    assert (response.status, await response.json()) == (200, told)
+    assert (n1.agent.commands, swarm.agents[NodeId("n2")].commands) == ([], [DrainNode(True, "new disk")])
+    response = await n1.ask("PUT", "/v1/nodes/n1/drain", json={"draining": False})
+    assert (await response.json())["is_draining"] is False
+    assert n1.agent.commands == [DrainNode(False)]
+
+
+@pytest.mark.parametrize(
+    ("node", "body", "status", "code"),
+    [
+        ("n2", {}, 422, "invalid"),
+        ("n2", {"draining": "yes"}, 422, "invalid"),
+        ("n2", {"draining": True, "why": ""}, 422, "invalid"),
+        ("n2", {"draining": True, "reason": "x" * 201}, 422, "invalid"),
+        ("n9", {"draining": True}, 404, "unknown_node"),
+    ],
+)
+async def test_a_drain_with_mistakes_reaches_nobody(n1, swarm, node, body, status, code):
+    response = await n1.ask("PUT", f"/v1/nodes/{node}/drain", json=body)
+    assert (response.status, (await response.json(content_type=None))["code"]) == (status, code)
+    assert [agent.commands for agent in swarm.agents.values()] == [[] for _ in swarm.agents]
+
+
+async def test_a_node_that_does_not_answer_is_not_said_to_drain(n1, swarm):
+    swarm.down.add(NodeId("n2"))
+    problem = await n1.ask("PUT", "/v1/nodes/n2/drain", json={"draining": True})
+    assert (problem.status, (await problem.json(content_type=None))["code"]) == (503, "unavailable")
+
+
 async def test_a_setting_changed_by_another_is_not_overwritten(n1):
     first = await n1.ask("GET", "/v1/config")
     body = {"policy": "las", "parameters": {"queues": 2}}
@@ -80,7 +114,7 @@ async def test_a_setting_that_cannot_be_used_names_the_field(n1):
 
 def test_a_body_is_remade_after_a_change_and_after_a_while(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(nodes_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     cache, made = BodyCache(), []
 
     def make():

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -9,10 +10,10 @@ from openapi_spec_validator import validate
 
 from swarm_agent.http.blobs import PACK_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
-from swarm_agent.http.testing import a_record, job_id
 from swarmsched.api import EndReason, JobState
 from swarmsched.effects import Announce
 from swarmsched.ids import NodeId
+from tests.agent.http.testing import a_record, job_id
 
 
 def digest_of(data):
@@ -101,6 +102,7 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
     for path in ("/v1/nodes", "/v1/gpus", "/v1/queues", "/v1/members", "/v1/members/prometheus", "/v1/status"):
         await checker.check("GET", path)
     await checker.check("GET", "/v1/nodes/{node}", path="/v1/nodes/n2")
+    await checker.check("PUT", "/v1/nodes/{node}/drain", path="/v1/nodes/n2/drain", json={"draining": True})
     swarm.statuses[NodeId("n3")] = "failed"
     await checker.check("DELETE", "/v1/members/{node}", path="/v1/members/n3")
     n1.agent.events.append(Announce("job.ended", "it ended", found, NodeId("n1"), {"exit_code": 0}), 1.7e9)
@@ -130,7 +132,7 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
 
 
 async def test_a_card_is_a_job_document_too(checker, n1, swarm):
-    from swarm_agent.http.testing import a_card
+    from tests.agent.http.testing import a_card
 
     record = a_record(job_id(1), "n9")
     n1.agent.known_cards = [a_card(record)]
@@ -138,7 +140,7 @@ async def test_a_card_is_a_job_document_too(checker, n1, swarm):
 
 
 async def test_problems_match_their_schema_and_are_promised(checker, n1):
-    cases = [
+    cases: list[tuple[str, str, str, dict[str, Any]]] = [
         ("GET", "/v1/jobs/{job}", "/v1/jobs/nosuch", {}),
         ("GET", "/v1/nodes/{node}", "/v1/nodes/n9", {}),
         ("POST", "/v1/jobs", "/v1/jobs", {"json": {"spec": {"command": []}}}),

@@ -1,10 +1,12 @@
 """Problems: one table, documented, and used for the refusals of aiohttp as well."""
 
+import base64
 from pathlib import Path
 
 import pytest
 
 from swarm_agent.http.problem import KINDS, Problem
+from tests.agent.http.testing import a_record, job_id
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "errors.md"
 
@@ -65,3 +67,66 @@ async def test_a_request_id_that_could_forge_a_log_line_is_replaced(n1):
 def test_retry_after_goes_with_busy_answers_only():
     assert Problem("not_ready", "x").all_headers() == {"Retry-After": "1"}
     assert Problem("invalid", "x").all_headers() == {}
+
+
+HOSTILE_BODIES = [
+    rb'{"\ud800": 1}',
+    rb'{"spec": {"\ud800": 1}}',
+    rb'{"spec": {"command": ["echo", "\udcff"], "ranks": 1}}',
+    rb'{"spec": {"command": ["a"], "env": {"\udcff": "\udcff"}}}',
+    b'{"spec": {"command": ["a"], "name": "\xed\xa0\x80"}}',  # a surrogate in what looks like UTF-8
+    rb'{"reason": "caf\udce9"}',
+    rb'{"policy": "fifo", "parameters": {"\udcff": 1}}',
+    b'{"policy": "las", "parameters": {"queues": 1e400}}',
+    b'{"grace_seconds": NaN}',
+    b'{"signal": ' + b"9" * 5_000 + b"}",
+    b'{"a": ' * 20_000,
+    b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b"\xff\xfe\x00",
+]
+JSON_ROUTES = ["/v1/tickets", "/v1/jobs", "/v1/jobs/x/cancel", "/v1/jobs/x/signal", "/v1/jobs/x/recover", "/v1/config"]
+
+
+@pytest.mark.parametrize("path", JSON_ROUTES)
+@pytest.mark.parametrize("body", HOSTILE_BODIES, ids=range(len(HOSTILE_BODIES)))
+async def test_a_body_that_cannot_be_stored_is_refused_and_never_a_fault_of_ours(n1, path, body):
+    response = await n1.ask(
+        "PUT" if path == "/v1/config" else "POST", path, data=body, headers={"Content-Type": "application/json"}
+    )
+    document = await response.json(content_type=None)
+    assert response.status in (400, 422), document
+    assert document["remedy"]
+    if rb"\ud" in body:
+        assert (document["code"], len(document["errors"])) == ("invalid", 1)
+        assert document["errors"][0]["detail"] == "is not UTF-8 (a lone surrogate)"
+
+
+HOSTILE_CURSORS = [
+    "[Infinity,{}]",
+    "[1e400,{}]",
+    "[NaN,{}]",
+    "[" * 3_000,
+    "[1e30,{}]",
+    '[1,{"0":"zz"}]',
+    '[1,{"99999999":"0.0"}]',
+    '[1,{"-1":"0.0"}]',
+    '{"n1":["a",1e400]}',
+    '{"n1":["a",100000000000000000000]}',
+    r'{"n1":["\ud800",1]}',
+    r'["\ud800","x"]',
+    r'{"\ud800":["a",1]}',
+    "\xff",
+]
+
+
+@pytest.mark.parametrize("cursor", HOSTILE_CURSORS, ids=range(len(HOSTILE_CURSORS)))
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/events", "/v1/jobs/{job}/logs"])
+async def test_a_cursor_that_this_api_never_gave_is_refused(n1, path, cursor):
+    record = n1.agent.put(a_record(job_id(1), "n1"))
+    path = path.format(job=record.job_id)
+    opaque = base64.urlsafe_b64encode(cursor.encode("latin-1")).decode()
+    document = await n1.get(f"{path}?cursor={opaque}", 400)
+    assert (document["code"], document["errors"][0]["pointer"]) == ("bad_parameter", "?cursor")
+    if path != "/v1/jobs":
+        refused = await n1.ask("GET", path, headers={"Last-Event-ID": opaque})
+        assert refused.status == 400

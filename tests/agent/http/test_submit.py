@@ -5,10 +5,10 @@ import io
 
 import pytest
 
-from swarm_agent.http.testing import store_of
-from swarm_agent.testing import wait_until
 from swarmsched.commands import Refused, SubmitJob
 from swarmsched.errors import FieldProblem
+from tests.agent.http.testing import store_of
+from tests.agent.testing import wait_until
 
 SPEC = {"command": ["python", "train.py"], "ranks": 2, "gpus_per_rank": 1}
 TICKET = {"job_id": "0" * 26, "holders": ["n1"], "stores": ["11ae"]}
@@ -31,6 +31,24 @@ async def test_a_submission_without_a_ticket_makes_one_job(n1):
     assert response.headers["Location"] == f"/v1/jobs/{document['id']}"
     assert response.headers["X-Swarm-Node"] == "n1"
     assert (document["state"], document["gpus"], document["was_known"]) == ("queued", 2, False)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"command": ["a"] * 5_000},
+        {"env": {str(n): "" for n in range(1_025)}},
+        {"nodes": ["n1", "n1"]},
+        {"workdir": "/caf\udce9"},
+    ],
+    ids=("words", "variables", "node twice", "not UTF-8"),
+)
+async def test_a_dry_run_and_a_submission_refuse_alike_what_cannot_be_stored(n1, more):
+    dry, real = [
+        await n1.post("/v1/jobs", {"spec": SPEC | more, "dry_run": is_dry_run}, 422) for is_dry_run in (True, False)
+    ]
+    assert dry["errors"] == real["errors"]
+    assert n1.agent.known == {}
 
 
 async def test_the_same_ticket_makes_one_job_at_whichever_agent_it_is_repeated(n1, n2):

@@ -3,11 +3,11 @@
 import pytest
 
 from swarm_agent.http.exchange import answer
-from swarm_agent.http.testing import a_card, a_record, job_id
 from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarmsched import ids
 from swarmsched.api import JobState
 from swarmsched.ids import NodeId
+from tests.agent.http.testing import a_card, a_record, job_id
 
 JOB = job_id(1, random_part="abcd")
 HOLDERS = ("n2", "n3", "n9")

@@ -1,4 +1,5 @@
 import os
+import select
 import signal
 import socket
 import sqlite3
@@ -11,7 +12,7 @@ import pytest
 
 from swarm_agent.__main__ import _parse, main
 from swarm_agent.storage import Store
-from swarm_agent.testing import free_port, start_agents, wait_until_sync
+from tests.agent.testing import OWN_ACCOUNT, free_port, start_agents, wait_until_sync
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SWARM_")}
 
     def start(*options: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "swarm_agent", "--name", "a", "--data-dir", str(tmp_path / "data"), *options]
+        own = ["--name", "a", "--data-dir", str(tmp_path / "data"), "--job-user", OWN_ACCOUNT]
+        command = [sys.executable, "-m", "swarm_agent", *own, *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
 
     return start
@@ -33,7 +35,7 @@ def test_generate_key_prints_64_digits(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_check_config_says_ok_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "agent.toml"
-    file.write_text('name = "a"\n')
+    file.write_text(f'name = "a"\njob_user = "{OWN_ACCOUNT}"\n')
     assert main(["--check-config", str(file)]) == 0
     assert capsys.readouterr().out == "ok\n"
 
@@ -44,6 +46,33 @@ def test_check_config_says_ok_or_what_is_wrong(tmp_path: Path, capsys: pytest.Ca
     file.write_text(f'token_file = "{tmp_path}/absent"\n')
     assert main(["--check-config", str(file)]) == 2
     assert "--generate-key" in capsys.readouterr().err
+
+
+def test_check_key_and_check_token_judge_a_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "secret"
+    file.write_text("x" * 24 + "\n")
+    file.chmod(0o600)
+    assert main(["--check-token", str(file)]) == 0
+    assert main(["--check-key", str(file)]) == 2
+    assert f"{file} does not hold 64 hexadecimal digits" in capsys.readouterr().err
+
+    file.write_text("0f" * 32)
+    assert main(["--check-key", str(file), "--check-token", str(file)]) == 0
+    file.chmod(0o644)
+    assert main(["--check-key", str(file)]) == 2
+    assert "others could read it" in capsys.readouterr().err
+
+
+def test_a_key_that_cannot_be_used_exits_2_so_that_the_service_is_not_started_again(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    key = tmp_path / "cluster.key"
+    key.write_text("x" * 24)
+    key.chmod(0o600)
+    result = run("--listen", f"127.0.0.1:{free_port()}", "--cluster-key-file", str(key))
+
+    assert result.returncode == 2
+    assert "does not hold 64 hexadecimal digits" in result.stderr
 
 
 def test_an_unknown_option_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +106,16 @@ def test_a_database_of_another_swarm_is_named_with_its_remedy_and_exits_1(
     assert "belongs to another swarm" in result.stderr
     assert "cluster_key_file" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's jobs could read what is root's")
+def test_an_agent_of_roots_without_an_account_for_jobs_exits_2(
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    result = run("--job-user", "", "--listen", f"127.0.0.1:{free_port()}")
+
+    assert result.returncode == 2, "starting it again would not help"
+    assert "jobs would run as root" in result.stderr
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
@@ -140,12 +179,14 @@ def test_every_start_has_a_higher_generation_on_disk(tmp_path: Path) -> None:
         assert generations[0] < generations[1]
 
 
-def test_systemd_is_told_when_the_agent_is_ready(tmp_path: Path) -> None:
+def test_systemd_is_told_when_the_agent_is_ready_and_that_its_loop_turns(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
-        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "150000"}
+        environment.pop("WATCHDOG_PID", None)
         command = [sys.executable, "-m", "swarm_agent", "--name", "a", "--data-dir", str(tmp_path / "data")]
+        command += ["--job-user", OWN_ACCOUNT]
         command += ["--listen", f"127.0.0.1:{free_port()}", "--simulated-gpus", "1"]
         with subprocess.Popen(
             command,
@@ -153,9 +194,19 @@ def test_systemd_is_told_when_the_agent_is_ready(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
         ) as process:
             try:
-                assert manager.recv(100) == b"READY=1"
+                said = manager.recv(100)
+                while said == b"WATCHDOG=1":  # on a busy machine the loop turns for a while before all is ready
+                    said = manager.recv(100)
+                assert said == b"READY=1"
+                assert [manager.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3, "for as long as the loop turns"
+                process.send_signal(signal.SIGSTOP)
+                while select.select([manager], [], [], 1.0)[0]:
+                    assert manager.recv(100) == b"WATCHDOG=1"
+                process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGINT)
-                assert manager.recv(100) == b"STOPPING=1"
+                while (said := manager.recv(100)) == b"WATCHDOG=1":
+                    pass
+                assert said == b"STOPPING=1"
                 assert process.wait(60) == 0
             finally:
                 process.kill()

@@ -2,16 +2,17 @@
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.blobs import EVICTIONS_AT_ONCE, BlobError, BlobStore
 from swarm_agent.staging.fetch import BATCH, BlobFetcher
-from swarm_agent.supervision.testing import LoneAgent, Network
 from swarmsched.ids import NodeId
+from tests.agent.supervision.testing import LoneAgent, Network
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 
@@ -80,6 +81,42 @@ async def test_the_least_recently_used_unpinned_blob_goes_first(tmp_path: Path) 
     await blobs.put_bytes(b"e" * 10)
     assert blobs.missing([used, pinned, newest]) == (pinned,)
     assert blobs.held_bytes == 30
+
+
+async def test_what_is_held_is_counted_and_not_summed_again(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    digests = [await blobs.put_bytes(b"%d" % number * 10) for number in range(5)]
+    await blobs.put_all({digest_of(name): name for name in (b"x", b"yy")})
+    assert blobs.held_bytes == BlobStore(tmp_path).held_bytes == 53
+    blobs.discard(digests[0])
+    blobs.discard(digests[0])
+    assert blobs.held_bytes == BlobStore(tmp_path).held_bytes == 43
+
+    class Unread(OrderedDict[str, int]):
+        def __iter__(self):
+            raise AssertionError("all blobs were looked at for one that came")
+
+        values = items = keys = __iter__
+
+    blobs._index = Unread((name, blobs.size_bytes(name) or 0) for name in digests[1:])
+    assert await blobs.put_bytes(b"below the limit") in blobs._index
+
+
+async def test_room_is_made_few_blobs_at_a_time(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path, limit_bytes=300)
+    await blobs.put_all({digest_of(b"%3d" % number): b"%3d" % number for number in range(100)})
+    await blobs.put_bytes(b"x" * 300)
+    assert blobs.held_bytes == 300 + 3 * (100 - EVICTIONS_AT_ONCE)
+    await blobs.put_bytes(b"y")
+    assert blobs.held_bytes == 1
+
+
+async def test_of_many_blobs_those_before_a_wrong_one_are_kept(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    with pytest.raises(BlobError, match="another digest"):
+        await blobs.put_all({digest_of(b"a"): b"a", digest_of(b"b"): b"wrong", digest_of(b"c"): b"c"})
+    assert blobs.missing(map(digest_of, (b"a", b"b", b"c"))) == (digest_of(b"b"), digest_of(b"c"))
+    assert [path.name for path in tmp_path.glob("*/*") if path.is_file()] == [digest_of(b"a")]
 
 
 async def test_drafts_of_an_earlier_life_are_removed(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Environments by requirements: built once, shared, shown when they fail.  Packages are local folders: no network."""
 
 import asyncio
+import os
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore, default_python
-from swarm_agent.supervision.environment import find_account
+from swarm_agent.task.account import find_account
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -41,6 +44,38 @@ def builds(calls: Path) -> int:
 
 
 ACCOUNT = find_account("")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to build as another user")
+async def test_a_build_can_neither_write_as_the_agent_nor_stay_nor_keep_what_it_built() -> None:
+    """Packages run what they like as the account of jobs: they plant links and pipes where the agent might write."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        base.chmod(0o755)
+        victim, pid_file = base / "victim", base / "out" / "pid"
+        victim.write_text("of root's")
+        victim.chmod(0o600)
+        pid_file.parent.mkdir()
+        pid_file.parent.chmod(0o777)
+        evil = (
+            f"ln -s {victim} .complete; mkfifo pipe; mkdir -p bin deep; echo x > deep/file; chmod 4777 deep/file;"
+            f" ln -s {victim} deep/link; setsid sleep 300 > /dev/null 2>&1 & echo $! > {pid_file}"
+        )
+        envs, calls = store(base, wait=evil)
+        calls.touch()
+        calls.chmod(0o666)
+        path = await envs.ensure(b"evil\n", find_account("nobody"))
+
+        assert victim.read_text() == "of root's"
+        assert not Path(f"/proc/{pid_file.read_text().strip()}").exists(), "nothing of a build stays"
+        found = {entry.name: entry.lstat() for entry in (path, *path.rglob("*"))}
+        assert {status.st_uid for status in found.values()} == {0}
+        assert "pipe" not in found
+        assert not any(status.st_mode & 0o7022 for status in found.values() if not stat.S_ISLNK(status.st_mode))
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+        assert await envs.ensure(b"evil\n", find_account("nobody")) == path
+        assert builds(calls) == 1
 
 
 async def test_concurrent_and_later_jobs_share_one_build(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,16 @@ async def test_a_blob_that_rotted_is_found_out_and_dropped(blobs: BlobStore, tmp
         Unpacker(blobs).unpack(Tree.of([whole]), tmp_path / "work")
     assert not (tmp_path / "work").exists()
     assert blobs.missing([whole.sha256]) == (whole.sha256,)
+
+
+async def test_a_manifest_that_lies_about_a_size_costs_its_own_job_and_not_the_blob(
+    blobs: BlobStore, tmp_path: Path
+) -> None:
+    honest = await entry(blobs, "f", b"")
+    with pytest.raises(BlobError, match="'f' has 0 bytes, not the 5 of the manifest"):
+        Unpacker(blobs).unpack(Tree.of([replace(honest, size_bytes=5)]), tmp_path / "one")
+    Unpacker(blobs).unpack(Tree.of([honest]), tmp_path / "two")
+    assert (tmp_path / "two" / "f").read_bytes() == b""
 
 
 async def test_missing_content_is_named_and_nothing_is_left(blobs: BlobStore, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -311,3 +312,26 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match="cannot be used as data directory"):
         DataDirectoryLock(tmp_path / "file" / "data").acquire()
+
+
+def test_no_other_account_can_open_or_lock_the_database(path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        path.touch(0o644)
+        store = open_store(path)
+        store.commit([Persist("room", "key", b"value")])
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("agent.db*")}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == {"agent.db": 0o600, "agent.db-wal": 0o600, "agent.db-shm": 0o600}
+
+
+@pytest.mark.parametrize(("found", "left"), [(None, 0o711), (0o755, 0o711), (0o700, 0o700), (0o1777, 0o1777)])
+def test_others_may_pass_through_the_data_directory_and_not_list_it(tmp_path: Path, found: int, left: int) -> None:
+    folder = tmp_path / "data"
+    if found is not None:
+        folder.mkdir()
+        folder.chmod(found)
+    DataDirectoryLock(folder).acquire().release()
+    assert stat.S_IMODE(folder.stat().st_mode) == left

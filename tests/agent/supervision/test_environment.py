@@ -1,26 +1,30 @@
 """The variables of ranks: torch's contract, GPUs, what is inherited and what never is."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from swarm_agent.config import DEFAULT_ENV_ALLOW
 from swarm_agent.supervision.environment import (
-    Account,
+    FALLBACK_PATH,
     common_environment,
-    find_account,
     inherited,
+    passable_path,
     process_ranks,
     rank_environment,
 )
-from swarm_agent.supervision.settings import DEFAULT_ENV_ALLOW
-from swarm_agent.supervision.testing import make_gpu, make_order
+from swarm_agent.task.account import Account, find_account
 from swarmsched.errors import ConfigError
+from swarmsched.ids import NodeId
 from swarmsched.resources import Demand, Gpu, Share
 from swarmsched.task import TaskOrder
+from tests.agent.supervision.testing import make_gpu, make_order
 
 ACCOUNT = Account("ada", "/home/ada", "/bin/bash")
-SHARES = (Share("n1", 2), Share("n2", 2))
+SHARES = (Share(NodeId("n1"), 2), Share(NodeId("n2"), 2))
 
 
 def common(order: TaskOrder, gpus: tuple[Gpu, ...] = (), **options) -> dict[str, str]:
@@ -131,3 +135,19 @@ def test_job_user_is_found_with_its_groups() -> None:
     assert account.uid > 0
     assert account.gid in account.groups
     assert find_account("").uid == -1
+
+
+def test_a_job_gets_no_folder_of_the_agents_path_that_it_cannot_enter(tmp_path: Path) -> None:
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        base.chmod(0o755)
+        (base / "open").mkdir(mode=0o755)
+        (base / "closed" / "bin").mkdir(parents=True)
+        (base / "closed").chmod(0o700)
+        path = f"{base}/closed/bin:{base}/open:relative:{base}/absent"
+        stranger = Account("other", "/", "/bin/sh", 61_234, 61_234)
+        assert passable_path(path, stranger) == f"{base}/open"
+        assert passable_path(f"{base}/closed/bin", stranger) == FALLBACK_PATH
+        assert passable_path(path, find_account("")) == path, "of our own account nothing is hidden"
+    finally:
+        shutil.rmtree(base)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision import shim
 from swarm_agent.supervision.orders import directory_name, order_to_json
-from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_order
+from swarm_agent.task import shim
 from swarmsched.effects import ExtendTask, SignalTask, StartTask, StopTask
 from swarmsched.events import TaskFreezeChanged, TaskStarted
 from swarmsched.task import RankExit, TaskOrder
+from tests.agent.supervision.testing import DEADLINE_S, Bench, make_order
 
 LONG_S = 3_600.0
 SHORT_S = 3.0  # over within a test, and long enough for a shim that is given little of the processor
@@ -51,12 +51,12 @@ def is_pending(pid: int, number: int) -> bool:
 
 def start(bench: Bench, script: str, lease_s: float = LONG_S, **spec) -> TaskOrder:
     order = make_order("sh", "-c", script, **spec)
-    bench.runner.perform(StartTask(order, (), until_s=time.monotonic() + lease_s))
+    bench.runner.perform(StartTask(order, (), until_s=shim.now() + lease_s))
     return order
 
 
 def extend(bench: Bench, order: TaskOrder, lease_s: float) -> None:
-    bench.runner.perform(ExtendTask(order.job_id, order.attempt, time.monotonic() + lease_s))
+    bench.runner.perform(ExtendTask(order.job_id, order.attempt, shim.now() + lease_s))
 
 
 async def frozen(bench: Bench, order: TaskOrder, count: int = 1) -> None:
@@ -106,6 +106,28 @@ async def test_an_extension_in_time_keeps_ranks_from_freezing(bench: Bench, tmp_
     go.touch()
     assert (await bench.finish(order)).exits == (RankExit(0, 0),)
     assert not any(isinstance(event, TaskFreezeChanged) for event in bench.events)
+
+
+async def test_nothing_starts_once_its_time_is_over_and_all_does_once_there_is_more(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The start was performed long after it was decided: another attempt may be running."""
+    order = make_order("mkdir", str(tmp_path / "made"))
+    bench.runner.perform(StartTask(order, (), until_s=shim.now() - 10.0))
+    await frozen(bench, order)
+    assert not (tmp_path / "made").exists()
+    extend(bench, order, LONG_S)
+    assert (await bench.finish(order)).exits == (RankExit(0, 0),)
+    assert (tmp_path / "made").exists()
+
+
+async def test_a_stop_ends_what_waits_for_its_time_without_starting_it(bench: Bench, tmp_path: Path) -> None:
+    order = make_order("mkdir", str(tmp_path / "made"))
+    bench.runner.perform(StartTask(order, (), until_s=0.0))
+    await frozen(bench, order)
+    bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+    assert (await bench.finish(order)).exits == ()
+    assert not (tmp_path / "made").exists()
 
 
 async def test_a_sooner_time_freezes_at_once(bench: Bench) -> None:
@@ -250,10 +272,11 @@ async def test_ranks_that_freeze_within_their_grace_are_killed_at_its_end(bench:
 
 
 FIRST_LIFE = """
-import asyncio, sys, time
+import asyncio, sys
 from pathlib import Path
+from swarm_agent.task import shim
 from swarm_agent.supervision.orders import order_from_json
-from swarm_agent.supervision.testing import Bench
+from tests.agent.supervision.testing import Bench
 from swarmsched.effects import StartTask
 from swarmsched.events import TaskStarted
 
@@ -261,7 +284,7 @@ async def main():
     bench = Bench(Path(sys.argv[1]))
     await bench.runner.start()
     order, gpus = order_from_json(Path(sys.argv[2]).read_bytes(), Path(sys.argv[2]))
-    bench.runner.perform(StartTask(order, gpus, until_s=time.monotonic() + float(sys.argv[3])))
+    bench.runner.perform(StartTask(order, gpus, until_s=shim.now() + float(sys.argv[3])))
     await bench.wait_for(TaskStarted, (order.job_id, order.attempt))
     print("started", flush=True)
     await asyncio.Event().wait()
@@ -324,7 +347,7 @@ async def test_the_freeze_follows_the_deadline_and_does_not_precede_it(tmp_path:
     await until(lambda: frozen_utc_s(tmp_path, order))
     directory = tmp_path / "data" / "tasks" / directory_name((order.job_id, 1))
     deadline_s = shim.read_lease(str(directory / "lease"), 0.0)
-    offset_s = time.time() - time.monotonic()
+    offset_s = time.time() - shim.now()
     assert 0.0 <= frozen_utc_s(tmp_path, order) - offset_s - deadline_s < 5.0
 
 
@@ -333,7 +356,7 @@ async def test_a_shim_without_a_lease_file_runs_without_limit(tmp_path: Path) ->
     async with Bench(tmp_path / "data") as bench:
         order = make_order("sh", "-c", "echo up; exec sleep 600")
         bench.runner._tasks[order.job_id, 1] = task = bench.runner._new_task(order)
-        task.link.set_lease = lambda _: None
+        task.link.set_lease = lambda until_s: None
         task.prepared = bench.runner._stager.locate_quickly(order)
         bench.runner._launch(task)
         await bench.wait_for(TaskStarted)

@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
-from swarm_agent.supervision.shim import STDERR, STDOUT, LogWriter, segments
+from swarm_agent.task.shim import STDERR, STDOUT, SYSTEM, LogWriter, segments
 from swarmsched.ids import JobId, make_job_id
 
 JOB = make_job_id(0.0, random.Random(1))
@@ -26,12 +28,21 @@ def writer(store: LogStore, attempt: int = 1, rank: int = 0) -> LogWriter:
 
 
 def read_all(store: LogStore, cursor: str = "") -> list[LogRecord]:
+    return read_rank(store, 0, cursor)
+
+
+def read_rank(store: LogStore, rank: int, cursor: str = "") -> list[LogRecord]:
     found: list[LogRecord] = []
     while True:
-        records, cursor = store.read(JOB, 1, 0, cursor)
+        records, cursor = store.read(JOB, 1, rank, cursor)
         if not records:
             return found
         found.extend(records)
+
+
+def read_tail(store: LogStore, rank: int, lines: int) -> list[LogRecord]:
+    first, cursor = store.tail(JOB, 1, rank, lines)
+    return [*first, *read_rank(store, rank, cursor)]
 
 
 def test_records_come_back_with_stream_time_and_bytes(store: LogStore) -> None:
@@ -72,6 +83,59 @@ def test_what_is_dropped_is_counted_to_the_byte_whatever_the_cursor(store: LogSt
         assert sum(r.dropped_bytes > 0 for r in records) <= 1
         assert [r.utc_s for r in records] == sorted(r.utc_s for r in records)
         assert records[-1].utc_s == 1_999.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    ranks=st.integers(1, 3),
+    limit_bytes=st.sampled_from((1, 300, 5_000, 2**17, 2**18)),
+    lines=st.integers(0, 50),
+    rng=st.randoms(use_true_random=False),
+)
+def test_kept_output_is_read_back_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory,
+    count: int,
+    ranks: int,
+    limit_bytes: int,
+    lines: int,
+    rng: random.Random,
+) -> None:
+    """However it was cut into records and segments, from whichever cursor, in pages of whatever size."""
+    store = LogStore(LogConfig(directory=tmp_path_factory.mktemp("logs"), limit_bytes=4 * 2**20, head_bytes=HEAD))
+    written = [b""] * ranks
+    writers = [LogWriter(str(store.config.directory / JOB / "1" / str(rank)), 400_000, HEAD) for rank in range(ranks)]
+    for size in (rng.randrange(1, 20_000) for _ in range(count)):
+        rank = min(rng.randrange(5), ranks - 1)
+        data = (b"%d " % len(written[rank]) * size)[: size - 1] + rng.choice((b"\n", b"x"))
+        writers[rank].write(STDOUT, data, 1.0)
+        written[rank] += data
+    for rank, expected in enumerate(written):
+        pages, cursors, cursor = [b""], [""], ""
+        while True:
+            records, cursor = store.read(JOB, 1, rank, cursor, limit_bytes)
+            if not records:
+                break
+            if len(expected) <= 300_000:
+                assert not any(record.dropped_bytes for record in records)
+            pages.append(b"".join(record.data for record in records))
+            cursors.append(cursor)
+        dropped = sum(record.dropped_bytes for record in read_rank(store, rank))
+        assert sum(map(len, pages)) + dropped == len(expected)
+        if not dropped:
+            assert b"".join(pages) == expected
+            index = rng.randrange(len(pages))
+            rest = b"".join(record.data for record in read_rank(store, rank, cursors[index]))
+            assert rest == b"".join(pages[index + 1 :])
+            tail = b"".join(record.data for record in read_tail(store, rank, lines))
+            assert tail == b"".join(expected.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+def test_a_long_line_of_our_own_can_be_read_again(store: LogStore) -> None:
+    """A build tool may print a line that is larger than any read of a rank's output."""
+    log = LogWriter(str(store.config.directory / JOB / "1" / "0"), 64 * 2**20, 8 * 2**20)
+    log.write(SYSTEM, b"x" * 300_000 + b"\n", 1.0)
+    assert b"".join(record.data for record in read_all(store)) == b"x" * 300_000 + b"\n"
 
 
 def test_the_beginning_is_kept(store: LogStore) -> None:
@@ -139,7 +203,7 @@ def test_a_job_id_never_becomes_another_path(store: LogStore, job_id: str) -> No
 
 def test_a_task_without_output_reads_as_empty(store: LogStore) -> None:
     assert store.read(JOB, 1, 0) == ((), "0.0")
-    assert store.tail(JOB, 1, 0, 5) == ((), "")
+    assert read_tail(store, 0, 5) == []
 
 
 def test_attempts_and_ranks_are_listed(store: LogStore) -> None:
@@ -165,10 +229,11 @@ def test_tail_cuts_at_lines_not_at_records(store: LogStore, pieces: list[bytes],
     log = writer(store)
     for piece in pieces:
         log.write(STDOUT, piece, 1.0)
-    records, cursor = store.tail(JOB, 1, 0, lines)
-    assert b"".join(r.data for r in records) == expected
+    assert b"".join(r.data for r in read_tail(store, 0, lines)) == expected
+    first, cursor = store.tail(JOB, 1, 0, lines)
     log.write(STDOUT, b"later", 2.0)
-    assert [r.data for r in store.read(JOB, 1, 0, cursor)[0]] == [b"later"]
+    assert len(first) <= 1, "the search keeps nothing but where to begin"
+    assert read_rank(store, 0, cursor)[-1].data == b"later"
 
 
 def test_since_finds_the_first_record_of_that_time(store: LogStore) -> None:

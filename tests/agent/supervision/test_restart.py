@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision import shim
 from swarm_agent.supervision.orders import order_from_json, order_to_json
-from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_gpu, make_order
-from swarm_agent.testing import wait_until
+from swarm_agent.supervision.shimlink import ShimLink
+from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.errors import StorageError
 from swarmsched.events import TaskStarted
+from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
+from tests.agent.supervision.testing import DEADLINE_S, Bench, make_gpu, make_order
+from tests.agent.testing import wait_until
 
 FIRST_LIFE = """
 import asyncio, sys
 from pathlib import Path
 from swarm_agent.supervision.orders import order_from_json
-from swarm_agent.supervision.testing import Bench
+from tests.agent.supervision.testing import Bench
 from swarmsched.effects import StartTask
 from swarmsched.events import TaskStarted
 
@@ -112,7 +114,7 @@ async def test_a_found_task_obeys_signals_and_stops(tmp_path: Path) -> None:
 
 async def test_a_task_that_ended_meanwhile_is_found_with_its_result(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    order = make_order("sh", "-c", f"{gate(go)}; exit $RANK", shares=(Share("n1", 2),), ranks=2)
+    order = make_order("sh", "-c", f"{gate(go)}; exit $RANK", shares=(Share(NodeId("n1"), 2),), ranks=2)
     process = await first_life(tmp_path, order)
     async with ended(shim_of(tmp_path, order)):
         kill(process)
@@ -177,6 +179,44 @@ async def test_an_unreadable_order_is_dropped_and_the_others_are_found(tmp_path:
         await bench.finish(order)
 
 
+@pytest.mark.parametrize(
+    "facts", [b"shim 1 2\n: not a fact\n", b"shim x\n", b"started\n", b"\xff\xfe\n", b"exit 0 zero 0 0\n"]
+)
+async def test_a_record_that_cannot_be_read_costs_its_task_and_not_the_agents_start(
+    tmp_path: Path, facts: bytes
+) -> None:
+    order = make_order("sleep", "300")
+    process = await first_life(tmp_path, order)
+    broken = make_order("true")
+    directory = tmp_path / "data/tasks" / f"{broken.job_id}.1"
+    directory.mkdir()
+    (directory / "order.json").write_bytes(order_to_json(broken, ()))
+    (directory / "facts").write_bytes(facts + b"exited 1.0 none \n")
+    kill(process)
+    async with Bench(tmp_path / "data") as bench:
+        found = {status.job_id: status for status in bench.found}
+        assert set(found) == {order.job_id, broken.job_id}
+        assert (found[broken.job_id].stage, found[broken.job_id].failure) == (TaskStage.EXITED, TaskFailure.LOST)
+        bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+        await bench.finish(order)
+
+
+async def test_a_directory_that_no_code_foresaw_costs_its_task_and_not_the_agents_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = make_order("true")
+    directory = tmp_path / "data/tasks" / f"{order.job_id}.1"
+    directory.mkdir(parents=True)
+    (directory / "order.json").write_bytes(order_to_json(order, ()))
+
+    def attach(link: ShimLink) -> bool:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(ShimLink, "attach", attach)
+    async with Bench(tmp_path / "data") as bench:
+        assert [status.failure for status in bench.found] == [TaskFailure.LOST]
+
+
 async def test_stop_of_the_runner_leaves_tasks_running(tmp_path: Path) -> None:
     order = make_order("sleep", "300")
     bench = Bench(tmp_path / "data")
@@ -191,7 +231,9 @@ async def test_stop_of_the_runner_leaves_tasks_running(tmp_path: Path) -> None:
 
 
 def test_an_order_survives_its_file(tmp_path: Path) -> None:
-    order = make_order("a", "b c", ranks=3, shares=(Share("n1", 2), Share("n2", 1)), env={"X": "1"}, grace_s=3.5)
+    order = make_order(
+        "a", "b c", ranks=3, shares=(Share(NodeId("n1"), 2), Share(NodeId("n2"), 1)), env={"X": "1"}, grace_s=3.5
+    )
     gpus = (make_gpu(0), make_gpu(1, is_simulated=True))
     assert order_from_json(order_to_json(order, gpus), tmp_path) == (order, gpus)
 

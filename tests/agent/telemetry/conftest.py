@@ -19,6 +19,7 @@ DEADLINE_S = 10.0  # a sampler that is given little of the processor is no hung 
 
 def load_fake_nvml():
     spec = importlib.util.spec_from_file_location("fake_nvml", TESTBED / "fake_nvml.py")
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -90,7 +91,7 @@ async def start():
     """Start telemetries; all are stopped at the end of the test."""
     running = []
 
-    async def start_one(*, own_pids=frozenset, booked_gpus=frozenset, argv=None, **config):
+    async def start_one(*, own_gpus=dict, booked_gpus=frozenset, argv=None, **config):
         settings = {"telemetry_period_s": PERIOD_S, "telemetry_deadline_s": DEADLINE_S} | config
         posts = []
         more = {"argv": argv} if argv else {}
@@ -98,7 +99,7 @@ async def start():
             AgentConfig(name=NodeId("n1"), **settings),
             posts.append,
             NodeId("n1"),
-            own_pids=own_pids,
+            own_gpus=own_gpus,
             booked_gpus=booked_gpus,
             **more,
         )

@@ -4,6 +4,8 @@ import os
 
 from swarm_agent.telemetry.ownership import GRACE_S, Ownership, parent_of
 
+GPU = "GPU-1"
+
 
 class FakeProc:
     """A folder that looks like /proc."""
@@ -25,7 +27,7 @@ class FakeProc:
 
 def ownership(tmp_path, own):
     proc = FakeProc(tmp_path)
-    return proc, Ownership(lambda: own, tmp_path)
+    return proc, Ownership(lambda: dict.fromkeys(own, (GPU,)), tmp_path)
 
 
 def test_descendants_of_ours_are_ours_however_deep(tmp_path):
@@ -34,14 +36,23 @@ def test_descendants_of_ours_are_ours_however_deep(tmp_path):
     for pid in range(11, 20):
         proc.add(pid, pid - 1)
     owner.refresh(0.0)
-    assert owner.classify(19, None, 0.0).is_own
+    assert owner.classify(19, GPU, None, 0.0).is_own
+
+
+def test_a_job_on_a_gpu_that_it_was_not_given_is_foreign_there(tmp_path):
+    proc, owner = ownership(tmp_path, {10})
+    proc.add(10, 1)
+    proc.add(11, 10)
+    owner.refresh(0.0)
+    assert owner.classify(11, GPU, 1, 0.0).is_own
+    assert not owner.classify(11, "GPU-2", 1, 0.0).is_own
 
 
 def test_living_stranger_counts_at_once(tmp_path):
     proc, owner = ownership(tmp_path, {10})
     proc.add(4242, 1, "weird) name (x")
     owner.refresh(0.0)
-    stranger = owner.classify(4242, 3 << 30, 0.0)
+    stranger = owner.classify(4242, GPU, 3 << 30, 0.0)
     assert not stranger.is_own
     assert stranger.command == "weird) name (x"
     assert str(stranger).endswith("3.0 GiB")
@@ -53,11 +64,11 @@ def test_own_process_that_just_ended_has_a_grace(tmp_path):
     proc.add(10, 1)
     proc.add(11, 10)
     owner.refresh(0.0)
-    assert owner.classify(11, 1, 0.0).is_own
+    assert owner.classify(11, GPU, 1, 0.0).is_own
     proc.remove(11)
     own.clear()
     owner.refresh(1.0)
-    assert owner.classify(11, 1, 1.0) is None
+    assert owner.classify(11, GPU, 1, 1.0) is None
 
 
 def test_entry_without_a_process_turns_foreign_after_the_grace(tmp_path):
@@ -67,7 +78,7 @@ def test_entry_without_a_process_turns_foreign_after_the_grace(tmp_path):
     for step in range(6):
         now_s = step * step_s
         owner.refresh(now_s)
-        answers.append(owner.classify(77, 1, now_s))
+        answers.append(owner.classify(77, GPU, 1, now_s))
     assert answers[:4] == [None] * 4
     assert answers[4] is not None
     assert str(answers[4]) == "pid 77 0.0 GiB"
@@ -79,10 +90,10 @@ def test_grace_does_not_stay_open_for_a_process_that_keeps_running(tmp_path):
     proc.add(10, 1)
     proc.add(11, 10)
     owner.refresh(0.0)
-    owner.classify(11, 1, 0.0)
+    owner.classify(11, GPU, 1, 0.0)
     own.clear()
     owner.refresh(0.1)
-    assert not owner.classify(11, 1, 0.1).is_own
+    assert not owner.classify(11, GPU, 1, 0.1).is_own
 
 
 def test_a_loop_of_parents_ends(tmp_path):
@@ -90,7 +101,7 @@ def test_a_loop_of_parents_ends(tmp_path):
     proc.add(20, 21)
     proc.add(21, 20)
     owner.refresh(0.0)
-    assert not owner.classify(20, None, 0.0).is_own
+    assert not owner.classify(20, GPU, None, 0.0).is_own
 
 
 def test_parent_of_a_real_process():

@@ -283,8 +283,11 @@ async def test_own_process_and_its_children_are_not_foreign(nvml, start):
         shim.stdout.readline()
         child = int(Path(f"/proc/{shim.pid}/task/{shim.pid}/children").read_text().split()[0])
         nvml.procs(0, [(child, 1 << 30)])
-        bench = await started(start, own_pids=lambda: {shim.pid})
-        assert bench.healths() == ["ok"] * 4
+        given = {shim.pid: set[str]()}
+        bench = await started(start, own_gpus=lambda: given)
+        assert bench.healths() == ["foreign", "ok", "ok", "ok"], "it was not given to this task"
+        given[shim.pid] = {bench.gpu(0).uuid}
+        await bench.until(lambda: bench.healths() == ["ok"] * 4)
         assert [(each.pid, each.is_own) for each in bench.gpu(0).processes] == [(child, True)]
     finally:
         shim.communicate()

@@ -3,15 +3,16 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from functools import partial
 
 import aiohttp
 import pytest
 from aiohttp import web
 from yarl import URL
 
-from swarm_agent.testing import free_port, wait_until
 from swarm_agent.transport import link as link_module
 from swarm_agent.transport.link import ANSWER, NUMBER, Link
+from tests.agent.testing import free_port, wait_until
 
 
 class Serving:
@@ -73,7 +74,7 @@ async def serving() -> AsyncIterator[Serving]:
 
 async def test_many_questions_share_one_connection_and_get_their_own_answers(serving: Serving) -> None:
     link = Link(serving.url, serving.dial)
-    answers = await asyncio.gather(*(link.ask(b"%d" % index) for index in range(50)))
+    answers = await asyncio.gather(*(link.ask(partial(b"%d".__mod__, index)) for index in range(50)))
     assert answers == [(200, b"%d" % index) for index in range(50)]
     assert len(serving.connections) == 1
     await link.close()
@@ -82,7 +83,7 @@ async def test_many_questions_share_one_connection_and_get_their_own_answers(ser
 async def test_a_connection_that_is_lost_fails_what_waits_at_once_and_takes_no_more(serving: Serving) -> None:
     link = Link(serving.url, serving.dial)
     serving.may_answer.clear()
-    waiting = asyncio.create_task(link.ask(b"late"))
+    waiting = asyncio.create_task(link.ask(lambda: b"late"))
     await wait_until(lambda: bool(serving.heard))
     await serving.hang_up()
     with pytest.raises(aiohttp.ClientConnectionError, match="lost"):
@@ -94,7 +95,7 @@ async def test_a_connection_that_is_lost_fails_what_waits_at_once_and_takes_no_m
 async def test_a_connection_that_cannot_be_made_says_why(serving: Serving) -> None:
     link = Link(serving.url.with_port(free_port()), serving.dial)
     with pytest.raises(aiohttp.ClientConnectorError):
-        await link.ask(b"anybody?")
+        await link.ask(lambda: b"anybody?")
     assert not link.is_usable
 
 
@@ -105,7 +106,7 @@ async def test_no_answer_in_time_is_told_and_ends_the_connection(
     link = Link(serving.url, serving.dial)
     serving.may_answer.clear()
     with pytest.raises(TimeoutError, match=r"0\.2 s"):
-        await link.ask(b"hello?")
+        await link.ask(lambda: b"hello?")
     assert not link.is_usable
     serving.may_answer.set()
     await wait_until(lambda: serving.connections[0].closed)
@@ -117,7 +118,7 @@ async def test_a_question_that_waits_for_long_makes_the_next_one_take_another_co
     monkeypatch.setattr(link_module, "STUCK_S", 0.05)
     link = Link(serving.url, serving.dial)
     serving.may_answer.clear()
-    waiting = asyncio.create_task(link.ask(b"slow"))
+    waiting = asyncio.create_task(link.ask(lambda: b"slow"))
     await wait_until(lambda: not link.is_usable)
     link.retire()
     serving.may_answer.set()
@@ -127,7 +128,7 @@ async def test_a_question_that_waits_for_long_makes_the_next_one_take_another_co
 
 async def test_an_idle_connection_is_not_used_again(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(serving.url, serving.dial)
-    assert await link.ask(b"one") == (200, b"one")
+    assert await link.ask(lambda: b"one") == (200, b"one")
     assert link.is_usable
     monkeypatch.setattr(link_module, "IDLE_S", 0.0)
     assert not link.is_usable
@@ -140,17 +141,17 @@ async def test_an_answer_that_makes_no_sense_ends_the_connection(serving: Servin
     serving.garbage = garbage or ANSWER.pack(0, 200)[:-1]
     link = Link(serving.url, serving.dial)
     with pytest.raises(aiohttp.ClientConnectionError, match="lost"):
-        await link.ask(b"what?")
+        await link.ask(lambda: b"what?")
     assert not link.is_usable
 
 
 async def test_an_answer_to_no_question_is_ignored(serving: Serving) -> None:
     serving.garbage = ANSWER.pack(99, 200) + b"not for you"
     link = Link(serving.url, serving.dial)
-    waiting = asyncio.create_task(link.ask(b"mine"))
+    waiting = asyncio.create_task(link.ask(lambda: b"mine"))
     await wait_until(lambda: bool(serving.heard))
     serving.garbage = b""
-    assert await link.ask(b"second") == (200, b"second")
+    assert await link.ask(lambda: b"second") == (200, b"second")
     assert not waiting.done()
     await link.close()
     with pytest.raises(aiohttp.ClientConnectionError):
@@ -161,7 +162,7 @@ async def test_a_connection_that_cannot_be_made_leaves_no_complaint(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = Link(serving.url.with_port(free_port()), serving.dial)
-    results = await asyncio.gather(link.ask(b"one"), link.ask(b"two"), return_exceptions=True)
+    results = await asyncio.gather(link.ask(lambda: b"one"), link.ask(lambda: b"two"), return_exceptions=True)
     assert [type(each) for each in results] == [aiohttp.ClientConnectorError] * 2
     del link, results
     gc.collect()

@@ -1,8 +1,9 @@
 import asyncio
 import os
 import socket
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import aiohttp
@@ -12,17 +13,18 @@ from aiohttp import web
 from swarm_agent.driver import Driver
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import BlobFetcher
-from swarm_agent.testing import ControlledStore, ScriptedMachine, free_port, wait_until
-from swarm_agent.transport import envelope, inbox, outbox, rpc
+from swarm_agent.transport import arrivals, envelope, inbox, outbox, rpc
 from swarm_agent.transport import peer as peer_module
 from swarm_agent.transport.link import ANSWER, NUMBER
-from swarm_agent.transport.peer import MESSAGES_PATH, PeerChannel
+from swarm_agent.transport.peer import LIFE_HEADER, LINK_PATH, MESSAGES_PATH, SEAL_HEADER, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
+from swarmsched.authority.message import LeaseGranted, LeaseRenewal
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import AgentUnreachable, LocalProtocolError, RemoteProtocolError, UnknownJob
 from swarmsched.events import Event, PeerMessageReceived, PeerSendFailed
 from swarmsched.ids import Address, NodeId
-from swarmsched.wire.sealing import INSTANCE_ID_BYTES, Keyring, Sealer
+from swarmsched.wire.sealing import BODY_FRAME_BYTES, INSTANCE_ID_BYTES, BodyReader, Keyring, Sealer
+from tests.agent.testing import ControlledStore, ScriptedMachine, free_port, wait_until
 
 KEY = b"k" * 32
 A, B = NodeId("a"), NodeId("b")
@@ -61,13 +63,16 @@ class Peer:
         assert isinstance(effect, SendPeer)
         self.channel.send(effect.recipient, effect.message)
 
-    async def start(self) -> None:
+    async def start(self, port: int = 0) -> None:
         app = web.Application()
+        app[arrivals.ARRIVALS] = arrivals.Arrivals()
         self.channel.add_routes(app)
         self.rpc.add_routes(app)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()
-        port = free_port()
+        assert self.runner.server is not None
+        app[arrivals.ARRIVALS].watch(self.runner.server)
+        port = port or free_port()
         await web.TCPSite(self.runner, "127.0.0.1", port).start()
         self.addresses[self.name] = ("127.0.0.1", port)
         self.channel.open()
@@ -117,6 +122,23 @@ async def test_messages_of_one_turn_travel_in_one_request_in_order(pair: tuple[P
     await wait_until(lambda: len(b.received) == 100)
     assert b.received == [(A, f"m{index}") for index in range(100)]
     assert a.channel.counters["requests"] == 1
+
+
+async def test_a_lease_is_granted_while_an_answer_waits_for_the_disk(pair: tuple[Peer, Peer]) -> None:
+    a, b = pair
+    renewal, granted = LeaseRenewal(1), LeaseGranted(1)
+    answers: dict[str, list[Effect]] = {"write": [Persist("meta", "k", b"v"), SendPeer(A, "written")]}
+    answers[str(renewal)] = [SendPeer(A, granted)]
+    b.answer(lambda text: answers[text])
+    b.store.is_open = False
+    a.channel.send(B, "write")
+    await wait_until(lambda: b.store.attempts == 1)
+    a.channel.send(B, renewal)
+    await wait_until(lambda: a.received)
+    assert a.received == [(B, str(granted))]
+    b.store.is_open = True
+    b.store.allow()
+    await wait_until(lambda: len(a.received) == 2)
 
 
 async def test_order_holds_while_several_requests_are_in_flight(
@@ -230,12 +252,15 @@ async def test_a_peer_that_was_started_again_is_reached_again(pair: tuple[Peer, 
 async def test_a_connection_without_batches_is_closed_by_the_serving_end(
     pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_module, "LINK_IDLE_S", 0.05)
     a, b = pair
     a.channel.send(B, "once")
-    await wait_until(lambda: b.channel.counters["idle_links"] == 1)
+    await wait_until(lambda: len(b.received) == 1)
+    monkeypatch.setattr(peer_module, "LINK_IDLE_S", 0.05)
     a.channel.send(B, "twice")
-    await wait_until(lambda: len(b.received) == 2)
+    await wait_until(lambda: b.channel.counters["idle_links"] == 1)
+    monkeypatch.undo()
+    a.channel.send(B, "again")
+    await wait_until(lambda: len(b.received) == 3)
 
 
 async def test_an_address_that_passed_to_another_node_does_not_get_the_message(pair: tuple[Peer, Peer]) -> None:
@@ -286,10 +311,18 @@ async def test_a_peer_with_another_key_is_refused_and_counted(pair: tuple[Peer, 
         await stranger.stop()
 
 
+def pass_for(b: Peer, life: bytes | None = None) -> dict[str, str]:
+    """The header that opens a connection to a peer, for a holder of the key."""
+    life = b.sealer.instance_id if life is None else life
+    sealer = Sealer(keyring=Keyring(KEY), label="s", instance_id=os.urandom(INSTANCE_ID_BYTES), purpose="body")
+    return {SEAL_HEADER: b64encode(envelope.seal_request(sealer, LINK_PATH, A, B, life, None)).decode()}
+
+
 async def post(b: Peer, body: bytes) -> tuple[int, str]:
     """Status and text of the answer to one frame; status 0 when the connection is closed instead."""
     host, port = b.addresses[B]
-    async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{host}:{port}{MESSAGES_PATH}") as link:
+    url = f"http://{host}:{port}{MESSAGES_PATH}"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=pass_for(b)) as link:
         await link.send_bytes(NUMBER.pack(7) + body)
         answer = await link.receive(timeout=10.0)
         if answer.type is not aiohttp.WSMsgType.BINARY:
@@ -301,7 +334,7 @@ async def post(b: Peer, body: bytes) -> tuple[int, str]:
 
 async def test_a_replayed_body_is_refused(pair: tuple[Peer, Peer]) -> None:
     a, b = pair
-    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, [0, [b"once"]])
+    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, b.sealer.instance_id, [0, [b"once"]])
 
     assert (await post(b, body))[0] == 200
     status, text = await post(b, body)
@@ -310,10 +343,128 @@ async def test_a_replayed_body_is_refused(pair: tuple[Peer, Peer]) -> None:
     assert b.received == [(A, "once")]
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({}, 400), ({SEAL_HEADER: "%"}, 400), ({SEAL_HEADER: "U0I="}, 400), (b"", 421), (b"x" * 16, 421)],
+)
+async def test_a_stranger_gets_no_connection_for_large_frames(
+    pair: tuple[Peer, Peer], headers: dict[str, str] | bytes, status: int
+) -> None:
+    _, b = pair
+    host, port = b.addresses[B]
+    sent = pass_for(b, headers) if isinstance(headers, bytes) else headers
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(f"http://{host}:{port}{MESSAGES_PATH}", headers=sent)
+    assert caught.value.status == status
+    if status == envelope.RESTARTED:
+        assert caught.value.headers.get(LIFE_HEADER) == b.sealer.instance_id.hex()
+
+
+async def test_what_was_sniffed_in_one_life_of_a_receiver_is_refused_by_the_next(pair: tuple[Peer, Peer]) -> None:
+    """Replay windows live in memory, so a request names the process that it is for."""
+    a, b = pair
+    asked: list[object] = []
+
+    async def on_signal(_: NodeId, payload: dict[str, object]) -> dict[str, object]:
+        asked.append(payload)
+        return {}
+
+    b.rpc.on_query("signal", on_signal)
+    path, url = "/peer/v1/query/signal", "http://{}:{}/peer/v1/query/signal".format(*b.addresses[B])
+    sniffed = envelope.seal_request(a.sealer, path, A, B, b.sealer.instance_id, {"signal": 10})
+    async with aiohttp.ClientSession() as session:
+        statuses = []
+        for is_restarted in (False, False, True):
+            if is_restarted:
+                await restart(b)
+                b.rpc.on_query("signal", on_signal)
+            async with session.post(url, data=sniffed) as response:
+                statuses.append(response.status)
+                answer = await response.text(errors="replace")
+    assert statuses == [200, 400, envelope.RESTARTED]
+    assert answer == b.sealer.instance_id.hex(), "the sender learns of it and seals anew"
+    assert asked == [{"signal": 10}]
+    assert await a.rpc.query(B, "signal", {"signal": 12}) == {}
+    a.channel.send(B, "hello again")
+    await wait_until(lambda: b.received == [(A, "hello again")])
+
+
+async def restart(b: Peer) -> None:
+    """Another life at the same address, with a memory of nothing."""
+    _, port = b.addresses[B]
+    await b.stop()
+    b.__init__(B, b.addresses)  # type: ignore[misc]  # all of it anew
+    await b.start(port)
+
+
+async def test_only_the_first_frame_of_a_strangers_body_is_read(
+    pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, b = pair
+    stranger = Sealer(keyring=Keyring(b"x" * 32), label="s", instance_id=os.urandom(INSTANCE_ID_BYTES), purpose="body")
+    path = "/peer/v1/query/x"
+    writer = stranger.body_writer("POST", path)
+
+    async def megabytes() -> AsyncIterator[bytes]:
+        yield writer.head
+        for _ in range(240):
+            yield writer.frame(b"\0" * BODY_FRAME_BYTES)
+
+    read: list[int] = []
+    feed = BodyReader.feed
+
+    def counted(self: BodyReader, data: bytes) -> Iterator[bytes]:
+        read.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(BodyReader, "feed", counted)
+    async with aiohttp.ClientSession() as session:
+        try:
+            url = "http://{}:{}".format(*b.addresses[B]) + path
+            async with session.post(url, data=megabytes()) as response:
+                assert response.status == 400
+        except aiohttp.ClientError:
+            pass  # turned away while it was still talking
+    assert sum(read) < 2**20, "what one read of the socket brought, of 15 MiB"
+
+
+async def test_a_stranger_has_little_time_and_the_oldest_of_too_many_goes(
+    pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, b = pair
+    monkeypatch.setattr(arrivals, "STRANGERS_PER_ADDRESS", 3)
+    address = b.addresses[B]
+    async with aiohttp.ClientSession() as session:
+        known = await session.ws_connect("http://{}:{}".format(*address) + MESSAGES_PATH, headers=pass_for(b))
+        strangers = []
+        for words in (b"", b"GET / HT", b"POST /peer/v1/query/x HTTP/1.1\r\n", b"", b""):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(words)
+            strangers.append((reader, writer))
+        async with asyncio.timeout(30.0):
+            for reader, _ in strangers[:2]:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in strangers[2:])
+
+        monkeypatch.setattr(arrivals, "PATIENCE_S", 0.01)
+        late, writer = await asyncio.open_connection(*address)
+        async with asyncio.timeout(30.0):
+            with suppress(ConnectionError):
+                assert await late.read() == b""
+        await known.send_bytes(NUMBER.pack(7) + b"nonsense")
+        answer = await known.receive(timeout=10.0)
+        assert ANSWER.unpack_from(answer.data) == (7, 400), "who was let in stays"
+        for _, opened in [*strangers, (late, writer)]:
+            opened.close()
+        await known.close()
+
+
 @pytest.mark.parametrize("content", [[0], "text", [-1, []], [0, ["text"]], [0, 7], {"a": 1}, ["0", []]])
 async def test_a_malformed_batch_is_refused(pair: tuple[Peer, Peer], content: object) -> None:
     a, b = pair
-    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, content)
+    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, b.sealer.instance_id, content)
 
     assert (await post(b, body))[0] == 400
     assert b.channel.drops.counters["malformed"] == 1
@@ -324,13 +475,13 @@ async def test_truncated_oversized_and_redirected_bodies_are_refused(
     pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
-    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, [0, [b"m"]])
+    body = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, b.sealer.instance_id, [0, [b"m"]])
     assert (await post(b, body[:-1]))[0] == 400
     assert (await post(b, b""))[0] == 400
-    elsewhere = envelope.seal_request(a.sealer, "/peer/v1/query/x", A, B, [0, [b"m"]])
+    elsewhere = envelope.seal_request(a.sealer, "/peer/v1/query/x", A, B, b.sealer.instance_id, [0, [b"m"]])
     assert (await post(b, elsewhere))[0] == 400
     monkeypatch.setattr(envelope, "REQUEST_BYTES_MAX", 1_000)
-    large = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, [0, [b"m" * 5_000]])
+    large = envelope.seal_request(a.sealer, MESSAGES_PATH, A, B, b.sealer.instance_id, [0, [b"m" * 5_000]])
     assert (await post(b, large))[0] == 0
     assert b.received == []
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm_agent.testing import free_port, wait_until
 from swarm_agent.transport.udp import DATAGRAM_BYTES_MAX, UdpTransport
 from swarmsched.events import DatagramReceived, DatagramSendFailed, Event
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES, WIRE_MAJOR, Keyring, Sealer
+from tests.agent.testing import free_port, wait_until
 
 KEY = b"k" * 32
 
@@ -70,7 +70,7 @@ async def test_a_burst_of_a_thousand_packets_arrives_whole(port: Port, stranger:
         stranger.sendto(sender.seal(b"%d" % index), port.address)
 
     await wait_until(lambda: len(port.events) == 1_000)
-    assert [event.payload for event in port.events] == [b"%d" % index for index in range(1_000)]  # type: ignore[union-attr]
+    assert [event.payload for event in port.events] == [b"%d" % index for index in range(1_000)]
 
 
 SEALED = sealer().seal(b"x" * 100)
@@ -112,7 +112,7 @@ async def test_what_is_not_ours_is_dropped_and_counted_by_reason(
     stranger.sendto(sealer().seal(b"after"), port.address)
 
     await wait_until(lambda: port.events)
-    assert [event.payload for event in port.events] == [b"after"]  # type: ignore[union-attr]
+    assert [event.payload for event in port.events] == [b"after"]
     assert port.transport.drops.counters == {reason: 1}
 
 

@@ -4,18 +4,24 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from swarm_agent.supervision import shim
-from swarm_agent.supervision.logs import LogConfig
-from swarm_agent.supervision.testing import DEADLINE_S, Bench, make_order
+from swarm_agent.supervision.forkserver import ForkServer
+from swarm_agent.supervision.logs import LogConfig, Stream
+from swarm_agent.supervision.orders import FactKind, Facts
+from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.events import RankExited, TaskExited, TaskStarted
+from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
+from tests.agent.supervision.testing import DEADLINE_S, Bench, make_order
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 
@@ -34,7 +40,7 @@ async def run(bench: Bench, *command: str, **spec) -> tuple[TaskOrder, TaskExite
 
 def is_alive(pid: int) -> bool:
     fields = shim.read_stat(pid)
-    return bool(fields) and fields[0] != b"Z"
+    return bool(fields and fields[0] != b"Z")
 
 
 async def gone(pid: int) -> None:
@@ -84,6 +90,12 @@ async def test_command_that_may_not_be_executed_ends_with_126(bench: Bench, tmp_
     assert f"{script}: cannot be executed".encode() in bench.output(order)
 
 
+async def test_arguments_too_long_for_the_kernel_are_the_jobs_fault_and_no_node_s(bench: Bench) -> None:
+    order, exited = await run(bench, "echo", "x" * 200_000)
+    assert exited.failure is TaskFailure.NOT_EXECUTABLE
+    assert b"echo: cannot be executed: argument list too long" in bench.output(order)
+
+
 async def test_missing_interpreter_is_named_as_the_cause(bench: Bench, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
@@ -104,6 +116,30 @@ async def test_output_without_newline_is_readable_at_once(bench: Bench) -> None:
     order = make_order("sh", "-c", "printf 'epoch 1...'; sleep 60")
     bench.runner.perform(StartTask(order, ()))
     assert await bench.wait_for_output(order, b"epoch 1...") == b"epoch 1..."
+
+
+async def test_a_line_that_is_written_in_parts_is_one_record(bench: Bench) -> None:
+    """As `print` does it when output is unbuffered: each word on its own, then the newline."""
+    program = "import sys\nfor i in range(50): print('hello', i, 'of', 50); print('oh', i, file=sys.stderr)"
+    order, _ = await run(bench, PYTHON, "-u", "-c", program)
+    records, _ = bench.agent.logs.read(order.job_id, 1, 0)
+    assert all(record.data.endswith(b"\n") for record in records)
+    assert b"".join(r.data for r in records if r.stream is Stream.STDOUT) == b"".join(
+        b"hello %d of 50\n" % i for i in range(50)
+    )
+
+
+async def test_a_progress_bar_is_not_held_back(bench: Bench) -> None:
+    log = shim.LogWriter(str(bench.agent.logs.config.directory / "bar"), 2**20, 2**18)
+    rank = shim.Rank(0, log)
+    reading, writing = os.pipe()
+    rank.pipes[reading] = shim.STDERR
+    for part, is_held in ((b"\r 10%", False), (b"\r 20%", False), (b"\n3 pa", True), (b"rts\n", False)):
+        os.write(writing, part)
+        assert rank.take(reading)
+        assert (rank.release_at_s != shim.INFINITE) is is_held
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_stop_lets_a_task_end_in_its_grace(bench: Bench) -> None:
@@ -180,7 +216,7 @@ async def test_signals_reach_the_ranks(bench: Bench) -> None:
 
 async def test_first_rank_to_fail_is_reported_while_others_run(bench: Bench) -> None:
     script = 'if [ "$RANK" = 1 ]; then exit 5; fi; sleep 60'
-    order = make_order("sh", "-c", script, shares=(Share("n1", 2),), ranks=2)
+    order = make_order("sh", "-c", script, shares=(Share(NodeId("n1"), 2),), ranks=2)
     bench.runner.perform(StartTask(order, ()))
     assert (await bench.wait_for(RankExited)).exit == RankExit(1, 5)
     assert not any(isinstance(event, TaskExited) for event in bench.events)
@@ -215,7 +251,7 @@ async def test_a_hundred_megabytes_are_bounded_on_disk(tmp_path: Path) -> None:
         assert exited.exits == (RankExit(0, 0),)
         on_disk = sum(path.stat().st_size for path in logs.directory.rglob("*.log"))
         assert on_disk <= logs.limit_bytes
-        records, kept, dropped, cursor = [], 0, 0, ""
+        kept, dropped, cursor = 0, 0, ""
         while True:
             records, cursor = bench.agent.logs.read(order.job_id, 1, 0, cursor)
             if not records:
@@ -225,7 +261,9 @@ async def test_a_hundred_megabytes_are_bounded_on_disk(tmp_path: Path) -> None:
         assert kept + dropped == 100_000_000 + len("first\nlast\n")
         assert dropped > 80_000_000
         assert bench.agent.logs.read(order.job_id, 1, 0)[0][0].data.startswith(b"first\n")
-        assert bench.agent.logs.tail(order.job_id, 1, 0, 1)[0][-1].data.endswith(b"last\n")
+        cut, cursor = bench.agent.logs.tail(order.job_id, 1, 0, 1)
+        rest, _ = bench.agent.logs.read(order.job_id, 1, 0, cursor)
+        assert b"".join(record.data for record in (*cut, *rest)) == b"last\n"
 
 
 async def test_rank_has_default_signals_and_no_descriptors_of_ours(bench: Bench) -> None:
@@ -308,7 +346,8 @@ async def test_killed_shim_is_reported_lost_and_its_ranks_are_ended(bench: Bench
 async def test_a_shim_that_cannot_start_is_no_lost_task(bench: Bench, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError(28, 'No space left on device')\n")
-    bench.runner._shim = broken
+    bench.runner._server.stop()
+    bench.runner._server = ForkServer(sys.executable, broken)
     order, exited = await run(bench, "true")
     assert exited.failure is TaskFailure.INTERNAL
     assert "n1 could not start: OSError: [Errno 28] No space left on device" in exited.detail
@@ -323,6 +362,48 @@ async def test_notices_cut_anywhere_and_nonsense_are_understood_as_far_as_possib
     bench.runner.perform(StartTask(order, ()))
     await bench.wait_for(TaskStarted)
     await bench.wait_for_output(order, b"out")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["none", "not_found"]), st.text(st.characters(exclude_categories=()))), max_size=5
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_a_fact_holds_it_is_one_line_and_no_other_fact(texts: list[tuple[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        written, read = shim.Facts(f"{folder}/facts", 1), Facts()
+        written.add("shim 7 8")
+        for failure, text in texts:
+            written.add(f"exited 1.0 {failure} {text}")
+        written.flush()
+        told = read.read(Path(folder) / "facts")
+    assert told == [FactKind.SHIM, *[FactKind.EXITED] * len(texts)]
+    assert (read.shim_pid, read.shim_start_ticks, read.rank_starts, read.is_damaged) == (7, 8, {}, False)
+
+
+@pytest.mark.parametrize(
+    "end", ["\r", "\r\nshim 1 1", "\x0bexit 0 0 0 0 1.0", "\x1c", "\x85", "\u2028started 1.0 0:1:1"]
+)
+async def test_a_command_with_line_breaks_fails_alone_and_forges_nothing(bench: Bench, end: str) -> None:
+    other = make_order("sh", "-c", "exit 3")
+    bench.runner.perform(StartTask(other, ()))
+    order, exited = await run(bench, f"./train.sh{end}")
+    assert exited.failure is TaskFailure.NOT_FOUND
+    assert (await bench.finish(other)).exits == (RankExit(0, 3),)
+    assert bench.runner._tasks[order.job_id, 1].link.facts.shim_pid not in (0, 1)
+
+
+async def test_a_line_that_no_shim_writes_stops_the_task_which_is_lost(bench: Bench) -> None:
+    order = make_order("sleep", "60")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for(TaskStarted)
+    task = bench.runner._tasks[order.job_id, 1]
+    with task.link.facts_path.open("r+b") as file:
+        file.seek(task.link.facts.offset)
+        file.write(b": nonsense\n")
+    bench.runner._take_facts(task)
+    assert (await bench.finish(order)).failure is TaskFailure.LOST
 
 
 async def test_many_tasks_at_once_all_report(bench: Bench) -> None:

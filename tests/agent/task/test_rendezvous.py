@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision.rendezvous import NoFreePort, Rendezvous, listen, probe
-from swarm_agent.supervision.testing import Bench, make_order
+from swarm_agent.task.rendezvous import NoFreePort, Rendezvous, listen, probe
 from swarmsched.effects import BindRendezvous, ReleaseRendezvous, StageTask, StartTask
 from swarmsched.events import RendezvousBound, RendezvousFailed, TaskExited, TaskStaged, TaskStageFailed
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
+from tests.agent.supervision.testing import Bench, make_order
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 HOST = "127.0.0.1"
@@ -65,11 +65,12 @@ async def test_probe_reaches_a_held_port_and_says_why_it_cannot() -> None:
 
 async def two_nodes(tmp_path: Path) -> tuple[Bench, Bench]:
     ports = free_ports(4)
-    return tuple(Bench(tmp_path / node, node=node, rendezvous_ports=ports) for node in ("n1", "n2"))
+    first, second = (Bench(tmp_path / node, node=node, rendezvous_ports=ports) for node in ("n1", "n2"))
+    return first, second
 
 
 def for_node(order: TaskOrder, node: str) -> TaskOrder:
-    values = {name: getattr(order, name) for name in order.__dataclass_fields__}
+    values = {name: getattr(order, name) for name in order.__struct_fields__}
     return TaskOrder(**{**values, "node": node})
 
 
@@ -79,12 +80,12 @@ async def test_rank_zero_binds_the_port_at_once_after_it_was_probed(tmp_path: Pa
         job = make_order("true")
         first.runner.perform(BindRendezvous(job.job_id, 1))
         bound = await first.wait_for(RendezvousBound)
-        shares = (Share("n1", 1), Share("n2", 1))
+        shares = (Share(NodeId("n1"), 1), Share(NodeId("n2"), 1))
         order = make_order(PYTHON, "-c", BIND, shares=shares, ranks=2, host=bound.host, port=bound.port)
         first.runner.perform(ReleaseRendezvous(job.job_id, 1))
         first.runner.perform(BindRendezvous(order.job_id, 1))
         bound = await first.wait_for(RendezvousBound, count=2)
-        values = {name: getattr(order, name) for name in order.__dataclass_fields__}
+        values = {name: getattr(order, name) for name in order.__struct_fields__}
         order = TaskOrder(**{**values, "rendezvous_port": bound.port})
         second.runner.perform(StageTask(for_node(order, "n2")))
         await second.wait_for(TaskStaged)
@@ -97,7 +98,9 @@ async def test_rank_zero_binds_the_port_at_once_after_it_was_probed(tmp_path: Pa
 async def test_unreachable_rank_zero_is_reported_with_both_nodes(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     async with Bench(tmp_path, node="n2", probe_attempts=2) as bench:
-        order = make_order("true", node="n2", shares=(Share("n1", 1), Share("n2", 1)), ranks=2, port=port)
+        order = make_order(
+            "true", node="n2", shares=(Share(NodeId("n1"), 1), Share(NodeId("n2"), 1)), ranks=2, port=port
+        )
         bench.runner.perform(StageTask(order))
         failed = await bench.wait_for(TaskStageFailed)
         assert failed.failure is TaskFailure.UNREACHABLE

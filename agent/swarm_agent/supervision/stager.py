@@ -2,18 +2,20 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.restore import NotRestored, Restorer
+from swarm_agent.folder import make_folder
 from swarm_agent.staging.blobs import BlobError, BlobStore
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
 from swarm_agent.staging.tree import Unpacker
-from swarm_agent.supervision.environment import Account
-from swarm_agent.supervision.rendezvous import probe
+from swarm_agent.task.account import Account
+from swarm_agent.task.rendezvous import probe
 from swarmsched.api import StartPhase
 from swarmsched.errors import SwarmError
 from swarmsched.task import TaskFailure, TaskOrder
@@ -101,7 +103,7 @@ class Stager:
         try:
             with self.blobs.pinned([spec.tree]):
                 await self.fetcher.ensure([spec.tree], spec.blob_sources)
-                tree = Tree.from_bytes(await self._content(spec.tree))
+                tree = await asyncio.to_thread(Tree.from_bytes, await self._content(spec.tree))
                 with self.blobs.pinned(tree.blobs):
                     await self.fetcher.ensure(tree.blobs, spec.blob_sources)
                     await asyncio.to_thread(self._unpack, tree, work)
@@ -116,6 +118,7 @@ class Stager:
         draft = work.with_name(f"work.{os.getpid()}")
         Unpacker(self.blobs, self.account.uid, self.account.gid).unpack(tree, draft)
         draft.rename(work)
+        os.utime(work.parent, ns=(time.time_ns(),) * 2)  # tells what was shipped from what the job writes
 
     async def _build_environment(self, order: TaskOrder) -> None:
         try:
@@ -133,7 +136,7 @@ class Stager:
     def _folder(self, order: TaskOrder) -> Path:
         """DATA/jobs/<id>/<attempt>; others than the agent may pass through, so the job's account reaches its files."""
         folder = self.jobs_dir / order.job_id / str(order.attempt)
-        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_folder(folder, 0o711)
         return folder
 
     def _workdir(self, order: TaskOrder) -> Path:
@@ -156,7 +159,7 @@ class Stager:
     def _scratch(self, order: TaskOrder) -> Path:
         scratch = self._folder(order) / "work"
         if not scratch.exists():
-            scratch.mkdir(mode=0o755)
+            make_folder(scratch, 0o755)
             if self.account.uid >= 0:
                 os.chown(scratch, self.account.uid, self.account.gid)
         return scratch

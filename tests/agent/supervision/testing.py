@@ -70,7 +70,7 @@ class LoneAgent:
         """Ask another agent of the network."""
         if node_id not in self._net.agents:
             raise SwarmError(f"{node_id} does not answer")
-        async for answer in self._net.agents[node_id]._handlers[kind](self.node_id, payload):  # noqa: SLF001
+        async for answer in self._net.agents[node_id]._handlers[kind](self.node_id, payload):
             yield answer
 
 
@@ -96,7 +96,7 @@ class Bench:
         self.on_event: Callable[[Event], None] = lambda _: None
 
     async def __aenter__(self) -> Self:
-        self.found = await self.runner.start()
+        self.found = tuple(each.status for each in await self.runner.start())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,6 +3,8 @@
 Run as `python -I -S shim.py TASKDIR`, by the agent, in a session of its own.  It reads TASKDIR/launch, starts the
 ranks, writes their output to log segments, appends what happens to TASKDIR/facts, and obeys TASKDIR/commands.  It is
 a subreaper: whatever the ranks leave behind becomes its child, and it does not end before the last descendant has.
+Run as `shim.py confine` it does the same, and nothing else, for one command: see there.
+Run as `shim.py serve` it waits for the agent to name tasks and forks itself for each of them, see `serve`.
 
 Files in TASKDIR (0700, the agent's):
     launch    written by the agent: strings separated by NUL, read by `Launch`
@@ -32,13 +34,16 @@ STDOUT, STDERR, SYSTEM = b"o", b"e", b"s"
 HEADER_BYTES = 13  # kind (1), microseconds since 1970 (8), length (4), big endian
 SEGMENT_SUFFIX = ".log"
 READ_BYTES = 65_536
+RECORD_BYTES_MAX = 2 * READ_BYTES  # what was held back of a line, and one read
 TAIL_BYTES = 4_096
+HOLD_S = 0.1  # a line that is written in several parts becomes one record, if the parts come within this time
 NOTICE_INTERVAL_S = 0.02  # the first output of a quiet rank is told at once, later output at most this often
 LEFTOVER_GRACE_S = 2.0
 KILL_INTERVAL_S = 0.05
 STUBBORN_S = 10.0
 LEASE_BYTES = 64
 LEASE_S_MAX = 1e12  # of two times so many digits there is room; anything later is never
+LOOK_S = 0.5  # after the machine was asleep, its ranks run on for as long
 FROZEN_INTERVAL_S = 0.5  # how often the lease and strays are looked for while frozen
 FREEZE_PASSES = 8  # a process that forks while it is being stopped leaves a running child for the next pass
 PORT_CONFLICT_S = 10.0
@@ -46,12 +51,17 @@ FACTS_BYTES_PER_RANK = 256
 DRAIN_READS = 16  # a pipe holds at most 1 MiB; a daemon that writes on must not keep us
 LAST_WORDS_ATTEMPTS = 600
 LAUNCH_FORMAT = "1"
+SPARE_FD = 100  # above what a forked shim keeps
 INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FDS_LIMIT = 65_536
 INFINITE = float("inf")
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
 SIGTERM, SIGKILL, SIGCONT, SIGSTOP, SIGCHLD, SIGPIPE, SIGXFSZ = 15, 9, 18, 19, 17, 13, 25
+CGROUPS = "/sys/fs/cgroup"
+OWN_PID = "@PID@"  # in the order for the scope, which is written before there is a process
+SCOPE_S = 5.0
+SCOPE_INTERVAL_S = 0.005
 NOT_RUNNING = b"TtZX"  # states of /proc/PID/stat: stopped, traced, zombie, dead
 
 
@@ -76,7 +86,7 @@ class LogWriter:
 
     def write(self, kind: bytes, data: bytes, utc_s: float | None = None) -> None:
         """Append one record, or several if it is larger than a segment takes; never raises OSError."""
-        most = self.segment_bytes // 2
+        most = min(RECORD_BYTES_MAX, self.segment_bytes // 2)
         for offset in range(0, len(data), most):
             self._write(kind, data[offset : offset + most], time.time() if utc_s is None else utc_s)
 
@@ -187,6 +197,7 @@ class Launch:
         self.argv = self.many()
         common = self.many()
         self.ranks = [(self.number(), common + self.many()) for _ in range(self.number())]
+        self.scope = self.many()
 
     def text(self) -> str:
         """The next string."""
@@ -210,6 +221,7 @@ class Rank:
         self.status: int | None = None  # exit code of a rank that never became the command
         self.tail = b""  # the last of stderr, to recognise well-known deaths
         self.pipes: dict[int, bytes] = {}  # fd -> kind
+        self._parts: dict[bytes, tuple[float, bytes]] = {}  # kind -> until when (monotonic) this part of a line is held
         self.noticed_s = 0.0
         self.has_news = False
         self.is_running = False
@@ -225,16 +237,47 @@ class Rank:
             del self.pipes[fd]
             return False
         kind = self.pipes[fd]
-        self.log.write(kind, data)
         if kind == STDERR:
             self.tail = (self.tail + data)[-TAIL_BYTES:]
-        self.has_news = True
+        self._write_lines(kind, data)
         return True
+
+    def _write_lines(self, kind: bytes, data: bytes) -> None:
+        """Hold the beginning of a line back for the rest of it; a progress bar (carriage return) goes on at once."""
+        until_s, part = self._parts.pop(kind, (0.0, b""))
+        data = part + data
+        whole = data.rfind(b"\n") + 1
+        if len(data) - whole >= READ_BYTES or b"\r" in data[whole:]:
+            whole = len(data)
+        if whole < len(data):
+            is_older = until_s and not whole
+            self._parts[kind] = (until_s if is_older else now() + HOLD_S, data[whole:])
+        if whole:
+            self.log.write(kind, data[:whole])
+            self.has_news = True
+
+    @property
+    def release_at_s(self) -> float:
+        """When `release` has something to do."""
+        return min((until_s for until_s, _ in self._parts.values()), default=INFINITE)
+
+    def release(self, now_s: float = INFINITE) -> None:
+        """Write the parts of lines that were held for long enough."""
+        for kind, (until_s, part) in [*self._parts.items()]:
+            if until_s <= now_s:
+                del self._parts[kind]
+                self.log.write(kind, part)
+                self.has_news = True
 
     def say(self, text: str) -> None:
         """A line of our own in the rank's log."""
+        self.release()
         self.log.write(SYSTEM, text.encode("utf-8", "replace") + b"\n")
         self.has_news = True
+
+
+NO_CONTROLS = bytes(code if code >= 32 and code != 127 else 32 for code in range(256))
+"""Names and texts come from users: what they hold must not look like another line."""
 
 
 class Facts:
@@ -254,7 +297,7 @@ class Facts:
 
     def add(self, line: str, *, is_lasting: bool = True) -> None:
         """Queue a fact for the next `flush`."""
-        self._pending += line.replace("\n", " ").encode("utf-8", "replace") + b"\n"
+        self._pending += line.encode("utf-8", "replace").translate(NO_CONTROLS) + b"\n"
         self._needs_sync = self._needs_sync or is_lasting
 
     def flush(self) -> bool:
@@ -304,31 +347,39 @@ class Notices:
 class Freezer:
     """Stops all descendants of this process and lets them go on, except those that were stopped by somebody else.
 
-    Each process is signalled on its own, never by its group: a process that is listed as running and was not stopped
-    by us is then certainly new, so nothing escapes by forking.  Parents are stopped before their children are looked
-    for, and go on after them, so that a shell with job control does not see its children stop.
+    The kernel does so for a control group, if they have one.  Otherwise each process is signalled on its own, never by
+    its group: a process that is listed as running and was not stopped by us is then certainly new, so nothing escapes
+    by forking.  Parents are stopped before their children are looked for, and go on after them, so that a shell with
+    job control does not see its children stop.
     """
 
     def __init__(self) -> None:
         self.is_frozen = False
+        self.group = ""  # the control group of all descendants
         self._stopped: set[int] = set()
 
     def freeze(self) -> None:
         """Stop what runs; cheap to repeat."""
         self.is_frozen = True
+        if write_small(f"{self.group}/cgroup.freeze", b"1"):
+            return
         for _ in range(FREEZE_PASSES):
             known = len(self._stopped)
             self._walk(is_stopping=True)
             if len(self._stopped) == known:
                 return
 
-    def claim(self) -> None:
-        """Let those go on as well, when the time comes, that somebody else had stopped."""
+    def claim(self) -> bool:
+        """Let those go on as well, when the time comes, that somebody else had stopped; False: a signal does that."""
+        if not self.is_frozen or self.group:
+            return False
         self._stopped.update(self._walk())
+        return True
 
     def thaw(self) -> None:
         """Let everything go on that `freeze` stopped."""
-        for pid in reversed(self._walk()):
+        write_small(f"{self.group}/cgroup.freeze", b"0")
+        for pid in reversed(self._walk() if self._stopped else []):
             if pid in self._stopped:
                 send(pid, SIGCONT)
         self._stopped.clear()
@@ -372,17 +423,18 @@ class Shim:
         self._facts = Facts(f"{task_dir}/facts", len(self._order.ranks))
         self._notices = Notices(f"{task_dir}/../notify", self._order.task)
         self._lease_path = f"{task_dir}/lease"
-        self._until_s = read_lease(self._lease_path, INFINITE)  # monotonic: the ranks may run until then
+        self._until_s = read_lease(self._lease_path, INFINITE)  # on that of `now`: the ranks may run until then
         self._freezer = Freezer()
         self._poll = select.poll()
         self._ranks: list[Rank] = []
         self._by_fd: dict[int, Rank] = {}
         self._has_children = True
-        self._stop_at_s: float | None = None  # monotonic: when SIGTERM becomes SIGKILL
+        self._stop_at_s: float | None = None  # when SIGTERM becomes SIGKILL
         self._killing_since_s: float | None = None
         self._has_complained = False
         self._started_s = 0.0
         self._outcome = ("none", "")
+        self._complaint = ""  # why nothing holds the task to what it booked
         self._oom_file, self._oom_kills = oom_counter()
 
     def run(self) -> None:
@@ -395,7 +447,9 @@ class Shim:
             self._poll.register(fd, select.POLLIN)
         self._facts.add(f"shim {os.getpid()} {start_ticks(os.getpid())}", is_lasting=False)
         self._facts.flush()
-        self._start_ranks()
+        if self._order.scope:
+            self._enter_scope()
+        self._await_time()
         while self._has_children:
             self._flush()
             for fd, _ in self._poll.poll(self._timeout_ms()):
@@ -415,6 +469,40 @@ class Shim:
 
     # Starting.
 
+    def _enter_scope(self) -> None:
+        """Have systemd make a scope around this process, and in it a control group for the ranks, which can be frozen
+        and killed without us."""
+        argv = [word.replace(OWN_PID, str(os.getpid())) for word in self._order.scope]
+        name = next(word for word in argv if word.endswith(".scope")).encode()
+        asked = os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
+        deadline_s = now() + (SCOPE_S if os.waitpid(asked, 0)[1] == 0 else 0.0)
+        path = read_small("/proc/self/cgroup").strip()
+        while not path.endswith(name) and now() < deadline_s:
+            time.sleep(SCOPE_INTERVAL_S)
+            path = read_small("/proc/self/cgroup").strip()
+        group = f"{CGROUPS}{path.rpartition(b'::')[2].decode()}/ranks"
+        try:
+            if not path.endswith(name):
+                raise OSError("systemd has made no scope for it")
+            os.mkdir(group)  # noqa: PTH102
+        except OSError as error:
+            self._complaint = f"swarm: memory, processes and GPUs of this task are not limited: {error}"
+            return
+        self._freezer.group = group
+        self._oom_file, self._oom_kills = oom_counter()
+
+    def _await_time(self) -> None:
+        """Nothing starts once the time is over: another attempt may be running by then.  A stop ends the waiting."""
+        while self._stop_at_s is None:
+            self._watch_lease(now())
+            if not self._freezer.is_frozen:
+                self._start_ranks()
+                return
+            self._flush()
+            for fd, _ in self._poll.poll(self._timeout_ms()):
+                self._ready(fd)
+        self._has_children = False
+
     def _start_ranks(self) -> None:
         order = self._order
         checks = []
@@ -422,13 +510,15 @@ class Shim:
             log = LogWriter(f"{order.log_dir}/{number}", order.log_limit_bytes, order.log_head_bytes)
             rank = Rank(number, log)
             self._ranks.append(rank)
+            if self._complaint:
+                rank.say(self._complaint)
             if order.listen_fd >= 0 and number == 0:
                 os.close(order.listen_fd)  # from here on the port is rank 0's to bind
             try:
                 checks.append((rank, self._fork(rank, env)))
             except OSError as error:
                 self._not_started(rank, error.errno or 0, "fork", order.argv[0])
-        self._started_s = time.monotonic()
+        self._started_s = now()
         for rank, check in checks:
             report = os.read(check, 4_096)
             os.close(check)
@@ -469,11 +559,11 @@ class Shim:
             for number in (SIGPIPE, SIGXFSZ, 1, 2):  # ignored ones would stay so after exec
                 _signal.signal(number, _signal.SIG_DFL)
             os.umask(order.umask)
-            if order.uid >= 0:
-                stage = "user"
-                os.setgroups(order.groups)
-                os.setgid(order.gid)
-                os.setuid(order.uid)
+            forget_protection()
+            if self._freezer.group and not write_small(f"{self._freezer.group}/cgroup.procs", b"0"):
+                raise OSError("its control group takes no process")
+            stage = "user"
+            become(order.uid, order.gid, order.groups)
             stage = "workdir"
             os.chdir(order.workdir)
             stage = "exec"
@@ -487,7 +577,7 @@ class Shim:
         command = self._order.argv[0]
         if stage == "exec" and code in (errno.ENOENT, errno.ENOTDIR):
             status, kind, text = 127, "not_found", not_found_text(command, self._order.workdir)
-        elif stage == "exec" and code in (errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR):
+        elif stage == "exec" and code not in (errno.EAGAIN, errno.ENOMEM):
             why = "it is not a program (a script needs a first line such as #!/bin/sh)"
             why = why if code == errno.ENOEXEC else os.strerror(code).lower()
             status, kind, text = 126, "not_executable", f"{command}: cannot be executed: {why}"
@@ -532,11 +622,11 @@ class Shim:
             elif words[:1] == ["lease"]:
                 self._until_s = read_lease(self._lease_path, self._until_s)
         except (ValueError, IndexError):
-            self._ranks[0].say(f"swarm: command not understood: {' '.join(words)[:80]}")
+            for rank in self._ranks[:1]:
+                rank.say(f"swarm: command not understood: {' '.join(words)[:80]}")
 
     def _signal_ranks(self, number: int) -> None:
-        if number == SIGCONT and self._freezer.is_frozen:
-            self._freezer.claim()
+        if number == SIGCONT and self._freezer.claim():
             return
         for rank in self._ranks:
             if rank.is_running:
@@ -544,7 +634,7 @@ class Shim:
 
     def _stop(self, grace_s: float) -> None:
         """Frozen ranks get no time to obey, unless their lease is extended: another attempt may be running by now."""
-        deadline_s = time.monotonic() + max(0.0, grace_s)
+        deadline_s = now() + max(0.0, grace_s)
         if self._stop_at_s is None:
             self._terminate()
             self._stop_at_s = deadline_s
@@ -599,7 +689,9 @@ class Shim:
         signal_number = os.WTERMSIG(status) if was_killed else 0
         code = 0 if signal_number else os.WEXITSTATUS(status)
         code = code if rank.status is None else rank.status
-        is_oom = signal_number == SIGKILL and self._killing_since_s is None and self._oom_file_grew()
+        # In a group of the task's own the kernel may also have killed a child, upon which the rank gave up.
+        may_be_oom = signal_number == SIGKILL or bool(code and self._freezer.group)
+        is_oom = may_be_oom and self._killing_since_s is None and self._oom_file_grew()
         self._explain(rank, code, is_oom)
         self._facts.add(f"exit {rank.rank} {code} {signal_number} {int(is_oom)} {time.time():.6f}")
 
@@ -609,10 +701,13 @@ class Shim:
             for _ in range(DRAIN_READS):
                 if not self._take(fd):
                     break
+        rank.release()
 
     def _explain(self, rank: Rank, code: int, is_oom: bool) -> None:
         if is_oom:
-            rank.say("swarm: killed by the kernel: out of memory")
+            limit = read_small(self._oom_file.replace("memory.events", "memory.max")).strip()
+            booked = f"; --mem allows {int(limit) / 2**20:.0f} MiB on this node" if limit.isdigit() else ""
+            rank.say(f"swarm: killed by the kernel: out of memory{booked}")
         if not code:
             return
         _, found, module = rank.tail.rpartition(b"ModuleNotFoundError: No module named ")
@@ -622,7 +717,7 @@ class Shim:
                 f"swarm: the module {name!r} is not installed where this job ran. Use an environment of the nodes with"
                 " --venv PATH, have one built with --requirements FILE, or ship your own modules with --sync."
             )
-        is_early = time.monotonic() - self._started_s < PORT_CONFLICT_S
+        is_early = now() - self._started_s < PORT_CONFLICT_S
         if rank.rank == 0 and self._order.listen_fd >= 0 and is_early and speaks_of_port(rank.tail, self._order.port):
             self._outcome = (
                 "port_taken",
@@ -633,7 +728,9 @@ class Shim:
         return bool(self._oom_file) and count_oom_kills(self._oom_file) > self._oom_kills
 
     def _meet_deadlines(self) -> None:
-        now_s = time.monotonic()
+        now_s = now()
+        for rank in self._ranks:
+            rank.release(now_s)
         if self._has_children and not any(rank.is_running for rank in self._ranks):
             self._stop(LEFTOVER_GRACE_S)
         self._watch_lease(now_s)
@@ -642,8 +739,9 @@ class Shim:
         if self._killing_since_s is None:
             self._killing_since_s = now_s
         remaining = descendants(os.getpid())
-        for pid, _, _ in remaining:
-            send(pid, SIGKILL)
+        is_first = now_s == self._killing_since_s
+        if not (is_first and write_small(f"{self._freezer.group}/cgroup.kill", b"1")):
+            end_descendants()
         if now_s - self._killing_since_s > STUBBORN_S and not self._has_complained:
             self._has_complained = True
             self._ranks[0].say(
@@ -653,15 +751,15 @@ class Shim:
     def _timeout_ms(self) -> int | None:
         if not self._has_children:
             return 0
-        waits = []
+        waits = [when_s - now() for rank in self._ranks if (when_s := rank.release_at_s) != INFINITE]
         if self._killing_since_s is not None:
             waits.append(1.0 if self._has_complained else KILL_INTERVAL_S)
         elif self._stop_at_s is not None:
-            waits.append(self._stop_at_s - time.monotonic())
+            waits.append(self._stop_at_s - now())
         if self._freezer.is_frozen:
             waits.append(FROZEN_INTERVAL_S)
         elif self._until_s != INFINITE:
-            waits.append(self._until_s - time.monotonic())
+            waits.append(min(LOOK_S, self._until_s - now()))  # the wait itself stands still while the machine sleeps
         if self._notices.waiting or any(rank.has_news for rank in self._ranks):
             waits.append(NOTICE_INTERVAL_S)
         return None if not waits else max(0, int(min(waits) * 1_000) + 1)
@@ -675,7 +773,7 @@ class Shim:
         except OSError:
             has_facts = False  # kept and tried again: the room is reserved, so this is a failing disk
             time.sleep(NOTICE_INTERVAL_S)
-        now_s = time.monotonic()
+        now_s = now()
         for rank in self._ranks:
             if rank.has_news and (is_last or now_s - rank.noticed_s >= NOTICE_INTERVAL_S):
                 rank.noticed_s, rank.has_news = now_s, False
@@ -695,6 +793,54 @@ class Shim:
             if not self._facts.is_waiting:
                 return
             time.sleep(1.0)
+
+
+def confine(account: str, argv: list[str]) -> int:
+    """Run one command as an account ("UID,GID,GROUP..."; uid -1: our own) and end all that it leaves; its exit code.
+
+    Whatever outlives the command, in a session of its own too, is killed before this returns.  SIGTERM, and the death
+    of whoever started us, end the command the same way.
+    """
+    become_subreaper()
+    prctl(PR_SET_PDEATHSIG, SIGTERM)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, [SIGTERM])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGTERM])
+            os.umask(0o022)
+            forget_protection()
+            uid, gid, *groups = map(int, account.split(","))
+            become(uid, gid, groups)
+            execute(argv, dict(os.environ))
+        except BaseException as error:  # noqa: BLE001  # nothing may return into the parent's code
+            os.write(2, f"{argv[0]}: {error}\n".encode("utf-8", "replace"))
+        finally:
+            os._exit(127)
+    _signal.signal(SIGTERM, lambda *_: end_descendants())
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGTERM])
+    status = os.waitpid(pid, 0)[1]
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                end_descendants()
+                time.sleep(KILL_INTERVAL_S)
+        except ChildProcessError:
+            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def end_descendants() -> None:
+    """SIGKILL for all descendants of this process; one that forks meanwhile leaves a child for the next call."""
+    for pid, _, _ in descendants(os.getpid()):
+        send(pid, SIGKILL)
+
+
+def become(uid: int, gid: int, groups: list[int]) -> None:
+    """Switch to an account for good; uid -1: stay who we are.  Raises OSError."""
+    if uid >= 0:
+        os.setgroups(groups)
+        os.setgid(gid)
+        os.setuid(uid)
 
 
 def execute(argv: list[str], env: dict[str, str]) -> None:
@@ -738,13 +884,32 @@ def keep_from_children() -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphans of our descendants our children (prctl(2), Linux 3.4)."""
+    """Make orphans of our descendants our children."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    """As prctl(2).  Raises OSError."""
     # ctypes itself costs 4 ms for its type machinery; its C part does this call alone.
     from _ctypes import call_function, dlopen, dlsym  # noqa: PLC0415
 
     here = dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself, as in dlopen(3)
-    if call_function(dlsym(here, "prctl"), (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) != 0:
-        raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed")
+    if call_function(dlsym(here, "prctl"), (option, value, 0, 0, 0)) != 0:
+        raise OSError(f"prctl({option}) failed")
+
+
+def forget_protection() -> None:
+    """The agent and this process are the last that the kernel kills when memory runs out; ranks are as any other."""
+    if read_small("/proc/self/oom_score_adj").startswith(b"-"):
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"0")
+        os.close(score)
+
+
+def now() -> float:
+    """Seconds on the clock that the agent's core runs on, and that time is counted on here: it goes on while the
+    machine sleeps, for the others' time does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def send(pid: int, number: int) -> None:
@@ -783,6 +948,21 @@ def read_small(path: str) -> bytes:
         os.close(fd)
 
 
+def write_small(path: str, data: bytes) -> bool:
+    """Write to a kernel file; False when that cannot be done."""
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(fd, data)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def read_whole(path: str) -> bytes:
     """A kernel file of any length; empty when it cannot be read."""
     try:
@@ -807,7 +987,7 @@ def start_ticks(pid: int) -> int:
 
 
 def read_lease(path: str, known_s: float) -> float:
-    """The time in a lease file, seconds on CLOCK_MONOTONIC; `known_s` when there is no file or it makes no sense.
+    """The time in a lease file, seconds on CLOCK_BOOTTIME; `known_s` when there is no file or it makes no sense.
 
     The time is in it twice: while the agent rewrites it a reader may see some old digits among new ones.
     """
@@ -864,7 +1044,7 @@ def oom_counter() -> tuple[str, int]:
     for line in read_small("/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            file_name = f"/sys/fs/cgroup{path}/memory.events"
+            file_name = f"{CGROUPS}{path}/memory.events"
         elif "memory" in controllers.split(","):
             file_name = f"/sys/fs/cgroup/memory{path}/memory.oom_control"
         else:
@@ -883,7 +1063,74 @@ def count_oom_kills(file_name: str) -> int:
     return 0
 
 
+def serve() -> None:
+    """Fork a shim for each directory that comes through the socket at descriptor 0, until its other end is closed.
+
+    With a directory come its lock and, if there is one, the rendezvous socket; back go the pid and a pidfd.
+    """
+    import _ctypes  # noqa: F401, PLC0415  # for all shims at once
+    from _socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket  # noqa: PLC0415
+
+    agent = socket(fileno=0)
+    events = select.poll()
+    events.register(0, select.POLLIN)
+    pids: dict[int, int] = {}  # by pidfd
+    while True:
+        for fd, _ in events.poll():
+            if fd:
+                events.unregister(fd)
+                os.close(fd)
+                os.waitpid(pids.pop(fd), 0)
+                continue
+            directory, rights, _, _ = agent.recvmsg(4_096, CMSG_SPACE(8))
+            if not directory:
+                return
+            raw = rights[0][2]
+            given = [int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw), 4)]
+            try:
+                pid = os.fork()
+            except OSError:
+                agent.send(b"0")
+                continue
+            if pid == 0:
+                become_shim(os.fsdecode(directory), given)
+            pidfd = os.pidfd_open(pid)
+            pids[pidfd] = pid
+            events.register(pidfd, select.POLLIN)
+            for each in given:
+                os.close(each)
+            agent.sendmsg([b"%d" % pid], [(SOL_SOCKET, SCM_RIGHTS, pidfd.to_bytes(4, sys.byteorder))])
+
+
+def become_shim(directory: str, given: list[int]) -> None:
+    """In a forked process: what the agent does for a shim that it starts by itself.  Does not return."""
+    try:
+        os.setsid()
+        given.append(os.open(f"{directory}/shim.err", os.O_WRONLY | os.O_CREAT, 0o600))
+        kept = [os.dup2(fd, SPARE_FD + place) for place, fd in enumerate(given)]
+        os.closerange(3, SPARE_FD)
+        os.dup2(kept[-1], 2)
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        for fd, place in zip(kept[:-1], reversed(INHERITED_FDS), strict=False):
+            os.dup2(fd, place)
+        keep_from_children()
+        Shim(directory).run()
+    except BaseException:  # noqa: BLE001  # as an interpreter of its own would end
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "confine":
+        sys.exit(confine(sys.argv[2], sys.argv[3:]))
+    if sys.argv[1] == "serve":
+        try:
+            serve()
+        except OSError:
+            os._exit(1)  # the agent is gone
+        os._exit(0)
     keep_from_children()
     Shim(sys.argv[1]).run()
     os._exit(0)  # all is on disk; tearing the interpreter down would cost 2 ms for nothing

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision.environment import Account
-from swarm_agent.supervision.tasksocket import (
+from swarm_agent.task.account import Account
+from swarm_agent.task.tasksocket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
     Refusal,

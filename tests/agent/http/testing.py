@@ -4,28 +4,31 @@ Logs, blobs, events and readiness are the real ones; questions between agents go
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]  # ships neither stubs nor py.typed
+import msgpack  # ships neither stubs nor py.typed
+from msgspec.structs import replace
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
-from swarm_agent.http.port import Card, GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
+from swarm_agent.http.port import GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.card import card_of
 from swarmsched.commands import (
     CancelJob,
     Command,
     CommitCheckpoint,
     CreateTicket,
     Done,
+    DrainNode,
     ForgetMember,
     JobAccepted,
     RecoverJob,
@@ -42,9 +45,9 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.resources import Gpu, Share
-from swarmsched.view import PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
-TOKEN = "a-token-for-tests-only"  # noqa: S105  # not a secret
+TOKEN = "a-token-for-tests-only"  # not a secret
 SUBMITTED_UTC_S = 1_700_000_000.0
 
 
@@ -83,7 +86,7 @@ class AgentWithoutCore:
         self.known_tasks: list[TaskFacts] = []
         self.witnesses: set[NodeId] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
-        self.known_cards: list[Card] = []
+        self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Place] = {}
         self.policy = (PolicySetting("fifo"), 1)
         self.commands: list[Command] = []
@@ -192,7 +195,7 @@ class AgentWithoutCore:
         record = self.known.get(job_id)
         return record is not None and not record.is_ended and record.shepherd == self.config.name
 
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[JobView, ...]:
         """As set by the test."""
         return tuple(self.known_cards)
 
@@ -253,6 +256,8 @@ class AgentWithoutCore:
             case ForgetMember(node=node):
                 is_alive = self.swarm.statuses.get(node, "alive") == "alive"
                 return Refused("conflict", f"{node} is alive", "stop its agent first") if is_alive else Done()
+            case DrainNode():
+                return Done()
             case RecoverJob(job_id=job):
                 return JobAccepted(self.change(job, is_forced=True, holders=holders_of(self.config.name)))
             case CommitCheckpoint():
@@ -316,13 +321,9 @@ def a_record(
     return replace(record, **{"shares": shares, "attempt": 1 if nodes else 0, **changes})
 
 
-def a_card(record: JobRecord, age_s: float = 2.0) -> Card:
+def a_card(record: JobRecord, age_s: float = 2.0) -> JobView:
     """What gossip would say of a record."""
-    spec = record.spec
-    return Card(
-        record.job_id, spec.name, spec.user, spec.queue, spec.priority, record.state, spec.ranks, spec.demand.gpus,
-        record.submitted_utc_s, record.attained_gpu_s, record.shepherd, record.epoch, age_s,
-    )  # fmt: skip
+    return JobView(card_of(record), -age_s)
 
 
 def _wire(payload: dict[str, Any]) -> dict[str, Any]:

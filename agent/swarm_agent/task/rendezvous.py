@@ -12,12 +12,9 @@ import os
 import socket
 from dataclasses import dataclass
 
-from swarmsched.ids import JobId
+from swarmsched.ids import TaskKey
 
 BACKLOG = 512  # one probe per node of a gang may stand unaccepted
-
-TaskKey = tuple[JobId, int]
-"""(job id, attempt)."""
 
 
 class NoFreePort(OSError):

@@ -18,20 +18,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swarm_agent.config import AgentConfig
 from swarm_agent.security import generate_key
 from swarmsched.effects import Effect, Persist
 from swarmsched.errors import AgentUnreachable
 from swarmsched.events import Event
-from swarmsched.ids import Address
+from swarmsched.ids import Address, NodeId
 
 POLL_S = 0.02
 # A test waits for a condition; how long that takes on a loaded machine is not what it is about.
 PATIENCE_S = 60.0
 ANSWER_S = 30.0
 STOP_TIMEOUT_S = 30.0
+OWN_ACCOUNT = "root" if os.geteuid() == 0 else ""
+"""`job_user` of agents whose jobs may run as whoever runs the tests."""
 
 
-async def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
+def agent_config(folder: Path, name: str = "a", **settings: Any) -> AgentConfig:
+    """Of an agent on loopback with one simulated GPU, and a folder of its own in this one."""
+    plain = {"listen": ("127.0.0.1", free_port()), "simulated_gpus": 1, "job_user": OWN_ACCOUNT}
+    return AgentConfig(**{"name": NodeId(name), "data_dir": folder / name, **plain, **settings})
+
+
+async def wait_until(predicate: Callable[..., object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
     """Return once the predicate is true; `AssertionError` when it is not within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not predicate():
@@ -39,7 +48,7 @@ async def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENC
         await asyncio.sleep(POLL_S)
 
 
-def wait_until_sync(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
+def wait_until_sync(predicate: Callable[..., object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
     """As `wait_until`, for tests without a loop."""
     deadline_s = time.monotonic() + timeout_s
     while not predicate():
@@ -127,9 +136,9 @@ class AgentApi:
         """Status and parsed JSON of any request, problems included; `AgentUnreachable` when nobody answers."""
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers, method=method)  # noqa: S310  # our own URL
+        request = urllib.request.Request(self.url + path, data, headers, method=method)  # our own URL
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310  # as above
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             with error:
@@ -155,8 +164,8 @@ class AgentApi:
         """What the ranks of a job have written so far, as this agent tells it."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.url}/v1/jobs/{job['id']}/logs?stream={stream}"
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310  # the URL is our own
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310  # as above
+        request = urllib.request.Request(url, headers=headers)  # the URL is our own
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
             records = [json.loads(line) for line in response if line.strip()]
         return "".join(record["text"] for record in records if record.get("type") == "log")
 
@@ -186,7 +195,7 @@ class RunningAgent(AgentApi):
         """True when /livez answers 200; fails when the process has ended."""
         assert self.process.poll() is None, f"{self.name} ended: {self.log_file.read_text()[-2_000:]}"
         try:
-            with urllib.request.urlopen(f"{self.url}/livez", timeout=10) as response:  # noqa: S310  # as above
+            with urllib.request.urlopen(f"{self.url}/livez", timeout=10) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
@@ -284,6 +293,7 @@ def _launch(base: Path, name: str, port: int, seeds: list[str], settings: dict[s
         "data_dir": str(home / "data"),
         "cluster_key_file": str(base / "cluster.key"),
         "token_file": str(base / "token"),
+        "job_user": OWN_ACCOUNT,
         **settings,
     }
     config_file = home / "agent.toml"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.supervision.testing import Bench, Network, make_order
 from swarmsched.effects import StageTask, StartTask, StopTask
 from swarmsched.events import TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
 from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import EntryKind, Tree, TreeEntry
+from tests.agent.supervision.testing import Bench, Network, make_order
 
 FAKE_UV = """#!/bin/sh
 case "$1" in

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swarm_agent.supervision.environment import Account
-from swarm_agent.supervision.rendezvous import TaskKey
+from swarm_agent.task.account import Account
 from swarmsched.errors import ConfigError, SwarmError
+from swarmsched.ids import TaskKey
 
 log = logging.getLogger(__name__)
 

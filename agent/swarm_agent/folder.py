@@ -1,0 +1,17 @@
+"""Folders that other accounts may pass through, although the agent's umask is 077."""
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def make_folder(folder: Path, mode: int) -> None:
+    """Create a folder and its missing parents with exactly this mode, whatever the umask; one that exists stays.
+
+    Raises OSError.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent, mode)
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+        folder.chmod(mode)

@@ -1,0 +1,46 @@
+"""The account that a task's processes run as."""
+
+import os
+import pwd
+from dataclasses import dataclass
+
+from swarmsched.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a job runs as.  `uid` -1: the agent's own user, nothing is switched."""
+
+    name: str
+    home: str
+    shell: str
+    uid: int = -1
+    gid: int = -1
+    groups: tuple[int, ...] = ()
+
+
+def find_account(job_user: str) -> Account:
+    """The account of `job_user` when the agent is root, otherwise the agent's own.
+
+    Raises `ConfigError` for an unknown name, or for another account when the agent may not switch.
+    """
+    own = _own_account()
+    if job_user in ("", own.name):
+        return own
+    try:
+        entry = pwd.getpwnam(job_user)
+    except KeyError as error:
+        raise ConfigError("job_user", f"there is no account {job_user!r}", f"useradd --system {job_user}") from error
+    if os.geteuid() != 0:
+        remedy = "run the agent as root, or leave job_user empty"
+        raise ConfigError("job_user", f"only root may start processes as {job_user!r}", remedy)
+    groups = tuple(os.getgrouplist(job_user, entry.pw_gid))
+    return Account(job_user, entry.pw_dir, entry.pw_shell, entry.pw_uid, entry.pw_gid, groups)
+
+
+def _own_account() -> Account:
+    try:
+        entry = pwd.getpwuid(os.geteuid())
+    except KeyError:  # a container's user without an entry
+        return Account(str(os.geteuid()), os.environ.get("HOME", "/"), "/bin/sh")
+    return Account(entry.pw_name, entry.pw_dir, entry.pw_shell)

@@ -1,0 +1,95 @@
+"""Folders of finished tasks: limits of size and age, and what a success leaves."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.tree import Unpacker
+from swarm_agent.supervision.kept_work import SPARED_S, KeptWork
+from swarmsched.effects import StartTask
+from swarmsched.ids import JobId, make_job_id
+from swarmsched.tree import EntryKind, Tree, TreeEntry
+from tests.agent.supervision.testing import Bench, make_order
+from tests.agent.testing import wait_until
+
+DAY_S = 86_400.0
+NOW_UTC_S = 1.8e9
+MIB = 2**20
+JOBS = [make_job_id(0.0, random.Random(number)) for number in range(5)]
+
+
+def folder_of(root: Path, job: JobId, size_bytes: int) -> Path:
+    work = root / job / "1" / "work"
+    work.mkdir(parents=True)
+    (work / "data").write_bytes(b"x" * size_bytes)
+    return work.parent
+
+
+def test_the_oldest_go_when_all_together_are_too_large(tmp_path: Path) -> None:
+    kept = KeptWork(tmp_path, DAY_S, 3 * MIB + MIB // 2)
+    folders = [folder_of(tmp_path, job, MIB) for job in JOBS]
+    for age, job in enumerate(reversed(JOBS[1:])):
+        kept.close((job, 1), NOW_UTC_S - age, is_success=False)
+    kept.prune(NOW_UTC_S, {(JOBS[0], 1)})
+    assert [folder.exists() for folder in folders] == [True, False, True, True, True]
+    assert not folders[1].parent.exists()
+
+
+def test_each_goes_after_its_retention_which_begins_with_the_end(tmp_path: Path) -> None:
+    kept = KeptWork(tmp_path, DAY_S, 2**40)
+    old, young, live, staged = (folder_of(tmp_path, job, 1) for job in JOBS[:4])
+    for folder in (old, young, live):
+        os.utime(folder, (NOW_UTC_S - 9 * DAY_S,) * 2)
+    os.utime(staged, (NOW_UTC_S - SPARED_S / 2,) * 2)
+    kept.close((JOBS[1], 1), NOW_UTC_S - 60.0, is_success=False)
+    kept.prune(NOW_UTC_S, {(JOBS[2], 1)})
+    assert [folder.exists() for folder in (old, young, live, staged)] == [False, True, True, True]
+
+
+async def test_a_success_leaves_what_the_task_wrote_and_a_failure_everything(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path / "blobs")
+    digest = await blobs.put_bytes(b"shipped")
+    names = ("train.py", "src/model.py", "log", "moved")
+    tree = Tree.of(
+        [TreeEntry(name, EntryKind.FILE, 0o644, 7, digest) for name in names]
+        + [TreeEntry("link", EntryKind.LINK, target="src"), TreeEntry("out", EntryKind.DIR)]
+    )
+    kept = KeptWork(tmp_path / "jobs", DAY_S, 2**40)
+    for job, is_success in ((JOBS[0], True), (JOBS[1], False)):
+        folder = tmp_path / "jobs" / job / "1"
+        folder.mkdir(parents=True)
+        Unpacker(blobs).unpack(tree, folder / "draft")
+        (folder / "draft").rename(folder / "work")
+        while folder.stat().st_mtime_ns <= (folder / "work" / "train.py").stat().st_ctime_ns:
+            os.utime(folder)  # until the clock of the file system, which goes in steps, has advanced
+        with (folder / "work" / "log").open("ab") as file:
+            file.write(b"!")
+        (folder / "work" / "moved").rename(folder / "work" / "model.pt")
+        os.utime(folder / "work" / "model.pt", (1.0, 1.0))
+        (folder / "work" / "out" / "best.pt").write_bytes(b"best")
+        kept.close((job, 1), NOW_UTC_S, is_success=is_success)
+        found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+        if is_success:
+            assert found == ["work/log", "work/model.pt", "work/out/best.pt"]
+            assert sorted(path.name for path in (folder / "work").iterdir()) == ["log", "model.pt", "out"]
+        else:
+            assert len(found) == 5
+
+
+@pytest.mark.parametrize(("code", "is_left"), [(0, False), (1, True)])
+async def test_the_folder_of_a_task_without_output_goes_with_its_success(
+    tmp_path: Path, code: int, is_left: bool
+) -> None:
+    async with Bench(tmp_path / "data") as bench:
+        order = make_order("sh", "-c", f"exit {code}")
+        bench.runner.perform(StartTask(order, ()))
+        work = bench.runner.workdir(order.job_id, 1)
+        assert work is not None
+        assert work.exists()
+        await bench.finish(order)
+        before_s = work.parent.stat().st_mtime
+        await wait_until(lambda: work.parent.stat().st_mtime > before_s)
+        assert work.exists() is is_left
