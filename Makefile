@@ -9,6 +9,9 @@ ANSIBLE_STAMP := $(ANSIBLE)/.stamp
 TRAIN_STAMP := $(TRAIN)/.stamp
 TOOLS := $(CURDIR)/.tools
 PROGRAMS_STAMP := .tools/.stamp
+HOSTS_STAMP := .tools/.hosts
+API := .venv-api
+API_STAMP := $(API)/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
@@ -43,6 +46,15 @@ $(PROGRAMS_STAMP): tests/testbed/programs.sh
 	tests/testbed/programs.sh $(TOOLS)
 	touch $@
 
+$(HOSTS_STAMP): $(PROGRAMS_STAMP)
+	tests/testbed/programs.sh $(TOOLS) hosts
+	touch $@
+
+$(API_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(API)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(API)/bin/python 'schemathesis>=4.32,<5'
+	touch $@
+
 demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
@@ -57,9 +69,10 @@ breaks: bytecode
 chaos: bytecode $(PROGRAMS_STAMP)
 	$(BIN)/pytest -n 2 -m 'chaos and not acceptance' tests/chaos $(PYTEST_ARGS)
 
-# What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone.
-acceptance: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
-	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos $(PYTEST_ARGS)
+# What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone, hosts that boot, and half a
+# million hostile inputs to codec and sealing.
+acceptance: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(API_STAMP) $(HOSTS_STAMP)
+	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos tests/swarmsched/wire $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -83,4 +96,4 @@ bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) .tools dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) $(API) .tools dist .mypy_cache .ruff_cache .pytest_cache
