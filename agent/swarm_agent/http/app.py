@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import cast
 
 from aiohttp import web, web_response
@@ -17,7 +18,7 @@ from swarm_agent import metrics
 from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, no_stream
 from swarm_agent.http.guard import Guard
 from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
-from swarm_agent.http.routes import BodyKind, Route, match
+from swarm_agent.http.routes import Route, match
 from swarm_agent.http.stream import HEARTBEAT_S, closing
 from swarm_agent.transport.arrivals import vouch
 from swarmsched.ids import NodeId
@@ -51,7 +52,7 @@ class Server:
         streamed = ("readLogs", "listEvents")
         for route in self._routes.values():
             app.router.add_route(route.method, route.path, self._handler(route))
-            if route.method == "GET" and route.operation not in streamed:
+            if route.method == "GET" and route.operation_id not in streamed:
                 app.router.add_route("HEAD", route.path, self._handler(route))
         app.on_shutdown.append(self._end_streams)
         # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.
@@ -60,15 +61,12 @@ class Server:
 
     async def dispatch(self, call: Call) -> Answer:
         """Run a forwarded request; problems become answers, so that the asking agent passes them on as they are."""
-        found = match(self._routes, call.method, call.path)
+        found = match(self._routes.values(), call.method, call.path)
         try:
             if found is None:
                 raise Problem("not_found", f"there is no {call.method} {call.path[:200]}")
             route, params = found
-            known = Call(
-                call.method, call.path, params, call.query, call.headers, call.body, call.request_id, call.hops
-            )
-            return await route.handler(known)
+            return await route.handler(replace(call, params=params))
         except Problem as problem:
             return Answer(problem.status, problem.encode(call.request_id), CONTENT_TYPE, problem.all_headers())
 
@@ -197,19 +195,16 @@ async def _next(body: AsyncIterator[bytes]) -> bytes | None:
 
 
 async def _call_from(request: web.Request, route: Route) -> Call:
-    headers = {name.lower(): _utf8(value) for name, value in request.headers.items()}
-    body = b""
-    if route.body is BodyKind.JSON:
-        body = await _json_body(request)
+    route.check_query(request.query)
     return Call(
         method=request.method,
         path=request.path,
         params=dict(request.match_info),
         query=_query(request),
-        headers=headers,
-        body=body,
+        headers={name.lower(): _utf8(value) for name, value in request.headers.items()},
+        body=await _json_body(request) if route.body else b"",
         request_id=CURRENT_ID.get(),
-        stream=request.content.iter_any() if route.body is BodyKind.STREAM else no_stream(),
+        stream=request.content.iter_any() if route.stream_type else no_stream(),
     )
 
 

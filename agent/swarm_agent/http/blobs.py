@@ -5,11 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from swarm_agent.http.exchange import Answer, Call, answer
-from swarm_agent.http.jobs import refuse_unknown_keys
 from swarm_agent.http.port import AgentPort, Blobs
-from swarm_agent.http.problem import Problem
+from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.staging.blobs import BlobError, is_digest
-from swarmsched.errors import FieldProblem
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 PACK_TYPE = "application/vnd.swarmsched.blobs"
@@ -31,18 +29,14 @@ class BlobUploads:
     def _store(self) -> Blobs:
         return self._agent.blobs
 
-    async def list_missing(self, call: Call) -> Answer:
+    async def list_missing_blobs(self, call: Call) -> Answer:
         """POST /v1/blobs/missing."""
-        document = call.json()
-        refuse_unknown_keys(document, ("digests",))
-        digests = document.get("digests")
+        digests = call.json("digests").get("digests")
         if not isinstance(digests, list) or len(digests) > DIGESTS_LIMIT:
-            where = FieldProblem("/digests", "must be a list of digests", f"at most {DIGESTS_LIMIT} of them")
-            raise Problem("invalid", f"digests: {where.problem}", where.remedy, (where,))
+            raise invalid("/digests", "must be a list of digests", f"at most {DIGESTS_LIMIT} of them")
         wrong = [index for index, each in enumerate(digests) if not isinstance(each, str) or not is_digest(each)]
         if wrong:
-            where = FieldProblem(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
-            raise Problem("invalid", f"digests: item {wrong[0]} {where.problem}", where.remedy, (where,))
+            raise invalid(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
         return answer({"missing": list(self._store.missing(digests)), "node": self._agent.config.name})
 
     async def head_blob(self, call: Call) -> Answer:
@@ -61,7 +55,7 @@ class BlobUploads:
         document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
         return answer(document, 200 if is_known else 201)
 
-    async def put_pack(self, call: Call) -> Answer:
+    async def put_blobs(self, call: Call) -> Answer:
         """POST /v1/blobs: frames of digest, length and content until the body ends."""
         content_type = call.headers.get("content-type", "").split(";")[0].strip().lower()
         if content_type != PACK_TYPE:

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm_agent.http.problem import Problem, bad_parameter
+from swarm_agent.http.problem import Problem, bad_parameter, invalid, refuse_unknown
 from swarmsched.api import nearest
-from swarmsched.errors import FieldProblem
 from swarmsched.fields import is_text
 
 JSON_TYPE = "application/json"
@@ -37,8 +36,8 @@ class Call:
     hops: int = 0
     stream: AsyncIterator[bytes] = field(default_factory=no_stream)
 
-    def json(self) -> dict[str, Any]:
-        """The body as an object; an empty body is an empty object."""
+    def json(self, *known: str) -> dict[str, Any]:
+        """The body as an object with some of the `known` keys and no others; an empty body is an empty object."""
         if not self.body:
             return {}
         try:
@@ -46,12 +45,12 @@ class Call:
             json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError as error:
             pointer = next(_not_utf8(document, ""), "")
-            where = FieldProblem(pointer, "is not UTF-8 (a lone surrogate)", "use text in UTF-8")
-            raise Problem("invalid", f"{pointer[1:] or 'body'}: {where.problem}", where.remedy, (where,)) from error
+            raise invalid(pointer, "is not UTF-8 (a lone surrogate)", "use text in UTF-8") from error
         except (ValueError, RecursionError) as error:
             raise Problem("bad_json", f"the body is not JSON: {error}") from error
         if not isinstance(document, dict):
             raise Problem("bad_json", f"the body must be an object, not {type(document).__name__}")
+        refuse_unknown(document, known)
         return document
 
     def flag(self, name: str) -> bool:

@@ -48,7 +48,7 @@ class Health:
         body, content_type = self._render_metrics(call.headers.get("accept", ""))
         return Answer(200, body, content_type)
 
-    async def error_page(self, call: Call) -> Answer:
+    async def explain_error(self, call: Call) -> Answer:
         """What a kind of problem means."""
         code = call.params["code"]
         if code not in KINDS:

@@ -1,7 +1,6 @@
 """Requests about one job: find it, then act here or have the agent act that shepherds it."""
 
 import asyncio
-import itertools
 import json
 import signal as signals
 import time
@@ -17,15 +16,14 @@ from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal
+from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import Document, aged, card_document, job_document_now, task_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
-from swarmsched.api import API_VERSION, KEY_SHOWN, PROBLEMS_LIMIT, nearest
+from swarmsched.api import API_VERSION, nearest
 from swarmsched.commands import CancelJob, Command, JobAccepted, RecoverJob, Refused, SignalJob
-from swarmsched.errors import FieldProblem
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
@@ -82,28 +80,22 @@ class Jobs:
 
     async def cancel_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""
-        document = call.json()
-        refuse_unknown_keys(document, ("grace_seconds", "reason"))
+        document = call.json("grace_seconds", "reason")
         grace_s, reason = _grace(document.get("grace_seconds")), short_text(document.get("reason", ""))
         found = await self.find(call)
         return await self._change(found, call, CancelJob(found.job_id, grace_s, reason))
 
     async def signal_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/signal."""
-        document = call.json()
-        refuse_unknown_keys(document, ("signal",))
-        number = signal_number(document.get("signal"))
+        number = signal_number(call.json("signal").get("signal"))
         found = await self.find(call)
         return await self._change(found, call, SignalJob(found.job_id, number))
 
     async def recover_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/recover: an operator declares the holders that do not answer dead for good."""
-        document = call.json()
-        refuse_unknown_keys(document, ("force",))
-        if document.get("force") is not True:
+        if call.json("force").get("force") is not True:
             remedy = 'send {"force": true} once you are sure that the silent holders never come back with their disks'
-            where = FieldProblem("/force", "must be true", remedy)
-            raise Problem("invalid", "force: must be true", where.remedy, (where,))
+            raise invalid("/force", "must be true", remedy)
         found = await self.find(call)
         return await self._at_holders(found, call, RecoverJob(found.job_id))
 
@@ -426,36 +418,22 @@ def signal_number(value: object) -> int:
         if name in names:
             return int(signals.Signals[name])
     hint = nearest(f"SIG{value}", names) if isinstance(value, str) else ""
-    where = FieldProblem("/signal", f"{value!r} is not a signal{hint}", "a number from 1 to 64, or a name such as INT")
-    raise Problem("invalid", f"signal: {where.problem}", where.remedy, (where,))
+    raise invalid("/signal", f"{value!r} is not a signal{hint}", "a number from 1 to 64, or a name such as INT")
 
 
 def _grace(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= GRACE_LIMIT_S:
-        where = FieldProblem("/grace_seconds", f"{value!r} is out of range", f"a number from 0 to {GRACE_LIMIT_S:g}")
-        raise Problem("invalid", f"grace_seconds: {where.problem}", where.remedy, (where,))
+        raise invalid("/grace_seconds", f"{value!r} is out of range", f"a number from 0 to {GRACE_LIMIT_S:g}")
     return float(value)
 
 
 def short_text(value: object) -> str:
     """`reason` of a body; raises `Problem` for anything but a short text."""
     if not isinstance(value, str) or len(value) > REASON_LIMIT:
-        where = FieldProblem("/reason", "is not a short text", f"at most {REASON_LIMIT} characters")
-        raise Problem("invalid", f"reason: {where.problem}", where.remedy, (where,))
+        raise invalid("/reason", "is not a short text", f"at most {REASON_LIMIT} characters")
     return value
-
-
-def refuse_unknown_keys(document: dict[str, Any], known: tuple[str, ...]) -> None:
-    """A misspelt key would otherwise be silently without effect."""
-    unknown = (key for key in document if key not in known)
-    wrong = [
-        FieldProblem(f"/{key[:KEY_SHOWN]}", f"unknown key{nearest(key, known)}", "remove it or correct the spelling")
-        for key in itertools.islice(unknown, PROBLEMS_LIMIT)
-    ]
-    if wrong:
-        raise Problem("invalid", "; ".join(f"{each.pointer[1:]}: {each.problem}" for each in wrong), errors=wrong)
 
 
 def _bytes(shown: Answer) -> bytes:

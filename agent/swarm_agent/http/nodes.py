@@ -13,10 +13,10 @@ from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.joblist import JobList
-from swarm_agent.http.jobs import refuse_unknown_keys, short_text
+from swarm_agent.http.jobs import short_text
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem, from_refusal
+from swarm_agent.http.problem import Problem, from_refusal, invalid
 from swarm_agent.http.views import (
     Document,
     address_text,
@@ -33,7 +33,6 @@ from swarm_agent.http.views import (
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting, SettingStored
-from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
 
 FRESH_S = 0.05
@@ -190,8 +189,7 @@ class Nodes:
 
     async def drain_node(self, call: Call) -> Answer:
         """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
-        name, document = NodeId(call.params["node"]), call.json()
-        refuse_unknown_keys(document, ("draining", "reason"))
+        name, document = NodeId(call.params["node"]), call.json("draining", "reason")
         is_draining, reason = _is_draining(document.get("draining")), short_text(document.get("reason", ""))
         reason = " ".join(reason.split())
         if self._facts.member(name) is None:
@@ -234,8 +232,7 @@ class Nodes:
 
     async def put_config(self, call: Call) -> Answer:
         """PUT /v1/config; with If-Match only if nobody has changed it since."""
-        document, expected = call.json(), call.headers.get("if-match", "")
-        refuse_unknown_keys(document, ("policy", "parameters"))
+        document, expected = call.json("policy", "parameters"), call.headers.get("if-match", "")
         policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))
         current = self._setting()
         if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
@@ -290,8 +287,7 @@ class Nodes:
 
 def _is_draining(value: object) -> bool:
     if not isinstance(value, bool):
-        where = FieldProblem("/draining", f"{value!r} is neither true nor false", "true, or false to take work again")
-        raise Problem("invalid", f"draining: {where.problem}", where.remedy, (where,))
+        raise invalid("/draining", f"{value!r} is neither true nor false", "true, or false to take work again")
     return value
 
 
@@ -301,17 +297,14 @@ def _etag(setting: Document) -> str:
 
 def _policy(value: object) -> str:
     if not isinstance(value, str) or not value:
-        where = FieldProblem("/policy", f"{value!r} is not the name of a policy", "fifo, backfill or las")
-        raise Problem("invalid", f"policy: {where.problem}", where.remedy, (where,))
+        raise invalid("/policy", f"{value!r} is not the name of a policy", "fifo, backfill or las")
     return value
 
 
 def _parameters(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
-        where = FieldProblem("/parameters", "must be an object of names and numbers", 'for example {"queues": 3}')
-        raise Problem("invalid", f"parameters: {where.problem}", where.remedy, (where,))
+        raise invalid("/parameters", "must be an object of names and numbers", 'for example {"queues": 3}')
     for name, number in value.items():
         if isinstance(number, bool) or not isinstance(number, int | float):
-            where = FieldProblem(f"/parameters/{name}", f"{number!r} is not a number", "use a number")
-            raise Problem("invalid", f"parameters.{name}: {where.problem}", where.remedy, (where,))
+            raise invalid(f"/parameters/{name}", f"{number!r} is not a number", "use a number")
     return {str(name): float(number) for name, number in value.items()}

@@ -4,12 +4,20 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from swarm_agent.http.exchange import JSON_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
-from swarm_agent.http.routes import BodyKind, Parameter, Reply, Route
+from swarm_agent.http.routes import Parameter, Reply, Route
 from swarm_agent.http.schema import ref, schemas
 
-GENERAL_PROBLEMS = ("wrong_host", "cross_origin", "internal")
+GENERAL_PROBLEMS = ("wrong_host", "cross_origin", "unknown_parameter", "internal")
 DESCRIPTION = "Every agent of a swarm serves this API, and any agent answers any request."
+TAGS = {
+    **dict.fromkeys(("tickets", "jobs", "queues"), "jobs"),
+    **dict.fromkeys(("nodes", "gpus", "members", "events", "config", "status"), "nodes"),
+    "blobs": "blobs",
+}
+"""By the first word of a path under /v1; the rest is for monitors and browsers."""
+
 PATH_PARAMETER = re.compile(r"\{([a-z0-9]+)\}")
 
 
@@ -37,32 +45,32 @@ def problem_codes(route: Route) -> tuple[str, ...]:
         codes.append("unauthorised")
     if route.parameters:
         codes.append("bad_parameter")
-    if route.body is BodyKind.JSON:
+    if route.body:
         codes += ["bad_json", "too_large", "unsupported_media_type", "invalid"]
-    if route.body is BodyKind.STREAM:
+    if route.stream_type:
         codes.append("too_large")
     return tuple(dict.fromkeys(codes))
 
 
 def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": route.operation,
+        "operationId": route.operation_id,
         "summary": route.summary,
-        "tags": [route.tag],
+        "tags": [TAGS.get(f"{route.path}//".split("/")[2], "health")],
         "parameters": [_path_parameter(name) for name in PATH_PARAMETER.findall(route.path)]
         + [_parameter(each) for each in route.parameters],
         "responses": _responses(route),
     }
     if route.is_public:
         operation["security"] = []
-    if route.body is not BodyKind.NONE:
+    if route.body or route.stream_type:
         operation["requestBody"] = _request_body(route)
     return operation
 
 
 def _request_body(route: Route) -> dict[str, Any]:
-    content = {"schema": ref(route.body_schema)} if route.body_schema else {}
-    return {"required": route.is_body_required, "content": {route.body_type: content}}
+    content = {JSON_TYPE: {"schema": ref(route.body)}} if route.body else {route.stream_type: {}}
+    return {"required": route.is_body_required, "content": content}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    responses = {str(status): _success(reply) for status, reply in sorted(route.replies.items())}
+    responses = {str(reply.status): _success(reply) for reply in route.replies}
     by_status: dict[int, list[str]] = {}
     for code in problem_codes(route):
         by_status.setdefault(KINDS[code].status, []).append(code)

@@ -18,7 +18,7 @@ class StatusPage:
         self._body = b""
         self._policy = ""
 
-    async def get_page(self, _: Call) -> Answer:
+    async def page(self, _: Call) -> Answer:
         """The file, read once; only its own script and style may run, and it may call this agent only."""
         if not self._body:
             self._body = PAGE_FILE.read_bytes()

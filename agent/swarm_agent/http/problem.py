@@ -4,10 +4,12 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from swarmsched.api import KEY_SHOWN, PROBLEMS_LIMIT, nearest
 from swarmsched.commands import Refused
 from swarmsched.errors import FieldProblem, JobRejected, SwarmError
 
@@ -67,6 +69,9 @@ KINDS: dict[str, Kind] = {
     ),
     "too_large": Kind(413, "The body is too large", "JSON may have 1 MiB; put data into files and ship those."),
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
+    "unknown_parameter": Kind(
+        422, "The route does not take that query parameter", "`errors` names it and those that it takes."
+    ),
     "invalid": Kind(422, "The request has mistakes", "`errors` lists each with a pointer into the body and a remedy."),
     "impossible_request": Kind(
         422, "The swarm never had that much", "Ask for less; `swarm nodes` shows what there is."
@@ -175,6 +180,29 @@ def from_refusal(refused: Refused, prefix: str = "") -> Problem:
     return Problem(code, refused.problem, refused.remedy, fields)
 
 
+def invalid(pointer: str, problem: str, remedy: str) -> Problem:
+    """One thing wrong with a body, at a JSON pointer."""
+    where = FieldProblem(pointer, problem, remedy)
+    return Problem("invalid", f"{pointer[1:] or 'body'}: {problem}", remedy, (where,))
+
+
 def bad_parameter(name: str, problem: str, remedy: str) -> Problem:
     """A query parameter that cannot be used."""
     return Problem("bad_parameter", f"{name}: {problem}", remedy, (FieldProblem(f"?{name}", problem, remedy),))
+
+
+def refuse_unknown(
+    names: Iterable[str],
+    known: Sequence[str],
+    code: str = "invalid",
+    mark: str = "/",
+    remedy: str = "remove it or correct the spelling",
+) -> None:
+    """Names of keys or (with the mark `?`) parameters: a misspelt one would otherwise be silently without effect."""
+    what = "parameter" if mark == "?" else "key"
+    wrong = [
+        FieldProblem(f"{mark}{name[:KEY_SHOWN]}", f"unknown {what}{nearest(name, known)}", remedy)
+        for name in islice((name for name in names if name not in known), PROBLEMS_LIMIT)
+    ]
+    if wrong:
+        raise Problem(code, "; ".join(f"{each.pointer[1:]}: {each.problem}" for each in wrong), remedy, wrong)

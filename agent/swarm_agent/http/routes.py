@@ -1,18 +1,11 @@
-"""The table of routes: what the server serves, what /openapi.json says, and what may be forwarded, in one place."""
+"""What a route is: one row of the table that the server serves, /openapi.json tells, and forwarding looks up."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
-from swarm_agent.http.exchange import Handler
-
-
-class BodyKind(Enum):
-    """What a route's request body is."""
-
-    NONE = "none"
-    JSON = "json"
-    STREAM = "stream"  # handed to the handler as it comes, with limits of its own
+from swarm_agent.http.exchange import JSON_TYPE, Handler
+from swarm_agent.http.problem import refuse_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,44 +23,51 @@ class Reply:
     """A documented success: a name in the schemas, or a content type without one."""
 
     schema: str = ""
-    content_types: tuple[str, ...] = ("application/json",)
+    content_types: tuple[str, ...] = (JSON_TYPE,)
     text: str = "done"
     headers: tuple[str, ...] = ()
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation.  `path` has `{name}` parts; `problems` are codes that it may answer besides the general ones."""
+    """One operation.  `path` has `{name}` parts; `problems` are codes that it may answer besides the general ones.
+
+    A body is JSON by the schema `body`, or else of `stream_type` and handed to the handler as it comes, with limits of
+    its own.  The operation's id is the handler's name in camel case, unless one is given.
+    """
 
     method: str
     path: str
     handler: Handler
-    operation: str
     summary: str
-    tag: str
-    replies: Mapping[int, Reply]
+    replies: tuple[Reply, ...]
     parameters: tuple[Parameter, ...] = ()
-    body: BodyKind = BodyKind.NONE
-    body_schema: str = ""
-    body_type: str = "application/json"
+    body: str = ""
+    stream_type: str = ""
     is_body_required: bool = True
     problems: tuple[str, ...] = ()
     is_public: bool = False
+    given_id: str = ""
+
+    @property
+    def operation_id(self) -> str:
+        """What generated clients call it."""
+        first, *others = self.handler.__name__.split("_")
+        return self.given_id or first + "".join(word.title() for word in others)
+
+    def check_query(self, names: Iterable[str]) -> None:
+        """Refuse parameters that it does not take: a misspelt filter would silently show too much."""
+        known = [each.name for each in self.parameters if each.place == "query"]
+        remedy = f"this route takes: {', '.join(known)}" if known else "this route takes none"
+        refuse_unknown(names, known, "unknown_parameter", "?", remedy)
 
 
-def match(routes: Mapping[tuple[str, str], Route], method: str, path: str) -> tuple[Route, dict[str, str]] | None:
+def match(routes: Iterable[Route], method: str, path: str) -> tuple[Route, Mapping[str, str]] | None:
     """The route of a forwarded path and its parameters; forwarded paths are few and short, so this may be plain."""
-    parts = path.split("/")
-    for (known_method, pattern), route in routes.items():
-        names = pattern.split("/")
-        if known_method != method or len(names) != len(parts):
-            continue
-        params = {}
-        for name, part in zip(names, parts, strict=True):
-            if name.startswith("{") and part:
-                params[name[1:-1]] = part
-            elif name != part:
-                break
-        else:
-            return route, params
+    for route in routes:
+        pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.path.replace(".", r"\."))
+        found = re.fullmatch(pattern, path) if route.method == method else None
+        if found:
+            return route, found.groupdict()
     return None

@@ -43,7 +43,7 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
         *job_routes(Submission(agent, facts, peers), jobs, job_list, JobLogs(jobs, watch, source, log_finder)),
         *swarm_routes(nodes, events),
         *blob_routes(BlobUploads(agent)),
-        *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().get_page),
+        *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().page),
     )
     server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
     for part in (jobs, watch, source, log_finder, nodes, events):

@@ -13,15 +13,14 @@ from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
-from swarm_agent.http.jobs import refuse_unknown_keys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem, from_refusal, from_rejection
+from swarm_agent.http.problem import Problem, from_refusal, from_rejection, invalid
 from swarm_agent.http.views import Document, job_document_now
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
-from swarmsched.errors import FieldProblem, JobRejected
+from swarmsched.errors import JobRejected
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId
 
@@ -41,7 +40,7 @@ class Submission:
 
     async def create_ticket(self, call: Call) -> Answer:
         """POST /v1/tickets: no side effect."""
-        refuse_unknown_keys(call.json(), ())
+        call.json()
         ticket = await self._ticket()
         named = {**_ticket_document(ticket), "handle": ids.handle(ticket.job_id), "node": self._agent.config.name}
         return answer({"api_version": API_VERSION, **named})
@@ -55,8 +54,7 @@ class Submission:
         return await self._keys.once(call.headers.get("idempotency-key", ""), call.body, act)
 
     async def _submit(self, call: Call, memo: dict[str, object]) -> Answer:
-        document = call.json()
-        refuse_unknown_keys(document, ("spec", "ticket", "dry_run"))
+        document = call.json("spec", "ticket", "dry_run")
         is_dry_run = _boolean(document.get("dry_run", False))
         spec = self._with_source(_spec(document))
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
@@ -148,8 +146,7 @@ class Submission:
 
 def _spec(document: Document) -> JobSpec:
     if "spec" not in document:
-        where = FieldProblem("/spec", "is missing", 'for example {"spec": {"command": ["python", "train.py"]}}')
-        raise Problem("invalid", "spec: is missing", where.remedy, (where,))
+        raise invalid("/spec", "is missing", 'for example {"spec": {"command": ["python", "train.py"]}}')
     try:
         return JobSpec.from_json(document["spec"])
     except JobRejected as error:
@@ -184,8 +181,7 @@ def _ticket_from(value: Any) -> TicketIssued | None:
         return None
     holders = _holders_from(value) if isinstance(value, dict) else ()
     if not holders or not isinstance(value.get("job_id"), str) or not ids.is_job_id(value["job_id"]):
-        where = FieldProblem("/ticket", "is not a ticket of this API", "send what POST /v1/tickets answered")
-        raise Problem("invalid", "ticket: is not a ticket of this API", where.remedy, (where,))
+        raise invalid("/ticket", "is not a ticket of this API", "send what POST /v1/tickets answered")
     return TicketIssued(JobId(value["job_id"]), holders)
 
 
@@ -204,6 +200,5 @@ def _holders_from(ticket: dict[str, Any]) -> tuple[Holder, ...]:
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        where = FieldProblem("/dry_run", f"{value!r} is not true or false", "use true or false")
-        raise Problem("invalid", f"dry_run: {where.problem}", where.remedy, (where,))
+        raise invalid("/dry_run", f"{value!r} is not true or false", "use true or false")
     return value

@@ -31,6 +31,10 @@ def test_every_kind_is_documented_with_its_status():
         ("GET", "/v1/jobs?cursor=zzz", 400, "bad_parameter"),
         ("GET", "/v1/events?since=yesterday", 400, "bad_parameter"),
         ("GET", "/v1/events?cursor=e30h", 400, "bad_parameter"),
+        ("GET", "/v1/nodes?fields=name", 422, "unknown_parameter"),
+        ("GET", "/v1/jobs/x?If-Match=1", 422, "unknown_parameter"),
+        ("POST", "/v1/jobs/x/cancel?grace_seconds=3", 422, "unknown_parameter"),
+        ("GET", "/livez?verbose", 422, "unknown_parameter"),
     ],
 )
 async def test_refusals_are_problem_documents(n1, method, path, status, code):
@@ -40,6 +44,14 @@ async def test_refusals_are_problem_documents(n1, method, path, status, code):
     assert response.content_type == "application/problem+json"
     assert (document["code"], document["status"], document["type"]) == (code, status, f"/errors/{code}")
     assert document["remedy"]
+
+
+async def test_a_misspelt_parameter_is_told_with_those_that_the_route_takes(n1):
+    document = await n1.get("/v1/jobs/x/why?usr=jane&x=1", 422)
+    assert document["detail"] == "usr: unknown parameter; did you mean 'user'?; x: unknown parameter"
+    assert [each["pointer"] for each in document["errors"]] == ["?usr", "?x"]
+    assert document["remedy"] == "this route takes: user"
+    assert (await n1.get("/v1/nodes?x=1", 422))["remedy"] == "this route takes none"
 
 
 async def test_405_lists_the_methods(n1):

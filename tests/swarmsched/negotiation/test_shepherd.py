@@ -310,13 +310,13 @@ def test_cancelling_while_holding_releases_the_holds(scene):
 def test_cancelling_a_running_job_stops_every_owner_with_its_grace(scene):
     scene.run()
     scene.sent = []
-    scene.do(scene.shepherd.cancel(1, 3.0, "", scene.clock))
+    scene.do(scene.shepherd.cancel(1, 3.0, "wrong data", scene.clock))
     assert scene.record.state is JobState.STOPPING
     assert [request.grace_s for _, request in scene.take(StopRequest)] == [3.0, 3.0]
     scene.report(A, TaskStage.EXITED, 6, [RankExit(0, 0, 15), RankExit(1, 0, 15)])
     scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0, 15)])
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)
-    assert (scene.record.detail, scene.record.failed_rank) == ("cancelled", -1)
+    assert (scene.record.detail, scene.record.failed_rank) == ("wrong data", -1)
 
 
 def test_a_cancelled_job_whose_ranks_end_with_zero_is_no_success():
