@@ -6,11 +6,13 @@ A view like all of membership: right within seconds, and good for people, never 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm_agent.http.port import Facts, Member, NodeFacts
+from swarm_agent.http.port import Facts
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import NodeStatus
 from swarmsched.holders import Configuration, Holder, majority
 from swarmsched.ids import NodeId
 
-PRESENT = ("alive", "suspect")  # a suspicion lasts seconds and often ends well
+PRESENT = (MemberStatus.ALIVE, MemberStatus.SUSPECT)  # a suspicion lasts seconds and often ends well
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,23 @@ class Attendance:
         return max(0, min(spare, default=0))
 
 
+def present(members: Iterable[MemberView]) -> frozenset[NodeId]:
+    """Those of whom an answer can be expected."""
+    return frozenset(member.node_id for member in members if member.status in PRESENT)
+
+
+def attendance_by(members: Iterable[MemberView], nodes: Iterable[NodeStatus]) -> Attendance:
+    """By what membership and the nodes' records say."""
+    return Attendance(present(members), {each.record.node_id: each.record.store_id for each in nodes})
+
+
 def attendance_of(facts: Facts) -> Attendance:
     """Everybody as this agent sees them now."""
-    return _attendance(facts.members(), facts.nodes())
+    return attendance_by(facts.members(), facts.nodes())
 
 
 def attendance_at(facts: Facts, configuration: Configuration) -> Attendance:
     """One job's holders alone: in a large swarm to look at everybody takes longer than all the rest of an answer."""
     names = {holder.node for holder in configuration.members}
     members, nodes = [facts.member(name) for name in names], [facts.node(name) for name in names]
-    return _attendance([each for each in members if each is not None], [each for each in nodes if each is not None])
-
-
-def _attendance(members: Iterable[Member], nodes: Iterable[NodeFacts]) -> Attendance:
-    present = frozenset(member.name for member in members if member.status in PRESENT)
-    return Attendance(present, {each.name: each.store_id for each in nodes})
+    return attendance_by([each for each in members if each is not None], [each for each in nodes if each is not None])

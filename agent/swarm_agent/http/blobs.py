@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from swarm_agent.http.exchange import Answer, Call, answer
-from swarm_agent.http.port import AgentPort, Blobs
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.staging.blobs import BlobError, is_digest
+from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 PACK_TYPE = "application/vnd.swarmsched.blobs"
@@ -26,7 +26,7 @@ class BlobUploads:
         self._agent = agent
 
     @property
-    def _store(self) -> Blobs:
+    def _store(self) -> BlobStore:
         return self._agent.blobs
 
     async def list_missing_blobs(self, call: Call) -> Answer:

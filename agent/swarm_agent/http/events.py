@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, answer, bad_cursor, decode_cursor, encode_cursor
+from swarm_agent.http.exchange import Answer, Call, Document, answer, bad_cursor, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
-from swarm_agent.http.views import Document, event_document, listing
+from swarm_agent.http.views import event_document, listing
 from swarm_agent.http.when import moment
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import NodeId

@@ -15,6 +15,10 @@ NDJSON_TYPE = "application/x-ndjson"
 SSE_TYPE = "text/event-stream"
 
 
+Document = dict[str, Any]
+"""A JSON object."""
+
+
 async def no_stream() -> AsyncIterator[bytes]:
     """The stream of a request that has none."""
     chunks: tuple[bytes, ...] = ()

@@ -12,7 +12,7 @@ from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import Facts
 from swarm_agent.http.problem import Problem
-from swarm_agent.http.views import card_document, job_document, job_summary, over_summary, place_summary
+from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
 from swarmsched import ids
 from swarmsched.api import JobState, nearest
 from swarmsched.ids import JobId, NodeId
@@ -100,7 +100,7 @@ class JobFinder:
     def past_retention(self, reference: str) -> list[Summary]:
         """What is left here of a job with that full id; others may still have its record."""
         job_id = JobId(reference.lower())
-        return [over_summary(job_id)] if ids.is_job_id(job_id) and self._facts.is_over(job_id) else []
+        return [bare_summary(job_id, JobState.ENDED)] if ids.is_job_id(job_id) and self._facts.is_over(job_id) else []
 
     def names(self) -> list[str]:
         """Names and handles, for "did you mean"."""
@@ -121,7 +121,10 @@ class JobFinder:
             named = [JobId(prefix)] if JobId(prefix) in places else []
         else:
             named = [job_id for job_id in places if ids.matches_prefix(job_id, prefix)]
-        found: dict[str, Summary] = {job_id: place_summary(job_id, places[job_id]) for job_id in named[:MATCHES_LIMIT]}
+        found: dict[str, Summary] = {}
+        for job_id in named[:MATCHES_LIMIT]:
+            place = places[job_id]
+            found[job_id] = bare_summary(job_id, place.state, place.shepherd)
         for job in self._facts.cards():
             if ids.matches_prefix(job.job_id, prefix):
                 found[job.job_id] = _of_card(job)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, Document, answer
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import KINDS, Problem
-from swarm_agent.http.views import Document
 from swarm_agent.security import job_user_warning
+from swarmsched.gossip.member import MemberStatus
 
 RenderMetrics = Callable[[str], tuple[bytes, str]]
 """The page of metrics, and its content type, for an Accept header."""
@@ -65,14 +65,15 @@ class Health:
         return _item("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
 
     def _members(self) -> Document:
-        away = [each.name for each in self._facts.members() if each.status not in ("alive", "left")]
+        fine = (MemberStatus.ALIVE, MemberStatus.LEFT)
+        away = [each.node_id for each in self._facts.members() if each.status not in fine]
         if not away:
             return _item("members", "ok", "every known member is alive", "")
         return _item("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
 
     def _holders(self) -> Document:
         """Two cannot tell a dead neighbour from a cut cable; a third, however small, can."""
-        alive = sum(each.status == "alive" for each in self._facts.members())
+        alive = sum(each.is_available for each in self._facts.members())
         if alive > 2:
             return _item("holders", "ok", f"{alive} members are alive: a job outlives any one of them", "")
         if alive < 2:

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import attendance_of
-from swarm_agent.http.exchange import Answer, Call, answer, bad_cursor, decode_cursor, encode_cursor
+from swarm_agent.http.exchange import Answer, Call, Document, answer, bad_cursor, decode_cursor, encode_cursor
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.views import Document, card_document, job_document, listing
+from swarm_agent.http.views import card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
 

@@ -11,15 +11,16 @@ from typing import Any
 from msgspec import structs
 
 from swarm_agent.http.attendance import attendance_of
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, Document, answer
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
+from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import Document, aged, card_document, job_document_now, task_document
+from swarm_agent.http.views import aged, card_document, job_document_now
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
 from swarmsched.api import API_VERSION, nearest
@@ -180,7 +181,7 @@ class Jobs:
             share["is_paused"] = any(each.get("is_paused") for each in here) if here else None
 
     def _own_tasks(self, job_id: JobId) -> list[Document]:
-        return [task_document(each) for each in self._facts.tasks() if each.job_id == job_id]
+        return [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
         record = self._record(job_id)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swarm_agent.http.exchange import Document
 from swarm_agent.http.peers import FAN_OUT_LIMIT, SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import bad_parameter
-from swarm_agent.http.views import Document
 from swarmsched.ids import JobId, NodeId
 
 NAMED_MAX = 5

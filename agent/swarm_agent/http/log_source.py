@@ -8,9 +8,9 @@ from typing import Any
 
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import Peers
-from swarm_agent.http.port import AgentPort, Logs
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.stream import closing
-from swarm_agent.supervision.logs import LogRecord
+from swarm_agent.supervision.logs import LogRecord, LogStore
 from swarmsched.ids import JobId, NodeId
 
 PAGE_BYTES = 2**17
@@ -116,7 +116,7 @@ class LogSource:
 
 
 def _pages(
-    logs: Logs, request: LogRequest, rank: int, start: tuple[tuple[LogRecord, ...], str]
+    logs: LogStore, request: LogRequest, rank: int, start: tuple[tuple[LogRecord, ...], str]
 ) -> Iterator[dict[str, Any]]:
     records, cursor = start
     if cursor and not records:

@@ -11,28 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, answer, encode
+from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
+from swarm_agent.http.keys import GPU, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem, from_refusal, invalid
 from swarm_agent.http.views import (
-    Document,
-    address_text,
     aged,
-    gpu_document,
     listing,
     member_document,
     node_document,
     queue_documents,
     setting_document,
     status_document,
-    task_document,
 )
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting, SettingStored
+from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import NodeId
 
 FRESH_S = 0.05
@@ -106,11 +104,11 @@ class GpuDetails:
 
     def own_tasks(self) -> list[Document]:
         """The tasks of this very node."""
-        return [task_document(each) for each in self._facts.tasks()]
+        return [document(TASK, each) for each in self._facts.tasks()]
 
     def own(self) -> list[Document]:
         """The GPUs of this very node."""
-        return [gpu_document(self._peers.own_name, each) for each in self._facts.gpus()]
+        return [document(GPU, each) for each in self._facts.gpus()]
 
     def serve(self, agent: AgentPort) -> None:
         """Answer other agents."""
@@ -171,16 +169,16 @@ class Nodes:
     async def list_targets(self, _: Call) -> Answer:
         """GET /v1/members/prometheus: every member that is not known to have left."""
         targets = [
-            {"targets": [address_text(member.address)], "labels": {"swarm_node": member.name}}
+            {"targets": [address_text(member.address)], "labels": {"swarm_node": member.node_id}}
             for member in self._facts.members()
-            if member.status != "left"
+            if member.status is not MemberStatus.LEFT
         ]
         return answer(targets)
 
     async def forget_member(self, call: Call) -> Answer:
         """DELETE /v1/members/NODE."""
         name = call.params["node"]
-        if name not in {member.name for member in self._facts.members()}:
+        if name not in {member.node_id for member in self._facts.members()}:
             raise self._unknown_node(name)
         reply = await self._agent.command(ForgetMember(NodeId(name)))
         if isinstance(reply, Refused):
@@ -250,10 +248,10 @@ class Nodes:
         return setting_document(*self._facts.setting())
 
     def _node_documents(self) -> list[Document]:
-        known = {facts.name: facts for facts in self._facts.nodes()}
+        known = {status.record.node_id: status for status in self._facts.nodes()}
         now_utc_s = time.time()
         return [
-            self._with_gpus(node_document(member, known.get(member.name), now_utc_s))
+            self._with_gpus(node_document(member, known.get(member.node_id), now_utc_s))
             for member in self._facts.members()
         ]
 
@@ -273,14 +271,14 @@ class Nodes:
     def _gpu_list(self) -> Document:
         gpus: list[Document] = []
         for member in self._facts.members():
-            gpus += self._details.of(member.name) or []
+            gpus += self._details.of(member.node_id) or []
         return listing(gpus, silent_nodes=list(self._details.silent), **aged(time.time(), 0.0))
 
     def _member_list(self) -> Document:
         return listing([member_document(each) for each in self._facts.members()], **aged(time.time(), 0.0))
 
     def _unknown_node(self, name: str) -> Problem:
-        close = nearest(name, [member.name for member in self._facts.members()])
+        close = nearest(name, [member.node_id for member in self._facts.members()])
         extra = {"nearest": close.split("'")[1]} if close else {}
         return Problem("unknown_node", f"there is no node {name[:80]!r}{close}", extra=extra)
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from swarm_agent.http.components import schemas
 from swarm_agent.http.exchange import JSON_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
 from swarm_agent.http.routes import Parameter, Reply, Route
-from swarm_agent.http.schema import ref, schemas
+from swarm_agent.http.schema import ref
 
 GENERAL_PROBLEMS = ("wrong_host", "cross_origin", "unknown_parameter", "internal")
 DESCRIPTION = "Every agent of a swarm serves this API, and any agent answers any request."

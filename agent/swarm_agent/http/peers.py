@@ -14,6 +14,7 @@ from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.reach import answer_of, items_of
 from swarm_agent.http.stream import closing
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import NodeId
 
 LIST_TIMEOUT_S = 0.3
@@ -49,21 +50,24 @@ class Peers:
 
     def reachable(self) -> list[NodeId]:
         """Other members that are alive or merely suspect, alive ones first."""
-        others = [member for member in self._facts.members() if member.name != self.own_name]
-        return [m.name for m in others if m.status == "alive"] + [m.name for m in others if m.status == "suspect"]
+        return self._others(MemberStatus.ALIVE) + self._others(MemberStatus.SUSPECT)
 
     def alive(self) -> list[NodeId]:
         """Other members that nobody doubts."""
-        return [each.name for each in self._facts.members() if each.status == "alive" and each.name != self.own_name]
+        return self._others(MemberStatus.ALIVE)
 
     def unreachable(self) -> list[NodeId]:
         """Other members that are known but failed or in conflict: they may have what we look for."""
-        return [member.name for member in self._facts.members() if member.status in ("failed", "conflict")]
+        return self._others(MemberStatus.FAILED, MemberStatus.CONFLICT)
+
+    def _others(self, *statuses: MemberStatus) -> list[NodeId]:
+        members = self._facts.members()
+        return [each.node_id for each in members if each.status in statuses and each.node_id != self.own_name]
 
     def is_gone(self, node: NodeId) -> bool:
         """True for a member that is known to have failed or left."""
         member = self._facts.member(node)
-        return member is not None and member.status in ("failed", "left")
+        return member is not None and member.status in (MemberStatus.FAILED, MemberStatus.LEFT)
 
     def likeliest(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """Each once, in order, but those that are gone last; without this agent."""

@@ -1,153 +1,56 @@
-"""What the API needs of the agent: the facade it calls, and facts about the swarm as plain values.
+"""What the API needs of the agent: the facade it calls, and snapshots of its core.
 
-`swarm_agent.agent.Agent` is an `AgentPort`; `swarm_agent.http.snapshot.Snapshot` turns the core's snapshots into
-`Facts`.  Tests hand in small implementations of both.
+`swarm_agent.agent.Agent` is an `AgentPort`; `swarm_agent.http.snapshot.Snapshot` has the `Facts` of one.  Tests hand in
+small implementations of both.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarm_agent.config import AgentConfig
+from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
 from swarm_agent.readiness import Readiness
-from swarm_agent.supervision.logs import LogRecord
-from swarmsched.api import JobState
+from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.supervision.logs import LogStore
+from swarm_agent.telemetry import GpuReading
 from swarmsched.commands import Command, Reply
-from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.gossip.location import Location
+from swarmsched.gossip.member import MemberView
+from swarmsched.gossip.record import NodeStatus
+from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
-from swarmsched.resources import Gpu
+from swarmsched.task import TaskStatus
 from swarmsched.view import JobView, PolicySetting
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One member as this agent believes it to be.  `since_s` is how long it has had this status."""
-
-    name: NodeId
-    address: Address
-    status: str  # alive, suspect, failed, left or conflict
-    generation: int
-    incarnation: int
-    version: str
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GpuGroupFacts:
-    """Devices of one kind on a node."""
-
-    model: str
-    memory_bytes: int
-    total: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """A node's gossiped record, `age_s` seconds old.  It counts GPUs and does not name them."""
-
-    name: NodeId
-    age_s: float
-    groups: tuple[GpuGroupFacts, ...]
-    free_cpus: int
-    cpu_count: int
-    free_memory_bytes: int
-    memory_bytes: int
-    is_draining: bool = False
-    drain_reason: str = ""
-    is_disk_stalled: bool = False
-    cpu_utilisation_ratio: float | None = None
-    gpu_utilisation_ratio: float | None = None
-    unhealthy_gpus: int = 0
-    foreign_gpus: int = 0
-    stale_gpus: int = 0
-    is_witness: bool = False
-    zone: str = ""  # of nodes that may fail together; empty: not told
-    store_id: int = 0  # identity of its database; 0: not told
-
-    @property
-    def total_gpus(self) -> int:
-        """All devices, usable or not."""
-        return sum(group.total for group in self.groups)
-
-    @property
-    def free_gpus(self) -> int:
-        """Devices that could be given now."""
-        return sum(group.free for group in self.groups)
-
-
-@dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU of this very node: the device, its last reading, and what the ledger says of it.
+    """One GPU of this very node: its last reading, and what the ledger says of it.
 
-    `booking` is held, leased or draining, with its job, or None.  Readings that NVML does
-    not give are None.
+    `booking` is held, leased or draining, with its job, or None.
     """
 
-    gpu: Gpu
+    node: NodeId
+    reading: GpuReading
     booking: str | None = None
     job_id: JobId | None = None
-    age_s: float | None = None
-    utilisation_ratio: float | None = None
-    memory_used_bytes: int | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-    processes: tuple[str, ...] = ()  # a sentence for each
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFacts:
-    """A job's part on this very node.  Paused: frozen, because this node has lost contact with the job's holders."""
-
-    job_id: JobId
-    attempt: int
-    stage: str  # ordered, staged, launched, started or exited
-    is_paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job's record can be found."""
-
-    shepherd: NodeId
-    holders: tuple[NodeId, ...]
-    state: JobState
-
-
-class Finding(Protocol):
-    """One check of `swarm_agent.doctor`: `status` is ok, warning or failed."""
-
-    @property
-    def name(self) -> str:
-        """What was looked at."""
-
-    @property
-    def status(self) -> str:
-        """ok, warning or failed."""
-
-    @property
-    def detail(self) -> str:
-        """What was seen."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do; empty when nothing is wrong."""
 
 
 class Facts(Protocol):
     """Cheap read-only snapshots, taken between two steps of the core."""
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> Sequence[MemberView]:
         """Every known member, this agent included."""
 
-    def member(self, name: NodeId) -> Member | None:
+    def member(self, name: NodeId) -> MemberView | None:
         """One of `members`."""
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
+    def nodes(self) -> Sequence[NodeStatus]:
         """The node records that have arrived, this agent's included (age 0)."""
 
-    def node(self, name: NodeId) -> NodeFacts | None:
+    def node(self, name: NodeId) -> NodeStatus | None:
         """One of `nodes`."""
 
     def records(self) -> Mapping[JobId, JobRecord]:
@@ -162,11 +65,11 @@ class Facts(Protocol):
     def is_shepherd(self, job_id: JobId) -> bool:
         """True when this agent acts for the job."""
 
-    def cards(self) -> tuple[JobView, ...]:
+    def cards(self) -> Sequence[JobView]:
         """Live jobs that other agents shepherd, by their gossiped cards; `written_s` counts from now: minus the age."""
 
-    def places(self) -> Mapping[JobId, Place]:
-        """Location entries, ended jobs included."""
+    def places(self) -> Mapping[JobId, Location]:
+        """Location entries, ended jobs included; decoded one by one, when they are looked at."""
 
     def setting(self) -> tuple[PolicySetting, int]:
         """The swarm-wide setting in force and its version."""
@@ -174,10 +77,10 @@ class Facts(Protocol):
     def why(self, job_id: JobId) -> dict[str, Any]:
         """The keys of the why document that the policy supplies; the job's record is here."""
 
-    def gpus(self) -> tuple[GpuFacts, ...]:
+    def gpus(self) -> Sequence[GpuFacts]:
         """The GPUs of this node."""
 
-    def tasks(self) -> tuple[TaskFacts, ...]:
+    def tasks(self) -> Sequence[TaskStatus]:
         """The tasks of this node."""
 
     @property
@@ -187,48 +90,8 @@ class Facts(Protocol):
     def telemetry(self) -> tuple[str, str]:
         """How far the GPU readings can be trusted: a word and a sentence."""
 
-    def diagnoses(self) -> Sequence[Finding]:
+    def diagnoses(self) -> Sequence[Diagnosis]:
         """What the agent finds wrong with its own machine and its neighbours."""
-
-
-class Logs(Protocol):
-    """The output of tasks on this node; `swarm_agent.supervision.logs.LogStore`."""
-
-    def attempts(self, job_id: JobId) -> tuple[int, ...]:
-        """Attempts that have logs here."""
-
-    def ranks(self, job_id: JobId, attempt: int) -> tuple[int, ...]:
-        """Ranks of the attempt that have a log here."""
-
-    def read(
-        self, job_id: JobId, attempt: int, rank: int, cursor: str = "", limit_bytes: int = 2**20
-    ) -> tuple[tuple[LogRecord, ...], str]:
-        """Records after the cursor and the next cursor."""
-
-    def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
-        """Records after the cursor, then new ones; ends once the task has exited and all was read."""
-
-    def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
-        """Where the last lines begin: what the record that they begin in has of them, and the cursor after it."""
-
-    def since(self, job_id: JobId, attempt: int, rank: int, utc_s: float) -> str:
-        """Cursor of the first record at or after a time."""
-
-
-class Blobs(Protocol):
-    """Files by content; `swarm_agent.staging.blobs.BlobStore`."""
-
-    def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those that are not here."""
-
-    async def put(self, digest: str, chunks: AsyncIterable[bytes]) -> int:
-        """Store a stream whose SHA-256 is `digest`."""
-
-    async def put_all(self, contents: Mapping[str, bytes]) -> None:
-        """Store small blobs by digest."""
-
-    def size_bytes(self, digest: str) -> int | None:
-        """Size of a blob, or None when it is not here."""
 
 
 class AgentPort(Protocol):
@@ -247,11 +110,11 @@ class AgentPort(Protocol):
         """The checks behind /readyz."""
 
     @property
-    def logs(self) -> Logs:
+    def logs(self) -> LogStore:
         """Output of tasks."""
 
     @property
-    def blobs(self) -> Blobs:
+    def blobs(self) -> BlobStore:
         """Files by content."""
 
     def on_stepped(self, callback: Callable[[], None]) -> None:

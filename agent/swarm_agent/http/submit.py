@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, answer, encode
+from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem, from_refusal, from_rejection, invalid
-from swarm_agent.http.views import Document, job_document_now
+from swarm_agent.http.views import job_document_now
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobRejected
+from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId
 
@@ -93,7 +94,7 @@ class Submission:
         if holders[0].node == own.name and not own.witness:
             yield holders[0]  # as a rule; what the others are need not be looked up then
             holders = holders[1:]
-        witnesses = {each.name for each in self._facts.nodes() if each.is_witness}
+        witnesses = {each.record.node_id for each in self._facts.nodes() if each.record.has(NodeFlag.WITNESS)}
         yield from sorted(holders, key=lambda holder: holder.node in witnesses)
 
     async def _create(self, command: SubmitJob) -> Answer:
@@ -125,8 +126,8 @@ class Submission:
 
     def _has_strangers(self) -> bool:
         """Whether a living member could hold jobs as soon as it is known which database it keeps."""
-        introduced = {each.name for each in self._facts.nodes() if each.store_id}
-        return any(each.status == "alive" and each.name not in introduced for each in self._facts.members())
+        introduced = {each.record.node_id for each in self._facts.nodes() if each.record.store_id}
+        return any(each.is_available and each.node_id not in introduced for each in self._facts.members())
 
     async def _issue(self) -> TicketIssued:
         reply = await self._agent.command(CreateTicket())

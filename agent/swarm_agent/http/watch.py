@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from swarm_agent.http.exchange import Document
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
-from swarm_agent.http.views import Document, job_document_now
+from swarm_agent.http.views import job_document_now
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord

@@ -4,8 +4,8 @@ import time
 from datetime import UTC, datetime
 
 from swarm_agent.http.exchange import Call
+from swarm_agent.http.keys import rfc3339
 from swarm_agent.http.problem import bad_parameter
-from swarm_agent.http.views import rfc3339
 
 LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
 

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.http.attendance import PRESENT, Attendance
+from swarm_agent.http.attendance import attendance_by
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
 from swarm_agent.readiness import Readiness
@@ -159,8 +159,7 @@ def _survival_families(
     held: Iterable[JobRecord],
     acting: Iterable[JobRecord],
 ) -> Iterator[Metric]:
-    present = frozenset(member.node_id for member in members if member.status.value in PRESENT)
-    attendance = Attendance(present, {each.record.node_id: each.record.store_id for each in nodes})
+    attendance = attendance_by(members, nodes)
     deaths = Counter(attendance.survives_deaths(job.configuration) for job in acting)
     text = "Live jobs that this agent shepherds, by how many deaths of holders they survive."
     family = GaugeMetricFamily("swarm_jobs_surviving", text, labels=("deaths",))

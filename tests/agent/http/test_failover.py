@@ -7,18 +7,18 @@ import pytest
 from msgspec import structs
 
 from swarm_agent.http.attendance import Attendance
-from swarm_agent.http.port import Place, TaskFacts
 from swarm_agent.http.reach import answer_of, items_of
 from swarmsched import ids
 from swarmsched.api import EndReason, JobState
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob
 from swarmsched.errors import AgentUnreachable
+from swarmsched.gossip.location import Location
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId
 from swarmsched.record import Leftover
 from swarmsched.resources import Share
 from swarmsched.view import JobView
-from tests.agent.http.testing import a_card, a_record, holder_of, holders_of, job_id, store_of
+from tests.agent.http.testing import a_card, a_record, a_task, holder_of, holders_of, job_id, store_of
 
 JOB = job_id(1, random_part="abcd")
 THREE = ("n1", "n2", "n3")
@@ -197,7 +197,7 @@ def without_times(document):
     return {key: value for key, value in document.items() if key not in ("as_of", "queued_seconds", "elapsed_seconds")}
 
 
-STALE_PLACE = Place(NodeId("n8"), (NodeId("n8"), NodeId("n9"), NodeId("n2")), JobState.RUNNING)
+STALE_PLACE = Location(JOB, 1, 1, NodeId("n8"), (NodeId("n8"), NodeId("n9"), NodeId("n2")), JobState.RUNNING)
 
 
 @pytest.mark.parametrize("reference", [JOB, ids.handle(JOB), "abcd"])
@@ -224,7 +224,7 @@ async def test_without_a_living_holder_gossip_tells_who_they_were_and_the_nodes_
     del n3.agent.known[JOB]
     card = n1.agent.known_cards[0].card
     n1.agent.known_cards = [JobView(structs.replace(card, shares=(Share(NodeId("n2"), 1),), attempt=3), -2.0)]
-    n2.agent.known_tasks = [TaskFacts(JOB, 3, "started", is_paused=True)]
+    n2.agent.known_tasks = [a_task(JOB, 3, is_frozen=True)]
     document = await n1.get(f"/v1/jobs/{JOB}")
     assert (document["source"], document["holders"]) == ("card", ["n8", "n9", "n2"])
     assert (document["has_majority"], document["survives_deaths"]) == (False, None)
@@ -419,15 +419,15 @@ async def test_recovery_of_an_unknown_job_or_with_unknown_keys_is_refused(n1):
 
 async def test_a_job_tells_on_which_nodes_its_ranks_are_paused(desks, swarm, n1, n2, n3):
     held_by_all(desks, nodes=(("n1", 1), ("n2", 1), ("n3", 1)))
-    n1.agent.known_tasks = [TaskFacts(JOB, 1, "started", is_paused=False)]
-    n2.agent.known_tasks = [TaskFacts(JOB, 1, "started", is_paused=True), TaskFacts(job_id(7), 1, "started", False)]
+    n1.agent.known_tasks = [a_task(JOB, 1)]
+    n2.agent.known_tasks = [a_task(JOB, 1, is_frozen=True), a_task(job_id(7), 1)]
     swarm.down.add("n3")
     document = await n1.get(f"/v1/jobs/{JOB}")
     assert [share["is_paused"] for share in document["nodes"]] == [False, True, None]
 
 
 async def test_a_node_shows_its_tasks(desks, n1, n2):
-    n2.agent.known_tasks = [TaskFacts(JOB, 2, "started", is_paused=True)]
+    n2.agent.known_tasks = [a_task(JOB, 2, is_frozen=True)]
     assert (await n1.get("/v1/nodes/n2"))["tasks"] == [
         {"job_id": JOB, "attempt": 2, "stage": "started", "is_paused": True}
     ]

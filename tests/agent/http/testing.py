@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
-from swarm_agent.http.port import GpuFacts, GpuGroupFacts, Member, NodeFacts, Place, TaskFacts
+from swarm_agent.http.port import GpuFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
+from swarm_agent.telemetry import GpuReading
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
@@ -41,10 +42,14 @@ from swarmsched.commands import (
     TicketIssued,
 )
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.gossip.location import Location
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord, NodeStatus
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
-from swarmsched.resources import Gpu, Share
+from swarmsched.resources import GpuHealth, Share
+from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import JobView, PolicySetting
 
 TOKEN = "a-token-for-tests-only"  # not a secret
@@ -83,11 +88,11 @@ class AgentWithoutCore:
         self.ticket_holders: tuple[str, ...] = (name,)
         self.known: dict[JobId, JobRecord] = {}
         self.over: set[JobId] = set()
-        self.known_tasks: list[TaskFacts] = []
+        self.known_tasks: list[TaskStatus] = []
         self.witnesses: set[NodeId] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
         self.known_cards: list[JobView] = []
-        self.known_places: dict[JobId, Place] = {}
+        self.known_places: dict[JobId, Location] = {}
         self.policy = (PolicySetting("fifo"), 1)
         self.commands: list[Command] = []
         self.answer: Callable[[Command], Awaitable[Reply]] = self.obey
@@ -152,31 +157,38 @@ class AgentWithoutCore:
 
     # The facts.
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> list[MemberView]:
         """Everybody, alive unless the test says otherwise."""
-        return tuple(
-            Member(name, ("127.0.0.1", 7000 + at), self.swarm.statuses.get(name, "alive"), 1, 0, "0.1.0", 1.0)
-            for at, name in enumerate(self.swarm.agents)
-        )
+        statuses = [MemberStatus(self.swarm.statuses.get(name, "alive")) for name in self.swarm.agents]
+        return [
+            MemberView(name, ("127.0.0.1", 7000 + at), 1, 0, status, 1.0, b"", "0.1.0", 0, 0)
+            for at, (name, status) in enumerate(zip(self.swarm.agents, statuses, strict=True))
+        ]
 
-    def member(self, name: NodeId) -> Member | None:
+    def member(self, name: NodeId) -> MemberView | None:
         """One of them."""
-        return next((each for each in self.members() if each.name == name), None)
+        return next((each for each in self.members() if each.node_id == name), None)
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
+    def nodes(self) -> list[NodeStatus]:
         """Two GPUs each."""
-        return tuple(
-            NodeFacts(
-                name, 0.5, (GpuGroupFacts("Test GPU", 2**30, 2, 1),), 3, 4, 2**30, 2**31,
-                is_witness=name in self.witnesses, store_id=agent.store_id,
-            )
-            for name, agent in self.swarm.agents.items()
-            if name not in self.unheard
-        )  # fmt: skip
+        heard = [agent for name, agent in self.swarm.agents.items() if name not in self.unheard]
+        return [NodeStatus(self._record_of(agent), 0.5) for agent in heard]
 
-    def node(self, name: NodeId) -> NodeFacts | None:
+    def node(self, name: NodeId) -> NodeStatus | None:
         """One of them."""
-        return next((each for each in self.nodes() if each.name == name), None)
+        return next((each for each in self.nodes() if each.record.node_id == name), None)
+
+    def _record_of(self, agent: "AgentWithoutCore") -> NodeRecord:
+        return NodeRecord(
+            node_id=agent.config.name,
+            groups=(GpuGroup("Test GPU", 2, 1, 2**30),),
+            cpus_total=4,
+            cpus_free=3,
+            memory_total_bytes=2**31,
+            memory_free_bytes=2**30,
+            flags=NodeFlag.WITNESS if agent.config.name in self.witnesses else 0,
+            store_id=agent.store_id,
+        )
 
     def records(self) -> Mapping[JobId, JobRecord]:
         """As set by the test."""
@@ -199,7 +211,7 @@ class AgentWithoutCore:
         """As set by the test."""
         return tuple(self.known_cards)
 
-    def places(self) -> Mapping[JobId, Place]:
+    def places(self) -> Mapping[JobId, Location]:
         """As set by the test."""
         return self.known_places
 
@@ -222,14 +234,14 @@ class AgentWithoutCore:
             "position": 2,
         }
 
-    def gpus(self) -> tuple[GpuFacts, ...]:
+    def gpus(self) -> list[GpuFacts]:
         """Two simulated devices."""
         name = self.config.name
-        return tuple(GpuFacts(Gpu(f"{name}-{at}", at, "Test GPU", 2**30, is_simulated=True)) for at in range(2))
+        return [GpuFacts(name, a_reading(f"{name}-{at}", at)) for at in range(2)]
 
-    def tasks(self) -> tuple[TaskFacts, ...]:
+    def tasks(self) -> list[TaskStatus]:
         """As set by the test."""
-        return tuple(self.known_tasks)
+        return self.known_tasks
 
     def telemetry(self) -> tuple[str, str]:
         """Fine."""
@@ -274,6 +286,24 @@ class AgentWithoutCore:
         if not command.is_dry_run:
             self.put(record)
         return JobAccepted(record)
+
+
+def a_reading(uuid: str, index: int) -> GpuReading:
+    """Of a simulated device."""
+    return GpuReading(
+        index=index,
+        uuid=uuid,
+        model="Test GPU",
+        memory_total_bytes=2**30,
+        health=GpuHealth.OK,
+        age_s=0.1,
+        is_simulated=True,
+    )
+
+
+def a_task(job: JobId, attempt: int, *, is_frozen: bool = False) -> TaskStatus:
+    """One whose ranks run."""
+    return TaskStatus(job, 1, attempt, NodeId("n1"), TaskStage.STARTED, is_frozen=is_frozen)
 
 
 def job_id(number: int, *, random_part: str = "") -> JobId:

@@ -1,0 +1,181 @@
+"""JSON Schemas of the documents in docs/http-api.md, by name; tests hold real answers against them.
+
+Those of jobs, members, nodes, GPUs and tasks come from the tables that the documents are made from.
+"""
+
+from swarm_agent.http import keys
+from swarm_agent.http.schema import (
+    COUNT,
+    DIGEST,
+    FLAG,
+    JOB_ID,
+    NUMBER,
+    PHASE,
+    SECONDS,
+    STATE,
+    TEXT,
+    TIME,
+    VERSION,
+    Schema,
+    array,
+    choice,
+    maybe,
+    record,
+    ref,
+)
+from swarmsched.api import JobSpec, JobState
+
+WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
+
+AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
+LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
+HOLDERS: Schema = {"holders": array(TEXT), "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"})}
+
+JOB, MEMBER = keys.properties(keys.JOB), keys.properties(keys.MEMBER)
+
+NODE: Schema = {
+    **MEMBER, **{name: maybe(schema) for name, schema in (keys.properties(keys.NODE) | AGE).items()},
+    "gpu_groups": array(record({"model": TEXT, "memory_bytes": COUNT, "total": COUNT, "free": COUNT})),
+    "gpus": maybe(array(ref("Gpu"))), "jobs": maybe(array(JOB_ID)), "tasks": maybe(array(ref("Task"))),
+}  # fmt: skip
+
+EVENT: Schema = {
+    "time": TIME, "agent": TEXT, "sequence": COUNT, "kind": TEXT, "text": TEXT, "job_id": maybe(TEXT),
+    "node": maybe(TEXT), "fields": {"type": "object"}, "cursor": TEXT,
+}  # fmt: skip
+
+ENDING: Schema = {key: JOB[key] for key in ("exit_code", "signal", "end_reason", "shell_exit_code")}
+
+
+def listing(item: str, **more: Schema) -> Schema:
+    """A list document."""
+    return record({"api_version": VERSION, "items": array(ref(item)), "next_cursor": maybe(TEXT), **more})
+
+
+def log_record() -> Schema:
+    """One record of a stream of output."""
+
+    def kind(name: str, **members: Schema) -> Schema:
+        return record({"type": {"const": name}, **members, "cursor": TEXT})
+
+    stream = choice("stdout", "stderr", "system")
+    output = {"rank": COUNT, "node": TEXT, "stream": stream, "time": maybe(TIME)}
+    state = {"state": STATE, "phase": PHASE, "reason": TEXT, "attempt": COUNT, "job": ref("Job")}
+    return {
+        "oneOf": [
+            kind("log", **output, text=TEXT),
+            kind("log", **output, data=TEXT),
+            kind("gap", **output, skipped_bytes=COUNT),
+            kind("state", **state),
+            kind("attempt", attempt=COUNT, text=TEXT),
+            kind("warning", text=TEXT, node=maybe(TEXT)),
+            kind("end", state=STATE, **ENDING, job=ref("Job")),
+        ]
+    }
+
+
+def job_spec(*, is_request: bool) -> Schema:
+    """The specification; types are those of its defaults."""
+    example = JobSpec(command=("true",)).to_json()
+    properties = {key: _type_of(value) for key, value in example.items()}
+    properties["command"] = {"type": "array", "items": TEXT, "minItems": 1}
+    properties["env"] = {"type": "object", "additionalProperties": TEXT}
+    if not is_request:
+        return record(properties)
+    required = {"command": properties.pop("command")}
+    return record(required, optional=properties, is_closed=True)
+
+
+def _type_of(value: object) -> Schema:
+    if isinstance(value, bool):
+        return FLAG
+    if isinstance(value, int):
+        return {"type": "integer"}
+    if isinstance(value, float):
+        return NUMBER
+    return array(TEXT) if isinstance(value, list) else TEXT
+
+
+def problem() -> Schema:
+    """An error answer."""
+    field = record({"pointer": TEXT, "detail": TEXT, "remedy": TEXT})
+    members = dict.fromkeys(("type", "title", "detail", "instance", "code", "remedy"), TEXT)
+    optional = {
+        "errors": array(field), "retry_after_seconds": COUNT, "nearest": TEXT, "silent_nodes": array(TEXT),
+        "matches": array({"type": "object"}),
+    }  # fmt: skip
+    return record({**members, "status": COUNT}, optional=optional)
+
+
+def schemas() -> Schema:
+    """All of them by name."""
+    silent = {"silent_nodes": array(TEXT)}
+    setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
+    gpu_counts = ("total", "free", "leased", "foreign", "unhealthy", "stale", "away")
+    needs = ("ranks", "gpus_per_rank", "gpus", "cpus_per_rank", "memory_bytes_per_rank", "gpu_memory_bytes")
+    why = {
+        "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
+        "needs": record({**dict.fromkeys(needs, COUNT), "gpu_type": TEXT}),
+        "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}),
+        "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
+        "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
+        "position": COUNT, **AGE,
+    }  # fmt: skip
+    survival = {
+        "jobs": {"type": "object", "additionalProperties": COUNT}, "without_majority": COUNT, "unknown": COUNT,
+        "weakest": array(record({key: JOB[key] for key in WEAKEST_KEYS})),
+    }  # fmt: skip
+    status = {
+        "api_version": VERSION, "node": TEXT, "version": TEXT,
+        "policy": record({"name": TEXT, "parameters": setting["parameters"], "version": COUNT}),
+        "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
+        "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
+        **silent, **AGE,
+    }  # fmt: skip
+    return {
+        "Anything": {"type": "object"},
+        "Empty": record({}, is_closed=True),
+        "Problem": problem(),
+        "JobSpec": job_spec(is_request=False),
+        "NewJobSpec": job_spec(is_request=True),
+        "Ticket": record({"api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, **HOLDERS, "node": TEXT}),
+        "Submission": record(
+            {"spec": ref("NewJobSpec")},
+            optional={"ticket": maybe(record({"job_id": JOB_ID, **HOLDERS})), "dry_run": FLAG},
+            is_closed=True,
+        ),
+        "Cancel": record({}, optional={"grace_seconds": maybe(SECONDS), "reason": TEXT}, is_closed=True),
+        "Recover": record({"force": {"const": True}}, is_closed=True),
+        "Signal": record({"signal": {"type": ["integer", "string"]}}, is_closed=True),
+        "Job": record(JOB),
+        "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG}),
+        "PartialJob": {"type": "object", "properties": JOB, "required": ["id"]},
+        "JobList": listing("PartialJob", total=COUNT, staleness_seconds=SECONDS, **silent),
+        "Wait": record({"api_version": VERSION, "met": FLAG, "job": ref("Job")}),
+        "Why": record(why),
+        "LogRecord": log_record(),
+        "Node": record(NODE),
+        "NodeList": listing("Node", **AGE),
+        "Gpu": record(keys.properties(keys.GPU)),
+        "GpuList": listing("Gpu", **silent, **AGE),
+        "Task": record(keys.properties(keys.TASK)),
+        "Member": record(MEMBER),
+        "MemberList": listing("Member", **AGE),
+        "Drain": record({"draining": FLAG}, optional={"reason": TEXT}, is_closed=True),
+        "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
+        "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
+        "Targets": array(record({"targets": array(TEXT), "labels": record({"swarm_node": TEXT})})),
+        "Queue": record({"name": TEXT, "jobs": LIVE_COUNTS, "gpus": COUNT}),
+        "QueueList": listing("Queue", **silent),
+        "Event": record(EVENT),
+        "EventList": listing("Event", **silent),
+        "Setting": record({"api_version": VERSION, **setting, "version": COUNT}),
+        "NewSetting": record({"policy": TEXT}, optional={"parameters": setting["parameters"]}, is_closed=True),
+        "Status": record(status),
+        "Check": record({"name": TEXT, "status": choice("ok", "warning", "failed"), "detail": TEXT, "remedy": TEXT}),
+        "Doctor": listing("Check", node=TEXT),
+        "Digests": record({"digests": {**array(DIGEST), "maxItems": 10_000}}, is_closed=True),
+        "Missing": record({"missing": array(DIGEST), "node": TEXT}),
+        "StoredBlob": record({"sha256": DIGEST, "size_bytes": COUNT, "node": TEXT}),
+        "StoredPack": record({"stored": COUNT, "known": COUNT, "size_bytes": COUNT, "node": TEXT}),
+    }

@@ -1,0 +1,301 @@
+"""The documents of jobs, members, nodes, GPUs and tasks, key by key: a row has the key's name, its JSON Schema, and
+where its value comes from.  Answers and /openapi.json are both made from these tables; docs/http-api.md explains them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from swarm_agent.http.attendance import Attendance
+from swarm_agent.http.exchange import Document
+from swarm_agent.http.port import GpuFacts
+from swarm_agent.http.schema import (
+    COUNT,
+    END_REASON,
+    FLAG,
+    JOB_ID,
+    NUMBER,
+    PHASE,
+    SECONDS,
+    STATE,
+    TEXT,
+    TIME,
+    VERSION,
+    Schema,
+    array,
+    choice,
+    maybe,
+    record,
+    ref,
+)
+from swarmsched import ids
+from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState
+from swarmsched.card import JobCard
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.gossip.member import MemberStatus, MemberView
+from swarmsched.gossip.record import NodeFlag, NodeStatus
+from swarmsched.record import JobRecord, own_exit_code, shell_exit_code
+from swarmsched.resources import GpuHealth, world_size
+from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import JobView
+
+SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS")
+MASK = "***"
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Generic[S]):
+    """One key of a document that tells of an `S`."""
+
+    name: str
+    schema: Schema
+    value: Callable[[S], object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """One key of a job's document: by the record, and by the card; null where a card does not tell it."""
+
+    name: str
+    type: Schema
+    of_record: Callable[["ByRecord"], object]
+    of_card: Callable[["ByCard"], object] | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """What cards do not tell may be null."""
+        return self.type if self.of_card else maybe(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class ByRecord:
+    """A job by its record, at a moment; `attendance` tells which of its holders are there."""
+
+    record: JobRecord
+    now_utc_s: float
+    attendance: Attendance
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked for."""
+        return self.record.spec
+
+    @property
+    def elapsed_s(self) -> float:
+        """Running time of the current attempt; wall clocks may jump, so never below 0."""
+        if not self.record.started_utc_s:
+            return 0.0
+        return round(max(0.0, (self.record.ended_utc_s or self.now_utc_s) - self.record.started_utc_s), 3)
+
+    @property
+    def queued_s(self) -> float:
+        """Until it ran first."""
+        record = self.record
+        until_utc_s = record.first_started_utc_s or record.started_utc_s or record.ended_utc_s or self.now_utc_s
+        return round(max(0.0, until_utc_s - record.submitted_utc_s), 3)
+
+    @property
+    def attained_gpu_s(self) -> float:
+        """Finished attempts plus the running one."""
+        record = self.record
+        is_running = record.state in (JobState.RUNNING, JobState.STOPPING) and record.started_utc_s
+        return record.attained_gpu_s + (self.spec.total_gpus * self.elapsed_s if is_running else 0.0)
+
+    def at_end(self, value: object) -> object:
+        """Null until the job has ended."""
+        return value if self.record.is_ended else None
+
+    def shares(self) -> list[Document]:
+        """Its nodes in the order of ranks."""
+        first, documents = 0, []
+        for share in self.record.shares:
+            documents.append({"node": share.node, "ranks": share.ranks, "first_rank": first, "is_paused": None})
+            first += share.ranks
+        return documents
+
+
+@dataclass(frozen=True, slots=True)
+class ByCard:
+    """A job of which only the card is known, at a moment."""
+
+    view: JobView
+    now_utc_s: float
+
+    @property
+    def card(self) -> JobCard:
+        """What gossip says of it."""
+        return self.view.card
+
+    @property
+    def age_s(self) -> float:
+        """Since its shepherd wrote the card."""
+        return -self.view.written_s
+
+
+def document(keys: Iterable[Key[S]], source: S) -> Document:
+    """Every key with its value."""
+    return {key.name: key.value(source) for key in keys}
+
+
+def properties(keys: Iterable[Key[Any] | JobKey]) -> Schema:
+    """The schemas of keys by name."""
+    return {key.name: key.schema for key in keys}
+
+
+def rfc3339(utc_s: float) -> str:
+    """Milliseconds, UTC, `Z`."""
+    return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def time_or_none(utc_s: float) -> str | None:
+    """0 stands for "not yet" in records."""
+    return rfc3339(utc_s) if utc_s else None
+
+
+def address_text(address: ids.Address) -> str:
+    """`HOST:PORT`, IPv6 in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def spec_document(spec: JobSpec) -> Document:
+    """The specification with the values of secret variables masked."""
+    is_secret = {name: name.upper().endswith(SECRET_ENDINGS) for name in spec.env}
+    return {**spec.to_json(), "env": {name: MASK if is_secret[name] else value for name, value in spec.env.items()}}
+
+
+def gpu_state(facts: GpuFacts) -> str:
+    """A booked GPU is held, leased or draining whatever its health; then health counts, then it is free."""
+    if facts.booking is not None:
+        return facts.booking
+    return "free" if facts.reading.health is GpuHealth.OK else facts.reading.health.value
+
+
+# One key a line.
+# fmt: off
+
+CHECKPOINT: tuple[Key[Checkpoint], ...] = (
+    Key("name", TEXT, lambda each: each.name),
+    Key("attempt", COUNT, lambda each: each.attempt),
+    Key("node", TEXT, lambda each: each.node),
+    Key("committed_at", TIME, lambda each: rfc3339(each.committed_utc_s)),
+    Key("size_bytes", COUNT, lambda each: each.size_bytes),
+    Key("copies", array(TEXT), lambda each: list(each.copies)),
+)
+"""What the next attempt resumes from; `copies` lists who keeps a packed copy, none in a shared folder."""
+
+SHARE = record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT), "is_paused": maybe(FLAG)})
+LEFTOVER = record({"node": TEXT, "attempt": COUNT})
+
+JOB: tuple[JobKey, ...] = (
+    JobKey("api_version", VERSION, lambda _: API_VERSION, lambda _: API_VERSION),
+    JobKey("id", JOB_ID, lambda job: job.record.job_id, lambda job: job.card.job_id),
+    JobKey("handle", TEXT, lambda job: ids.handle(job.record.job_id), lambda job: ids.handle(job.card.job_id)),
+    JobKey("name", TEXT, lambda job: job.spec.name, lambda job: job.card.name),
+    JobKey("user", TEXT, lambda job: job.spec.user, lambda job: job.card.user),
+    JobKey("queue", TEXT, lambda job: job.spec.queue, lambda job: job.card.queue),
+    JobKey("priority", {"type": "integer"}, lambda job: job.spec.priority, lambda job: job.card.priority),
+    JobKey("state", STATE, lambda job: job.record.state.value, lambda job: job.card.state.value),
+    JobKey("phase", PHASE, lambda job: job.record.phase.value, lambda job: job.card.phase.value),
+    JobKey("reason", TEXT, lambda job: job.record.reason, lambda job: job.card.reason),
+    JobKey("end_reason", END_REASON,
+           lambda job: job.at_end(None if job.record.end_reason is EndReason.NONE else job.record.end_reason.value)),
+    JobKey("exit_code", {"type": "integer"}, lambda job: job.at_end(own_exit_code(job.record))),
+    JobKey("signal", COUNT, lambda job: job.at_end(job.record.signal or None)),
+    JobKey("shell_exit_code", COUNT, lambda job: job.at_end(shell_exit_code(job.record))),
+    JobKey("submitted_at", TIME,
+           lambda job: rfc3339(job.record.submitted_utc_s), lambda job: rfc3339(job.card.submitted_utc_s)),
+    JobKey("started_at", TIME, lambda job: time_or_none(job.record.started_utc_s)),
+    JobKey("ended_at", TIME, lambda job: time_or_none(job.record.ended_utc_s)),
+    JobKey("elapsed_seconds", SECONDS, lambda job: job.elapsed_s),
+    JobKey("queued_seconds", SECONDS, lambda job: job.queued_s),
+    JobKey("gpus", COUNT, lambda job: job.spec.total_gpus, lambda job: job.card.ranks * job.card.demand.gpus),
+    JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda job: job.card.demand.gpus),
+    JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda job: job.card.ranks),
+    JobKey("world_size", COUNT, lambda job: world_size(job.record.shares)),
+    JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda job: [
+        {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in job.card.shares]),
+    JobKey("attempt", COUNT, lambda job: job.record.attempt, lambda job: job.card.attempt),
+    JobKey("epoch", COUNT, lambda job: job.record.epoch, lambda job: job.card.epoch),
+    JobKey("version", COUNT, lambda job: job.record.version),
+    JobKey("shepherd", TEXT, lambda job: job.record.shepherd, lambda job: job.card.shepherd),
+    JobKey("holders", array(TEXT), lambda job: [holder.node for holder in job.record.holders]),
+    JobKey("leaving_holders", array(TEXT), lambda job: [holder.node for holder in job.record.leaving_holders]),
+    JobKey("survives_deaths", COUNT, lambda job: job.attendance.survives_deaths(job.record.configuration)),
+    JobKey("has_majority", FLAG, lambda job: job.attendance.has_majority(job.record.configuration)),
+    JobKey("is_forced", FLAG, lambda job: job.record.is_forced),
+    JobKey("restarts", COUNT, lambda job: job.record.restarts),
+    JobKey("preemptions", COUNT, lambda job: job.record.preemptions),
+    JobKey("leftovers", array(LEFTOVER),
+           lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
+    JobKey("checkpoint", record(properties(CHECKPOINT)),
+           lambda job: document(CHECKPOINT, job.record.checkpoint) if job.record.checkpoint else None),
+    JobKey("attained_gpu_seconds", SECONDS,
+           lambda job: round(job.attained_gpu_s, 3), lambda job: round(job.view.attained_gpu_s(0.0), 3)),
+    JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
+    JobKey("detail", TEXT, lambda job: job.record.detail),
+    JobKey("failed_node", TEXT, lambda job: job.record.failed_node or None),
+    JobKey("failed_rank", COUNT, lambda job: job.record.failed_rank if job.record.failed_rank >= 0 else None),
+    JobKey("relaunches", COUNT, lambda job: job.record.relaunches),
+    JobKey("source", choice("record", "card"), lambda _: "record", lambda _: "card"),
+    JobKey("as_of", TIME, lambda job: rfc3339(job.now_utc_s), lambda job: rfc3339(job.now_utc_s - job.age_s)),
+    JobKey("staleness_seconds", SECONDS, lambda _: 0.0, lambda job: round(job.age_s, 3)),
+)
+
+MEMBER: tuple[Key[MemberView], ...] = (
+    Key("name", TEXT, lambda member: member.node_id),
+    Key("address", TEXT, lambda member: address_text(member.address)),
+    Key("status", choice(*(status.value for status in MemberStatus)), lambda member: member.status.value),
+    Key("generation", COUNT, lambda member: member.generation),
+    Key("incarnation", COUNT, lambda member: member.incarnation),
+    Key("version", TEXT, lambda member: member.software_version),
+    Key("since_seconds", SECONDS, lambda member: round(member.since_s, 3)),
+)
+
+NODE: tuple[Key[NodeStatus], ...] = (
+    Key("is_witness", FLAG, lambda node: node.record.has(NodeFlag.WITNESS)),
+    Key("is_draining", FLAG, lambda node: node.record.has(NodeFlag.DRAINING)),
+    Key("is_disk_stalled", FLAG, lambda node: node.record.has(NodeFlag.DISK_STALLED)),
+    Key("drain_reason", TEXT, lambda node: node.record.drain_reason),
+    Key("zone", TEXT, lambda node: node.record.zone),
+    Key("free_gpus", COUNT, lambda node: node.record.free_gpus),
+    Key("total_gpus", COUNT, lambda node: node.record.total_gpus),
+    Key("foreign_gpus", COUNT, lambda node: node.record.foreign_gpus),
+    Key("unhealthy_gpus", COUNT, lambda node: node.record.unhealthy_gpus),
+    Key("stale_gpus", COUNT, lambda node: node.record.stale_gpus),
+    Key("free_cpus", COUNT, lambda node: node.record.cpus_free),
+    Key("cpu_count", COUNT, lambda node: node.record.cpus_total),
+    Key("free_memory_bytes", COUNT, lambda node: node.record.memory_free_bytes),
+    Key("memory_bytes", COUNT, lambda node: node.record.memory_total_bytes),
+    Key("cpu_utilisation_ratio", NUMBER, lambda node: node.record.cpu_utilisation_percent / 100),
+    Key("gpu_utilisation_ratio", NUMBER, lambda node: node.record.gpu_utilisation_percent / 100),
+)
+"""What a node's gossiped record tells; all null where that has not arrived."""
+
+GPU: tuple[Key[GpuFacts], ...] = (
+    Key("node", TEXT, lambda gpu: gpu.node),
+    Key("index", COUNT, lambda gpu: gpu.reading.index),
+    Key("uuid", TEXT, lambda gpu: gpu.reading.uuid),
+    Key("model", TEXT, lambda gpu: gpu.reading.model),
+    Key("memory_bytes", COUNT, lambda gpu: gpu.reading.memory_total_bytes),
+    Key("state", choice("free", "held", "leased", "draining", "foreign", "unhealthy", "stale"), gpu_state),
+    Key("job_id", maybe(JOB_ID), lambda gpu: gpu.job_id),
+    Key("health", choice(*(health.value for health in GpuHealth)), lambda gpu: gpu.reading.health.value),
+    Key("note", TEXT, lambda gpu: gpu.reading.note),
+    Key("is_simulated", FLAG, lambda gpu: gpu.reading.is_simulated),
+    Key("utilisation_ratio", maybe(NUMBER), lambda gpu: gpu.reading.utilisation_ratio),
+    Key("memory_used_bytes", maybe(COUNT), lambda gpu: gpu.reading.memory_used_bytes),
+    Key("temperature_celsius", maybe(NUMBER), lambda gpu: gpu.reading.temperature_celsius),
+    Key("power_watts", maybe(NUMBER), lambda gpu: gpu.reading.power_watts),
+    Key("processes", array(TEXT), lambda gpu: [str(each) for each in gpu.reading.processes]),
+)
+
+TASK: tuple[Key[TaskStatus], ...] = (
+    Key("job_id", JOB_ID, lambda task: task.job_id),
+    Key("attempt", COUNT, lambda task: task.attempt),
+    Key("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
+    Key("is_paused", FLAG, lambda task: task.is_frozen),
+)
