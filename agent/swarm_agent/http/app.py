@@ -19,7 +19,7 @@ from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, no_stream
 from swarm_agent.http.guard import Guard
 from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
 from swarm_agent.http.routes import Route, match
-from swarm_agent.http.stream import HEARTBEAT_S, closing
+from swarm_agent.http.stream import HEARTBEAT_S, closing, ticking
 from swarm_agent.transport.arrivals import vouch
 from swarmsched.ids import NodeId
 
@@ -148,10 +148,10 @@ class Server:
         self._streams.add(task)
         try:
             await response.prepare(request)
-            async with closing(_with_heartbeat(body, answer.heartbeat)) as chunks:
+            async with closing(ticking(body, HEARTBEAT_S)) as chunks:
                 async for chunk in chunks:
                     async with asyncio.timeout(SLOW_CLIENT_S):
-                        await response.write(chunk)
+                        await response.write(answer.heartbeat if chunk is None else chunk)
             await response.write_eof()
         except (ConnectionError, TimeoutError):
             log.debug("stream ended: the client went away or took nothing request_id=%s", CURRENT_ID.get())
@@ -166,32 +166,6 @@ class Server:
         """When the agent stops, followers are let go at once; they go on at another agent."""
         for task in list(self._streams):
             task.cancel()
-
-
-async def _with_heartbeat(body: AsyncIterator[bytes], heartbeat: bytes) -> AsyncIterator[bytes]:
-    """The chunks, and a heartbeat whenever nothing came for 15 s."""
-    waiting: asyncio.Task[bytes | None] | None = None
-    try:
-        while True:
-            waiting = waiting or asyncio.create_task(_next(body))
-            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_S)
-            if not done:
-                yield heartbeat
-                continue
-            chunk, waiting = waiting.result(), None
-            if chunk is None:
-                return
-            yield chunk
-    finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.wait({waiting})
-        async with closing(body):
-            pass
-
-
-async def _next(body: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(body, None)
 
 
 async def _call_from(request: web.Request, route: Route) -> Call:

@@ -6,9 +6,11 @@ the agent, so a position is (time of the event, sequence) and the time decides.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer, bad_cursor, decode_cursor, encode_cursor
+from msgspec import Meta
+
+from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
@@ -20,10 +22,9 @@ from swarmsched.ids import NodeId
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
-SEQUENCE_END = 2**63
 RETRY_S = 2.0  # until a peer that stopped answering is followed again
 
-Positions = dict[str, tuple[str, int]]
+Positions = dict[str, tuple[str, Annotated[int, Meta(ge=0, le=2**63 - 1)]]]
 """Agent -> (time, sequence) of the last event delivered."""
 
 
@@ -51,7 +52,7 @@ class Events:
     async def list_events(self, call: Call) -> Answer:
         """GET /v1/events, with `follow` a stream."""
         chosen = _Choice(call)
-        positions = _decode(resume_cursor(call))
+        positions = decode_cursor(resume_cursor(call), Positions, Positions())
         limit = call.integer("limit", DEFAULT_LIMIT, 0, LIMIT_MAX)
         past, starts, silent = await self._past(chosen, positions, limit)
         if call.flag("follow") or wants_events(call):
@@ -164,15 +165,3 @@ def _position(value: object) -> tuple[str, int] | None:
 
 def _encode(positions: Positions) -> str:
     return encode_cursor(positions) if positions else ""
-
-
-def _decode(text: str) -> Positions:
-    if not text:
-        return {}
-    try:
-        found = {str(agent): (str(time), int(sequence)) for agent, (time, sequence) in decode_cursor(text).items()}
-        if not all(0 <= sequence < SEQUENCE_END for _, sequence in found.values()):
-            raise ValueError("out of range")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise bad_cursor(error) from error
-    return found

@@ -4,7 +4,9 @@ import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from swarm_agent.http.problem import Problem, bad_parameter, invalid, refuse_unknown
 from swarmsched.api import nearest
@@ -15,6 +17,8 @@ NDJSON_TYPE = "application/x-ndjson"
 SSE_TYPE = "text/event-stream"
 
 
+T = TypeVar("T")
+E = TypeVar("E")
 Document = dict[str, Any]
 """A JSON object."""
 
@@ -132,21 +136,15 @@ def encode_cursor(document: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def decode_cursor(text: str) -> Any:
-    """Inverse of `encode_cursor`, of any shape; ValueError for what is not JSON that can be encoded again."""
+def decode_cursor(text: str, shape: type[T], empty: E) -> T | E:
+    """Inverse of `encode_cursor`, or `empty` where there is no text; `Problem` for what is not of that shape."""
+    if not text:
+        return empty
     try:
-        document = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    return document
-
-
-def bad_cursor(error: Exception) -> Problem:
-    """For a cursor whose text or shape is wrong."""
-    problem = bad_parameter("cursor", "is not one that this API gave", "use the cursor of a record, or next_cursor")
-    problem.__cause__ = error
-    return problem
+        return msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=shape)
+    except ValueError as error:
+        remedy = "use the cursor of a record, or next_cursor"
+        raise bad_parameter("cursor", "is not one that this API gave", remedy) from error
 
 
 def encode(document: object) -> bytes:

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from swarm_agent.http.attendance import attendance_of
-from swarm_agent.http.exchange import Answer, Call, Document, answer, bad_cursor, decode_cursor, encode_cursor
+from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, Facts
 from swarm_agent.http.views import card_document, job_document, listing
@@ -29,7 +32,7 @@ class JobFilter:
     user: str = ""
     name: str = ""
     before: tuple[str, str] | None = None
-    limit: int = DEFAULT_LIMIT
+    limit: Annotated[int, Meta(ge=0, le=EVERYTHING)] = DEFAULT_LIMIT
     fields: tuple[str, ...] = ()
 
     def accepts(self, job: Mapping[str, Any]) -> bool:
@@ -61,7 +64,7 @@ class JobList:
         """GET /v1/jobs."""
         wanted = _filter_from(call)
         found = await self.gather(wanted)
-        cursor = _encode_cursor(found.jobs[-1]) if found.is_cut and found.jobs else None
+        cursor = encode_cursor(_order(found.jobs[-1])) if found.is_cut and found.jobs else None
         items = [trimmed(job, wanted.fields) for job in found.jobs]
         oldest = max((job["staleness_seconds"] for job in found.jobs), default=0.0)
         document = listing(items, total=found.total, silent_nodes=list(found.silent), staleness_seconds=oldest)
@@ -111,15 +114,7 @@ class JobList:
         """Answer other agents' questions for our jobs."""
 
         async def on_jobs(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            before = payload.get("before")
-            wanted = JobFilter(
-                states=tuple(payload.get("states", ())),
-                user=str(payload.get("user", "")),
-                name=str(payload.get("name", "")),
-                before=(str(before[0]), str(before[1])) if before else None,
-                limit=min(EVERYTHING, int(payload.get("limit", DEFAULT_LIMIT))),
-                fields=tuple(payload.get("fields", ())),
-            )
+            wanted = msgspec.convert(payload, JobFilter)
             found = self.own(wanted)
             keys = ("epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
             return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
@@ -178,23 +173,7 @@ def _filter_from(call: Call) -> JobFilter:
         states=states,
         user=call.query.get("user", ""),
         name=call.query.get("name", ""),
-        before=_decode_cursor(call.query.get("cursor", "")),
+        before=decode_cursor(call.query.get("cursor", ""), tuple[str, str], None),
         limit=call.integer("limit", DEFAULT_LIMIT, 1, LIMIT_MAX),
         fields=call.words("fields"),
     )
-
-
-def _encode_cursor(job: Mapping[str, Any]) -> str:
-    return encode_cursor(_order(job))
-
-
-def _decode_cursor(text: str) -> tuple[str, str] | None:
-    if not text:
-        return None
-    try:
-        submitted_at, job_id = decode_cursor(text)
-        if not isinstance(submitted_at, str) or not isinstance(job_id, str):
-            raise TypeError("not two texts")
-    except (ValueError, TypeError) as error:
-        raise bad_cursor(error) from error
-    return (submitted_at, job_id)

@@ -3,13 +3,15 @@
 Positions are those of the nodes' own logs, so any agent can go on from a cursor that another one gave.
 """
 
-import re
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from swarm_agent.http import exchange
+from swarmsched.fields import U16, U32
 
-ATTEMPTS_MAX, RANKS_MAX = 2**32, 2**16
-_POSITION = re.compile(r"[0-9a-f]{1,14}\.[0-9a-f]{1,14}")  # of a node's own log
+Position = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,14}\.[0-9a-f]{1,14}\Z")]  # of a node's own log
 
 
 @dataclass(slots=True)
@@ -36,15 +38,5 @@ class LogCursor:
 
 def decode_cursor(text: str) -> LogCursor:
     """Inverse of `encode`; empty text is the beginning."""
-    if not text:
-        return LogCursor()
-    try:
-        attempt, ranks = exchange.decode_cursor(text)
-        attempt, positions = int(attempt), {str(int(rank)): str(cursor) for rank, cursor in ranks.items()}
-        if not 0 <= attempt < ATTEMPTS_MAX or not all(0 <= int(rank) < RANKS_MAX for rank in positions):
-            raise ValueError("out of range")
-        if not all(_POSITION.fullmatch(position) for position in positions.values()):
-            raise ValueError("no position")
-        return LogCursor(attempt, positions)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise exchange.bad_cursor(error) from error
+    attempt, ranks = exchange.decode_cursor(text, tuple[U32, dict[U16, Position]], (0, {}))
+    return LogCursor(attempt, {str(rank): position for rank, position in ranks.items()})

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
@@ -46,7 +48,7 @@ class LogSource:
         """Answer other agents."""
 
         async def on_logs(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            async with closing(self._local(_request_from(payload))) as batches:
+            async with closing(self._local(msgspec.convert(payload, LogRequest))) as batches:
                 async for batch in batches:
                     yield {"records": batch}
 
@@ -151,17 +153,3 @@ def _plain(rank: int, record: LogRecord) -> dict[str, Any]:
 def _mark(rank: int, cursor: str) -> dict[str, Any]:
     """Where reading began: what came before was not asked for, and is not to be sent when the client comes back."""
     return {"rank": rank, "stream": "", "utc_s": 0.0, "data": b"", "cursor": cursor, "dropped": 0, "is_mark": True}
-
-
-def _request_from(payload: dict[str, Any]) -> LogRequest:
-    tail, since_utc_s = payload.get("tail"), payload.get("since_utc_s")
-    return LogRequest(
-        job_id=JobId(str(payload.get("job_id", ""))),
-        attempt=int(payload.get("attempt", 0)),
-        ranks=tuple(int(rank) for rank in payload.get("ranks", ())),
-        cursors={str(rank): str(cursor) for rank, cursor in payload.get("cursors", {}).items()},
-        tail=None if tail is None else int(tail),
-        since_utc_s=None if since_utc_s is None else float(since_utc_s),
-        streams=tuple(str(each) for each in payload.get("streams", ())),
-        follow=bool(payload.get("follow", False)),
-    )

@@ -16,8 +16,8 @@ from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem, from_refusal, invalid
+from swarm_agent.http.port import AgentPort, Facts, commanded
+from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import (
     aged,
     listing,
@@ -29,7 +29,7 @@ from swarm_agent.http.views import (
 )
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
-from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting, SettingStored
+from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import NodeId
 
@@ -180,9 +180,7 @@ class Nodes:
         name = call.params["node"]
         if name not in {member.node_id for member in self._facts.members()}:
             raise self._unknown_node(name)
-        reply = await self._agent.command(ForgetMember(NodeId(name)))
-        if isinstance(reply, Refused):
-            raise from_refusal(reply)
+        await commanded(self._agent, ForgetMember(NodeId(name)), Done)
         return answer({"api_version": "v1", "node": name, "is_forgotten": True})
 
     async def drain_node(self, call: Call) -> Answer:
@@ -194,9 +192,7 @@ class Nodes:
             raise self._unknown_node(name)
         if name != self._peers.own_name:
             return await self._drain_there(name, call)
-        reply = await self._agent.command(DrainNode(is_draining, reason))
-        if isinstance(reply, Refused):
-            raise from_refusal(reply)
+        await commanded(self._agent, DrainNode(is_draining, reason), Done)
         told = {"node": name, "is_draining": is_draining, "drain_reason": reason if is_draining else ""}
         return answer({"api_version": "v1", **told})
 
@@ -236,11 +232,7 @@ class Nodes:
         if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
             detail = f"the setting is {current['policy']} in version {current['version']} now"
             raise Problem("version_conflict", detail, headers={"ETag": _etag(current)})
-        reply = await self._agent.command(SetSwarmSetting(policy, parameters))
-        if isinstance(reply, Refused):
-            raise from_refusal(reply)
-        if not isinstance(reply, SettingStored):
-            raise Problem("internal", f"the core answered a setting with {type(reply).__name__}")
+        reply = await commanded(self._agent, SetSwarmSetting(policy, parameters), SettingStored)
         stored = {**current, "policy": reply.policy, "parameters": dict(reply.parameters), "version": reply.version}
         return answer(stored, headers={"ETag": _etag(stored)})
 

@@ -6,16 +6,17 @@ small implementations of both.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
+from swarm_agent.http.problem import Problem, from_refusal
 from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogStore
 from swarm_agent.telemetry import GpuReading
-from swarmsched.commands import Command, Reply
+from swarmsched.commands import Command, Refused, Reply
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
@@ -23,6 +24,8 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
 from swarmsched.view import JobView, PolicySetting
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,13 @@ class AgentPort(Protocol):
 
     def on_stream(self, kind: str, handler: Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]) -> None:
         """Answer such stream queries."""
+
+
+async def commanded(agent: AgentPort, command: Command, kind: type[R], prefix: str = "") -> R:
+    """The core's reply; `Problem` where it refuses, its pointers with the prefix before them."""
+    reply = await agent.command(command)
+    if isinstance(reply, Refused):
+        raise from_refusal(reply, prefix)
+    if not isinstance(reply, kind):
+        raise Problem("internal", f"the core answered {type(command).__name__} with {type(reply).__name__}")
+    return reply

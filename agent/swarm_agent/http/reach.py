@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from swarm_agent.http.stream import closing
+from swarm_agent.http.stream import closing, ticking
 from swarmsched.errors import AgentUnreachable
 from swarmsched.ids import NodeId
 
@@ -27,36 +27,15 @@ async def answer_of(node: NodeId, is_gone: Callable[[NodeId], bool], question: C
                 raise TimeoutError(f"{node} is gone")
         return asking.result()
     finally:
-        await _cancelled(asking)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)  # so that nothing is left that nobody looked at
 
 
 async def items_of(node: NodeId, is_gone: Callable[[NodeId], bool], items: AsyncIterator[T]) -> AsyncIterator[T]:
     """The items; raises `AgentUnreachable` once none comes and the node is gone."""
-    waiting: asyncio.Task[tuple[T] | None] | None = None
-    async with closing(items):
-        try:
-            while True:
-                waiting = waiting or asyncio.create_task(_next(items))
-                await asyncio.wait({waiting}, timeout=LOOK_S)
-                if waiting.done():
-                    found, waiting = waiting.result(), None
-                    if found is None:
-                        return
-                    yield found[0]
-                elif is_gone(node):
-                    raise AgentUnreachable([str(node)], "the node is gone")
-        finally:
-            if waiting is not None:
-                await _cancelled(waiting)
-
-
-async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
-    async for item in items:
-        return (item,)
-    return None
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """End a task and take note of how it ended, so that nothing is left that nobody looked at."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with closing(ticking(items, LOOK_S)) as ticks:
+        async for item in ticks:
+            if item is not None:
+                yield item
+            elif is_gone(node):
+                raise AgentUnreachable([str(node)], "the node is gone")

@@ -1,5 +1,6 @@
 """Records on their way to a client: as Server-Sent Events or as JSON lines, and iterators that are surely closed."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -23,6 +24,33 @@ async def closing(iterator: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T]
     finally:
         if isinstance(iterator, AsyncGenerator):
             await iterator.aclose()
+
+
+async def ticking(iterator: AsyncIterator[T], period_s: float) -> AsyncIterator[T | None]:
+    """The items, and None whenever none came for so long."""
+    waiting: asyncio.Task[tuple[T] | None] | None = None
+    async with closing(iterator) as items:
+        try:
+            while True:
+                waiting = waiting or asyncio.create_task(_next(items))
+                await asyncio.wait({waiting}, timeout=period_s)
+                if not waiting.done():
+                    yield None
+                    continue
+                found, waiting = waiting.result(), None
+                if found is None:
+                    return
+                yield found[0]
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
+    async for item in items:
+        return (item,)
+    return None
 
 
 def wants_events(call: Call) -> bool:

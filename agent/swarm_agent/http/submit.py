@@ -14,12 +14,12 @@ from typing import Any
 from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort, Facts
-from swarm_agent.http.problem import Problem, from_refusal, from_rejection, invalid
+from swarm_agent.http.port import AgentPort, Facts, commanded
+from swarm_agent.http.problem import Problem, from_rejection, invalid
 from swarm_agent.http.views import job_document_now
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec
-from swarmsched.commands import CreateTicket, JobAccepted, Refused, SubmitJob, TicketIssued
+from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
 from swarmsched.errors import JobRejected
 from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
@@ -103,11 +103,7 @@ class Submission:
         if own not in command.holders:
             detail = f"{own.node} is not a holder of this ticket, or has lost the database that it held it in"
             raise Problem("not_ready", detail, "ask the next holder of the ticket, or take a new ticket")
-        reply = await self._agent.command(command)
-        if isinstance(reply, Refused):
-            raise from_refusal(reply, "/spec")
-        if not isinstance(reply, JobAccepted):
-            raise Problem("internal", f"the core answered a submission with {type(reply).__name__}")
+        reply = await commanded(self._agent, command, JobAccepted, "/spec")
         shown = job_document_now(reply.record, self._facts)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
@@ -118,24 +114,16 @@ class Submission:
         """One with three holders where three are alive: gossip brings a new member's name before its database."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + INTRODUCTION_S
-        ticket = await self._issue()
+        ticket = await commanded(self._agent, CreateTicket(), TicketIssued)
         while len(ticket.holders) < HOLDERS_WANTED and self._has_strangers() and loop.time() < end_s:
             await asyncio.sleep(INTRODUCTION_POLL_S)
-            ticket = await self._issue()
+            ticket = await commanded(self._agent, CreateTicket(), TicketIssued)
         return ticket
 
     def _has_strangers(self) -> bool:
         """Whether a living member could hold jobs as soon as it is known which database it keeps."""
         introduced = {each.record.node_id for each in self._facts.nodes() if each.record.store_id}
         return any(each.is_available and each.node_id not in introduced for each in self._facts.members())
-
-    async def _issue(self) -> TicketIssued:
-        reply = await self._agent.command(CreateTicket())
-        if isinstance(reply, Refused):
-            raise from_refusal(reply)
-        if not isinstance(reply, TicketIssued):
-            raise Problem("internal", f"the core answered a ticket with {type(reply).__name__}")
-        return reply
 
     def _with_source(self, spec: JobSpec) -> JobSpec:
         """Name this agent as a source of shipped files that it has, when the client named none."""
