@@ -13,8 +13,8 @@ __all__ = ["build_app"]
 
 def build_app(agent: "Agent") -> web.Application:
     """The application of a real agent; the caller adds the routes of the peer channel and serves it."""
+    from swarm_agent.http.facts import Facts  # noqa: PLC0415  # as above
     from swarm_agent.http.server import build_api  # noqa: PLC0415  # the agent's module may import this package
-    from swarm_agent.http.snapshot import Snapshot  # noqa: PLC0415  # as above
     from swarm_agent.metrics import render  # noqa: PLC0415  # as above
 
-    return build_api(agent, Snapshot(agent), agent.secrets.token, partial(render, agent))
+    return build_api(agent, Facts(agent), agent.secrets.token, partial(render, agent))

@@ -6,7 +6,7 @@ A view like all of membership: right within seconds, and good for people, never 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm_agent.http.port import Facts
+from swarm_agent.http.facts import Facts
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.holders import Configuration, Holder, majority

@@ -112,10 +112,9 @@ def schemas() -> Schema:
     silent = {"silent_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
     gpu_counts = ("total", "free", "leased", "foreign", "unhealthy", "stale", "away")
-    needs = ("ranks", "gpus_per_rank", "gpus", "cpus_per_rank", "memory_bytes_per_rank", "gpu_memory_bytes")
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
-        "needs": record({**dict.fromkeys(needs, COUNT), "gpu_type": TEXT}),
+        "needs": record(keys.NEEDS),
         "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}),
         "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
         "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import Attendance
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
-from swarm_agent.http.port import Facts
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
 from swarmsched import ids

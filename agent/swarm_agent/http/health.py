@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.facts import Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
 from swarm_agent.security import job_user_warning
 from swarmsched.gossip.member import MemberStatus

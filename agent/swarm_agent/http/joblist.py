@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.views import card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId

@@ -12,15 +12,16 @@ from msgspec import structs
 
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import aged, card_document, job_document_now
+from swarm_agent.http.views import card_document, job_document_now, why_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
 from swarmsched.api import API_VERSION, nearest
@@ -184,15 +185,8 @@ class Jobs:
         return [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
-        record = self._record(job_id)
-        oldest_s = max((each.age_s for each in self._facts.nodes()), default=0.0)
-        head = {
-            "api_version": API_VERSION,
-            "job_id": job_id,
-            "handle": ids.handle(job_id),
-            "state": record.state.value,
-        }
-        return answer({**head, **self._facts.why(job_id), **aged(time.time(), oldest_s)})
+        record, report = self._record(job_id), self._facts.why(job_id)
+        return answer(why_document(record, report, self._facts.members(), self._facts.nodes(), time.time()))
 
     def _record(self, job_id: JobId) -> JobRecord:
         record = self._facts.record(job_id)

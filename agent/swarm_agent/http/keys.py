@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.port import GpuFacts
+from swarm_agent.http.facts import GpuFacts
 from swarm_agent.http.schema import (
     COUNT,
     END_REASON,
@@ -244,6 +244,12 @@ JOB: tuple[JobKey, ...] = (
     JobKey("as_of", TIME, lambda job: rfc3339(job.now_utc_s), lambda job: rfc3339(job.now_utc_s - job.age_s)),
     JobKey("staleness_seconds", SECONDS, lambda _: 0.0, lambda job: round(job.age_s, 3)),
 )
+
+NEEDS: Schema = {
+    "ranks": COUNT, "gpus_per_rank": COUNT, "gpus": COUNT, "cpus_per_rank": COUNT, "memory_bytes_per_rank": COUNT,
+    "gpu_memory_bytes": COUNT, "gpu_type": TEXT,
+}
+"""What is told of a specification where it is explained why a job waits."""
 
 MEMBER: tuple[Key[MemberView], ...] = (
     Key("name", TEXT, lambda member: member.node_id),

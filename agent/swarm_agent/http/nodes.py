@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort, Facts, commanded
+from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import (
     aged,

@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 
 from swarm_agent.http.exchange import Answer, Call
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.facts import Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.reach import answer_of, items_of
 from swarm_agent.http.stream import closing

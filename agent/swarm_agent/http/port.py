@@ -1,100 +1,18 @@
-"""What the API needs of the agent: the facade it calls, and snapshots of its core.
+"""What the API asks of the agent besides its facts: `swarm_agent.agent.Agent` is an `AgentPort`."""
 
-`swarm_agent.agent.Agent` is an `AgentPort`; `swarm_agent.http.snapshot.Snapshot` has the `Facts` of one.  Tests hand in
-small implementations of both.
-"""
-
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
 from swarm_agent.http.problem import Problem, from_refusal
 from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogStore
-from swarm_agent.telemetry import GpuReading
 from swarmsched.commands import Command, Refused, Reply
-from swarmsched.gossip.location import Location
-from swarmsched.gossip.member import MemberView
-from swarmsched.gossip.record import NodeStatus
-from swarmsched.ids import JobId, NodeId
-from swarmsched.record import JobRecord
-from swarmsched.task import TaskStatus
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.ids import NodeId
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One GPU of this very node: its last reading, and what the ledger says of it.
-
-    `booking` is held, leased or draining, with its job, or None.
-    """
-
-    node: NodeId
-    reading: GpuReading
-    booking: str | None = None
-    job_id: JobId | None = None
-
-
-class Facts(Protocol):
-    """Cheap read-only snapshots, taken between two steps of the core."""
-
-    def members(self) -> Sequence[MemberView]:
-        """Every known member, this agent included."""
-
-    def member(self, name: NodeId) -> MemberView | None:
-        """One of `members`."""
-
-    def nodes(self) -> Sequence[NodeStatus]:
-        """The node records that have arrived, this agent's included (age 0)."""
-
-    def node(self, name: NodeId) -> NodeStatus | None:
-        """One of `nodes`."""
-
-    def records(self) -> Mapping[JobId, JobRecord]:
-        """Records of jobs that this agent shepherds or holds."""
-
-    def record(self, job_id: JobId) -> JobRecord | None:
-        """One of `records`."""
-
-    def is_over(self, job_id: JobId) -> bool:
-        """True for a job that has ended and of which this agent keeps no record any more."""
-
-    def is_shepherd(self, job_id: JobId) -> bool:
-        """True when this agent acts for the job."""
-
-    def cards(self) -> Sequence[JobView]:
-        """Live jobs that other agents shepherd, by their gossiped cards; `written_s` counts from now: minus the age."""
-
-    def places(self) -> Mapping[JobId, Location]:
-        """Location entries, ended jobs included; decoded one by one, when they are looked at."""
-
-    def setting(self) -> tuple[PolicySetting, int]:
-        """The swarm-wide setting in force and its version."""
-
-    def why(self, job_id: JobId) -> dict[str, Any]:
-        """The keys of the why document that the policy supplies; the job's record is here."""
-
-    def gpus(self) -> Sequence[GpuFacts]:
-        """The GPUs of this node."""
-
-    def tasks(self) -> Sequence[TaskStatus]:
-        """The tasks of this node."""
-
-    @property
-    def store_id(self) -> int:
-        """Identity of this agent's database, by which it can be a holder."""
-
-    def telemetry(self) -> tuple[str, str]:
-        """How far the GPU readings can be trusted: a word and a sentence."""
-
-    def diagnoses(self) -> Sequence[Diagnosis]:
-        """What the agent finds wrong with its own machine and its neighbours."""
 
 
 class AgentPort(Protocol):

@@ -6,6 +6,7 @@ from swarm_agent.http.app import Server
 from swarm_agent.http.blobs import BlobUploads
 from swarm_agent.http.events import Events
 from swarm_agent.http.exchange import Answer, Call, encode
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import JobFinder
 from swarm_agent.http.guard import Guard, known_hosts
 from swarm_agent.http.health import Health, RenderMetrics
@@ -18,7 +19,7 @@ from swarm_agent.http.nodes import Nodes
 from swarm_agent.http.openapi import openapi_document
 from swarm_agent.http.page import StatusPage
 from swarm_agent.http.peers import Peers
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.routes import Route
 from swarm_agent.http.submit import Submission
 from swarm_agent.http.table import blob_routes, health_routes, job_routes, swarm_routes

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort, Facts, commanded
+from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, from_rejection, invalid
 from swarm_agent.http.views import job_document_now
 from swarmsched import ids

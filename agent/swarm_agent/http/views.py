@@ -9,13 +9,14 @@ from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.http import keys
 from swarm_agent.http.attendance import Attendance, attendance_at, present
 from swarm_agent.http.exchange import Document
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import document, rfc3339
-from swarm_agent.http.port import Facts
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.ids import NodeId
+from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView, PolicySetting
 
@@ -93,6 +94,38 @@ def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict
     }
     leased = max(0, 2 * counts["total"] - sum(counts.values()))
     return {**counts, "leased": leased, "away": away}
+
+
+def why_document(
+    record: JobRecord, report: WhyReport, members: Sequence[MemberView], nodes: Sequence[NodeStatus], now_utc_s: float
+) -> Document:
+    """Why a job waits, or has what it has, as its policy explains it."""
+    asked = {**record.spec.to_json(), "gpus": record.spec.total_gpus}
+    there = present(members)
+    free = gpu_counts(nodes, there)
+    return {
+        "api_version": API_VERSION,
+        "job_id": record.job_id,
+        "handle": ids.handle(record.job_id),
+        "state": record.state.value,
+        "summary": report.reason,
+        "policy": report.policy,
+        "needs": {name: asked[name] for name in keys.NEEDS},
+        "needs_text": report.needs,
+        "free": {
+            "gpus": free["free"],
+            "total_gpus": free["total"],
+            "nodes": sum(each.record.node_id in there for each in nodes),
+        },
+        "free_text": report.free,
+        "nodes": [{"node": each.node, "fits_ranks": each.ranks, "obstacle": each.reason} for each in report.nodes],
+        "ahead": [{"job_id": each.job_id, **each.to_json(), "name": "", "user": ""} for each in report.ahead],
+        "ahead_count": report.ahead_count,
+        "position": report.position,
+        "job_reason": report.job_reason,
+        "sentences": list(report.sentences()),
+        **aged(now_utc_s, max((each.age_s for each in nodes), default=0.0)),
+    }
 
 
 def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from swarm_agent.http.exchange import Document
+from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.peers import Peers
-from swarm_agent.http.port import AgentPort, Facts
+from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
 from swarm_agent.http.views import job_document_now

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 from swarm_agent.config import AgentConfig
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
-from swarm_agent.http.port import GpuFacts
+from swarm_agent.http.facts import Facts, GpuFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.telemetry import GpuReading
-from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.commands import (
@@ -47,6 +46,7 @@ from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord, NodeStatus
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
+from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
 from swarmsched.task import TaskStage, TaskStatus
@@ -72,7 +72,7 @@ class SwarmInOneProcess:
         return agent
 
 
-class AgentWithoutCore:
+class AgentWithoutCore(Facts):
     """An `AgentPort` and its `Facts` in one; `answer` may replace the plain behaviour of the core."""
 
     def __init__(self, swarm: SwarmInOneProcess, name: NodeId) -> None:
@@ -219,20 +219,24 @@ class AgentWithoutCore:
         """As stored last."""
         return self.policy
 
-    def why(self, job_id: JobId) -> dict[str, Any]:
+    def why(self, job_id: JobId) -> WhyReport:
         """A short explanation."""
-        spec = self.known[job_id].spec
-        needs = {"ranks": spec.ranks, "gpus_per_rank": spec.demand.gpus, "gpus": spec.total_gpus, "cpus_per_rank": 0}
-        needs |= {"memory_bytes_per_rank": 0, "gpu_memory_bytes": 0}
-        return {
-            "summary": "needs 4 GPUs, 1 free",
-            "policy": "fifo",
-            "needs": {**needs, "gpu_type": ""},
-            "free": {"gpus": 1, "total_gpus": 2, "nodes": 1},
-            "nodes": [{"node": self.config.name, "fits_ranks": 1, "obstacle": "1 of 2 GPUs free"}],
-            "ahead": [{"job_id": job_id, "handle": ids.handle(job_id), "name": "", "user": "", "reason": "is first"}],
-            "position": 2,
-        }
+        record, name = self.known[job_id], self.config.name
+        return WhyReport(
+            job_id=job_id,
+            state=record.state,
+            policy_id="fifo",
+            needs="4 GPUs",
+            free="1 GPU",
+            reason="needs 4 GPUs, 1 free",
+            position=2,
+            ahead_count=1,
+            ahead=(JobAhead(job_id, 1, 0, "is first"),),
+            node_count=1,
+            nodes=(NodeVerdict(name, 1, "1 of 2 GPUs free"),),
+            shares=(),
+            job_reason="",
+        )
 
     def gpus(self) -> list[GpuFacts]:
         """Two simulated devices."""

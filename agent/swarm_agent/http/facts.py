@@ -1,13 +1,11 @@
-"""The core's snapshots and the telemetry of this node, as the facts that the API is made of."""
+"""What the API tells of: snapshots of the core, of the ledger and of this node's telemetry."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
-from swarm_agent.http.attendance import present
-from swarm_agent.http.port import GpuFacts
-from swarm_agent.http.views import gpu_counts
+from swarm_agent.telemetry import GpuReading
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
@@ -18,26 +16,40 @@ from swarmsched.task import TaskStatus
 from swarmsched.view import JobView, PolicySetting
 
 
-class Snapshot:
-    """`Facts` of a real agent."""
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU of this very node: its last reading, and what the ledger says of it.
+
+    `booking` is held, leased or draining, with its job, or None.
+    """
+
+    node: NodeId
+    reading: GpuReading
+    booking: str | None = None
+    job_id: JobId | None = None
+
+
+class Facts:
+    """Cheap read-only snapshots of an agent, taken between two steps of its core.  Tests override all of them."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self.store_id = agent.store_id  # identity of its database, by which it can be a holder
 
     def members(self) -> Sequence[MemberView]:
-        """Every known member."""
+        """Every known member, this agent included."""
         return self._agent.node.members(self._agent.now_s())
 
     def member(self, name: NodeId) -> MemberView | None:
-        """One of them."""
+        """One of `members`."""
         return self._agent.node.member(name, self._agent.now_s())
 
     def nodes(self) -> Sequence[NodeStatus]:
-        """Newest known record of each node."""
+        """The node records that have arrived, this agent's included (age 0)."""
         return self._agent.node.node_records(self._agent.now_s())
 
     def node(self, name: NodeId) -> NodeStatus | None:
-        """The record of one node."""
+        """One of `nodes`."""
         return self._agent.node.node_record(name, self._agent.now_s())
 
     def records(self) -> Mapping[JobId, JobRecord]:
@@ -57,25 +69,24 @@ class Snapshot:
         return self._agent.node.is_shepherd(job_id)
 
     def cards(self) -> Sequence[JobView]:
-        """Cards of jobs shepherded elsewhere."""
+        """Live jobs that other agents shepherd, by their gossiped cards; `written_s` counts from now: minus the age."""
         now_s = self._agent.now_s()
         return [JobView(job.card, job.written_s - now_s) for job in self._agent.node.foreign_jobs()]
 
     def places(self) -> Mapping[JobId, Location]:
-        """Location entries; decoded one by one, when they are looked at."""
+        """Location entries, ended jobs included; decoded one by one, when they are looked at."""
         return self._agent.node.locations()
 
     def setting(self) -> tuple[PolicySetting, int]:
-        """The swarm-wide setting in force."""
+        """The swarm-wide setting in force and its version."""
         setting = self._agent.node.setting
         return setting.policy_setting, setting.version
 
-    def why(self, job_id: JobId) -> dict[str, Any]:
-        """The policy's explanation."""
-        report, record = self._agent.node.why(job_id, self._agent.now_s()), self.record(job_id)
+    def why(self, job_id: JobId) -> WhyReport:
+        """The policy's explanation of a job whose record is here."""
+        report = self._agent.node.why(job_id, self._agent.now_s())
         assert report is not None, "asked for a job that is here"
-        assert record is not None, "as above"
-        return {**_explanation(report, record), "free": self._free()}
+        return report
 
     def gpus(self) -> Sequence[GpuFacts]:
         """The GPUs of this node with what the ledger and NVML say of each."""
@@ -88,47 +99,11 @@ class Snapshot:
         """The tasks of this node."""
         return self._agent.node.tasks()
 
-    @property
-    def store_id(self) -> int:
-        """Identity of this agent's database."""
-        return self._agent.store_id
-
     def telemetry(self) -> tuple[str, str]:
-        """How far the readings can be trusted."""
+        """How far the GPU readings can be trusted: a word and a sentence."""
         snapshot = self._agent.telemetry.snapshot
         return snapshot.state.value, snapshot.sentence
 
     def diagnoses(self) -> Sequence[Diagnosis]:
-        """Every check of the agent's doctor."""
+        """What the agent finds wrong with its own machine and its neighbours."""
         return examine(self._agent)
-
-    def _free(self) -> dict[str, int]:
-        there = present(self.members())
-        nodes = [each for each in self.nodes() if each.record.node_id in there]
-        counts = gpu_counts(nodes, there)
-        return {"gpus": counts["free"], "total_gpus": counts["total"], "nodes": len(nodes)}
-
-
-def _explanation(report: WhyReport, record: JobRecord) -> dict[str, Any]:
-    spec, demand = record.spec, record.spec.demand
-    return {
-        "summary": report.reason,
-        "policy": report.policy,
-        "needs": {
-            "ranks": spec.ranks,
-            "gpus_per_rank": demand.gpus,
-            "gpus": spec.total_gpus,
-            "cpus_per_rank": demand.cpus,
-            "memory_bytes_per_rank": demand.memory_bytes,
-            "gpu_type": demand.gpu_type,
-            "gpu_memory_bytes": demand.gpu_memory_bytes,
-        },
-        "needs_text": report.needs,
-        "free_text": report.free,
-        "nodes": [{"node": each.node, "fits_ranks": each.ranks, "obstacle": each.reason} for each in report.nodes],
-        "ahead": [{"job_id": each.job_id, **each.to_json(), "name": "", "user": ""} for each in report.ahead],
-        "ahead_count": report.ahead_count,
-        "position": report.position,
-        "job_reason": report.job_reason,
-        "sentences": list(report.sentences()),
-    }
