@@ -14,14 +14,16 @@ itself, `ConfigError` for a token file that cannot be used.
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
+import msgspec
 
 from swarm_client.agents import DEFAULT_PORT, MEMBERS_LIMIT, WAITED_FOR
 from swarm_client.agents import quote as quote_segment
@@ -40,6 +42,8 @@ WAIT_ROUND_S = 30.0
 CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
 CONTACT_PAUSE_S = 0.5
 PAGE = 1_000
+
+T = TypeVar("T")
 
 
 class SwarmRequestError(SwarmError):
@@ -62,40 +66,24 @@ class Job:
 
     id: str
     handle: str
-    name: str
-    user: str
     state: JobState
-    phase: str
-    reason: str
-    end_reason: EndReason | None
-    exit_code: int | None
-    signal: int | None
-    shell_exit_code: int | None
-    ranks: int | None
-    gpus: int | None
-    nodes: tuple[str, ...]
-    document: Mapping[str, Any] = field(repr=False, compare=False)
+    name: str = ""
+    user: str = ""
+    phase: str = ""
+    reason: str = ""
+    end_reason: EndReason | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    shell_exit_code: int | None = None
+    ranks: int | None = None
+    gpus: int | None = None
+    nodes: tuple[str, ...] = ()
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Read a job document; keys that a later agent adds stay in `document`."""
-        return cls(
-            id=str(document["id"]),
-            handle=str(document["handle"]),
-            name=str(document.get("name") or ""),
-            user=str(document.get("user") or ""),
-            state=JobState(document["state"]),
-            phase=str(document.get("phase") or ""),
-            reason=str(document.get("reason") or ""),
-            end_reason=EndReason(document["end_reason"]) if document.get("end_reason") else None,
-            exit_code=document.get("exit_code"),
-            signal=document.get("signal"),
-            shell_exit_code=document.get("shell_exit_code"),
-            ranks=document.get("ranks"),
-            gpus=document.get("gpus"),
-            nodes=tuple(str(share["node"]) for share in document.get("nodes") or []),
-            document=document,
-        )
+        return _read(cls, document, nodes=[share["node"] for share in document.get("nodes") or []])
 
     @property
     def is_ended(self) -> bool:
@@ -110,9 +98,9 @@ class LogRecord:
     rank: int
     node: str
     stream: str
-    time: str
     data: bytes
-    cursor: str
+    time: str = ""
+    cursor: str = ""
 
     @property
     def text(self) -> str:
@@ -125,12 +113,12 @@ class NodeInfo:
     """A member of the swarm; None where its record has not arrived."""
 
     name: str
-    address: str
     status: str
-    free_gpus: int | None
-    total_gpus: int | None
-    jobs: tuple[str, ...]
-    document: Mapping[str, Any] = field(repr=False, compare=False)
+    address: str = ""
+    free_gpus: int | None = None
+    total_gpus: int | None = None
+    jobs: tuple[str, ...] = ()
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +129,9 @@ class SwarmEvent:
     agent: str
     kind: str
     text: str
-    job_id: str | None
-    cursor: str
-    document: Mapping[str, Any] = field(repr=False, compare=False)
+    job_id: str | None = None
+    cursor: str = ""
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 class SwarmClient:
@@ -218,9 +206,7 @@ class SwarmClient:
 
     async def cancel(self, job: str, *, grace_s: float | None = None, reason: str = "") -> Job:
         """Stop a job: SIGTERM, then SIGKILL after the grace time.  Returns at once; `wait` for the end."""
-        body = {
-            key: value for key, value in (("grace_seconds", grace_s), ("reason", reason or None)) if value is not None
-        }
+        body = {"grace_seconds": grace_s, "reason": reason}
         return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body))
 
     async def signal(self, job: str, signal: int | str) -> Job:
@@ -277,23 +263,13 @@ class SwarmClient:
         await self._learn()
         async for record in self._stream(_job_path(job, "/logs"), query, ends=follow):
             if record.get("type") == "log":
-                yield _log_record(record)
+                text = str(record.get("text", "")).encode()
+                data = base64.b64decode(record["data"]) if "data" in record else text
+                yield _read(LogRecord, record, data=data)
 
     async def nodes(self) -> list[NodeInfo]:
         """Members of the swarm with their resources, by the view of the agent that answers."""
-        document = await self._call("GET", "/v1/nodes")
-        return [
-            NodeInfo(
-                name=str(item["name"]),
-                address=str(item.get("address") or ""),
-                status=str(item["status"]),
-                free_gpus=item.get("free_gpus"),
-                total_gpus=item.get("total_gpus"),
-                jobs=tuple(item.get("jobs") or ()),
-                document=item,
-            )
-            for item in document["items"]
-        ]
+        return [_read(NodeInfo, item) for item in (await self._call("GET", "/v1/nodes"))["items"]]
 
     async def events(self, *, follow: bool = False, kind: str = "", job: str = "") -> AsyncIterator[SwarmEvent]:
         """Events, oldest first; with `follow` for ever."""
@@ -301,10 +277,10 @@ class SwarmClient:
         if follow:
             async for record in self._stream("/v1/events", {**query, "follow": "1"}, ends=True):
                 if "kind" in record:
-                    yield _event(record)
+                    yield _read(SwarmEvent, record)
             return
         for item in (await self._call("GET", "/v1/events", query=query))["items"]:
-            yield _event(item)
+            yield _read(SwarmEvent, item)
 
     async def _learn(self) -> None:
         """Once: the members' addresses, to go on with when the agents that were named die.  A courtesy: never fails."""
@@ -379,9 +355,9 @@ class SwarmClient:
                     if response.status >= 400:
                         raise SwarmRequestError(response.status, await response.json(content_type=None))
                     async for line in response.content:
-                        record = _parse_line(line)
-                        if record is None:
+                        if not line.strip():
                             continue
+                        record = json.loads(line)
                         cursor, failures = str(record.get("cursor") or cursor), 0
                         yield record
                         if record.get("type") == "end":
@@ -416,34 +392,7 @@ def _job_path(job: str, tail: str = "") -> str:
     return f"/v1/jobs/{quote_segment(job)}{tail}"
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    import json
-
-    if not line.strip():
-        return None
-    document = json.loads(line)
-    return document if isinstance(document, dict) else None
-
-
-def _log_record(record: Mapping[str, Any]) -> LogRecord:
-    data = base64.b64decode(record["data"]) if "data" in record else str(record.get("text", "")).encode()
-    return LogRecord(
-        rank=int(record["rank"]),
-        node=str(record["node"]),
-        stream=str(record["stream"]),
-        time=str(record.get("time") or ""),
-        data=data,
-        cursor=str(record.get("cursor") or ""),
-    )
-
-
-def _event(document: Mapping[str, Any]) -> SwarmEvent:
-    return SwarmEvent(
-        time=str(document["time"]),
-        agent=str(document["agent"]),
-        kind=str(document["kind"]),
-        text=str(document["text"]),
-        job_id=document.get("job_id"),
-        cursor=str(document.get("cursor") or ""),
-        document=document,
-    )
+def _read(kind: type[T], document: Mapping[str, Any], **told: object) -> T:
+    """Keys of a document as attributes of the same names; what is null or not told leaves the default."""
+    known = {key: value for key, value in {**document, "document": document, **told}.items() if value is not None}
+    return msgspec.convert(known, kind)
