@@ -6,7 +6,7 @@ the agent, so a position is (time of the event, sequence) and the time decides.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -34,20 +34,16 @@ class Events:
     def __init__(self, agent: AgentPort, peers: Peers) -> None:
         self._agent, self._peers = agent, peers
 
-    def serve(self) -> None:
-        """Answer other agents' questions for our events."""
+    async def on_events(self, _: NodeId, payload: Document) -> Document:
+        """Another agent lists our events."""
+        since, limit = str(payload.get("since", "")), min(LIMIT_MAX, int(payload.get("limit", DEFAULT_LIMIT)))
+        return {"items": self._own(since)[-limit:], "last": list(_latest(self._agent))}
 
-        async def on_events(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            since, limit = str(payload.get("since", "")), min(LIMIT_MAX, int(payload.get("limit", DEFAULT_LIMIT)))
-            return {"items": self._own(since)[-limit:], "last": list(_latest(self._agent))}
-
-        async def on_follow(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            async with closing(self._follow_own(_position(payload.get("after")))) as events:
-                async for event in events:
-                    yield event
-
-        self._agent.on_query("events", on_events)
-        self._agent.on_stream("events", on_follow)
+    async def on_follow(self, _: NodeId, payload: Document) -> AsyncIterator[Document]:
+        """Another agent follows our events."""
+        async with closing(self._follow_own(_position(payload.get("after")))) as events:
+            async for event in events:
+                yield event
 
     async def list_events(self, call: Call) -> Answer:
         """GET /v1/events, with `follow` a stream."""

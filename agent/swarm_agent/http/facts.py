@@ -30,7 +30,7 @@ class GpuFacts:
 
 
 class Facts:
-    """Cheap read-only snapshots of an agent, taken between two steps of its core.  Tests override all of them."""
+    """Cheap read-only snapshots of an agent, taken between two steps of its core.  Tests override them."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -67,6 +67,11 @@ class Facts:
     def is_shepherd(self, job_id: JobId) -> bool:
         """True when this agent acts for the job."""
         return self._agent.node.is_shepherd(job_id)
+
+    def has_last_word(self, job_id: JobId) -> bool:
+        """True when nobody knows more of the job than this agent: it acts for it, or has the record of its end."""
+        record = self.record(job_id)
+        return record is not None and (record.is_ended or self.is_shepherd(job_id))
 
     def cards(self) -> Sequence[JobView]:
         """Live jobs that other agents shepherd, by their gossiped cards; `written_s` counts from now: minus the age."""

@@ -12,7 +12,6 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
-from swarm_agent.http.port import AgentPort
 from swarm_agent.http.views import card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
@@ -111,16 +110,12 @@ class JobList:
         ]
         return _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
 
-    def serve(self, agent: AgentPort) -> None:
-        """Answer other agents' questions for our jobs."""
-
-        async def on_jobs(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            wanted = msgspec.convert(payload, JobFilter)
-            found = self.own(wanted)
-            keys = ("epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
-            return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
-
-        agent.on_query("jobs", on_jobs)
+    async def on_jobs(self, _: NodeId, payload: Document) -> Document:
+        """Another agent gathers the swarm's jobs."""
+        wanted = msgspec.convert(payload, JobFilter)
+        found = self.own(wanted)
+        keys = ("epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
+        return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
 
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
         """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""

@@ -6,7 +6,6 @@ import signal as signals
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
@@ -56,19 +55,15 @@ class Jobs:
         self._agent, self._facts, self._peers, self._finder, self._watch = agent, facts, peers, finder, watch
         self._told = Told()
 
-    def serve(self) -> None:
-        """Answer other agents' searches."""
+    async def on_find(self, _: NodeId, payload: Document) -> Document:
+        """Another agent looks for a job."""
+        reference, user = str(payload.get("reference", "")), str(payload.get("user", ""))
+        matches = self._finder.matches(reference, user)[:100] or self._finder.past_retention(reference)
+        return {"matches": matches, "names": self._finder.names()}
 
-        async def on_find(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            reference, user = str(payload.get("reference", "")), str(payload.get("user", ""))
-            matches = self._finder.matches(reference, user)[:100] or self._finder.past_retention(reference)
-            return {"matches": matches, "names": self._finder.names()}
-
-        async def on_tasks(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            return {"tasks": self._own_tasks(JobId(str(payload.get("job_id", ""))))}
-
-        self._agent.on_query("find", on_find)
-        self._agent.on_query("tasks", on_tasks)
+    async def on_tasks(self, _: NodeId, payload: Document) -> Document:
+        """Another agent wants to know what of a job is here."""
+        return {"tasks": self._own_tasks(JobId(str(payload.get("job_id", ""))))}
 
     async def get_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB."""
@@ -194,13 +189,9 @@ class Jobs:
             raise Problem("unknown_job", f"{self._peers.own_name} does not have job {job_id} any more")
         return record
 
-    def _is_local(self, job_id: JobId) -> bool:
-        record = self._facts.record(job_id)
-        return record is not None and (record.is_ended or self._facts.is_shepherd(job_id))
-
     async def _read(self, found: Found, call: Call, local: Local) -> Answer:
         """From the shepherd if it can be asked; else from a held copy or a card, with its age."""
-        if self._is_local(found.job_id):
+        if self._facts.has_last_word(found.job_id):
             return await local(found.job_id, call)
         if call.hops and self._facts.is_over(found.job_id):
             raise over(found.job_id)

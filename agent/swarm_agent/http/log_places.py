@@ -52,14 +52,10 @@ class LogFinder:
     def __init__(self, agent: AgentPort, peers: Peers) -> None:
         self._agent, self._peers = agent, peers
 
-    def serve(self) -> None:
-        """Tell other agents what is kept here."""
-
-        async def on_kept(_: NodeId, payload: dict[str, Any]) -> dict[str, Any]:
-            kept = self._kept_here(JobId(str(payload.get("job_id", ""))))
-            return {"attempts": {str(attempt): list(ranks) for attempt, ranks in kept.items()}}
-
-        self._agent.on_query("kept_output", on_kept)
+    async def on_kept(self, _: NodeId, payload: Document) -> Document:
+        """Another agent wants to know what output is kept here."""
+        kept = self._kept_here(JobId(str(payload.get("job_id", ""))))
+        return {"attempts": {str(attempt): list(ranks) for attempt, ranks in kept.items()}}
 
     async def find(self, document: Document, attempt: int = 0) -> LogPlaces:
         """Of that attempt; 0 means the present one or, while that has nothing to show, the last one that has.

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from swarm_agent.http.exchange import Document
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
@@ -44,15 +45,11 @@ class LogSource:
         self._agent, self._peers = agent, peers
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
 
-    def serve(self) -> None:
-        """Answer other agents."""
-
-        async def on_logs(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            async with closing(self._local(msgspec.convert(payload, LogRequest))) as batches:
-                async for batch in batches:
-                    yield {"records": batch}
-
-        self._agent.on_stream("logs", on_logs)
+    async def on_logs(self, _: NodeId, payload: Document) -> AsyncIterator[Document]:
+        """Another agent reads what was written here."""
+        async with closing(self._local(msgspec.convert(payload, LogRequest))) as batches:
+            async for batch in batches:
+                yield {"records": batch}
 
     async def read(self, node: NodeId, request: LogRequest) -> AsyncIterator[Batch]:
         """Batches of records from a node.  Raises as `Peers.stream` does."""

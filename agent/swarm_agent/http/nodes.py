@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
 from swarm_agent.http.facts import Facts
@@ -74,12 +73,11 @@ class BodyCache:
 
 
 class GpuDetails:
-    """The GPUs of all nodes as their owners tell them."""
+    """The GPUs and tasks of all nodes as their owners tell them."""
 
     def __init__(self, facts: Facts, peers: Peers, on_news: Callable[[], None]) -> None:
         self._facts, self._peers, self._on_news = facts, peers, on_news
-        self._known: dict[NodeId, list[Document]] = {}
-        self._tasks: dict[NodeId, list[Document]] = {}
+        self._known: dict[NodeId, Document] = {}
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
         self.silent: tuple[NodeId, ...] = ()
@@ -95,36 +93,27 @@ class GpuDetails:
         if is_missing or age_s > DETAILS_LIMIT_S:
             await asyncio.shield(self._asking)
 
-    def of(self, node: NodeId) -> list[Document] | None:
-        """The node's GPUs, or None while it has not told them."""
+    def of(self, node: NodeId) -> Document | None:
+        """The node's `gpus` and `tasks`, or None while it has not told them."""
         return self.own() if node == self._peers.own_name else self._known.get(node)
 
-    def tasks_of(self, node: NodeId) -> list[Document] | None:
-        """The node's tasks, or None while it has not told them."""
-        return self.own_tasks() if node == self._peers.own_name else self._tasks.get(node)
+    def own(self) -> Document:
+        """Those of this very node."""
+        gpus, tasks = self._facts.gpus(), self._facts.tasks()
+        return {"gpus": [document(GPU, each) for each in gpus], "tasks": [document(TASK, each) for each in tasks]}
 
-    def own_tasks(self) -> list[Document]:
-        """The tasks of this very node."""
-        return [document(TASK, each) for each in self._facts.tasks()]
-
-    def own(self) -> list[Document]:
-        """The GPUs of this very node."""
-        return [document(GPU, each) for each in self._facts.gpus()]
-
-    def serve(self, agent: AgentPort) -> None:
-        """Answer other agents."""
-
-        async def on_gpus(_: NodeId, __: dict[str, Any]) -> dict[str, Any]:
-            return {"gpus": self.own(), "tasks": self.own_tasks()}
-
-        agent.on_query("gpus", on_gpus)
+    async def on_gpus(self, _: NodeId, __: Document) -> Document:
+        """Tell another agent."""
+        return self.own()
 
     async def _ask(self) -> None:
         try:
             fan_out = await self._peers.ask_all("gpus", {}, LIST_TIMEOUT_S)
             # Of a node that did not answer nothing is shown: stale GPUs must not look idle.
-            self._known = {node: list(reply.get("gpus", [])) for node, reply in fan_out.answers.items()}
-            self._tasks = {node: list(reply.get("tasks", [])) for node, reply in fan_out.answers.items()}
+            self._known = {
+                node: {"gpus": reply.get("gpus", []), "tasks": reply.get("tasks", [])}
+                for node, reply in fan_out.answers.items()
+            }
             self.silent = fan_out.silent
             self._on_news()
         finally:
@@ -138,11 +127,7 @@ class Nodes:
         self._agent, self._facts, self._peers, self._job_list = agent, facts, peers, job_list
         self._cache = BodyCache()
         self._details = GpuDetails(facts, peers, self._cache.forget)
-
-    def serve(self) -> None:
-        """Register with the agent."""
-        self._agent.on_stepped(self._cache.on_stepped)
-        self._details.serve(self._agent)
+        self.on_stepped, self.on_gpus = self._cache.on_stepped, self._details.on_gpus
 
     async def list_nodes(self, _: Call) -> Answer:
         """GET /v1/nodes."""
@@ -249,11 +234,10 @@ class Nodes:
         ]
 
     def _with_gpus(self, document: Document) -> Document:
-        gpus = self._details.of(NodeId(document["name"]))
-        if gpus is None:
+        told = self._details.of(NodeId(document["name"]))
+        if told is None:
             return document
-        jobs = sorted({each["job_id"] for each in gpus if each["job_id"]})
-        return {**document, "gpus": gpus, "jobs": jobs, "tasks": self._details.tasks_of(NodeId(document["name"]))}
+        return {**document, **told, "jobs": sorted({each["job_id"] for each in told["gpus"] if each["job_id"]})}
 
     def _node_list(self) -> Document:
         items = self._node_documents()
@@ -262,9 +246,8 @@ class Nodes:
         )
 
     def _gpu_list(self) -> Document:
-        gpus: list[Document] = []
-        for member in self._facts.members():
-            gpus += self._details.of(member.node_id) or []
+        told = [self._details.of(member.node_id) for member in self._facts.members()]
+        gpus = [gpu for each in told if each for gpu in each["gpus"]]
         return listing(gpus, silent_nodes=list(self._details.silent), **aged(time.time(), 0.0))
 
     def _member_list(self) -> Document:

@@ -29,81 +29,52 @@ KINDS: dict[str, Kind] = {
     "bad_json": Kind(400, "The body is not JSON", "Send one JSON document in UTF-8, as an object."),
     "bad_parameter": Kind(400, "A query parameter cannot be used", "`errors` names the parameter and what it accepts."),
     "bad_request": Kind(400, "The request is not well formed", "Check method, headers and body against /openapi.json."),
-    "unauthorised": Kind(
-        401,
-        "A bearer token is needed",
-        "Give the swarm's token: `swarm login HOST --token-file FILE`, or the header `Authorization: Bearer TOKEN`.",
-    ),
-    "wrong_host": Kind(
-        403,
-        "This agent is not known under that host name",
+    "unauthorised": Kind(401, "A bearer token is needed",
+        "Give the swarm's token: `swarm login HOST --token-file FILE`, or the header `Authorization: Bearer TOKEN`."),
+    "wrong_host": Kind(403, "This agent is not known under that host name",
         "Use the agent's address or node name, or add the name to `allowed_hosts` in the agent's configuration. "
-        "The check keeps web pages from reaching the agent through names that they control.",
-    ),
-    "cross_origin": Kind(
-        403, "Requests from other web sites are refused", "Call the API from a program, or open the agent's own page."
-    ),
+        "The check keeps web pages from reaching the agent through names that they control."),
+    "cross_origin": Kind(403, "Requests from other web sites are refused",
+        "Call the API from a program, or open the agent's own page."),
     "not_found": Kind(404, "There is no such thing", "Check the path; /openapi.json lists all of them."),
-    "unknown_job": Kind(
-        404,
-        "There is no such job",
-        "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing.",
-    ),
+    "unknown_job": Kind(404, "There is no such job",
+        "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing."),
     "unknown_node": Kind(404, "There is no such node", "`swarm nodes` lists the members."),
     "unknown_blob": Kind(404, "This agent does not have that blob", "Upload it with PUT /v1/blobs/SHA256."),
     "method_not_allowed": Kind(405, "The path does not take this method", "The `Allow` header lists those it takes."),
     "ambiguous_job": Kind(409, "More than one job matches", "`matches` lists them; give more characters of the id."),
-    "conflict": Kind(
-        409, "The state does not allow this", "`detail` says what stands against it; look at its state again first."
-    ),
-    "idempotency_in_progress": Kind(
-        409, "The first request with this key is under way", "Wait a moment and repeat it with the same key."
-    ),
-    "job_over": Kind(
-        410,
-        "The job has ended, and its record is no longer kept",
-        "`swarm ps -a` lists the ended jobs that are still known. For another run of it, submit it anew.",
-    ),
-    "version_conflict": Kind(
-        412, "Someone else changed it first", "Read it again, and send its new ETag in `If-Match`."
-    ),
+    "conflict": Kind(409, "The state does not allow this",
+        "`detail` says what stands against it; look at its state again first."),
+    "idempotency_in_progress": Kind(409, "The first request with this key is under way",
+        "Wait a moment and repeat it with the same key."),
+    "job_over": Kind(410, "The job has ended, and its record is no longer kept",
+        "`swarm ps -a` lists the ended jobs that are still known. For another run of it, submit it anew."),
+    "version_conflict": Kind(412, "Someone else changed it first",
+        "Read it again, and send its new ETag in `If-Match`."),
     "too_large": Kind(413, "The body is too large", "JSON may have 1 MiB; put data into files and ship those."),
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
-    "unknown_parameter": Kind(
-        422, "The route does not take that query parameter", "`errors` names it and those that it takes."
-    ),
+    "unknown_parameter": Kind(422, "The route does not take that query parameter",
+        "`errors` names it and those that it takes."),
     "invalid": Kind(422, "The request has mistakes", "`errors` lists each with a pointer into the body and a remedy."),
-    "impossible_request": Kind(
-        422, "The swarm never had that much", "Ask for less; `swarm nodes` shows what there is."
-    ),
+    "impossible_request": Kind(422, "The swarm never had that much",
+        "Ask for less; `swarm nodes` shows what there is."),
     "bad_blob": Kind(422, "The content does not match its digest", "Send the bytes again; the file may have changed."),
-    "idempotency_key_reused": Kind(
-        422, "The key was used for another request", "Make a new Idempotency-Key for every new job."
-    ),
+    "idempotency_key_reused": Kind(422, "The key was used for another request",
+        "Make a new Idempotency-Key for every new job."),
     "too_many_streams": Kind(429, "Too many streams are open at this agent", "Close some, or ask another agent."),
     "too_many_requests": Kind(429, "Too much is under way at this agent", "Wait as long as Retry-After says."),
     "internal": Kind(500, "The agent made a mistake", "Its log has the details under this request id."),
     "not_ready": Kind(503, "The agent cannot do this yet", "Wait as long as Retry-After says, or ask another agent."),
-    "unavailable": Kind(
-        503, "The outcome is unknown", "Repeat the request with the same ticket; it will not be done twice."
-    ),
-    "shepherd_unreachable": Kind(
-        503,
-        "The agent that acts for this job does not answer",
-        "Nothing was changed. A new shepherd acts within 20 s of the death of the old one; try again in a moment.",
-    ),
+    "unavailable": Kind(503, "The outcome is unknown",
+        "Repeat the request with the same ticket; it will not be done twice."),
+    "shepherd_unreachable": Kind(503, "The agent that acts for this job does not answer",
+        "Nothing was changed. A new shepherd acts within 20 s of the death of the old one; try again in a moment."),
     "storage_full": Kind(507, "The agent's disk takes no more", "Free space on that node, or ask another agent."),
-}
+}  # fmt: skip
 
-REFUSED_CODES = {
-    "not_found": "unknown_job",
-    "over": "job_over",
-    "conflict": "conflict",
-    "impossible": "impossible_request",
-    "invalid": "invalid",
-    "not_ready": "not_ready",
-    "unavailable": "unavailable",
-}
+REFUSED_CODES = {"not_found": "unknown_job", "over": "job_over", "impossible": "impossible_request"}
+"""Those of the core that have another name here."""
+
 DEFAULT_RETRY_AFTER_S = 1
 
 
@@ -176,8 +147,8 @@ def from_rejection(error: JobRejected, prefix: str = "") -> Problem:
 def from_refusal(refused: Refused, prefix: str = "") -> Problem:
     """The core's no."""
     fields = tuple(FieldProblem(prefix + each.pointer, each.problem, each.remedy) for each in refused.fields)
-    code = REFUSED_CODES.get(refused.code, "conflict")
-    return Problem(code, refused.problem, refused.remedy, fields)
+    code = REFUSED_CODES.get(refused.code, refused.code)
+    return Problem(code if code in KINDS else "conflict", refused.problem, refused.remedy, fields)
 
 
 def invalid(pointer: str, problem: str, remedy: str) -> Problem:

@@ -31,7 +31,7 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
     """The application of one agent; registers with it what other agents may ask."""
     peers = Peers(agent, facts)
     finder, changes = JobFinder(facts, peers), JobChanges(facts)
-    watch = JobWatch(agent, facts, peers, finder, changes)
+    watch = JobWatch(facts, peers, finder, changes)
     jobs, job_list = Jobs(agent, facts, peers, finder, watch), JobList(facts, peers)
     source, nodes, events = LogSource(agent, peers), Nodes(agent, facts, peers, job_list), Events(agent, peers)
     log_finder = LogFinder(agent, peers)
@@ -47,9 +47,18 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
         *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().page),
     )
     server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
-    for part in (jobs, watch, source, log_finder, nodes, events):
-        part.serve()
-    job_list.serve(agent)
+    for kind, handler in (
+        ("find", jobs.on_find),
+        ("tasks", jobs.on_tasks),
+        ("jobs", job_list.on_jobs),
+        ("kept_output", log_finder.on_kept),
+        ("gpus", nodes.on_gpus),
+        ("events", events.on_events),
+    ):
+        agent.on_query(kind, handler)
+    for kind, stream in (("watch", watch.on_watch), ("logs", source.on_logs), ("events", events.on_follow)):
+        agent.on_stream(kind, stream)
     peers.serve(server.dispatch)
-    agent.on_stepped(changes.on_stepped)
+    for callback in (changes.on_stepped, nodes.on_stepped):
+        agent.on_stepped(callback)
     return server.make_app()

@@ -5,13 +5,11 @@ On the shepherd a watcher sleeps until a step of the core has changed the record
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.peers import Peers
-from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.stream import closing
 from swarm_agent.http.views import job_document_now
@@ -70,22 +68,18 @@ def change_key(record: JobRecord | None, *, is_shepherd: bool) -> ChangeKey:
 class JobWatch:
     """Watches jobs on this agent and, through their shepherds, elsewhere."""
 
-    def __init__(self, agent: AgentPort, facts: Facts, peers: Peers, finder: JobFinder, changes: JobChanges) -> None:
-        self._agent, self._facts, self._peers = agent, facts, peers
+    def __init__(self, facts: Facts, peers: Peers, finder: JobFinder, changes: JobChanges) -> None:
+        self._facts, self._peers = facts, peers
         self._finder, self._changes = finder, changes
 
-    def serve(self) -> None:
-        """Answer other agents' watches of jobs that are shepherded here."""
-
-        async def on_watch(_: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            job_id = JobId(str(payload.get("job_id", "")))
-            async with closing(self._local(job_id)) as documents:
-                async for document in documents:
-                    yield document
-            if self._facts.is_over(job_id):
-                yield PAST_RETENTION
-
-        self._agent.on_stream("watch", on_watch)
+    async def on_watch(self, _: NodeId, payload: Document) -> AsyncIterator[Document]:
+        """Another agent's watch of a job that is shepherded here."""
+        job_id = JobId(str(payload.get("job_id", "")))
+        async with closing(self._local(job_id)) as documents:
+            async for document in documents:
+                yield document
+        if self._facts.is_over(job_id):
+            yield PAST_RETENTION
 
     async def watch(self, found: Found) -> AsyncIterator[Document]:
         """Documents, newest state first; ends after the one that says the job has ended.
@@ -114,7 +108,7 @@ class JobWatch:
 
         Raises `Problem` job_over when none has the record, and one knows that it is past its retention.
         """
-        if self._is_local(found.job_id):
+        if self._facts.has_last_word(found.job_id):
             async with closing(self._local(found.job_id)) as documents:
                 async for document in documents:
                     yield document
@@ -137,13 +131,9 @@ class JobWatch:
         if is_over:
             raise over(found.job_id)
 
-    def _is_local(self, job_id: JobId) -> bool:
-        record = self._facts.record(job_id)
-        return record is not None and (record.is_ended or self._facts.is_shepherd(job_id))
-
     async def _local(self, job_id: JobId) -> AsyncIterator[Document]:
         """Ends when this agent no longer acts for the job, or when the job has ended."""
-        while self._is_local(job_id):
+        while self._facts.has_last_word(job_id):
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
             key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
