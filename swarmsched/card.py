@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
+from swarmsched.estimate import Elastic, Estimate
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share
@@ -66,6 +67,8 @@ class JobCard(Value):
     attempt: U32 = 0
     preemptions: U8 = 0  # how often it made room for others
     hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
+    elastic: Elastic | None = None  # None: its world size is `ranks`, always
+    estimate: Estimate | None = None  # None: nothing is known of how it trains
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -132,6 +135,7 @@ def tombstone(card: JobCard) -> JobCard:
     """The last version of a card: its job is closed."""
     gone = replace(
         card,
+        estimate=None,
         state_index=STATES.index(JobState.ENDED),
         phase_index=0,
         shares=(),
@@ -144,6 +148,7 @@ def tombstone(card: JobCard) -> JobCard:
 
 _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
     lambda card: replace(card, reason=""),
+    lambda card: replace(card, estimate=card.estimate and replace(card.estimate, points=())),
     lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8]),
     lambda card: replace(card, nodes=(), exclude=(), hides_constraints=bool(card.nodes or card.exclude)),
 )

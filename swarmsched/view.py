@@ -155,6 +155,7 @@ class Plan(Value):
     version: U53 = 0  # of the view
     policy_id: Name = ""
     elapsed_s: Amount = 0.0  # how long planning took
+    review_s: Amount = 0.0  # after so long time alone changes the plan; 0: it does not
 
 
 class Policy(Protocol):

@@ -1,0 +1,60 @@
+"""What is believed of how a job trains: the throughput estimate that cards carry from agent to agent.
+
+Progress counts in steps of the first batch size: a step of a larger batch is worth more of them, though less than its
+size says (statistical efficiency: Qiao et al., Pollux, OSDI 2021, section 3.1).
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from swarmsched.fields import U16, U32, Amount, Value
+
+POINTS_LIMIT = 16_384
+
+
+class SpeedPoint(Value):
+    """A measured configuration: seconds of one step without accumulation, and the part that synchronises gradients."""
+
+    ranks: U16
+    nodes: U16
+    local_batch: U32
+    step_s: Amount
+    sync_s: Amount = 0.0
+
+
+class NoisePoint(Value):
+    """Variance over squared norm of the gradient of the first batch size, as measured with a global batch."""
+
+    batch: U32
+    noise: Amount
+
+
+class BatchRange(Value):
+    """Which batch sizes a job allows, in samples; `first` 0 stands for one that may not be changed."""
+
+    first: U32 = 0  # global
+    most: U32 = 0  # global
+    local_least: U32 = 0
+    local_most: U32 = 0
+
+
+class Elastic(Value):
+    """What a job allows to be changed while it lives, and the batch that it has now (0: not told)."""
+
+    ranks_least: U16
+    ranks_most: U16
+    batches: BatchRange = BatchRange()
+    global_batch: U32 = 0
+
+
+class Estimate(Value):
+    """A job's models by their parameters.  Empty where nothing was measured."""
+
+    speed: Annotated[tuple[Amount, ...], Meta(max_length=7)] = ()  # `models.speed.SpeedModel`, in its order
+    speed_error: Amount = 0.0  # relative, one standard deviation
+    points: Annotated[tuple[SpeedPoint, ...], Meta(max_length=POINTS_LIMIT)] = ()  # measured: they win over the fit
+    noise: Annotated[tuple[NoisePoint, ...], Meta(max_length=64)] = ()  # by batch, ascending
+    remaining: Amount = 0.0  # steps of the first batch; 0: unknown
+    remaining_error: Amount = 0.0  # relative, one standard deviation
+    is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
