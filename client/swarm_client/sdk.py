@@ -198,10 +198,7 @@ class SwarmClient:
 
     async def jobs(self, *, include_ended: bool = False, user: str = "", name: str = "") -> list[Job]:
         """Jobs, newest first; all pages."""
-        query = {"limit": str(PAGE)}
-        query |= {key: value for key, value in (("user", user), ("name", name)) if value}
-        if include_ended:
-            query["all"] = "1"
+        query = _query(limit=PAGE, user=user, name=name, all=include_ended)
         return [Job.from_json(item) async for item in self._pages("/v1/jobs", query)]
 
     async def cancel(self, job: str, *, grace_s: float | None = None, reason: str = "") -> Job:
@@ -256,10 +253,7 @@ class SwarmClient:
 
         `attempt` 0: the newest that has any, which is the last one while the job waits for another.
         """
-        query = {"rank": ",".join(map(str, rank))} if rank else {}
-        query |= {"tail": str(tail)} if tail is not None else {}
-        query |= {"follow": "1"} if follow else {}
-        query |= {"attempt": str(attempt)} if attempt else {}
+        query = _query(rank=",".join(map(str, rank)), tail=tail, follow=follow, attempt=attempt or None)
         await self._learn()
         async for record in self._stream(_job_path(job, "/logs"), query, ends=follow):
             if record.get("type") == "log":
@@ -273,9 +267,9 @@ class SwarmClient:
 
     async def events(self, *, follow: bool = False, kind: str = "", job: str = "") -> AsyncIterator[SwarmEvent]:
         """Events, oldest first; with `follow` for ever."""
-        query = {key: value for key, value in (("kind", kind), ("job", job)) if value}
+        query = _query(kind=kind, job=job, follow=follow)
         if follow:
-            async for record in self._stream("/v1/events", {**query, "follow": "1"}, ends=True):
+            async for record in self._stream("/v1/events", query, ends=True):
                 if "kind" in record:
                     yield _read(SwarmEvent, record)
             return
@@ -390,6 +384,12 @@ def _may_pass(error: SwarmError) -> bool:
 
 def _job_path(job: str, tail: str = "") -> str:
     return f"/v1/jobs/{quote_segment(job)}{tail}"
+
+
+def _query(**given: str | int | bool | None) -> dict[str, str]:
+    """Parameters of a request, without those that say nothing; 0 does say something."""
+    known = {key: value for key, value in given.items() if value is not None and value is not False and value != ""}
+    return {key: "1" if value is True else str(value) for key, value in known.items()}
 
 
 def _read(kind: type[T], document: Mapping[str, Any], **told: object) -> T:

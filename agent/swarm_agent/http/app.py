@@ -49,10 +49,9 @@ class Server:
     def make_app(self) -> web.Application:
         """The application; more routes (those of peers) may be added to it."""
         app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
-        streamed = ("readLogs", "listEvents")
         for route in self._routes.values():
             app.router.add_route(route.method, route.path, self._handler(route))
-            if route.method == "GET" and route.operation_id not in streamed:
+            if route.method == "GET" and not route.is_streamed:
                 app.router.add_route("HEAD", route.path, self._handler(route))
         app.on_shutdown.append(self._end_streams)
         # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.

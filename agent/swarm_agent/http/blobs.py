@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
+from swarm_agent.staging.blobs import BlobError, is_digest
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 PACK_TYPE = "application/vnd.swarmsched.blobs"
@@ -25,10 +25,6 @@ class BlobUploads:
     def __init__(self, agent: AgentPort) -> None:
         self._agent = agent
 
-    @property
-    def _store(self) -> BlobStore:
-        return self._agent.blobs
-
     async def list_missing_blobs(self, call: Call) -> Answer:
         """POST /v1/blobs/missing."""
         digests = call.json("digests").get("digests")
@@ -37,12 +33,12 @@ class BlobUploads:
         wrong = [index for index, each in enumerate(digests) if not isinstance(each, str) or not is_digest(each)]
         if wrong:
             raise invalid(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
-        return answer({"missing": list(self._store.missing(digests)), "node": self._agent.config.name})
+        return answer({"missing": list(self._agent.blobs.missing(digests)), "node": self._agent.config.name})
 
     async def head_blob(self, call: Call) -> Answer:
         """HEAD /v1/blobs/SHA256."""
         digest = _digest(call)
-        size_bytes = self._store.size_bytes(digest)
+        size_bytes = self._agent.blobs.size_bytes(digest)
         if size_bytes is None:
             raise Problem("unknown_blob", f"blob {digest[:12]} is not on {self._agent.config.name}")
         return Answer(200, b"", "application/octet-stream", {"Content-Length": str(size_bytes)})
@@ -50,7 +46,7 @@ class BlobUploads:
     async def put_blob(self, call: Call) -> Answer:
         """PUT /v1/blobs/SHA256."""
         digest = _digest(call)
-        is_known = not self._store.missing([digest])
+        is_known = not self._agent.blobs.missing([digest])
         size_bytes = await self._put(digest, _limited(call.stream, FILE_BYTES_LIMIT))
         document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
         return answer(document, 200 if is_known else 201)
@@ -67,7 +63,7 @@ class BlobUploads:
             while (head := await reader.head()) is not None:
                 digest, size_bytes = head
                 total += size_bytes
-                if digest in small or not self._store.missing([digest]):
+                if digest in small or not self._agent.blobs.missing([digest]):
                     known += 1
                 elif size_bytes <= SMALL_BYTES:
                     small[digest] = b"".join([piece async for piece in reader.rest()])
@@ -90,12 +86,12 @@ class BlobUploads:
     async def _put_all(self, contents: dict[str, bytes]) -> dict[str, bytes]:
         """Store them; what is left then is nothing."""
         with _told():
-            await self._store.put_all(contents)
+            await self._agent.blobs.put_all(contents)
         return {}
 
     async def _put(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
         with _told():
-            return await self._store.put(digest, chunks)
+            return await self._agent.blobs.put(digest, chunks)
 
 
 @contextmanager

@@ -27,11 +27,11 @@ from swarmsched.api import JobSpec, JobState
 
 WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
 
-AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
 LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
 HOLDERS: Schema = {"holders": array(TEXT), "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"})}
 
-JOB, MEMBER = keys.properties(keys.JOB), keys.properties(keys.MEMBER)
+AGE, MEMBER = keys.AGE, keys.properties(keys.MEMBER)
+JOB = {**keys.properties(keys.JOB), **AGE}
 
 NODE: Schema = {
     **MEMBER, **{name: maybe(schema) for name, schema in (keys.properties(keys.NODE) | AGE).items()},

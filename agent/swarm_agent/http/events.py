@@ -11,12 +11,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
+from swarm_agent.http.keys import rfc3339
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
 from swarm_agent.http.views import event_document, listing
-from swarm_agent.http.when import moment
+from swarm_agent.http.when import moment_utc_s
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import NodeId
 
@@ -121,7 +122,8 @@ class _Choice:
 
     def __init__(self, call: Call) -> None:
         self.kinds, self.jobs, self.nodes = call.words("kind"), call.words("job"), call.words("node")
-        self.since = moment(call, "since")
+        since_utc_s = moment_utc_s(call, "since")
+        self.since = "" if since_utc_s is None else rfc3339(since_utc_s)
 
     def accepts(self, event: Document) -> bool:
         kind, job, node = str(event["kind"]), str(event["job_id"] or ""), (event["node"], event["agent"])

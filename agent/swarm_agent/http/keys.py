@@ -31,7 +31,6 @@ from swarm_agent.http.schema import (
 )
 from swarmsched import ids
 from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState
-from swarmsched.card import JobCard
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
@@ -62,7 +61,7 @@ class JobKey:
     name: str
     type: Schema
     of_record: Callable[["ByRecord"], object]
-    of_card: Callable[["ByCard"], object] | None = None
+    of_card: Callable[[JobView], object] | None = None
 
     @property
     def schema(self) -> Schema:
@@ -115,24 +114,6 @@ class ByRecord:
             documents.append({"node": share.node, "ranks": share.ranks, "first_rank": first, "is_paused": None})
             first += share.ranks
         return documents
-
-
-@dataclass(frozen=True, slots=True)
-class ByCard:
-    """A job of which only the card is known, at a moment."""
-
-    view: JobView
-    now_utc_s: float
-
-    @property
-    def card(self) -> JobCard:
-        """What gossip says of it."""
-        return self.view.card
-
-    @property
-    def age_s(self) -> float:
-        """Since its shepherd wrote the card."""
-        return -self.view.written_s
 
 
 def document(keys: Iterable[Key[S]], source: S) -> Document:
@@ -192,36 +173,36 @@ LEFTOVER = record({"node": TEXT, "attempt": COUNT})
 
 JOB: tuple[JobKey, ...] = (
     JobKey("api_version", VERSION, lambda _: API_VERSION, lambda _: API_VERSION),
-    JobKey("id", JOB_ID, lambda job: job.record.job_id, lambda job: job.card.job_id),
-    JobKey("handle", TEXT, lambda job: ids.handle(job.record.job_id), lambda job: ids.handle(job.card.job_id)),
-    JobKey("name", TEXT, lambda job: job.spec.name, lambda job: job.card.name),
-    JobKey("user", TEXT, lambda job: job.spec.user, lambda job: job.card.user),
-    JobKey("queue", TEXT, lambda job: job.spec.queue, lambda job: job.card.queue),
-    JobKey("priority", {"type": "integer"}, lambda job: job.spec.priority, lambda job: job.card.priority),
-    JobKey("state", STATE, lambda job: job.record.state.value, lambda job: job.card.state.value),
-    JobKey("phase", PHASE, lambda job: job.record.phase.value, lambda job: job.card.phase.value),
-    JobKey("reason", TEXT, lambda job: job.record.reason, lambda job: job.card.reason),
+    JobKey("id", JOB_ID, lambda job: job.record.job_id, lambda view: view.card.job_id),
+    JobKey("handle", TEXT, lambda job: ids.handle(job.record.job_id), lambda view: ids.handle(view.card.job_id)),
+    JobKey("name", TEXT, lambda job: job.spec.name, lambda view: view.card.name),
+    JobKey("user", TEXT, lambda job: job.spec.user, lambda view: view.card.user),
+    JobKey("queue", TEXT, lambda job: job.spec.queue, lambda view: view.card.queue),
+    JobKey("priority", {"type": "integer"}, lambda job: job.spec.priority, lambda view: view.card.priority),
+    JobKey("state", STATE, lambda job: job.record.state.value, lambda view: view.card.state.value),
+    JobKey("phase", PHASE, lambda job: job.record.phase.value, lambda view: view.card.phase.value),
+    JobKey("reason", TEXT, lambda job: job.record.reason, lambda view: view.card.reason),
     JobKey("end_reason", END_REASON,
            lambda job: job.at_end(None if job.record.end_reason is EndReason.NONE else job.record.end_reason.value)),
     JobKey("exit_code", {"type": "integer"}, lambda job: job.at_end(own_exit_code(job.record))),
     JobKey("signal", COUNT, lambda job: job.at_end(job.record.signal or None)),
     JobKey("shell_exit_code", COUNT, lambda job: job.at_end(shell_exit_code(job.record))),
     JobKey("submitted_at", TIME,
-           lambda job: rfc3339(job.record.submitted_utc_s), lambda job: rfc3339(job.card.submitted_utc_s)),
+           lambda job: rfc3339(job.record.submitted_utc_s), lambda view: rfc3339(view.card.submitted_utc_s)),
     JobKey("started_at", TIME, lambda job: time_or_none(job.record.started_utc_s)),
     JobKey("ended_at", TIME, lambda job: time_or_none(job.record.ended_utc_s)),
     JobKey("elapsed_seconds", SECONDS, lambda job: job.elapsed_s),
     JobKey("queued_seconds", SECONDS, lambda job: job.queued_s),
-    JobKey("gpus", COUNT, lambda job: job.spec.total_gpus, lambda job: job.card.ranks * job.card.demand.gpus),
-    JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda job: job.card.demand.gpus),
-    JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda job: job.card.ranks),
+    JobKey("gpus", COUNT, lambda job: job.spec.total_gpus, lambda view: view.card.ranks * view.card.demand.gpus),
+    JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda view: view.card.demand.gpus),
+    JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda view: view.card.ranks),
     JobKey("world_size", COUNT, lambda job: world_size(job.record.shares)),
-    JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda job: [
-        {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in job.card.shares]),
-    JobKey("attempt", COUNT, lambda job: job.record.attempt, lambda job: job.card.attempt),
-    JobKey("epoch", COUNT, lambda job: job.record.epoch, lambda job: job.card.epoch),
+    JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda view: [
+        {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in view.card.shares]),
+    JobKey("attempt", COUNT, lambda job: job.record.attempt, lambda view: view.card.attempt),
+    JobKey("epoch", COUNT, lambda job: job.record.epoch, lambda view: view.card.epoch),
     JobKey("version", COUNT, lambda job: job.record.version),
-    JobKey("shepherd", TEXT, lambda job: job.record.shepherd, lambda job: job.card.shepherd),
+    JobKey("shepherd", TEXT, lambda job: job.record.shepherd, lambda view: view.card.shepherd),
     JobKey("holders", array(TEXT), lambda job: [holder.node for holder in job.record.holders]),
     JobKey("leaving_holders", array(TEXT), lambda job: [holder.node for holder in job.record.leaving_holders]),
     JobKey("survives_deaths", COUNT, lambda job: job.attendance.survives_deaths(job.record.configuration)),
@@ -234,16 +215,17 @@ JOB: tuple[JobKey, ...] = (
     JobKey("checkpoint", record(properties(CHECKPOINT)),
            lambda job: document(CHECKPOINT, job.record.checkpoint) if job.record.checkpoint else None),
     JobKey("attained_gpu_seconds", SECONDS,
-           lambda job: round(job.attained_gpu_s, 3), lambda job: round(job.view.attained_gpu_s(0.0), 3)),
+           lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
     JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
     JobKey("detail", TEXT, lambda job: job.record.detail),
     JobKey("failed_node", TEXT, lambda job: job.record.failed_node or None),
     JobKey("failed_rank", COUNT, lambda job: job.record.failed_rank if job.record.failed_rank >= 0 else None),
     JobKey("relaunches", COUNT, lambda job: job.record.relaunches),
     JobKey("source", choice("record", "card"), lambda _: "record", lambda _: "card"),
-    JobKey("as_of", TIME, lambda job: rfc3339(job.now_utc_s), lambda job: rfc3339(job.now_utc_s - job.age_s)),
-    JobKey("staleness_seconds", SECONDS, lambda _: 0.0, lambda job: round(job.age_s, 3)),
 )
+
+AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
+"""How old what is told is: at the end of documents of jobs, nodes and lists."""
 
 NEEDS: Schema = {
     "ranks": COUNT, "gpus_per_rank": COUNT, "gpus": COUNT, "cpus_per_rank": COUNT, "memory_bytes_per_rank": COUNT,

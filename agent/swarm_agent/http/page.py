@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 
 from swarm_agent.http.exchange import Answer, Call
@@ -11,24 +12,18 @@ PAGE_FILE = Path(__file__).parent / "page" / "index.html"
 INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
-class StatusPage:
-    """Handler of GET /."""
+async def page(_: Call) -> Answer:
+    """GET /: only the page's own script and style may run, and it may call this agent only."""
+    return _page()
 
-    def __init__(self) -> None:
-        self._body = b""
-        self._policy = ""
 
-    async def page(self, _: Call) -> Answer:
-        """The file, read once; only its own script and style may run, and it may call this agent only."""
-        if not self._body:
-            self._body = PAGE_FILE.read_bytes()
-            self._policy = content_policy(self._body)
-        headers = {
-            "Content-Security-Policy": self._policy,
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-        }
-        return Answer(200, self._body, "text/html; charset=utf-8", headers)
+@cache
+def _page() -> Answer:
+    """The file, read once."""
+    body = PAGE_FILE.read_bytes()
+    policy = {"Content-Security-Policy": content_policy(body)}
+    headers = {**policy, "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
+    return Answer(200, body, "text/html; charset=utf-8", headers)
 
 
 def content_policy(page: bytes) -> str:

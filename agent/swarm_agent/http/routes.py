@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from swarm_agent.http.exchange import JSON_TYPE, Handler
+from swarm_agent.http.exchange import JSON_TYPE, NDJSON_TYPE, Handler
 from swarm_agent.http.problem import refuse_unknown
 
 
@@ -55,6 +55,11 @@ class Route:
         """What generated clients call it."""
         first, *others = self.handler.__name__.split("_")
         return self.given_id or first + "".join(word.title() for word in others)
+
+    @property
+    def is_streamed(self) -> bool:
+        """True where the answer may go on for ever."""
+        return any(NDJSON_TYPE in reply.content_types for reply in self.replies)
 
     def check_query(self, names: Iterable[str]) -> None:
         """Refuse parameters that it does not take: a misspelt filter would silently show too much."""

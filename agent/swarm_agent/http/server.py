@@ -17,7 +17,7 @@ from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import JobLogs
 from swarm_agent.http.nodes import Nodes
 from swarm_agent.http.openapi import openapi_document
-from swarm_agent.http.page import StatusPage
+from swarm_agent.http.page import page
 from swarm_agent.http.peers import Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.routes import Route
@@ -44,7 +44,7 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
         *job_routes(Submission(agent, facts, peers), jobs, job_list, JobLogs(jobs, watch, source, log_finder)),
         *swarm_routes(nodes, events),
         *blob_routes(BlobUploads(agent)),
-        *health_routes(Health(agent, facts, render_metrics), openapi, StatusPage().page),
+        *health_routes(Health(agent, facts, render_metrics), openapi, page),
     )
     server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
     for kind, handler in (

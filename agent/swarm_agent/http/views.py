@@ -37,7 +37,7 @@ def aged(now_utc_s: float, age_s: float) -> Document:
 def job_document(record: JobRecord, now_utc_s: float, attendance: Attendance) -> Document:
     """A job by its record; `attendance` tells which of its holders are there."""
     job = keys.ByRecord(record, now_utc_s, attendance)
-    return {key.name: key.of_record(job) for key in keys.JOB}
+    return {**{key.name: key.of_record(job) for key in keys.JOB}, **aged(now_utc_s, 0.0)}
 
 
 def job_document_now(record: JobRecord, facts: Facts) -> Document:
@@ -47,8 +47,8 @@ def job_document_now(record: JobRecord, facts: Facts) -> Document:
 
 def card_document(view: JobView, now_utc_s: float) -> Document:
     """A job of which only the card is known; keys that gossip does not carry are null."""
-    job = keys.ByCard(view, now_utc_s)
-    return {key.name: key.of_card(job) if key.of_card else None for key in keys.JOB}
+    known = {key.name: key.of_card(view) if key.of_card else None for key in keys.JOB}
+    return {**known, **aged(now_utc_s, -view.written_s)}
 
 
 def job_summary(document: Mapping[str, Any]) -> Document:
@@ -70,7 +70,7 @@ def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: floa
     """A member with its record; nulls when that has not arrived.  `gpus`, `jobs` and `tasks` come from the node."""
     known = {**member_document(member), "gpus": None, "jobs": None, "tasks": None, "gpu_groups": []}
     if status is None:
-        return {**known, **dict.fromkeys(key.name for key in keys.NODE), "as_of": None, "staleness_seconds": None}
+        return {**known, **dict.fromkeys([*(key.name for key in keys.NODE), *keys.AGE])}
     known["gpu_groups"] = [
         {"model": each.model, "memory_bytes": each.memory_bytes, "total": each.count, "free": each.free}
         for each in status.record.groups

@@ -15,7 +15,6 @@ from swarm_agent.http.stream import closing
 from swarm_agent.http.views import job_document_now
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
-from swarmsched.record import JobRecord
 
 RETRY_S = 0.25  # doubling to RETRY_LIMIT_S while no shepherd can be reached
 RETRY_LIMIT_S = 2.0
@@ -34,19 +33,24 @@ class JobChanges:
         self._facts = facts
         self._waiting: dict[JobId, list[tuple[ChangeKey, asyncio.Future[None]]]] = {}
 
+    def key(self, job_id: JobId) -> ChangeKey:
+        """What a watcher is told about; phase and reason may change without a new version."""
+        record, is_shepherd = self._facts.record(job_id), self._facts.is_shepherd(job_id)
+        if record is None:
+            return (is_shepherd,)
+        return (is_shepherd, record.stamp, record.state, record.phase, record.reason, record.attempt)
+
     def on_stepped(self) -> None:
         """Called after the core took in something; costs one lookup for each watched job."""
-        if not self._waiting:
-            return
         for job_id in list(self._waiting):
-            key = change_key(self._facts.record(job_id), is_shepherd=self._facts.is_shepherd(job_id))
+            key = self.key(job_id)
             for seen, future in self._waiting[job_id]:
                 if seen != key and not future.done():
                     future.set_result(None)
 
     async def wait(self, job_id: JobId, seen: ChangeKey) -> None:
         """Return when the record's key differs from `seen`."""
-        if change_key(self._facts.record(job_id), is_shepherd=self._facts.is_shepherd(job_id)) != seen:
+        if self.key(job_id) != seen:
             return
         entry = (seen, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(job_id, []).append(entry)
@@ -56,13 +60,6 @@ class JobChanges:
             self._waiting[job_id].remove(entry)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
-
-
-def change_key(record: JobRecord | None, *, is_shepherd: bool) -> ChangeKey:
-    """What a watcher is told about; phase and reason may change without a new version."""
-    if record is None:
-        return (is_shepherd,)
-    return (is_shepherd, record.stamp, record.state, record.phase, record.reason, record.attempt)
 
 
 class JobWatch:
@@ -136,7 +133,7 @@ class JobWatch:
         while self._facts.has_last_word(job_id):
             record = self._facts.record(job_id)
             assert record is not None, "local jobs have a record"
-            key = change_key(record, is_shepherd=self._facts.is_shepherd(job_id))
+            key = self._changes.key(job_id)
             yield job_document_now(record, self._facts)
             if record.is_ended:
                 return

@@ -4,16 +4,9 @@ import time
 from datetime import UTC, datetime
 
 from swarm_agent.http.exchange import Call
-from swarm_agent.http.keys import rfc3339
 from swarm_agent.http.problem import bad_parameter
 
 LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
-
-
-def moment(call: Call, name: str) -> str:
-    """The moment as RFC 3339 in UTC, or empty text when the parameter is not there."""
-    utc_s = moment_utc_s(call, name)
-    return "" if utc_s is None else rfc3339(utc_s)
 
 
 def moment_utc_s(call: Call, name: str) -> float | None:
