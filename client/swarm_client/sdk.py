@@ -208,9 +208,8 @@ class SwarmClient:
 
     async def signal(self, job: str, signal: int | str) -> Job:
         """Send a signal (10, "USR1") to all ranks; sent once, to one agent."""
-        return Job.from_json(
-            await self._call("POST", _job_path(job, "/signal"), body={"signal": signal}, repeatable=False)
-        )
+        path = _job_path(job, "/signal")
+        return Job.from_json(await self._call("POST", path, body={"signal": signal}, repeatable=False))
 
     async def recover(self, job: str) -> Job:
         """Go on without holders that are lost for good: the operator's decision, as `swarm recover JOB --force`.

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Middleware
 from multidict import CIMultiDict
 
 from swarm_agent import metrics
-from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, no_stream
+from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, limited, no_stream
 from swarm_agent.http.guard import Guard
 from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
 from swarm_agent.http.routes import Route, match
@@ -190,16 +190,11 @@ async def _json_body(request: web.Request) -> bytes:
     """At most 1 MiB; refused by its declared length before anything is read."""
     if (request.content_length or 0) > JSON_BYTES_LIMIT:
         raise Problem("too_large", f"the body has {request.content_length} bytes, more than {JSON_BYTES_LIMIT}")
-    parts, size_bytes = [], 0
-    async for chunk in request.content.iter_any():
-        size_bytes += len(chunk)
-        if size_bytes > JSON_BYTES_LIMIT:
-            raise Problem("too_large", f"the body has more than {JSON_BYTES_LIMIT} bytes")
-        parts.append(chunk)
-    if parts and request.content_type not in (JSON_TYPE, "application/octet-stream"):
+    body = b"".join([chunk async for chunk in limited(request.content.iter_any(), JSON_BYTES_LIMIT)])
+    if body and request.content_type not in (JSON_TYPE, "application/octet-stream"):
         # aiohttp says octet-stream when there is no Content-Type; a form from a browser always names one.
         raise Problem("unsupported_media_type", f"the body is {request.content_type}", f"send {JSON_TYPE}")
-    return b"".join(parts)
+    return body
 
 
 def _query(request: web.Request) -> dict[str, str]:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from swarm_agent.http.exchange import Answer, Call, answer
+from swarm_agent.http.exchange import Answer, Call, answer, limited
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.staging.blobs import BlobError, is_digest
@@ -47,7 +47,7 @@ class BlobUploads:
         """PUT /v1/blobs/SHA256."""
         digest = _digest(call)
         is_known = not self._agent.blobs.missing([digest])
-        size_bytes = await self._put(digest, _limited(call.stream, FILE_BYTES_LIMIT))
+        size_bytes = await self._put(digest, limited(call.stream, FILE_BYTES_LIMIT, "send it in parts"))
         document = {"sha256": digest, "size_bytes": size_bytes, "node": self._agent.config.name}
         return answer(document, 200 if is_known else 201)
 
@@ -56,7 +56,7 @@ class BlobUploads:
         content_type = call.headers.get("content-type", "").split(";")[0].strip().lower()
         if content_type != PACK_TYPE:
             raise Problem("unsupported_media_type", f"the body is {content_type or 'untyped'}", f"send {PACK_TYPE}")
-        reader = _PackReader(_limited(call.stream, PACK_BYTES_LIMIT))
+        reader = _PackReader(limited(call.stream, PACK_BYTES_LIMIT, "send it in parts"))
         stored = known = total = 0
         small: dict[str, bytes] = {}
         try:
@@ -140,15 +140,6 @@ class _PackReader:
             self._left -= len(piece)
             if piece:
                 yield piece
-
-
-async def _limited(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[bytes]:
-    size_bytes = 0
-    async for chunk in chunks:
-        size_bytes += len(chunk)
-        if size_bytes > limit_bytes:
-            raise Problem("too_large", f"the body is larger than {limit_bytes} bytes", "send it in parts")
-        yield chunk
 
 
 def _digest(call: Call) -> str:

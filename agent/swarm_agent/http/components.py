@@ -10,9 +10,7 @@ from swarm_agent.http.schema import (
     FLAG,
     JOB_ID,
     NUMBER,
-    PHASE,
     SECONDS,
-    STATE,
     TEXT,
     TIME,
     VERSION,
@@ -30,7 +28,7 @@ WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
 LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
 HOLDERS: Schema = {"holders": array(TEXT), "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"})}
 
-AGE, MEMBER = keys.AGE, keys.properties(keys.MEMBER)
+AGE, STATE, MEMBER = keys.AGE, keys.STATE, keys.properties(keys.MEMBER)
 JOB = {**keys.properties(keys.JOB), **AGE}
 
 NODE: Schema = {
@@ -60,7 +58,7 @@ def log_record() -> Schema:
 
     stream = choice("stdout", "stderr", "system")
     output = {"rank": COUNT, "node": TEXT, "stream": stream, "time": maybe(TIME)}
-    state = {"state": STATE, "phase": PHASE, "reason": TEXT, "attempt": COUNT, "job": ref("Job")}
+    state = {"state": STATE, "phase": keys.PHASE, "reason": TEXT, "attempt": COUNT, "job": ref("Job")}
     return {
         "oneOf": [
             kind("log", **output, text=TEXT),

@@ -30,6 +30,16 @@ async def no_stream() -> AsyncIterator[bytes]:
         yield chunk
 
 
+async def limited(chunks: AsyncIterator[bytes], limit_bytes: int, remedy: str = "") -> AsyncIterator[bytes]:
+    """The chunks of a body; `Problem` once they are too many."""
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > limit_bytes:
+            raise Problem("too_large", f"the body has more than {limit_bytes} bytes", remedy)
+        yield chunk
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request.  `hops` counts agents that passed it on; header names are lower case."""
@@ -114,6 +124,13 @@ class Answer:
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
+
+
+def boolean(key: str, value: object) -> bool:
+    """A key of a body that is true or false."""
+    if not isinstance(value, bool):
+        raise invalid(f"/{key}", f"{value!r} is neither true nor false", "use true or false")
+    return value
 
 
 def _not_utf8(value: object, pointer: str) -> Iterator[str]:

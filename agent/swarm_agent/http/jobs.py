@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal as signals
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from msgspec import structs
@@ -147,23 +147,21 @@ class Jobs:
             share["is_paused"] = None
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
-        record, fields = self._record(job_id), call.words("fields")
-        document = job_document_now(record, self._facts)
-        await self._add_pauses_if_shown(document, fields)
-        return answer(trimmed(document, fields), headers=stamp_header(record.stamp))
+        record = self._record(job_id)
+        return await self._shown(job_document_now(record, self._facts), call, stamp_header(record.stamp))
 
     async def _show_card(self, job: JobView, call: Call) -> Answer:
-        place = self._facts.places().get(job.job_id)
-        document, fields = card_document(job, time.time()), call.words("fields")
+        place, document = self._facts.places().get(job.job_id), card_document(job, time.time())
         if place is not None:
             document["holders"] = list(place.holders)
             self._doubt(document)
-        await self._add_pauses_if_shown(document, fields)
-        return answer(trimmed(document, fields), headers={HEARSAY: "card"})
+        return await self._shown(document, call, {HEARSAY: "card"})
 
-    async def _add_pauses_if_shown(self, document: Document, fields: tuple[str, ...]) -> None:
+    async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> Answer:
+        fields = call.words("fields")
         if document["state"] in ("running", "stopping") and (not fields or "nodes" in fields):
             await self._add_pauses(document)
+        return answer(trimmed(document, fields), headers=headers)
 
     async def _add_pauses(self, document: Document) -> None:
         """Say of each node of the job whether its ranks are frozen; null of a node that does not say."""
@@ -180,8 +178,7 @@ class Jobs:
         return [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
-        record, report = self._record(job_id), self._facts.why(job_id)
-        return answer(why_document(record, report, self._facts.members(), self._facts.nodes(), time.time()))
+        return answer(why_document(self._record(job_id), self._facts))
 
     def _record(self, job_id: JobId) -> JobRecord:
         record = self._facts.record(job_id)
@@ -262,9 +259,7 @@ class Jobs:
                 document = json.loads(_bytes(shown))
         except (TimeoutError, Problem):
             pass  # nobody who can be asked knows the holders
-        holders = [
-            NodeId(name) for name in (*(document.get("holders") or ()), *(document.get("leaving_holders") or ()))
-        ]
+        holders = [NodeId(name) for key in ("holders", "leaving_holders") for name in document.get(key) or ()]
         if document.get("has_majority") is False and holders:
             present = attendance_of(self._facts).present
             return _no_majority(found.job_id, first_unique(holders), present, was_sent=was_sent)

@@ -12,13 +12,10 @@ from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import GpuFacts
 from swarm_agent.http.schema import (
     COUNT,
-    END_REASON,
     FLAG,
     JOB_ID,
     NUMBER,
-    PHASE,
     SECONDS,
-    STATE,
     TEXT,
     TIME,
     VERSION,
@@ -30,7 +27,7 @@ from swarm_agent.http.schema import (
     ref,
 )
 from swarmsched import ids
-from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState
+from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
@@ -154,6 +151,10 @@ def gpu_state(facts: GpuFacts) -> str:
         return facts.booking
     return "free" if facts.reading.health is GpuHealth.OK else facts.reading.health.value
 
+
+STATE = choice(*(state.value for state in JobState))
+PHASE = choice(*(phase.value for phase in StartPhase))
+END_REASON = choice(*(reason.value for reason in EndReason if reason is not EndReason.NONE))
 
 # One key a line.
 # fmt: off

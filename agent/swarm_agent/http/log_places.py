@@ -6,7 +6,8 @@ that ran it until its retention is over, and they alone know: they are asked.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.peers import FAN_OUT_LIMIT, SEARCH_TIMEOUT_S, Peers, first_unique
@@ -16,6 +17,9 @@ from swarmsched.ids import JobId, NodeId
 
 NAMED_MAX = 5
 OUTPUT_PHASES = ("sync", "environment", "launch")
+
+Attempts = dict[int, tuple[int, ...]]
+"""Ranks with output on one node, by attempt."""
 
 KeptRanks = dict[int, dict[NodeId, tuple[int, ...]]]
 """Ranks with output on each node, by attempt."""
@@ -93,25 +97,19 @@ class LogFinder:
                 reachable[first : first + FAN_OUT_LIMIT], "kept_output", {"job_id": job_id}, SEARCH_TIMEOUT_S
             )
             for node, answer in found.answers.items():
-                _add(kept, node, _parsed(answer))
+                _add(kept, node, msgspec.convert(answer.get("attempts", {}), Attempts, strict=False))
             silent += found.silent
         return kept, tuple(first_unique(silent))
 
-    def _kept_here(self, job_id: JobId) -> dict[int, tuple[int, ...]]:
+    def _kept_here(self, job_id: JobId) -> Attempts:
         logs = self._agent.logs
         return {attempt: logs.ranks(job_id, attempt) for attempt in logs.attempts(job_id)}
 
 
-def _add(kept: KeptRanks, node: NodeId, attempts: Mapping[int, tuple[int, ...]]) -> None:
+def _add(kept: KeptRanks, node: NodeId, attempts: Attempts) -> None:
     for attempt, ranks in attempts.items():
         if ranks:
             kept.setdefault(attempt, {})[node] = ranks
-
-
-def _parsed(answer: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
-    attempts = answer.get("attempts")
-    found = attempts if isinstance(attempts, dict) else {}
-    return {int(attempt): tuple(int(rank) for rank in ranks) for attempt, ranks in found.items()}
 
 
 def _problem(attempt: int, missing: list[int], silent: tuple[NodeId, ...]) -> str:

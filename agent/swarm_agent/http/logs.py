@@ -279,20 +279,13 @@ def _requests(
     rank that had been silent.
     """
     requests = []
-    tail = None if cursor.ranks else query.tail
+    tail, since_utc_s = None if cursor.ranks else query.tail, query.since_utc_s
+    job_id, attempt = JobId(document["id"]), places.attempt
     for node, ranks in places.ranks.items():
         wanted = tuple(rank for rank in ranks if not query.ranks or rank in query.ranks)
         if wanted:
-            request = LogRequest(
-                JobId(document["id"]),
-                places.attempt,
-                wanted,
-                {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted},
-                tail,
-                query.since_utc_s,
-                query.streams,
-                is_followed,
-            )
+            known = {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted}
+            request = LogRequest(job_id, attempt, wanted, known, tail, since_utc_s, query.streams, is_followed)
             requests.append((node, request))
     return requests
 

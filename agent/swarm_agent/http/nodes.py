@@ -8,26 +8,23 @@ them; the owners are asked for the details, at most once a second while somebody
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
+from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
-from swarm_agent.http.keys import GPU, TASK, address_text, document
+from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import (
     aged,
     listing,
-    member_document,
     node_document,
     queue_documents,
     setting_document,
     status_document,
 )
-from swarm_agent.version import software_version
 from swarmsched.api import nearest
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus
@@ -40,18 +37,11 @@ DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
 MISSING_S = 0.25  # between two questions while a live node has told nothing yet
 
 
-@dataclass(slots=True)
-class _Kept:
-    body: bytes
-    made_s: float
-    version: int
-
-
 class BodyCache:
     """Bodies by name, remade on change and on age."""
 
     def __init__(self) -> None:
-        self._bodies: dict[str, _Kept] = {}
+        self._bodies: dict[str, tuple[bytes, float, int]] = {}  # with the time and the version when it was made
         self._version = 0
 
     def on_stepped(self) -> None:
@@ -64,11 +54,12 @@ class BodyCache:
 
     def get(self, name: str, make: Callable[[], object]) -> bytes:
         """The body of `name`, at most 250 ms old, and 50 ms when something has changed."""
-        now_s, kept = time.monotonic(), self._bodies.get(name)
-        if kept is not None and now_s - kept.made_s < (AGED_S if kept.version == self._version else FRESH_S):
-            return kept.body
+        now_s = time.monotonic()
+        body, made_s, version = self._bodies.get(name, (b"", float("-inf"), self._version))
+        if now_s - made_s < (AGED_S if version == self._version else FRESH_S):
+            return body
         body = encode(make())
-        self._bodies[name] = _Kept(body, now_s, self._version)
+        self._bodies[name] = (body, now_s, self._version)
         return body
 
 
@@ -172,7 +163,7 @@ class Nodes:
     async def drain_node(self, call: Call) -> Answer:
         """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
         name, document = NodeId(call.params["node"]), call.json("draining", "reason")
-        is_draining, reason = _is_draining(document.get("draining")), short_text(document.get("reason", ""))
+        is_draining, reason = boolean("draining", document.get("draining")), short_text(document.get("reason", ""))
         reason = " ".join(reason.split())
         if self._facts.member(name) is None:
             raise self._unknown_node(name)
@@ -197,13 +188,7 @@ class Nodes:
     async def get_status(self, _: Call) -> Answer:
         """GET /v1/status."""
         found = await self._job_list.live()
-        setting = self._setting()
-        policy = {"name": setting["policy"], "parameters": setting["parameters"], "version": setting["version"]}
-        members, nodes = self._facts.members(), self._facts.nodes()
-        own = self._agent.config.name
-        return answer(
-            status_document(own, software_version(), policy, members, nodes, found.jobs, found.silent, time.time())
-        )
+        return answer(status_document(self._agent.config.name, self._facts, found.jobs, found.silent))
 
     async def get_config(self, _: Call) -> Answer:
         """GET /v1/config."""
@@ -251,18 +236,12 @@ class Nodes:
         return listing(gpus, silent_nodes=list(self._details.silent), **aged(time.time(), 0.0))
 
     def _member_list(self) -> Document:
-        return listing([member_document(each) for each in self._facts.members()], **aged(time.time(), 0.0))
+        return listing([document(MEMBER, each) for each in self._facts.members()], **aged(time.time(), 0.0))
 
     def _unknown_node(self, name: str) -> Problem:
         close = nearest(name, [member.node_id for member in self._facts.members()])
         extra = {"nearest": close.split("'")[1]} if close else {}
         return Problem("unknown_node", f"there is no node {name[:80]!r}{close}", extra=extra)
-
-
-def _is_draining(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise invalid("/draining", f"{value!r} is neither true nor false", "true, or false to take work again")
-    return value
 
 
 def _etag(setting: Document) -> str:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from swarmsched.api import EndReason, JobState, StartPhase
-
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -41,8 +39,3 @@ def record(properties: Schema, *, optional: Schema | None = None, is_closed: boo
     """An object whose `properties` are all there; others may be added unless it is closed (what clients send)."""
     schema = {"type": "object", "properties": {**properties, **(optional or {})}, "required": list(properties)}
     return {**schema, "additionalProperties": False} if is_closed else schema
-
-
-STATE = choice(*(state.value for state in JobState))
-PHASE = choice(*(phase.value for phase in StartPhase))
-END_REASON = choice(*(reason.value for reason in EndReason if reason is not EndReason.NONE))

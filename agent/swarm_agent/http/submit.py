@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer, encode
+from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.idempotency import IdempotencyKeys
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
@@ -57,7 +57,7 @@ class Submission:
 
     async def _submit(self, call: Call, memo: dict[str, object]) -> Answer:
         document = call.json("spec", "ticket", "dry_run")
-        is_dry_run = _boolean(document.get("dry_run", False))
+        is_dry_run = boolean("dry_run", document.get("dry_run", False))
         spec = self._with_source(_spec(document))
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
         assert isinstance(ticket, TicketIssued), "nothing else is put into the memo"
@@ -186,9 +186,3 @@ def _holders_from(ticket: dict[str, Any]) -> tuple[Holder, ...]:
     if not are_usable or len(set(names)) != len(names):
         return ()
     return tuple(Holder(NodeId(name), int(store, 16)) for name, store in zip(names, stores, strict=True))
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise invalid("/dry_run", f"{value!r} is not true or false", "use true or false")
-    return value

@@ -11,12 +11,12 @@ from swarm_agent.http.attendance import Attendance, attendance_at, present
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import document, rfc3339
+from swarm_agent.version import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.ids import NodeId
-from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView, PolicySetting
 
@@ -61,14 +61,9 @@ def bare_summary(job_id: ids.JobId, state: JobState, shepherd: NodeId | None = N
     return job_summary({"id": job_id, "handle": ids.handle(job_id), "state": state.value, "shepherd": shepherd})
 
 
-def member_document(member: MemberView) -> Document:
-    """A member."""
-    return document(keys.MEMBER, member)
-
-
 def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: float) -> Document:
     """A member with its record; nulls when that has not arrived.  `gpus`, `jobs` and `tasks` come from the node."""
-    known = {**member_document(member), "gpus": None, "jobs": None, "tasks": None, "gpu_groups": []}
+    known = {**document(keys.MEMBER, member), "gpus": None, "jobs": None, "tasks": None, "gpu_groups": []}
     if status is None:
         return {**known, **dict.fromkeys([*(key.name for key in keys.NODE), *keys.AGE])}
     known["gpu_groups"] = [
@@ -96,12 +91,10 @@ def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict
     return {**counts, "leased": leased, "away": away}
 
 
-def why_document(
-    record: JobRecord, report: WhyReport, members: Sequence[MemberView], nodes: Sequence[NodeStatus], now_utc_s: float
-) -> Document:
-    """Why a job waits, or has what it has, as its policy explains it."""
+def why_document(record: JobRecord, facts: Facts) -> Document:
+    """Why a job that is here waits, or has what it has, as its policy explains it."""
     asked = {**record.spec.to_json(), "gpus": record.spec.total_gpus}
-    there = present(members)
+    report, nodes, there = facts.why(record.job_id), facts.nodes(), present(facts.members())
     free = gpu_counts(nodes, there)
     return {
         "api_version": API_VERSION,
@@ -124,7 +117,7 @@ def why_document(
         "position": report.position,
         "job_reason": report.job_reason,
         "sentences": list(report.sentences()),
-        **aged(now_utc_s, max((each.age_s for each in nodes), default=0.0)),
+        **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
     }
 
 
@@ -159,29 +152,23 @@ def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
 
 
 def status_document(
-    node: NodeId,
-    version: str,
-    setting: Document,
-    members: Sequence[MemberView],
-    nodes: Sequence[NodeStatus],
-    jobs: Sequence[Mapping[str, Any]],
-    silent: Sequence[NodeId],
-    now_utc_s: float,
+    node: NodeId, facts: Facts, jobs: Sequence[Mapping[str, Any]], silent: Sequence[NodeId]
 ) -> Document:
-    """The swarm in a few numbers."""
+    """The swarm in a few numbers; `jobs` are the live ones, as far as `silent` agents do not know more."""
+    members, nodes, (setting, version) = facts.members(), facts.nodes(), facts.setting()
     statuses = Counter(member.status for member in members)
     job_states = Counter(job["state"] for job in jobs)
     return {
         "api_version": API_VERSION,
         "node": node,
-        "version": version,
-        "policy": setting,
+        "version": software_version(),
+        "policy": {"name": setting.name, "parameters": dict(setting.parameters), "version": version},
         "members": {status.value: statuses[status] for status in MemberStatus},
         "gpus": gpu_counts(nodes, present(members)),
         "jobs": {state: job_states[state] for state in LIVE_STATES},
         "survival": survival(jobs),
         "silent_nodes": list(silent),
-        **aged(now_utc_s, max((each.age_s for each in nodes), default=0.0)),
+        **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
     }
 
 
