@@ -329,7 +329,8 @@ class SwarmClient:
                 if not repeatable:
                     break
             else:
-                self._prefer(address)
+                self._addresses.remove(address)
+                self._addresses.insert(0, address)  # who answered is asked first from now on
                 return document
         raise AgentUnreachable([spell(address) for address in self._addresses], "; ".join(causes))
 
@@ -370,10 +371,6 @@ class SwarmClient:
         if self._session is None:
             raise RuntimeError("use SwarmClient in an `async with` block")
         return self._session
-
-    def _prefer(self, address: tuple[str, int]) -> None:
-        self._addresses.remove(address)
-        self._addresses.insert(0, address)
 
 
 def _may_pass(error: SwarmError) -> bool:

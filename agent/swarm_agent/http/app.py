@@ -43,16 +43,15 @@ class Server:
 
     def __init__(self, node: NodeId, guard: Guard, routes: tuple[Route, ...]) -> None:
         self._node, self._guard = node, guard
-        self._routes = {(route.method, route.path): route for route in routes}
+        heads = {("HEAD", route.path): route for route in routes if route.method == "GET" and not route.is_streamed}
+        self._routes = {**heads, **{(route.method, route.path): route for route in routes}}
         self._streams: set[asyncio.Task[object]] = set()
 
     def make_app(self) -> web.Application:
         """The application; more routes (those of peers) may be added to it."""
         app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
-        for route in self._routes.values():
-            app.router.add_route(route.method, route.path, self._handler(route))
-            if route.method == "GET" and not route.is_streamed:
-                app.router.add_route("HEAD", route.path, self._handler(route))
+        for (method, path), route in self._routes.items():
+            app.router.add_route(method, path, self._handler(route))
         app.on_shutdown.append(self._end_streams)
         # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.
         web_response.SERVER_SOFTWARE = "swarm-agent"  # type: ignore[attr-defined]  # read at each answer
@@ -104,8 +103,6 @@ class Server:
 
     def _check(self, request: web.Request) -> None:
         route = self._routes.get((request.method, _pattern(request)))
-        if route is None and request.method == "HEAD":
-            route = self._routes.get(("GET", _pattern(request)))
         transport = request.transport
         local = transport.get_extra_info("sockname") if transport is not None else None
         self._guard.check_host(request.headers.get("Host", ""), str(local[0]) if isinstance(local, tuple) else "")

@@ -1,11 +1,14 @@
 """Liveness, readiness, the doctor's checks, metrics and the explanations of errors."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
-from swarm_agent.http.exchange import Answer, Call, Document, answer
+from swarm_agent.doctor import Diagnosis
+from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
+from swarm_agent.http.views import listing
 from swarm_agent.security import job_user_warning
 from swarmsched.gossip.member import MemberStatus
 
@@ -36,13 +39,10 @@ class Health:
 
     async def doctor(self, _: Call) -> Answer:
         """What this agent can say about its own state, with remedies."""
-        items = [
-            _item(check.name, "ok" if check.is_ok else "failed", check.detail, check.remedy)
-            for check in self._agent.readiness.checks()
-        ]
-        items += [self._telemetry(), self._members(), self._holders(), self._isolation()]
-        items += [_item(each.name, each.status, each.detail, each.remedy) for each in self._facts.diagnoses()]
-        return answer({"api_version": "v1", "node": self._agent.config.name, "items": items, "next_cursor": None})
+        checks = self._agent.readiness.checks()
+        found = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in checks]
+        found += [self._telemetry(), self._members(), self._holders(), self._isolation(), *self._facts.diagnoses()]
+        return answer(listing([asdict(each) for each in found], node=self._agent.config.name))
 
     async def metrics(self, call: Call) -> Answer:
         """Prometheus text, or OpenMetrics when asked for."""
@@ -58,36 +58,32 @@ class Health:
         text = f"{kind.title} ({code}, status {kind.status})\n\n{kind.explanation}\n"
         return Answer(200, text.encode(), TEXT_TYPE)
 
-    def _telemetry(self) -> Document:
+    def _telemetry(self) -> Diagnosis:
         if self._agent.config.witness:
-            return _item("gpu_readings", "ok", "a witness offers no GPUs", "")
+            return Diagnosis("gpu_readings", "ok", "a witness offers no GPUs")
         state, sentence = self._facts.telemetry()
         status = {"ok": "ok", "absent": "warning", "starting": "warning"}.get(state, "failed")
-        return _item("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
+        return Diagnosis("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
 
-    def _members(self) -> Document:
+    def _members(self) -> Diagnosis:
         fine = (MemberStatus.ALIVE, MemberStatus.LEFT)
         away = [each.node_id for each in self._facts.members() if each.status not in fine]
         if not away:
-            return _item("members", "ok", "every known member is alive", "")
-        return _item("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
+            return Diagnosis("members", "ok", "every known member is alive")
+        return Diagnosis("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
 
-    def _holders(self) -> Document:
+    def _holders(self) -> Diagnosis:
         """Two cannot tell a dead neighbour from a cut cable; a third, however small, can."""
         alive = sum(each.is_available for each in self._facts.members())
         if alive > 2:
-            return _item("holders", "ok", f"{alive} members are alive: a job outlives any one of them", "")
+            return Diagnosis("holders", "ok", f"{alive} members are alive: a job outlives any one of them")
         if alive < 2:
-            return _item("holders", "ok", "no other member is alive: jobs are as durable as this machine", "")
+            return Diagnosis("holders", "ok", "no other member is alive: jobs are as durable as this machine")
         detail = "two members are alive: when one dies, nothing is decided about the jobs that both hold"
         remedy = "bring the others back, or start a third agent on any small machine: swarm-agent --witness"
-        return _item("holders", "warning", detail, remedy)
+        return Diagnosis("holders", "warning", detail, remedy)
 
-    def _isolation(self) -> Document:
+    def _isolation(self) -> Diagnosis:
         warning = job_user_warning(self._agent.config)
         fine = "a witness runs no jobs" if self._agent.config.witness else "jobs run under their own account"
-        return _item("job_user", "warning" if warning else "ok", warning or fine, "")
-
-
-def _item(name: str, status: str, detail: str, remedy: str) -> Document:
-    return {"name": name, "status": status, "detail": detail, "remedy": remedy}
+        return Diagnosis("job_user", "warning" if warning else "ok", warning or fine)

@@ -6,7 +6,7 @@ Kept in memory only: a restart forgets them, and other agents do not know them. 
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm_agent.http.exchange import Answer
 from swarm_agent.http.problem import Problem
@@ -51,7 +51,8 @@ class IdempotencyKeys:
         if entry.is_under_way:
             raise Problem("idempotency_in_progress", "the first request with this key has no answer yet")
         if entry.answer is not None:
-            return _replayed(entry.answer)
+            headers = {**entry.answer.headers, "Idempotency-Replayed": "true"}
+            return replace(entry.answer, status=200, headers=headers)
         entry.is_under_way = True
         try:
             entry.answer = await act(entry.memo)
@@ -71,8 +72,3 @@ def _check(key: str) -> None:
     if len(key) > KEY_LENGTH_LIMIT or not key.isascii() or not key.isprintable():
         where = FieldProblem("Idempotency-Key", "is too long or not printable", "1 to 128 printable ASCII characters")
         raise Problem("bad_parameter", "the Idempotency-Key cannot be used", where.remedy, (where,))
-
-
-def _replayed(first: Answer) -> Answer:
-    headers = {**first.headers, "Idempotency-Replayed": "true"}
-    return Answer(200, first.body, first.content_type, headers)

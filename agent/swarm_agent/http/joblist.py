@@ -12,7 +12,7 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
-from swarm_agent.http.views import card_document, job_document, listing
+from swarm_agent.http.views import LIVE_STATES, card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
 
@@ -20,8 +20,7 @@ DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
 EVERYTHING = 10_000  # jobs taken into account for queues and status
 LIVE_FIELDS = ("state", "queue", "gpus", "user", "handle", "survives_deaths", "has_majority")
-STATES = tuple(state.value for state in JobState)
-FILTERS = (*STATES, *(reason.value for reason in EndReason if reason is not EndReason.NONE))
+FILTERS = (*(state.value for state in JobState), *(reason.value for reason in EndReason if reason.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class JobList:
 
     async def live(self) -> Gathered:
         """All live jobs, with the keys that counting needs."""
-        states = tuple(state for state in STATES if state != JobState.ENDED.value)
-        return await self.gather(JobFilter(states=states, limit=EVERYTHING, fields=LIVE_FIELDS))
+        return await self.gather(JobFilter(states=LIVE_STATES, limit=EVERYTHING, fields=LIVE_FIELDS))
 
     async def gather(self, wanted: JobFilter) -> Gathered:
         """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
@@ -125,8 +123,7 @@ class JobList:
         for job_id, record in self._facts.records().items():
             if record.shepherd in silent and not record.is_ended:
                 jobs[job_id] = job_document(record, now_utc_s, attendance)
-        page: list[Document] = _page(list(jobs.values()), wanted)["items"]
-        return page
+        return list(_page(list(jobs.values()), wanted)["items"])
 
 
 def _page(jobs: list[Document], wanted: JobFilter) -> Document:
@@ -164,7 +161,7 @@ def trimmed(job: Document, fields: tuple[str, ...]) -> Document:
 def _filter_from(call: Call) -> JobFilter:
     states = call.words("state", FILTERS)
     if not states and not call.flag("all"):
-        states = tuple(state for state in STATES if state != JobState.ENDED.value)
+        states = LIVE_STATES
     return JobFilter(
         states=states,
         user=call.query.get("user", ""),

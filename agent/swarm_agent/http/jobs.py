@@ -115,8 +115,7 @@ class Jobs:
         except TimeoutError:
             pass  # a wait that was not met is an answer, not an error
         if last is None:
-            shown = await self._tell(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}))
-            return Answer(200, b'{"api_version":"v1","met":false,"job":' + _bytes(shown) + b"}")
+            last = json.loads(_bytes(await self._tell(found, replace(call, path=f"/v1/jobs/{found.job_id}", query={}))))
         return answer({"api_version": API_VERSION, "met": False, "job": last})
 
     async def find(self, call: Call) -> Found:

@@ -58,8 +58,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": route.operation_id,
         "summary": route.summary,
         "tags": [TAGS.get(f"{route.path}//".split("/")[2], "health")],
-        "parameters": [_path_parameter(name) for name in PATH_PARAMETER.findall(route.path)]
-        + [_parameter(each) for each in route.parameters],
+        "parameters": [*map(_path_parameter, PATH_PARAMETER.findall(route.path)), *map(_parameter, route.parameters)],
         "responses": _responses(route),
     }
     if route.is_public:
@@ -79,12 +78,8 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "in": parameter.place,
-        "description": parameter.text,
-        "schema": {"type": parameter.schema},
-    }
+    schema = {"type": parameter.schema}
+    return {"name": parameter.name, "in": parameter.place, "description": parameter.text, "schema": schema}
 
 
 def _responses(route: Route) -> dict[str, Any]:
