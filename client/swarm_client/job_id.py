@@ -23,8 +23,3 @@ def split_rank(reference: str) -> tuple[str, str]:
     if dot and rank.isdigit() and (job == "@last" or (job.isalnum() and job == job.lower() and len(job) <= 26)):
         return job, rank
     return reference, ""
-
-
-def for_user(query: dict[str, str], reference: str, user: str) -> dict[str, str]:
-    """`@last` means the caller's own last job."""
-    return {**query, "user": user} if reference == "@last" and user else query

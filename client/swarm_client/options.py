@@ -58,14 +58,13 @@ class Option:
 
 
 class Command:
-    """One command: its words, its options, what follows them, and the module that carries it out."""
+    """One command: its words, its options, and what follows them; `name` is also its module in `swarm_client.cli`."""
 
-    __slots__ = ("aliases", "details", "module", "name", "options", "positionals", "summary", "takes_command")
+    __slots__ = ("aliases", "details", "examples", "name", "options", "positionals", "summary", "takes_command")
 
     def __init__(
         self,
         name: str,
-        module: str,
         summary: str,
         options: Sequence[Option] = (),
         *,
@@ -73,10 +72,11 @@ class Command:
         takes_command: bool = False,
         aliases: Sequence[str] = (),
         details: str = "",
+        examples: Sequence[str] = (),
     ) -> None:
-        self.name, self.module, self.summary, self.options = name, module, summary, tuple(options)
+        self.name, self.summary, self.options = name, summary, tuple(options)
         self.positionals, self.takes_command = positionals, takes_command
-        self.aliases, self.details = tuple(aliases), details
+        self.aliases, self.details, self.examples = tuple(aliases), details, tuple(examples)
 
 
 class Arguments:
@@ -196,6 +196,8 @@ def help_text(command: Command, common: Sequence[Option]) -> str:
         lines += ["", command.details]
     if "JOB" in command.positionals:
         lines += ["", JOB_HELP]
+    if command.examples:
+        lines += ["", "Examples:", *(f"  {example}" for example in command.examples)]
     for title, options in (("Options", command.options), ("Common options", common)):
         rows = [(_spellings(option), option.summary) for option in options if not option.hidden and not option.later]
         if rows:

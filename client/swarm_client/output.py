@@ -139,23 +139,22 @@ class Printer:
             shown = _worth_showing(rows, widths, total, [column.gives_way for column in columns])
             columns, widths = [columns[i] for i in shown], _fitted([widths[i] for i in shown], total)
             rows = [[row[i] for i in shown] for row in rows]
-        lines = [self.paint(_line([column.title for column in columns], widths, columns), "bold")]
+        unpainted = [""] * len(columns)
+        lines = [self.paint(self._line([column.title for column in columns], widths, columns, unpainted), "bold")]
         for row in rows:
-            cells = [_cut(text, width) for text, width in zip(row, widths, strict=True)]
-            painters = [(column.style(text) if column.style else "") for column, text in zip(columns, row, strict=True)]
-            lines.append(self._painted_line(cells, widths, columns, painters))
+            styles = [(column.style(text) if column.style else "") for column, text in zip(columns, row, strict=True)]
+            lines.append(self._line(row, widths, columns, styles))
         return lines
 
-    def _painted_line(
-        self, cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column], styles: Sequence[str]
+    def _line(
+        self, texts: Sequence[str], widths: Sequence[int], columns: Sequence[Column], styles: Sequence[str]
     ) -> str:
-        padded = [
-            (" " * (width - len(cell)) + self.paint(cell, style))
-            if column.is_right
-            else (self.paint(cell, style) + " " * (width - len(cell)))
-            for cell, width, column, style in zip(cells, widths, columns, styles, strict=True)
-        ]
-        return "  ".join(padded).rstrip()
+        cells = []
+        for text, width, column, style in zip(texts, widths, columns, styles, strict=True):
+            cell = _cut(text, width)
+            painted, padding = self.paint(cell, style), " " * (width - len(cell))
+            cells.append(padding + painted if column.is_right else painted + padding)
+        return "  ".join(cells).rstrip()
 
 
 def state_style(state: str) -> str:
@@ -220,14 +219,6 @@ def _fitted(widths: list[int], total: int) -> list[int]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(1, width - 1)] + "…"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
-    padded = [
-        _cut(cell, width).rjust(width) if column.is_right else _cut(cell, width).ljust(width)
-        for cell, width, column in zip(cells, widths, columns, strict=True)
-    ]
-    return "  ".join(padded).rstrip()
 
 
 def _json(document: object, indent: int | None) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from swarm_client.attached import Attachment
 from swarm_client.cli.session import Session, as_swarm_failure, one_positional
 from swarm_client.failure import Failure
-from swarm_client.job_id import for_user
-from swarm_client.job_request import caller
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration, whole
 
 COMMAND = Command(
-    "attach",
     "attach",
     "Stream a job's output again; signals and exit code as in `run`.",
     (
@@ -32,7 +29,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         return Attachment(
             session,
             reference,
-            query=for_user(query, reference, caller(session.config.environment)),
+            query=session.query_for(reference, query),
             label=bool(arguments["label"]),
             timeout_s=arguments.get("timeout", 0.0),
             cancels_on_timeout=False,

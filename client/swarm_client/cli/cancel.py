@@ -6,13 +6,11 @@ import sys
 
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure, UsageError
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
 
 COMMAND = Command(
-    "cancel",
     "cancel",
     "Stop jobs: SIGTERM, then SIGKILL after the grace time.",
     (
@@ -51,7 +49,7 @@ def _chosen(session: Session, arguments: Arguments) -> list[str]:
         return arguments.positionals
     query = {"limit": "1000"}
     if arguments["mine"]:
-        query["user"] = caller(session.config.environment)
+        query["user"] = session.user
     if arguments["name"]:
         query["name"] = arguments["name"]
     jobs = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)["items"]
@@ -63,7 +61,7 @@ def _chosen(session: Session, arguments: Arguments) -> list[str]:
 
 
 def _confirm(session: Session, jobs: list[dict[str, object]]) -> None:
-    mine = caller(session.config.environment)
+    mine = session.user
     others = [job for job in jobs if job["user"] != mine]
     if not others:
         return
@@ -76,7 +74,7 @@ def _confirm(session: Session, jobs: list[dict[str, object]]) -> None:
 
 
 def _stop(session: Session, arguments: Arguments, reference: str) -> None:
-    query = for_user({}, reference, caller(session.config.environment))
+    query = session.query_for(reference)
     if arguments["signal"]:
         body: dict[str, object] = {"signal": _signal(arguments["signal"])}
         job = session.agents.call(

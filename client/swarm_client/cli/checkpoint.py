@@ -19,7 +19,6 @@ VERSION = 1
 
 COMMAND = Command(
     "checkpoint",
-    "checkpoint",
     "Commit a finished checkpoint of the job that this runs in; the next attempt resumes from it.",
     (
         Option("--no-wait", "return once the agent has taken it; a refusal later on is only in the agent's log"),

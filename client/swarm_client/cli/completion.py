@@ -14,7 +14,6 @@ from swarm_client.options import Arguments, Command, Option, nearest
 SHELLS = ("bash", "zsh", "fish")
 COMMAND = Command(
     "completion",
-    "completion",
     "Print a completion script.",
     positionals="bash | zsh | fish",
     details=(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ACTIONS = ("view", "set", "unset")
 COMMAND = Command(
     "config",
-    "config",
     "Show or change settings.",
     (
         Option("--origin", "view: where each value comes from"),
@@ -29,6 +28,7 @@ COMMAND = Command(
     ),
     positionals="view | set KEY VALUE | unset KEY | set --swarm policy=NAME [PARAMETER=NUMBER...]",
     details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.",
+    examples=("swarm config set job.queue research", "swarm config set --swarm policy=las"),
 )
 
 

@@ -16,7 +16,6 @@ from swarm_client.output import Column, state_style
 
 COMMAND = Command(
     "doctor",
-    "doctor",
     "Look for what is wrong and say how to mend it.",
     details="Shows what is not in order; with `-o wide` every check.",
 )

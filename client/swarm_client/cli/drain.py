@@ -9,7 +9,6 @@ from swarm_client.options import Arguments, Command, Option
 
 COMMAND = Command(
     "drain",
-    "drain",
     "Have a node take no new work; what runs there runs on.",
     (
         Option("--reason", "why, for those who ask what is wrong with it", "TEXT"),
@@ -20,6 +19,7 @@ COMMAND = Command(
         "It lasts until --off, restarts of the agent included.  The node still keeps records of jobs and acts for\n"
         "those that were submitted there; `swarm nodes NODE` shows which jobs run on it."
     ),
+    examples=('swarm drain node-3 --reason "new power supply"', "swarm drain node-3 --off"),
 )
 
 

@@ -10,8 +10,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, UsageError
 from swarm_client.follow import RETRY_PAUSES_S
 from swarm_client.http import ConnectionBroken
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, plain
 from swarm_client.quantity import whole
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
-    "events",
     "events",
     "What happened in the swarm, oldest first.",
     (
@@ -61,7 +59,7 @@ def execute(session: Session, arguments: Arguments) -> int:
 
 def _job_id(session: Session, reference: str) -> str:
     """The id behind a name or `@last`; of a job that is gone its events may still be there, under its id."""
-    asked = for_user({}, reference, caller(session.config.environment))
+    asked = session.query_for(reference)
     try:
         job = session.agents.call(f"cannot list events of {reference}", "GET", job_path(reference), query=asked)
     except Failure as failure:

@@ -18,7 +18,6 @@ AGENTS_LIMIT = 50
 ACTIONS = ("up", "down", "status", "stop", "start")
 COMMAND = Command(
     "local",
-    "local",
     "A swarm of real agents on this machine, to try things and to break them.",
     (
         Option("--agents", "up: how many agents (default 3)", "N", read=whole(1, AGENTS_LIMIT)),

@@ -15,7 +15,6 @@ from swarm_client.toml_edit import save, set_key
 
 COMMAND = Command(
     "login",
-    "login",
     "Check an agent's address and token, and make it the current context.",
     (
         Option("--token-file", "file with the swarm's token, mode 0600", "FILE"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.follow import JobStream, OutputWriter, describe_state
-from swarm_client.job_id import for_user, split_rank
-from swarm_client.job_request import caller
+from swarm_client.job_id import split_rank
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration, whole
 
@@ -21,7 +20,6 @@ def _since(text: str) -> str:
 
 COMMAND = Command(
     "logs",
-    "logs",
     "Print the output of a job.",
     (
         Option("-f --follow", "go on until the job ends"),
@@ -34,6 +32,7 @@ COMMAND = Command(
         Option("--label", "begin each line with its rank"),
     ),
     positionals="JOB[.RANK]",
+    examples=("swarm logs -f @last", "swarm logs --since 10m --label k3j9x0ab"),
 )
 
 
@@ -52,7 +51,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments["follow"]:
         query["follow"] = "1"
         session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
-    query = for_user(query, reference, caller(session.config.environment))
+    query = session.query_for(reference, query)
     writer = OutputWriter(label=bool(arguments["label"]), timestamps=bool(arguments["timestamps"]))
     session.waiter.before_wait = writer.flush
     stream = JobStream(

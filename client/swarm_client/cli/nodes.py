@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "nodes",
-    "nodes",
     "List nodes; with a name, the GPUs of one node.",
     positionals="[NODE]",
 )

@@ -28,7 +28,6 @@ def _states(text: str) -> str:
 
 COMMAND = Command(
     "ps",
-    "ps",
     "List live jobs, newest first.",
     (
         Option("-a --all", "ended jobs as well"),
@@ -135,9 +134,7 @@ def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
         if arguments[key] is not None:
             query[key] = str(arguments[key])
     if arguments["mine"]:
-        from swarm_client.job_request import caller
-
-        query["user"] = caller(session.config.environment)
+        query["user"] = session.user
     return query
 
 

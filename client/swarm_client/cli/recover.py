@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import CONFLICT, OK, USAGE, Failure
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 
 TYPE_CHECKING = False
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
-    "recover",
     "recover",
     "Go on with a job of whose holders too many are lost for good.",
     (Option("--force", "do it; without it, only say what would happen"),),
@@ -31,7 +29,7 @@ COMMAND = Command(
 def execute(session: Session, arguments: Arguments) -> int:
     """0 when the job was recovered; 2 without --force; 5 when there is no need."""
     reference = one_positional(arguments, "job")
-    query = for_user({}, reference, caller(session.config.environment))
+    query = session.query_for(reference)
     if not arguments["force"]:
         return _explain(session, reference, query)
     path = job_path(reference, "/recover")

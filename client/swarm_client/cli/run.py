@@ -13,7 +13,6 @@ from swarm_client.submission import submit
 
 COMMAND = Command(
     "run",
-    "run",
     "Submit a job, stream its output and return its exit code.",
     (
         *job_key.OPTIONS,
@@ -28,6 +27,7 @@ COMMAND = Command(
         "Everything after `--` is the command, untouched.  Ctrl-C is sent to the ranks; a second within 2 s\n"
         "cancels the job, a third leaves at once.  Ctrl-\\ or Ctrl-P Ctrl-Q detaches and leaves the job running."
     ),
+    examples=("swarm run -g 4 -- python train.py --epochs 90", "swarm run --ranks 2 --timeout 1h -- ./evaluate.sh"),
 )
 
 

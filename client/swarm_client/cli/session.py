@@ -47,6 +47,17 @@ class Session:
         output = "name" if self.is_quiet else self.config.values["output"]
         return Printer(output, self.config.values["color"], self._arguments["format"] or "", sys.stdout)
 
+    @cached_property
+    def user(self) -> str:
+        """Name of the user who runs the command."""
+        from swarm_client.job_request import caller  # only for some commands: it brings all keys of jobs
+
+        return caller(self.config.environment)
+
+    def query_for(self, reference: str, query: dict[str, str] | None = None) -> dict[str, str]:
+        """A query about a job: `@last` means the caller's own last job."""
+        return {**(query or {}), "user": self.user} if reference == "@last" and self.user else query or {}
+
     def close(self) -> None:
         """Close connections, if any was opened."""
         agents = self.__dict__.get("agents")

@@ -32,7 +32,6 @@ REPLAYING = ("nodes", "fault_classes", "break")  # options without which a seed 
 
 COMMAND = Command(
     "simulate",
-    "simulate",
     "Simulate a swarm: real nodes in virtual time, with faults drawn from seeds.",
     (
         Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from swarm_client.cli.ps import shown_gpus, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller, word_list
+from swarm_client.job_id import job_path
+from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
 from swarm_client.quantity import show_bytes, show_duration, show_wait
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
-    "status",
     "status",
     "Everything about one job; without one, the swarm in a few numbers.",
     positionals="[JOB]",
@@ -33,7 +32,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if not arguments.positionals:
         return _show_swarm(session)
     reference = one_positional(arguments, "job")
-    query = for_user({}, reference, caller(session.config.environment))
+    query = session.query_for(reference)
     job = session.agents.call(f"cannot show {reference}", "GET", job_path(reference), query=query)
     if not session.printer.is_for_people:
         session.printer.document(job)

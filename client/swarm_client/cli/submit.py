@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "submit",
-    "submit",
     "Queue a job, print its id and return at once.",
     job_key.OPTIONS,
     positionals="FILE | [--] COMMAND...",
     takes_command=True,
     details="FILE is a job file (job.toml or job.yaml); anything else is the command.",
+    examples=("swarm submit -g 8 -n resnet -- python train.py", "swarm submit job.toml"),
 )
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     "top",
-    "top",
     "Live view of nodes, GPUs and jobs.  q or Ctrl-C ends it.",
     (
         Option("--once", "print one frame and end"),

@@ -6,7 +6,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK
 from swarm_client.options import Arguments, Command, Option
 
-COMMAND = Command("version", "version", "Print the version.", (Option("--agents", "versions of the agents as well"),))
+COMMAND = Command("version", "Print the version.", (Option("--agents", "versions of the agents as well"),))
 
 
 def client_version() -> str:

@@ -7,13 +7,11 @@ import time
 from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure, UsageError
 from swarm_client.follow import Contact, describe_end, may_pass
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
 
 COMMAND = Command(
-    "wait",
     "wait",
     "Wait until jobs have ended (or run), and return the first failing job's exit code.",
     (
@@ -47,7 +45,7 @@ def execute(session: Session, arguments: Arguments) -> int:
 
 def _wait(session: Session, reference: str, goal: str, end_s: float) -> int:
     path = job_path(reference, "/wait")
-    query = for_user({"for": goal}, reference, caller(session.config.environment))
+    query = session.query_for(reference, {"for": goal})
     contact = Contact(session.waiter, float(session.config.values["contact_timeout"]))
     is_known = False
     while True:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.status import needs
 from swarm_client.failure import OK
-from swarm_client.job_id import for_user, job_path
-from swarm_client.job_request import caller
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain
 
@@ -16,14 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
-COMMAND = Command("why", "why", "Why a job is pending, or why it has what it has.", positionals="JOB")
+COMMAND = Command("why", "Why a job is pending, or why it has what it has.", positionals="JOB")
 SHOWN = 10
 
 
 def execute(session: Session, arguments: Arguments) -> int:
     """Print sentences; the document with -o json."""
     reference = one_positional(arguments, "job")
-    query = for_user({}, reference, caller(session.config.environment))
+    query = session.query_for(reference)
     report = session.agents.call(f"cannot explain {reference}", "GET", job_path(reference, "/why"), query=query)
     if not session.printer.is_for_people:
         session.printer.document(report)
