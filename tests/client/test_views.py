@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from operator import itemgetter
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swarm_client.cli import ALIASES, COMMANDS, doctor, load_command, main, ps
+from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, ps
+from swarm_client.options import parse
 from swarm_client.output import Column, Printer
 from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
 
@@ -340,10 +342,22 @@ def test_every_command_explains_itself(name, capsys):
         assert option.hidden or option.later or option.names[-1] in out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_command_can_be_read_by_it(name):
+    command = load_command(name)
+    for example in command.examples:
+        program, named, *words = shlex.split(example)
+        assert (program, named) == ("swarm", name)
+        parse(words, (*command.options, *COMMON), takes_command=command.takes_command)
+
+
 def test_completion_scripts_are_accepted_by_bash(swarm):
     script = swarm("completion", "bash")[1]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    fake = 'swarm() { case "$*" in "nodes -q") echo node1 node2 ;; "ps "*) echo k3j9x0ab digits ;; esac; }\n'
+    fake = (
+        'swarm() { case "$*" in "nodes -q") echo node1 node2 ;; "ps "*) echo k3j9x0ab digits ;; '
+        '"config view -q") printf "color\\ncontexts.lab\\n" ;; esac; }\n'
+    )
 
     def completed(*words):
         asked = f'COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}; _swarm; echo "${{COMPREPLY[@]}}"'
@@ -353,6 +367,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "run", "--gp") == {"--gpus", "--gpus-per-rank", "--gpu-type", "--gpu-mem"}
     assert completed("swarm", "nodes", "n") == {"node1", "node2"}
     assert completed("swarm", "run", "--node", "node2") == {"node2"}
+    assert completed("swarm", "ps", "--context", "l") == {"lab"}
     assert completed("swarm", "logs", "d") == {"digits"}
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}

@@ -24,10 +24,12 @@ COMMAND = Command(
 TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "recover", "wait", "describe", "inspect", "stop")
 JOBS = "$(swarm ps --format '{{.handle}} {{.name}}' 2>/dev/null)"
 NODES = "$(swarm nodes -q 2>/dev/null)"
+CONTEXTS = r"$(swarm config view -q 2>/dev/null | sed -n 's/^contexts\.//p')"
 VALUES = (
     '        *:-o|*:--output) words="table wide json jsonl yaml name" ;;',
     f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
     f'        *:--node|*:--exclude|nodes:nodes|drain:drain) words="{NODES}" ;;',
+    f'        *:--context) words="{CONTEXTS}" ;;',
     '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)" ;;',
 )
 WORDS = {
