@@ -94,7 +94,7 @@ class StoredTask(Value):
 
     order: TaskOrder
     shepherd: NodeName
-    is_ended: bool = False
+    is_ended: bool = False  # and no shim has left a record of how
     failure: TaskFailure = TaskFailure.NONE
     detail: Text = ""
     was_launched: bool = False  # written before the shim starts: if it is not found again, its ranks were lost
@@ -404,10 +404,8 @@ class Owner:
         effects: list[Effect] = [*self._desk.drop_port(key), *durable]
         if task.is_released:
             return [*effects, *self._forget(key)]
-        was_launched = task.status.stage not in (TaskStage.ORDERED, TaskStage.STAGED)
         report = self._change(task, now_s, stage=TaskStage.EXITED, **changes)
-        has_shim_record = was_launched and task.status.failure is TaskFailure.NONE
-        return [*effects, *([] if has_shim_record else [_persist(task)]), *report]
+        return [*effects, *([] if _has_shim_record(task) else [_persist(task)]), *report]
 
     def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
         """After a restart: the disk knows which tasks ever started; what it does not know was never launched."""
@@ -626,10 +624,15 @@ def _corrected(answer: OwnerAnswer, task: _Task | None) -> OwnerAnswer:
     return replace(answer, refusal=Refusal.DRAINING, detail="its processes are being stopped")
 
 
+def _has_shim_record(task: _Task) -> bool:
+    """Where an ended task's exit codes are after a restart: they are not in our own books."""
+    return task.was_launched and task.status.failure is TaskFailure.NONE
+
+
 def _persist(task: _Task, shepherd: NodeId | None = None) -> Persist:
     """`shepherd`: instead of the present one."""
     status = task.status
-    is_ended = status.stage is TaskStage.EXITED
+    is_ended = status.stage is TaskStage.EXITED and not _has_shim_record(task)
     stored = StoredTask(
         task.order, shepherd or task.shepherd, is_ended, status.failure, status.detail, task.was_launched
     )

@@ -24,7 +24,7 @@ from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.host import Host, MakeNode
 from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.network import Network, NetworkFaults
-from swarmsched.simulator.observer import Observer, hooks
+from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
 from swarmsched.simulator.tasks import Behaviour, read_command
 
 PORT = 7400
@@ -279,10 +279,9 @@ class SimulatedSwarm:
             return message
         encoded = PEER_CODEC.encode(message)
         arrived = PEER_CODEC.decode(encoded)
-        is_same = (
-            arrived == message and PEER_CODEC.encode(arrived) == encoded
-        )  # 3 and 3.0 are equal, their bytes are not
-        assert is_same, f"the wire made {arrived} of {message}"
+        # 3 and 3.0 are equal, their bytes are not
+        if arrived != message or PEER_CODEC.encode(arrived) != encoded:
+            raise InvariantViolated("wire", f"the wire made {arrived} of {message}")
         return arrived
 
     def _deliver(self, source: Host, target: Host, sent: object, arrived: object) -> None:

@@ -551,6 +551,22 @@ def test_restarted_owner_reports_an_end_to_its_shepherd_even_when_the_lease_is_g
     assert reports(effects)[0].exits == (RankExit(0, 4),)
 
 
+def test_exit_codes_outlive_two_restarts_although_another_shepherd_asked_after_the_end():
+    """Its name was written with the task, whose end then looked as if it stood in our own books: exit code 0."""
+    before = owner_of(ledger := make_ledger())
+    begun = held(before)
+    asked = before.obey(BOSS, commit(), 0.2)
+    durable = [*begun, *asked, *in_contact(before, asked, 0.25), *before.obey(BOSS, launch(), 0.3)]
+    failed = (RankExit(0, 3),)
+    durable += before.step(TaskExited(JOB, 1, failed), 1.0)
+    durable += before.obey(NodeId("gpu9"), StatusRequest(JOB, 2, 1, 1, NodeId("gpu9")), 2.0)
+    found = found_task(before, before.tasks[0])
+    for _ in range(2):
+        after = restarted(durable, ledger)
+        durable += after.step(TasksFound((found,)), 0.0)
+        assert after.tasks[0].exits == failed
+
+
 def restarted(durable, ledger):
     after = owner_of(ledger)
     after.restore(durable_entries(durable, "task"), 0.0)
