@@ -6,7 +6,7 @@ its ranks are surely frozen (protocol notes, 3.5).  Both ways are tried at the s
 from its shepherd alone is told by the holders that its attempt is over.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from swarmsched.api import Isolation
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
@@ -47,6 +47,10 @@ class Settlement:
             self._open.setdefault(leftover, {})
         self._asks_s = self._stops_s = now_s
         return self.on_timer(record, now_s)
+
+    def keep(self, leftovers: Collection[Leftover]) -> None:
+        """What the record does not name any more is settled: its gang ended while the record was being told of it."""
+        self._open = {each: silenced for each, silenced in self._open.items() if each in leftovers}
 
     def forget(self) -> None:
         """The job has ended, or is another's."""

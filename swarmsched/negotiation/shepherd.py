@@ -900,6 +900,7 @@ class JobShepherd:
         effects = self._writer.written(update_id, record, clock.now_s)
         if effects is None:
             return []
+        self._settlement.keep(self._record.leftovers)
         if self._attempt is not None and self._attempt.phase is AttemptPhase.HELD:
             effects += self._after_attempt_moved(clock.now_s)
         return effects

@@ -2,9 +2,7 @@
 
 Some strike an agent while it places a job that it has just accepted, in the tenth of a second between the decision for
 a place and the start of the ranks.  Some keep an agent away while ranks there commit checkpoints, until the gang runs
-elsewhere: what it has to tell then comes from an attempt that is over.  Some take the machines that may hold a long
-job's record away one after another, with time to replace each, and then start the agents that are left again: of the
-holders that an owner knew when it was ordered to run the job, none is there any more.
+elsewhere: what it has to tell then comes from an attempt that is over.
 """
 
 import random
@@ -12,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from swarmsched.ids import NodeId
 from swarmsched.simulator.fault import Fault
-from swarmsched.simulator.workload import SCENES_NODES_MAX, Work
+from swarmsched.simulator.workload import Work
 
 AMBUSH_RATIO = 0.4  # of the runs
 AMBUSHES_MAX = 3
@@ -23,10 +21,6 @@ TRAINING_RATIO = 0.6  # of the runs
 TRAINING_S = (3.0, 12.0)  # after the submit
 GONE_S = (16.0, 32.0)  # long enough for another attempt
 TRAINING_CLASSES = ("pause", "partition")
-ATTRITION_RATIO = 0.3  # of the runs
-ATTRITION_NODES = range(4, SCENES_NODES_MAX + 1)
-BETWEEN_S = (11.0, 18.0)  # long enough for another holder
-AGAIN_S = 3.0
 
 
 def draw_ambushes(
@@ -34,11 +28,7 @@ def draw_ambushes(
 ) -> list[Fault]:
     """Those of one run; `classes` None: all may be drawn."""
     submits = [each for each in work if each.kind == "submit" and each.at_s < end_s]
-    return [
-        *_at_placing(rng, submits, end_s, classes),
-        *_at_training(rng, submits, nodes, end_s, classes),
-        *_at_holding(rng, submits, nodes, end_s, classes),
-    ]
+    return [*_at_placing(rng, submits, end_s, classes), *_at_training(rng, submits, nodes, end_s, classes)]
 
 
 def _at_placing(rng: random.Random, submits: list[Work], end_s: float, classes: Collection[str] | None) -> list[Fault]:
@@ -68,24 +58,6 @@ def _at_training(
     each = max(trained, key=lambda work: (bool(work.parameters["exclude"]), work.parameters["duration_s"]))
     others = [node for node in nodes if node != each.parameters["node"]] or list(nodes)
     return [_strike(rng, each, rng.choice(kinds), rng.choice(others), (TRAINING_S, GONE_S), end_s)]
-
-
-def _at_holding(
-    rng: random.Random, submits: Sequence[Work], nodes: Sequence[NodeId], end_s: float, classes: Collection[str] | None
-) -> list[Fault]:
-    """At all machines but two, in any order, for good; then at the agents of the two."""
-    is_allowed = classes is None or {"crash", "restart"} <= set(classes)
-    if not is_allowed or len(nodes) not in ATTRITION_NODES or not submits or rng.random() >= ATTRITION_RATIO:
-        return []
-    longest = max(submits, key=lambda work: work.parameters["duration_s"])
-    *lost, last, other = rng.sample(list(nodes), len(nodes))
-    faults, at_s = [], longest.at_s + rng.uniform(*TRAINING_S)
-    for node in lost:
-        faults.append(Fault(round(at_s, 3), "crash", {"node": node, "duration_s": round(end_s - at_s, 3)}))
-        at_s += rng.uniform(*BETWEEN_S)
-    faults.append(Fault(round(at_s, 3), "restart", {"node": last, "times": 1}))
-    faults.append(Fault(round(at_s + AGAIN_S, 3), "restart", {"node": other, "times": 1}))
-    return faults if at_s + AGAIN_S < end_s else []
 
 
 def _strike(

@@ -20,6 +20,7 @@ FAULT_CLASSES: Mapping[str, str] = {
     "restart": "an agent is killed and started again at once, once or several times",
     "power-cut": "a machine is off for a while: its tasks end with it",
     "lost-host": "a machine is off for ever",
+    "lost-holders": "a job's first holders are killed one after another, then the agents beside its ranks restart",
     "wipe": "a machine comes back with an empty disk",
     "pause": "an agent stands still, for up to a minute",
     "slow-loop": "an agent's event loop is late again and again",

@@ -23,6 +23,7 @@ PLAN_MAX_S = 6.0  # longer than an answer counts
 GPU_TROUBLES = ("lost", "unhealthy", "foreign", "stale")
 FAILOVER_S = (11.0, 30.0)  # long enough for another shepherd and another attempt, and not for ever
 FAILOVER_RATIO = 0.5
+REPLACED_S = (11.0, 18.0)  # long enough for another holder in the place of a lost one
 
 Parameters = dict[str, Any]
 Draw = Callable[[random.Random, Sequence[NodeId], float], Parameters]
@@ -50,7 +51,7 @@ def draw_faults(
 
 
 def _count(rng: random.Random, kind: str, node_count: int) -> int:
-    if kind in ("loss", "duplicate", "replay", "delay", "lost-host", "same-name"):
+    if kind in ("loss", "duplicate", "replay", "delay", "lost-host", "lost-holders", "same-name"):
         return 1
     if kind in ("clock-drift", "clog"):
         return rng.randint(1, max(2, min(10, node_count // 2)))
@@ -58,8 +59,9 @@ def _count(rng: random.Random, kind: str, node_count: int) -> int:
 
 
 def _survivable(faults: Sequence[Fault], node_count: int) -> list[Fault]:
-    """A swarm of less than three has nobody who could do without a lost machine."""
-    return [fault for fault in faults if fault.kind != "lost-host" or node_count >= 3]
+    """A swarm of less than three has nobody who could do without a lost machine, one of three no other holder."""
+    least = {"lost-host": 3, "lost-holders": 4}
+    return [fault for fault in faults if node_count >= least.get(fault.kind, 0)]
 
 
 def _rounded(value: float) -> float:
@@ -128,6 +130,11 @@ def _lost(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Paramet
     return _node(rng, nodes)
 
 
+def _lost_holders(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    del nodes
+    return {"gap_s": _rounded(rng.uniform(*REPLACED_S)), "duration_s": _rounded(max(0.001, left_s))}
+
+
 def _pause(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
     return {**_node(rng, nodes), **_lasting(rng, left_s, *PAUSE_S)}
 
@@ -187,6 +194,7 @@ DRAWS: Mapping[str, Draw] = {
     "restart": _restart,
     "power-cut": _down,
     "lost-host": _lost,
+    "lost-holders": _lost_holders,
     "wipe": _down,
     "pause": _pause,
     "slow-loop": _slow_loop,

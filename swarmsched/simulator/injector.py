@@ -11,6 +11,7 @@ from swarmsched.simulator.fault import Fault, FaultPlan
 from swarmsched.simulator.host import PLAN_S, Host
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
+from swarmsched.simulator.tasks import RunningTask
 
 RESTART_GAP_S = 0.05
 LOOP_TURN_S = 0.01  # a slow loop runs so long between two stalls
@@ -146,6 +147,27 @@ class Injector:
         host.cut_power()
         host.is_lost = True
 
+    def lose_holders(self, fault: Fault) -> None:
+        """Those that owners were told of when they were ordered to run a job; whoever has ranks of it is restarted.
+
+        Of the jobs with the fewest ranks at their holders the one that runs longest.
+        """
+        running = [task for host in self._swarm.hosts.values() for task in host.tasks.running]
+        if not running:
+            return
+        order = min(running, key=_ranks_at_holders_and_end).order
+        owners = [self._swarm.hosts[share.node] for share in order.shares]
+        holders = [self._swarm.hosts[holder.node] for holder in order.configuration.holders]
+        lost = [host for host in holders if host not in owners]
+        for number, host in enumerate(lost):
+            self._swarm.loop.post_later(number * fault.parameters["gap_s"], self._unless_over, self._lose_agent, host)
+        for number, host in enumerate(owners, start=len(lost)):
+            self._swarm.loop.post_later(number * fault.parameters["gap_s"], self._restart, host)
+
+    def _lose_agent(self, host: Host) -> None:
+        if host.is_up:
+            host.crash()
+
     def wipe(self, fault: Fault) -> None:
         """A new disk."""
         host = self._host(fault)
@@ -258,6 +280,7 @@ APPLY: dict[str, Callable[[Injector, Fault], None]] = {
     "restart": Injector.restart,
     "power-cut": Injector.cut_power,
     "lost-host": Injector.lose,
+    "lost-holders": Injector.lose_holders,
     "wipe": Injector.wipe,
     "pause": Injector.pause,
     "slow-loop": Injector.slow_down,
@@ -272,6 +295,12 @@ APPLY: dict[str, Callable[[Injector, Fault], None]] = {
     "lost-database": Injector.lose_database,
     "same-name": Injector.share_name,
 }
+
+
+def _ranks_at_holders_and_end(task: RunningTask) -> tuple[int, float]:
+    holders = {holder.node for holder in task.order.configuration.holders}
+    ends_s = max((end_s for end_s, _, _ in task.ends.values()), default=0.0)
+    return sum([share.ranks for share in task.order.shares if share.node in holders]), -ends_s
 
 
 def _worsened(faults: NetworkFaults, fault: Fault) -> NetworkFaults:

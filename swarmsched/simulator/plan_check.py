@@ -73,6 +73,7 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "restart": {"node": NODE, "times": COUNT},
     "power-cut": _LASTING,
     "lost-host": {"node": NODE},
+    "lost-holders": {"gap_s": POSITIVE, "duration_s": AMOUNT},
     "wipe": _LASTING,
     "pause": _LASTING,
     "slow-loop": {**_LASTING, "lag_s": POSITIVE},

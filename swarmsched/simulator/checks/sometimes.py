@@ -41,7 +41,6 @@ NAMES = {
     "recover forced": "an operator went on without the lost holders",
     "yield happened": "a shepherd gave up an undecided hold for another job",
     "claim used": "a job started on GPUs that it had claimed",
-    "owner restarted after its holders": "an agent was started beside ranks of a job with none of its first holders",
     "stale record of an ended job dropped": "a holder that knew a job open heard that it is past its retention",
 }
 
@@ -68,7 +67,6 @@ class Sometimes(Checker):
         self._made_at: dict[JobId, NodeId] = {}  # where a submit was first given
         self._submits: dict[tuple[NodeId, int], JobId] = {}
         self._commits: dict[tuple[NodeId, int], None] = {}
-        self._decided = decided
         decided.subscribe(self._decided_next)
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
@@ -91,14 +89,6 @@ class Sometimes(Checker):
             self._count("checkpoint refused as stale", isinstance(answer, CheckpointAnswer) and not answer.is_committed)
         else:
             self._announced(effect)
-
-    def agent_started(self, host: Host) -> None:
-        """Beside ranks that ran on without it."""
-        records = [self._decided.last(task.key[0]) for task in host.tasks.running]
-        self._count("owner restarted after its holders", any(self._has_other_holders(each) for each in records if each))
-
-    def _has_other_holders(self, record: JobRecord) -> bool:
-        return not set(record.holders) & set(self._first_holders.get(record.job_id, ()))
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
         """Ranks freeze and go on."""

@@ -44,6 +44,16 @@ def test_the_owners_word_settles_it(settlement):
     assert not settlement.ended(OWNER, 3)
 
 
+def test_what_the_record_names_no_more_is_settled(settlement):
+    """A preempted gang may end while its record is still being told that one of its nodes does not answer."""
+    settlement.begin([LEFT], record(), 0.0)
+    settlement.keep([LEFT])
+    assert settlement.open == (LEFT,)
+    settlement.keep([])
+    assert settlement.open == ()
+    assert settlement.next_deadline_s == float("inf")
+
+
 def test_the_silence_of_a_majority_settles_it(settlement):
     settlement.begin([LEFT], record(), 0.0)
     assert not settlement.silence_told(A, silent(), record())
