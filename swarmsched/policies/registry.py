@@ -34,6 +34,11 @@ _LAS = (
     Spec("minimum_run_s", "seconds after its start in which no job is preempted", 600.0, 0.0, 1e9),
     Spec("preemptions_max", "how often one job is preempted, except by a higher priority", 3.0, 0.0, 1e6),
 )
+_SWARM = (
+    Spec("rank_exponent", "how much more a job counts that has less left than others; 0: not at all", 0.35, 0.0, 2.0),
+    Spec("horizon_s", "seconds that a change of GPUs is expected to last", 200.0, 1.0, 1e6),
+    Spec("pause_s", "seconds in which a job does not train when its GPUs change", 30.0, 0.0, 1e5),
+)
 _ROOM = "swarmsched.policies."
 _SUBMIT_ORDER = f"{_ROOM}base:SubmitOrder"
 _BY_SERVICE = f"{_ROOM}attained_service:AttainedServiceOrder"
@@ -55,6 +60,13 @@ POLICIES: Mapping[str, PolicyKind] = {
             _LAS,
             f"{_ROOM}las:LeastAttainedService",
             _BY_SERVICE,
+        ),
+        PolicyKind(
+            "swarm",
+            "each GPU where it gains most by fitted models, jobs with least left first",
+            _SWARM,
+            f"{_ROOM}swarm:Swarm",
+            plans_when_idle=True,
         ),
     )
 }

@@ -1,0 +1,167 @@
+"""Goodput: progress a second of a job on k ranks with its best batch (Qiao et al., Pollux, OSDI 2021, section 3).
+
+Step times are measured points, linear between local batches, where there are any for that many ranks and nodes, and the
+fitted speed model elsewhere.  They change seldom and are kept; the worth of a batch changes with each report.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.models.batch import candidates, split
+from swarmsched.models.speed import SpeedModel, StepTime
+
+BATCHES = 24
+"""Global batch sizes that are looked at."""
+KEPT = 1_024
+"""Tables of step times that are remembered."""
+HASHED_POINTS = 64
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class StepTimes:
+    """Seconds of a step by configuration: measured where known, else predicted, else infinite."""
+
+    def __init__(self, speed: Sequence[float], points: Sequence[SpeedPoint]) -> None:
+        self._model = SpeedModel.of(speed) if speed else None
+        self._measured: dict[tuple[int, int], tuple[list[int], list[SpeedPoint]]] = {}
+        self._nodes: dict[int, set[int]] = {}
+        for point in sorted(points, key=lambda one: one.local_batch):
+            self._nodes.setdefault(point.ranks, set()).add(point.nodes)
+            batches, times = self._measured.setdefault((point.ranks, point.nodes), ([], []))
+            batches.append(point.local_batch)
+            times.append(point)
+
+    def step_s(self, ranks: int, nodes: int, local_batch: int, micro_steps: int) -> float:
+        """Seconds of one step; infinite where nothing is known."""
+        time = (
+            self._between(ranks, nodes, local_batch)
+            or self._predicted(ranks, nodes, local_batch)
+            or self._nearby(ranks, nodes, local_batch)
+        )
+        return time.with_micro_steps(micro_steps) if time else inf
+
+    def _nearby(self, ranks: int, nodes: int, local_batch: int) -> StepTime | None:
+        """As measured with as many ranks on the nearest number of nodes."""
+        for other in sorted(self._nodes.get(ranks, ()), key=lambda count: (abs(count - nodes), count)):
+            time = self._between(ranks, other, local_batch)
+            if time:
+                return time
+        return None
+
+    def _between(self, ranks: int, nodes: int, local_batch: int) -> StepTime | None:
+        batches, times = self._measured.get((ranks, nodes), ((), ()))
+        at = bisect_left(batches, local_batch)
+        if at == len(batches):
+            return None
+        above = times[at]
+        if above.local_batch == local_batch:
+            return StepTime(above.step_s, above.sync_s)
+        if not at:
+            return None
+        below = times[at - 1]
+        part = (local_batch - below.local_batch) / (above.local_batch - below.local_batch)
+        return StepTime(
+            below.step_s + part * (above.step_s - below.step_s), below.sync_s + part * (above.sync_s - below.sync_s)
+        )
+
+    def _predicted(self, ranks: int, nodes: int, local_batch: int) -> StepTime | None:
+        return self._model.step_time(ranks, nodes, local_batch) if self._model else None
+
+
+@dataclass
+class StepTable:
+    """Seconds of a step by world size (row, from 0) and global batch (column), each on the fewest nodes."""
+
+    times: StepTimes
+    allowed: BatchRange
+    ranks_most: int
+    ranks_per_node: int
+    batches: Ints = field(init=False)
+    packed: Floats = field(init=False)
+    _spread: dict[tuple[int, int], Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batches = np.array(candidates(self.allowed, BATCHES))
+        self.packed = np.full((self.ranks_most + 1, len(self.batches)), inf)
+        for ranks in range(1, self.ranks_most + 1):
+            self.packed[ranks] = self.on(ranks, ceil(ranks / self.ranks_per_node))
+
+    def on(self, ranks: int, nodes: int) -> Floats:
+        """Seconds by global batch on so many nodes; infinite where a batch cannot be dealt to the ranks."""
+        known = self._spread.get((ranks, nodes))
+        if known is None:
+            known = self._spread[ranks, nodes] = np.array(
+                [self._step_s(ranks, nodes, int(one)) for one in self.batches]
+            )
+        return known
+
+    def _step_s(self, ranks: int, nodes: int, batch: int) -> float:
+        dealt = split(batch, ranks, self.allowed)
+        return self.times.step_s(ranks, nodes, *dealt) if dealt else inf
+
+
+class Goodput:
+    """What a job makes of GPUs now.  `rate`: progress a second by world size, 0 where it cannot run."""
+
+    def __init__(self, table: StepTable, noise: Sequence[NoisePoint]) -> None:
+        self._table = table
+        self._gains = gains(table.batches, table.allowed.first, noise)
+        by_batch = self._gains / table.packed
+        self._best = by_batch.argmax(axis=1)
+        self.rate: Floats = by_batch.max(axis=1)
+
+    @property
+    def ranks_most(self) -> int:
+        """The largest world size that was looked at."""
+        return len(self.rate) - 1
+
+    def batch(self, ranks: int, nodes: int) -> int:
+        """The global batch that makes most of so many ranks there."""
+        return int(self._table.batches[(self._gains / self._table.on(ranks, nodes)).argmax()])
+
+    def on(self, ranks: int, nodes: int) -> float:
+        """Progress a second on so many nodes."""
+        return float((self._gains / self._table.on(ranks, nodes)).max())
+
+
+def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
+    """Steps of the first batch that one step of each batch is worth: (n + 1) / (n / s + 1) with s = batch / first.
+
+    Without a measured noise a batch larger than the first is taken to be worth no more than the first: what nobody has
+    measured may not be bet on.
+    """
+    if not noise or not first:
+        return np.ones(len(batches))
+    ratio = np.interp(batches, [point.batch for point in noise], [point.noise for point in noise])
+    scale = batches / first
+    return (ratio + 1.0) / (ratio / scale + 1.0)
+
+
+class GoodputBook:
+    """Goodput of estimates; what step times follow from is kept from plan to plan, as it changes seldom."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[object, ...], tuple[object, StepTable]] = OrderedDict()
+
+    def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
+        """The job's rates for 1 to `ranks_most` ranks."""
+        # Thousands of points are shared by jobs and plans, and too long to hash each time; what is kept stays alive.
+        points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
+        key = (points, estimate.speed, allowed, ranks_most, ranks_per_node)
+        kept = self._tables.pop(key, None)
+        if kept is None:
+            times = StepTimes(estimate.speed, estimate.points)
+            kept = (estimate.points, StepTable(times, allowed, ranks_most, ranks_per_node))
+        self._tables[key] = kept
+        if len(self._tables) > KEPT:
+            self._tables.popitem(last=False)
+        return Goodput(kept[1], estimate.noise)

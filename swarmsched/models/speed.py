@@ -1,0 +1,51 @@
+"""Seconds of a step under data parallelism with all-reduce (Qiao et al., Pollux, OSDI 2021, equations 8 to 11).
+
+`T_grad = a_c + b_c * local_batch`; `T_sync` is 0 for one rank, `a_n + b_n * (ranks - 2)` on one node and
+`a_r + b_r * (ranks - 2)` on several; a step takes `(T_grad ** g + T_sync ** g) ** (1 / g)`, since the two overlap in
+part, and each accumulated micro-step before it `T_grad`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StepTime(NamedTuple):
+    """Seconds of one step without accumulation, and the part of it that synchronises gradients."""
+
+    step_s: float
+    sync_s: float
+
+    def with_micro_steps(self, count: int) -> float:
+        """Seconds of a step of so many micro-steps: all but the last synchronise nothing."""
+        return self.step_s + (count - 1) * (self.step_s - self.sync_s)
+
+
+class SpeedModel(NamedTuple):
+    """The seven parameters, in seconds but for the last."""
+
+    grad_s: float
+    grad_per_sample_s: float
+    node_sync_s: float
+    node_sync_per_rank_s: float
+    swarm_sync_s: float
+    swarm_sync_per_rank_s: float
+    overlap: float  # 1: none, 10: the longer hides the shorter
+
+    @classmethod
+    def of(cls, parameters: Sequence[float]) -> "SpeedModel":
+        """ValueError unless there are seven."""
+        return cls(*parameters)
+
+    def step_time(self, ranks: int, nodes: int, local_batch: float) -> StepTime:
+        """Prediction for one configuration."""
+        grad_s = self.grad_s + self.grad_per_sample_s * local_batch
+        sync_s = self._sync_s(ranks, nodes)
+        step_s = (grad_s**self.overlap + sync_s**self.overlap) ** (1.0 / self.overlap)
+        return StepTime(step_s, step_s - grad_s)
+
+    def _sync_s(self, ranks: int, nodes: int) -> float:
+        if ranks < 2:
+            return 0.0
+        if nodes < 2:
+            return self.node_sync_s + self.node_sync_per_rank_s * (ranks - 2)
+        return self.swarm_sync_s + self.swarm_sync_per_rank_s * (ranks - 2)

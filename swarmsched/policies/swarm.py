@@ -1,0 +1,199 @@
+"""The default policy: whoever has least left goes first, by a mild weight, and each GPU goes where it gains most.
+
+At each look the plan maximises
+
+    sum over jobs of  rank ** a  *  rate(k) / rate(fair share)  *  h / (h + pause)
+
+`rate(k)` is a job's goodput on k ranks with its best batch (Pollux, OSDI 2021), told in units of what it would make of
+an equal share of the GPUs, so that a job that can use but one of them is not outweighed by one that can use all.
+`rank` counts the jobs from the one with most left: finishing a job relieves all that wait behind it.  Weights that
+grow with a power of the rank are optimal for jobs of equal, known, sublinear speed-up (Berg, Vesilo, Harchol-Balter,
+heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
+`horizon_s` or the rest of the job; a job that keeps its GPUs pays nothing.
+
+The sum is maximised greedily by bundles: a step from k to k + m ranks by its gain for each GPU, the best m at once,
+since models may be slower on 8 GPUs than on 4 (IBM's dynamic program, as an auction).  Jobs of unknown length are
+taken to have as much left as they have had, as heavy tails go (Tiresias).
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarmsched.api import JobState
+from swarmsched.estimate import Elastic, Estimate
+from swarmsched.ids import NodeId
+from swarmsched.models.goodput import Floats, Goodput, GoodputBook
+from swarmsched.policies.base import amount, keep, wait
+from swarmsched.policies.placement import choose, tie_break
+from swarmsched.policies.reason import shortage
+from swarmsched.policies.room import Room
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
+
+LEAST_GAIN = 1e-12
+LEAST_LEFT_S = 1.0
+RANKS_MOST = 256
+"""Ranks of one job that are looked at."""
+
+
+@dataclass
+class Candidate:
+    """A job that may get more, less or other GPUs; `value` by world size."""
+
+    job: JobView
+    goodput: Goodput | None
+    value: Floats
+    left_s: float  # on an equal share
+    held: int  # ranks that it has
+    ranks: int = 0  # ranks that it gets
+
+
+class Swarm:
+    """See above."""
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        self._exponent = parameters["rank_exponent"]
+        self._horizon_s = parameters["horizon_s"]
+        self._pause_s = parameters["pause_s"]
+        self._book = GoodputBook()
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        """Sizes first, then hosts, the largest job first; whoever keeps its size keeps its hosts."""
+        room = Room(view.nodes)
+        open_jobs = [job for job in view.jobs if _is_open(job)]
+        kept = [keep(job, ()) for job in view.jobs if not _is_open(job)]
+        for job in open_jobs:
+            room.release(job.shares, job.demand)
+        free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
+        free += sum([share.ranks * job.demand.gpus for job in open_jobs for share in job.shares])
+        candidates = self._candidates(open_jobs, free, view, now_s)
+        self._size(candidates, free)
+        return Plan((*kept, *self._placed(candidates, room)))
+
+    def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
+        share = max(1, gpus // max(1, len(jobs)))
+        per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
+        found = [self._candidate(job, share, gpus, per_node, now_s) for job in jobs]
+        for rank, each in enumerate(sorted(found, key=lambda one: (-one.left_s, one.job.job_id)), start=1):
+            waited = each.job.queued_s(now_s) / (each.left_s + self._pause_s)
+            each.value *= rank**self._exponent * (1.0 + waited)
+        return found
+
+    def _candidate(self, job: JobView, share_gpus: int, gpus: int, per_node: int, now_s: float) -> Candidate:
+        """Its values but for the weight, which needs all jobs."""
+        per_rank = max(1, job.demand.gpus)
+        elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
+        goodput = self._goodput(job.card.estimate, elastic, most, max(1, per_node // per_rank))
+        rate = goodput.rate.copy() if goodput else np.arange(most + 1) / job.ranks
+        rate[: elastic.ranks_least] = 0.0
+        share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
+        usual = float(rate[share] or rate.max() or 1.0)
+        left_s = self._left_s(job, usual, share * per_rank, now_s)
+        value = self._worth(rate / usual, left_s)
+        held = sum([each.ranks for each in job.shares])
+        if 0 < held <= most:
+            there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
+            value[held] = max(value[held], there / usual)
+        return Candidate(job, goodput, value, left_s, held)
+
+    def _goodput(self, estimate: Estimate | None, elastic: Elastic, most: int, per_node: int) -> Goodput | None:
+        if estimate is None or not (estimate.speed or estimate.points):
+            return None
+        return self._book.goodput(estimate, elastic.batches, most, per_node)
+
+    def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
+        """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
+        estimate = job.card.estimate
+        if estimate is not None and estimate.remaining:
+            return max(LEAST_LEFT_S, estimate.remaining / usual)
+        return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
+
+    def _worth(self, speed: Floats, left_s: float) -> Floats:
+        """Speed after a pause for each world size: the pause is paid from the time that the change lasts."""
+        lasts_s = np.minimum(self._horizon_s, left_s / np.maximum(speed, LEAST_GAIN))
+        return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
+
+    def _size(self, candidates: Sequence[Candidate], free: int) -> None:
+        """Deal the GPUs in bundles, the one with the largest gain for each GPU first."""
+        heap = [bid for number in range(len(candidates)) if (bid := _bid(candidates, number, free))]
+        heapq.heapify(heap)
+        while heap and free:
+            _, number, ranks = heapq.heappop(heap)
+            each = candidates[number]
+            needed = (ranks - each.ranks) * max(1, each.job.demand.gpus)
+            if needed <= free:
+                each.ranks = ranks
+                free -= needed
+            again = _bid(candidates, number, free)
+            if again:
+                heapq.heappush(heap, again)
+
+    def _placed(self, candidates: Sequence[Candidate], room: Room) -> list[Decision]:
+        for each in candidates:
+            if each.ranks and each.ranks == each.held:
+                room.take(each.job.shares, each.job.demand)
+        ordered = sorted(candidates, key=lambda one: (-one.ranks * max(1, one.job.demand.gpus), one.job.job_id))
+        return [self._decision(each, room) for each in ordered]
+
+    def _decision(self, each: Candidate, room: Room) -> Decision:
+        job = each.job
+        if each.ranks and each.ranks == each.held:
+            return self._same_size(each)
+        shares = _hosts(each, room)
+        if not shares:
+            if each.held:
+                return Decision(job.job_id, Change.STOP, "others gain more from its GPUs")
+            return wait(job, (), shortage(job, room))
+        room.take(shares, job.demand)
+        ranks = sum([share.ranks for share in shares])
+        change = Change.START if not each.held else Change.GROW if ranks > each.held else Change.SHRINK
+        batch = each.goodput.batch(ranks, len(shares)) if each.goodput else 0
+        reason = f"{amount(ranks, 'rank')} gain most here, {each.left_s:.0f} s left on an equal share"
+        return Decision(job.job_id, change, reason, Allocation(shares, batch))
+
+    def _same_size(self, each: Candidate) -> Decision:
+        job = each.job
+        batch = each.goodput.batch(each.held, len(job.shares)) if each.goodput else 0
+        now = job.card.elastic.global_batch if job.card.elastic else 0
+        if batch in (0, now):
+            return keep(job, ())
+        reason = f"a batch of {batch} makes more progress than one of {now}"
+        return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
+
+
+def _is_open(job: JobView) -> bool:
+    """Whether its GPUs are to be decided on: one that runs and did not say that they may change keeps them."""
+    return job.state is JobState.QUEUED or (job.state is JobState.RUNNING and job.card.elastic is not None)
+
+
+def _bid(candidates: Sequence[Candidate], number: int, free: int) -> tuple[float, int, int] | None:
+    """Minus the gain for each GPU of the job's best next step, and to which size it goes."""
+    each = candidates[number]
+    per_rank = max(1, each.job.demand.gpus)
+    reachable = each.value[each.ranks + 1 : each.ranks + free // per_rank + 1]
+    if not len(reachable):
+        return None
+    gain = (reachable - each.value[each.ranks]) / np.arange(1, len(reachable) + 1)
+    best = int(gain.argmax())
+    return (-float(gain[best]) / per_rank, number, each.ranks + best + 1) if gain[best] > LEAST_GAIN else None
+
+
+def _hosts(each: Candidate, room: Room) -> tuple[Share, ...]:
+    """Where as many of its ranks as possible go: whole nodes first, those where it is already before others."""
+    job = each.job
+    mine = {share.node for share in job.shares}
+    spread = tie_break(job.job_id)
+
+    def tie(node: NodeId) -> float:
+        return spread(node) / 2.0**64 + (node not in mine)
+
+    least = job.card.elastic.ranks_least if job.card.elastic else job.ranks
+    for ranks in range(each.ranks, least - 1, -1):
+        found = choose(room.fits(job.demand), room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
+        if found:
+            return found
+    return ()

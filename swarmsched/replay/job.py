@@ -1,0 +1,117 @@
+"""One job of a replay: where it is, how far it has come, what it has had."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from swarmsched.api import JobState
+from swarmsched.estimate import Elastic
+from swarmsched.ids import JobId
+from swarmsched.replay.physics import Physics
+from swarmsched.replay.profiles import Shape
+from swarmsched.resources import Share
+
+SLACK = 1e-9
+"""Relative distance to the end of an epoch that counts as there: sums of floating-point numbers fall short."""
+
+
+@dataclass(eq=False)
+class ReplayJob:
+    """Advances by `advance` and changes by `allocate`; times in seconds since the replay began."""
+
+    job_id: JobId
+    label: str  # its name in the trace, for results alone
+    kind: str  # what jobs of one sort share, hashed
+    submitted_s: float
+    gpus: int  # asked for
+    physics: Physics
+    elastic: Elastic | None = None
+    shares: tuple[Share, ...] = ()
+    batch: int = 0
+    progress: float = 0.0
+    pause_s: float = 0.0  # still to wait before it trains
+    attained_gpu_s: float = 0.0
+    changed_s: float = 0.0  # when it was last started, stopped or submitted
+    first_started_s: float | None = None
+    ended_s: float | None = None
+    rescales: int = 0
+    migrations: int = 0
+    preemptions: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that it has."""
+        return sum([share.ranks for share in self.shares])
+
+    @property
+    def shape(self) -> Shape:
+        """GPUs on each of its nodes, by name of the node."""
+        return tuple([share.ranks for share in sorted(self.shares, key=lambda one: one.node)])
+
+    @property
+    def state(self) -> JobState:
+        """As its card would say."""
+        if self.ended_s is not None:
+            return JobState.ENDED
+        return JobState.RUNNING if self.shares else JobState.QUEUED
+
+    def allocate(self, shares: Sequence[Share], batch: int, now_s: float, pause_s: float) -> None:
+        """From now on it has these; a change of hosts costs a pause, one of the batch nothing."""
+        before = self.shares
+        self.batch = batch or self.batch
+        if set(before) == set(shares):
+            return
+        self.shares = tuple(shares)
+        if bool(before) != bool(shares):
+            self.changed_s = now_s
+        if not shares:
+            self.preemptions += 1
+            return
+        self.pause_s = pause_s
+        if self.first_started_s is None:
+            self.first_started_s = now_s
+        else:
+            self.rescales += 1
+            self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
+
+    def advance(self, now_s: float, to_s: float) -> None:
+        """Train until then, or to the end: then `ended_s` says when."""
+        if not self.shares:
+            return
+        ranks, shape = self.ranks, self.shape
+        left_s = to_s - now_s
+        while self.ended_s is None:
+            taken_s = self._to_next(shape, left_s)
+            self.attained_gpu_s += ranks * taken_s
+            left_s -= taken_s
+            if self.progress >= self.physics.total * (1.0 - SLACK):
+                self.ended_s = to_s - left_s
+            elif left_s <= 0.0:
+                return
+
+    def ends_in_s(self) -> float:
+        """Seconds until its end if nothing changes; infinite while it does not run."""
+        if not self.shares:
+            return inf
+        shape, progress, total_s = self.shape, self.progress, self.pause_s
+        while progress < self.physics.total * (1.0 - SLACK):
+            pace = self.physics.pace(shape, self.batch, progress)
+            if not pace.rate:
+                return inf
+            total_s += (pace.until - progress) / pace.rate
+            progress = pace.until * (1.0 + SLACK)
+        return total_s
+
+    def _to_next(self, shape: Shape, left_s: float) -> float:
+        """Go on to the next change of pace or for `left_s`; tells the seconds that this took."""
+        if self.pause_s:
+            taken_s = min(self.pause_s, left_s)
+            self.pause_s -= taken_s
+            return taken_s
+        pace = self.physics.pace(shape, self.batch, self.progress)
+        if pace.rate * left_s < pace.until - self.progress:
+            self.progress += pace.rate * left_s
+            return left_s
+        taken_s = (pace.until - self.progress) / pace.rate
+        self.progress = pace.until * (1.0 + SLACK)
+        return taken_s

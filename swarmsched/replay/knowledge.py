@@ -1,0 +1,81 @@
+"""What policies are told of a replay's jobs: everything (for experiments that isolate the policy), or nothing."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from math import ceil
+from typing import Protocol
+
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.physics import ProfiledPhysics
+from swarmsched.replay.profiles import Profile
+
+NOISE_MOST = 1e18
+"""Stands for a gradient without a direction: each batch is worth its size."""
+
+
+class Knowledge(Protocol):
+    """Where the estimates in the cards of a replay come from."""
+
+    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
+        """What is believed of the job now."""
+
+
+class NothingKnown:
+    """As for jobs that do not report."""
+
+    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
+        """None."""
+        return None
+
+
+class PerfectKnowledge:
+    """Profiles and remaining work as they are.  Results that rest on it say so."""
+
+    def __init__(self, gpus_per_node: int, gpus: int) -> None:
+        self._gpus_per_node = gpus_per_node
+        self._gpus = gpus
+
+    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
+        """Exact; of a job without a profile the seconds that it has left."""
+        if not isinstance(job.physics, ProfiledPhysics):
+            return Estimate(remaining=max(0.0, job.physics.total - job.progress))
+        profile = job.physics.profile
+        return Estimate(
+            points=all_points(profile, self._gpus_per_node, self._gpus),
+            noise=_noise(profile, profile.epoch_at(job.progress)),
+            remaining=max(0.0, profile.total_progress - job.progress),
+        )
+
+
+@lru_cache(maxsize=256)
+def all_points(profile: Profile, gpus_per_node: int, gpus: int) -> tuple[SpeedPoint, ...]:
+    """Every world size on the fewest nodes, and, up to four nodes' worth of GPUs, on more; ranks dealt evenly."""
+    batches = sorted({each.local_batch for each in profile.measured})
+    sizes = chain(
+        ((ranks, ceil(ranks / gpus_per_node)) for ranks in range(1, gpus + 1)),
+        ((ranks, nodes) for ranks in range(2, 4 * gpus_per_node + 1) for nodes in range(2, min(ranks, 8) + 1)),
+    )
+    return tuple(chain.from_iterable(_points(profile, *size, gpus_per_node, batches) for size in sorted(set(sizes))))
+
+
+def _points(profile: Profile, ranks: int, nodes: int, gpus_per_node: int, batches: list[int]) -> Iterator[SpeedPoint]:
+    if ranks > nodes * gpus_per_node:
+        return
+    if nodes == ceil(ranks / gpus_per_node):
+        shape = (gpus_per_node,) * (ranks // gpus_per_node) + ((rest,) if (rest := ranks % gpus_per_node) else ())
+    else:
+        shape = tuple(ranks // nodes + (node < ranks % nodes) for node in range(nodes))
+    for local_batch in batches:
+        try:
+            time = profile.step_time(shape, local_batch)
+        except ValueError:  # outside of what was measured
+            continue
+        yield SpeedPoint(ranks, nodes, local_batch, time.step_s, time.sync_s)
+
+
+@lru_cache(maxsize=4_096)
+def _noise(profile: Profile, epoch: int) -> tuple[NoisePoint, ...]:
+    sizes = sorted(profile.statistics)
+    return tuple([NoisePoint(size, min(profile.noise(size, epoch), NOISE_MOST)) for size in sizes])

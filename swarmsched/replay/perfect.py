@@ -1,0 +1,168 @@
+"""Replay on the exact view: one loop over arrivals, ends, ticks and reviews asks the policy, as a planner would.
+
+No nodes, no gossip: what a policy is worth when everybody knows everything.  With a tick the policy is asked at its
+multiples alone, as central schedulers are; without one at each arrival and end, and when its plan asked for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from swarmsched.api import JobState
+from swarmsched.card import STATES, JobCard
+from swarmsched.estimate import Elastic
+from swarmsched.ids import NodeId
+from swarmsched.replay.cluster import GPU, Cluster
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import Knowledge
+from swarmsched.replay.results import Observer
+from swarmsched.resources import Share
+from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy
+
+HISTORY = 256
+EPOCH_UTC_S = 1.0
+"""Replays begin here: a card takes a submission at 0 for one that never was."""
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """Seconds between plans (0: at each event), seconds that a change of hosts costs, and when to give up."""
+
+    tick_s: float = 0.0
+    pause_s: float = 30.0
+    limit_s: float = 1e8
+
+
+class PerfectReplay:
+    """One workload under one policy."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ReplayJob],
+        cluster: Cluster,
+        policy: Policy,
+        knowledge: Knowledge,
+        pacing: Pacing,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`clock` gives seconds: how long planning takes is told with the results."""
+        self._to_come = sorted(jobs, key=lambda job: (job.submitted_s, job.job_id), reverse=True)
+        self._live: list[ReplayJob] = []
+        self._cluster = cluster
+        self._policy = policy
+        self._knowledge = knowledge
+        self._pacing = pacing
+        self._clock = clock
+        self._history: list[EndedJob] = []
+        self._memory = b""
+        self._review_s = inf
+        self._now_s = 0.0
+        self.observer = Observer(cluster.total, len(jobs))
+
+    def run(self) -> Observer:
+        """Until all jobs have ended, or nothing will ever happen again."""
+        while self._live or self._to_come:
+            at_s = self._next_s()
+            if at_s == inf or at_s > self._pacing.limit_s:
+                break
+            self._advance(at_s)
+            if self._live:
+                self._decide()
+        return self.observer
+
+    def _next_s(self) -> float:
+        arrival_s = self._to_come[-1].submitted_s if self._to_come else inf
+        tick_s = self._pacing.tick_s
+        if tick_s:
+            # An empty cluster is not asked; the first tick after the next arrival is.
+            return (self._now_s // tick_s + 1.0) * tick_s if self._live else ceil(arrival_s / tick_s) * tick_s
+        ends_s = min((self._now_s + job.ends_in_s() for job in self._live), default=inf)
+        return max(self._now_s, min(arrival_s, ends_s, self._review_s))
+
+    def _advance(self, to_s: float) -> None:
+        for job in self._live:
+            job.advance(self._now_s, to_s)
+        self.observer.passed(self._live, to_s - self._now_s)
+        self._now_s = to_s
+        for job in self._live:
+            if job.ended_s is not None:
+                self._history.append(EndedJob(self._card(job), True, job.ended_s))
+                self.observer.ended(job)
+        del self._history[:-HISTORY]
+        self._live = [job for job in self._live if job.ended_s is None]
+        while self._to_come and self._to_come[-1].submitted_s <= to_s:
+            self._live.append(self._to_come.pop())
+
+    def _decide(self) -> None:
+        view = self._view()
+        began_s = self._clock()
+        plan = self._policy.plan(view, self._now_s + EPOCH_UTC_S)
+        self.observer.planned(self._clock() - began_s)
+        self._memory = plan.memory
+        self._review_s = self._now_s + plan.review_s if plan.review_s else inf
+        self._follow(plan)
+        self.observer.decided(self._live, self._cluster, self._now_s)
+
+    def _follow(self, plan: Plan) -> None:
+        """All at once, in the plan's order: what does not fit beside the rest keeps its place, or has none."""
+        by_id = {job.job_id: job for job in self._live}
+        wanted = [
+            (by_id[each.job_id], each)
+            for each in plan.decisions
+            if each.job_id in by_id and each.change not in (Change.KEEP, Change.WAIT)
+        ]
+        moving = {job.job_id for job, _ in wanted}
+        held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
+        for job, decision in wanted:
+            shares = self._granted(job, decision, held)
+            held.append(shares)
+            job.allocate(shares, decision.target.global_batch, self._now_s, self._pacing.pause_s)
+
+    def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:
+        if decision.change is Change.STOP:
+            return ()
+        if is_allowed(job, decision.target.ranks) and not self._cluster.overbooked([*held, decision.target.shares]):
+            return decision.target.shares
+        self.observer.refused()
+        return () if self._cluster.overbooked([*held, job.shares]) else job.shares
+
+    def _view(self) -> ClusterView:
+        held = [job.shares for job in self._live]
+        jobs = tuple([JobView(self._card(job), self._now_s + EPOCH_UTC_S) for job in self._live])
+        return ClusterView(0, self._cluster.views(held), jobs, tuple(self._history), self._memory)
+
+    def _card(self, job: ReplayJob) -> JobCard:
+        state, since_s = job.state, self._now_s - job.changed_s
+        return JobCard(
+            job_id=job.job_id,
+            epoch=1,
+            counter=1,
+            shepherd=NodeId("replay"),
+            state_index=STATES.index(state),
+            phase_index=0,
+            ranks=job.gpus,
+            demand=GPU,
+            submitted_utc_s=job.submitted_s + EPOCH_UTC_S,
+            name=job.kind,
+            attained_gpu_s=job.attained_gpu_s,
+            attained_rate=job.ranks,
+            queued_s=since_s if state is JobState.QUEUED else 0.0,
+            running_s=since_s if state is JobState.RUNNING else 0.0,
+            shares=job.shares,
+            first_started_utc_s=0.0 if job.first_started_s is None else job.first_started_s + EPOCH_UTC_S,
+            preemptions=min(job.preemptions, 255),
+            elastic=job.elastic and with_batch(job.elastic, job.batch),
+            estimate=self._knowledge.estimate(job, self._now_s),
+        )
+
+
+def with_batch(elastic: Elastic, batch: int) -> Elastic:
+    """With the batch that the job has now."""
+    return Elastic(elastic.ranks_least, elastic.ranks_most, elastic.batches, batch)
+
+
+def is_allowed(job: ReplayJob, ranks: int) -> bool:
+    """True for a world size that the job takes."""
+    if job.elastic is None:
+        return ranks == job.gpus
+    return job.elastic.ranks_least <= ranks <= job.elastic.ranks_most

@@ -1,0 +1,148 @@
+"""Measured profiles: how fast a model trains on a placement, and how much a step of a batch is worth.
+
+The physics of the Pollux artifact (Qiao et al., OSDI 2021): step and synchronisation time are interpolated between
+measurements, linearly over the local batch within a measured placement, else over (nodes, GPUs, local batch); the
+gradient's statistics between batch sizes, by epoch.  Only jobs of a replay look here, never a policy.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import LinearNDInterpolator
+
+from swarmsched.models.speed import StepTime
+
+Shape = tuple[int, ...]
+"""GPUs on each node, in node order: (4, 2)."""
+
+
+class Measured(NamedTuple):
+    """One measured configuration; without `shape`, GPUs that fill their nodes evenly."""
+
+    shape: Shape
+    nodes: int
+    gpus: int
+    local_batch: int
+    step_s: float
+    sync_s: float
+
+
+class EpochStatistics(NamedTuple):
+    """What training at one fixed batch size showed up to the end of an epoch; progress in steps of the first batch."""
+
+    progress: float
+    grad_sqr: float
+    grad_var: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model's owner allows: batch sizes in samples, and the epochs after which the job is done."""
+
+    initial_batch: int
+    batch_max: int
+    local_batch_min: int
+    local_batch_max: int
+    epochs: int
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """One model."""
+
+    name: str
+    limits: Limits
+    measured: Sequence[Measured]
+    statistics: Mapping[int, Sequence[EpochStatistics]]  # by batch size, one for each epoch
+    _known: dict[tuple[Shape, int], StepTime] = field(default_factory=dict, compare=False, repr=False)
+
+    def step_time(self, shape: Shape, local_batch: int) -> StepTime:
+        """Seconds of one step on a placement; ValueError where nothing near it was measured."""
+        shape = canonical(shape)
+        known = self._known.get((shape, local_batch))
+        if known is None:
+            known = self._known[shape, local_batch] = self._interpolated(shape, local_batch)
+        return known
+
+    def progress_at(self, epoch: int) -> float:
+        """Steps of the first batch that are done when so many epochs are."""
+        return self._first[epoch - 1].progress if epoch else 0.0
+
+    @property
+    def total_progress(self) -> float:
+        """Steps of the first batch until the job is done."""
+        return self.progress_at(self.limits.epochs)
+
+    def epoch_at(self, progress: float) -> int:
+        """The epoch that is under way, from 0."""
+        return min(bisect_right(self._ends, progress), self.limits.epochs - 1)
+
+    def noise(self, batch: int, epoch: int) -> float:
+        """Variance over squared norm of the gradient at the first batch size, as a job of this batch measures it."""
+        grad_sqr, grad_var = self._statistics(batch, epoch)
+        return grad_var / grad_sqr if grad_sqr else inf
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Steps of the first batch that one step of this batch is worth."""
+        (grad_sqr, grad_var), scale = self._statistics(batch, epoch), batch / self.limits.initial_batch
+        return (grad_var + grad_sqr) / (grad_var / scale + grad_sqr)
+
+    def _statistics(self, batch: int, epoch: int) -> tuple[float, float]:
+        sizes = self._sizes
+        above = min(max(bisect_right(sizes, batch), 1), len(sizes) - 1)
+        low, high = (self.statistics[size][epoch] for size in sizes[above - 1 : above + 1])
+        part = (min(batch, sizes[-1]) - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        grad_sqr = low.grad_sqr + part * (high.grad_sqr - low.grad_sqr)
+        return grad_sqr, low.grad_var + part * (high.grad_var - low.grad_var)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return sorted(self.statistics)
+
+    @cached_property
+    def _first(self) -> Sequence[EpochStatistics]:
+        return self.statistics[self.limits.initial_batch]
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        return [each.progress for each in self._first]
+
+    @cached_property
+    def _by_shape(self) -> dict[Shape, list[Measured]]:
+        found: dict[Shape, list[Measured]] = {}
+        for each in sorted(self.measured, key=lambda one: one.local_batch):
+            if each.shape:
+                found.setdefault(canonical(each.shape), []).append(each)
+        return found
+
+    @cached_property
+    def _between(self) -> LinearNDInterpolator:
+        cells: dict[tuple[int, int, int], list[StepTime]] = {}
+        for each in self.measured:
+            cells.setdefault((each.nodes, each.gpus, each.local_batch), []).append(StepTime(each.step_s, each.sync_s))
+        means = [np.mean(times, axis=0) for times in cells.values()]
+        return LinearNDInterpolator(np.array(list(cells), dtype=float), np.array(means))
+
+    def _interpolated(self, shape: Shape, local_batch: int) -> StepTime:
+        within = self._by_shape.get(shape)
+        if within and within[0].local_batch <= local_batch <= within[-1].local_batch:
+            batches = [each.local_batch for each in within]
+            return StepTime(
+                float(np.interp(local_batch, batches, [each.step_s for each in within])),
+                float(np.interp(local_batch, batches, [each.sync_s for each in within])),
+            )
+        step_s, sync_s = self._between(len(shape), sum(shape), local_batch)
+        if np.isnan(step_s):
+            raise ValueError(f"{self.name}: nothing was measured near {shape} with local batch {local_batch}")
+        return StepTime(float(step_s), float(sync_s))
+
+
+def canonical(shape: Iterable[int]) -> Shape:
+    """The smallest rotation of the shape without empty nodes: rings of these are equal."""
+    filled = tuple(gpus for gpus in shape if gpus)
+    return min(filled[at:] + filled[:at] for at in range(len(filled)))

@@ -1,0 +1,92 @@
+"""What a replay came to: completion times, use of the GPUs, and how restless the decisions were."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from swarmsched.ids import JobId
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.job import ReplayJob
+
+REVERSAL_S = 60.0
+"""A job that is grown and shrunk again within this was decided wrongly once."""
+
+
+@dataclass
+class Observer:
+    """Told of all that happens; both kinds of replay write here."""
+
+    gpus: int
+    jobs: int
+    finished: list[ReplayJob] = field(default_factory=list)
+    busy_gpu_s: float = 0.0
+    idle_gpu_s_while_work_waits: float = 0.0
+    refused_holds: int = 0
+    reversed_decisions: int = 0
+    elapsed_s: float = 0.0
+    plan_s: list[float] = field(default_factory=list)
+    _idle_while_waiting: int = 0
+    _grown: dict[JobId, tuple[float, int]] = field(default_factory=dict)
+    _ranks: dict[JobId, int] = field(default_factory=dict)
+
+    def passed(self, live: Sequence[ReplayJob], seconds: float) -> None:
+        """Time went by with these allocations."""
+        self.elapsed_s += seconds
+        self.busy_gpu_s += seconds * sum([job.ranks for job in live])
+        self.idle_gpu_s_while_work_waits += seconds * self._idle_while_waiting
+
+    def planned(self, seconds: float) -> None:
+        """A plan was made in so long."""
+        self.plan_s.append(seconds)
+
+    def refused(self) -> None:
+        """A decision could not be followed: its place was taken, or the job does not take the size."""
+        self.refused_holds += 1
+
+    def ended(self, job: ReplayJob) -> None:
+        """A job is done."""
+        self.finished.append(job)
+        self._grown.pop(job.job_id, None)
+        self._ranks.pop(job.job_id, None)
+
+    def decided(self, live: Sequence[ReplayJob], cluster: Cluster, now_s: float) -> None:
+        """A plan was followed."""
+        idle = cluster.total - sum([job.ranks for job in live])
+        self._idle_while_waiting = idle if any(not job.shares for job in live) else 0
+        for job in live:
+            before, after = self._ranks.get(job.job_id, 0), job.ranks
+            if after > before > 0:
+                self._grown[job.job_id] = (now_s, before)
+            elif 0 < after < before and now_s - self._grown.get(job.job_id, (-REVERSAL_S, 0))[0] <= REVERSAL_S:
+                self.reversed_decisions += 1
+            self._ranks[job.job_id] = after
+
+    def summary(self) -> dict[str, float | int | None]:
+        """The figures; times in seconds, None where no job has finished."""
+        times = [job.ended_s - job.submitted_s for job in self.finished if job.ended_s is not None]
+        ends = [job.ended_s for job in self.finished if job.ended_s is not None]
+        begin_s = min((job.submitted_s for job in self.finished), default=0.0)
+        return {
+            "jobs": self.jobs,
+            "finished": len(self.finished),
+            "avg_jct_s": _rounded(np.mean(times)) if times else None,
+            "median_jct_s": _rounded(np.median(times)) if times else None,
+            "p99_jct_s": _rounded(np.percentile(times, 99)) if times else None,
+            "makespan_s": _rounded(max(ends) - begin_s) if ends else None,
+            "gpu_utilisation_ratio": round(self.busy_gpu_s / (self.gpus * self.elapsed_s), 4)
+            if self.elapsed_s
+            else 0.0,
+            "rescales": sum([job.rescales for job in self.finished]),
+            "migrations": sum([job.migrations for job in self.finished]),
+            "preemptions": sum([job.preemptions for job in self.finished]),
+            "plan_ms_p50": _rounded(np.percentile(self.plan_s, 50) * 1e3, 3) if self.plan_s else None,
+            "plan_ms_p99": _rounded(np.percentile(self.plan_s, 99) * 1e3, 3) if self.plan_s else None,
+            "refused_holds": self.refused_holds,
+            "reversed_decisions": self.reversed_decisions,
+            "idle_gpu_seconds_while_work_waits": _rounded(self.idle_gpu_s_while_work_waits),
+        }
+
+
+def _rounded(value: "np.floating[object] | float", digits: int = 1) -> float:  # type: ignore[type-var]
+    return round(float(value), digits)

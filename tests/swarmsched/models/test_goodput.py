@@ -1,0 +1,76 @@
+"""Goodput tables: step times as measured, else as fitted; batches worth what their noise says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.models.batch import candidates, split
+from swarmsched.models.goodput import GoodputBook, StepTimes, gains
+from swarmsched.models.speed import SpeedModel
+
+ALLOWED = BatchRange(32, 256, 8, 64)
+SPEED = (0.01, 0.001, 0.02, 0.001, 0.05, 0.002, 1.0)
+
+
+@given(st.integers(1, 4_096), st.integers(1, 64))
+def test_a_dealt_batch_is_within_all_bounds_and_near_what_was_asked(batch: int, ranks: int) -> None:
+    dealt = split(batch, ranks, ALLOWED)
+    if dealt is None:
+        return
+    assert ALLOWED.local_least <= dealt.local_batch <= ALLOWED.local_most
+    assert dealt.batch(ranks) <= ALLOWED.most
+    assert abs(dealt.batch(ranks) - min(batch, ALLOWED.most)) <= ranks * dealt.micro_steps
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks", "expected"),
+    [(32, 1, (32, 1)), (256, 1, (64, 4)), (32, 4, (8, 1)), (32, 8, None), (100, 3, (34, 1))],
+)
+def test_a_batch_is_dealt_in_as_few_micro_steps_as_fit(
+    batch: int, ranks: int, expected: tuple[int, int] | None
+) -> None:
+    assert split(batch, ranks, ALLOWED) == expected
+
+
+def test_candidates_run_from_the_first_to_the_largest() -> None:
+    assert candidates(ALLOWED, 4) == [32, 64, 128, 256]
+    assert candidates(BatchRange(32, 32, 8, 32), 24) == [32]
+
+
+def test_a_measured_step_wins_over_the_fit_and_lies_between_its_neighbours() -> None:
+    points = (SpeedPoint(2, 1, 10, 1.0, 0.2), SpeedPoint(2, 1, 20, 2.0, 0.4))
+    times = StepTimes(SPEED, points)
+    assert times.step_s(2, 1, 15, 1) == pytest.approx(1.5)
+    assert times.step_s(2, 1, 15, 3) == pytest.approx(1.5 + 2 * (1.5 - 0.3))
+    assert times.step_s(2, 1, 40, 1) == pytest.approx(SpeedModel.of(SPEED).step_time(2, 1, 40).step_s)
+    assert StepTimes((), points).step_s(2, 2, 15, 1) == pytest.approx(1.5), (
+        "the nearest number of nodes, if all else lacks"
+    )
+    assert StepTimes((), points).step_s(3, 1, 15, 1) == float("inf")
+
+
+def test_larger_batches_are_worth_what_the_noise_says_and_nothing_more_unless_it_was_measured() -> None:
+    sizes = np.array([32, 64, 128])
+    assert gains(sizes, 32, ()).tolist() == [1.0, 1.0, 1.0]
+    assert gains(sizes, 32, [NoisePoint(32, 1.0)]) == pytest.approx([1.0, 4 / 3, 1.6])
+    assert gains(sizes, 32, [NoisePoint(32, 1e18)]) == pytest.approx([1.0, 2.0, 4.0])
+
+
+def test_a_table_says_for_each_size_how_fast_and_with_which_batch() -> None:
+    goodput = GoodputBook().goodput(Estimate(SPEED, noise=(NoisePoint(32, 4.0),)), ALLOWED, 8, 4)
+    assert goodput.ranks_most == 8
+    assert goodput.rate[0] == 0.0
+    assert goodput.rate[4] > goodput.rate[1] > 0.0
+    assert goodput.on(4, 1) == pytest.approx(goodput.rate[4])
+    assert goodput.on(4, 4) < goodput.on(4, 1), "the network is slower than one machine"
+    assert 32 <= goodput.batch(4, 1) <= 256
+
+
+def test_tables_are_kept_for_equal_points_and_made_anew_for_others() -> None:
+    book = GoodputBook()
+    slow = tuple(SpeedPoint(ranks, 1, batch, 1.0) for ranks in range(1, 5) for batch in range(8, 65))
+    fast = tuple(SpeedPoint(point.ranks, 1, point.local_batch, 0.5) for point in slow)
+    rates = [book.goodput(Estimate(points=points), ALLOWED, 4, 4).rate[1] for points in (slow, fast, slow)]
+    assert rates == pytest.approx([1.0, 2.0, 1.0])

@@ -1,0 +1,71 @@
+"""Replays on the exact view: known schedules are reproduced, and no policy gets what is not there."""
+
+import csv
+
+import pytest
+
+from swarmsched.ids import NodeId
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import PerfectKnowledge, all_points
+from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.workload import rows, select, trace_jobs
+from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid, traces
+
+
+def test_fifo_blocks_behind_the_head_and_ends_at_the_exact_moments() -> None:
+    jobs = [rigid(1, 0.0, 2, 2.0), rigid(2, 0.5, 2, 6.0), rigid(3, 1.0, 1, 8.0)]
+    assert ends(replay(jobs, "fifo")) == {"job1": 2.0, "job2": 8.0, "job3": 16.0}
+
+
+def test_with_a_tick_nothing_is_decided_between_its_multiples() -> None:
+    jobs = [rigid(1, 1.0, 2, 5.0), rigid(2, 2.0, 2, 5.0)]
+    assert ends(replay(jobs, "fifo", pacing=Pacing(60.0, 10.0))) == {"job1": 75.0, "job2": 135.0}
+
+
+def test_what_can_never_run_ends_the_replay_and_is_missing_among_the_finished() -> None:
+    summary = replay([rigid(1, 0.0, 3, 1.0), rigid(2, 0.0, 1, 1.0)], "backfill").summary()
+    assert (summary["jobs"], summary["finished"], summary["avg_jct_s"]) == (2, 1, 1.0)
+
+
+def test_the_default_policy_gives_an_elastic_job_all_that_pays_and_shares_with_the_next() -> None:
+    profile, cluster = made_up(), Cluster.even(2, 4)
+    alone = replay([elastic(1, 0.0, profile)], "swarm", cluster, Pacing(60.0, 30.0))
+    shared = replay([elastic(1, 0.0, profile), elastic(2, 0.0, profile)], "swarm", cluster, Pacing(60.0, 30.0))
+    assert alone.refused_holds == shared.refused_holds == 0
+    assert alone.summary()["finished"] == 1
+    assert len(shared.finished) == 2
+    assert max(ends(shared).values()) < 2 * ends(alone)["job1"]
+
+
+def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
+    profile = made_up()
+    jobs = [elastic(number, 7.0 * number, profile) for number in range(40)]
+    observer = replay(jobs, "swarm", Cluster.even(2, 4), Pacing(60.0, 30.0))
+    assert len(observer.finished) == 40
+    assert observer.refused_holds == 0
+    assert 0.0 < observer.busy_gpu_s <= 8 * observer.elapsed_s
+
+
+def test_perfect_knowledge_tells_each_size_on_the_fewest_nodes() -> None:
+    points = all_points(made_up(), 4, 8)
+    assert {(point.ranks, point.nodes) for point in points} >= {(ranks, -(-ranks // 4)) for ranks in range(1, 9)}
+
+
+@pytest.mark.parametrize(
+    ("trace", "chosen", "nodes"), [("itp195_jobs", {}, 8), ("pollux_jobs", {"load": "1.0", "workload": "6"}, 16)]
+)
+def test_fifo_reproduces_what_an_independent_simulator_finds(trace: str, chosen: dict[str, str], nodes: int) -> None:
+    folder = traces()
+    name = ":".join([trace, *chosen.values()])
+    table = list(csv.DictReader((folder / "reference" / "rigid_summary.csv").read_text().splitlines()))
+    (wanted,) = [row for row in table if (row["trace"], row["nodes"], row["policy"]) == (name, str(nodes), "fifo")]
+    lines = (folder / "workloads" / f"{trace}.csv").read_text().splitlines()
+    jobs = trace_jobs(trace, select(trace, rows(trace, lines, ("job_id", "submit_time_s")), chosen))
+    gpus = nodes * int(wanted["gpus_per_node"])
+    work: list[ReplayJob] = [
+        rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(jobs)
+    ]
+    summary = replay(work, "fifo", Cluster({NodeId("all"): gpus}), knowledge=PerfectKnowledge(gpus, gpus)).summary()
+    assert summary["avg_jct_s"] == pytest.approx(float(wanted["avg_jct_s"]), abs=0.1)
+    assert summary["makespan_s"] == pytest.approx(float(wanted["makespan_s"]), abs=0.1)
