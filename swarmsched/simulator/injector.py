@@ -254,7 +254,8 @@ class Injector:
 
     def fill_disk(self, fault: Fault) -> None:
         """Nothing becomes durable."""
-        self._host(fault).storage.full_until_s = self._swarm.loop.now_s + fault.parameters["duration_s"]
+        storage, end_s = self._host(fault).storage, self._swarm.loop.now_s + fault.parameters["duration_s"]
+        storage.full_until_s = max(storage.full_until_s, end_s)  # what waits for the longer one goes on waiting
 
     def drift(self, fault: Fault) -> None:
         """The monotonic clock."""

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
+from swarmsched.ids import NodeId
 from swarmsched.simulator.ambush import PLACING_S
 from swarmsched.simulator.fault import FAULT_CLASSES, Fault
 from swarmsched.simulator.fault_draw import DRAWS
 from swarmsched.simulator.injector import APPLY
-from swarmsched.simulator.story import SIZES, StoryOptions, StoryPlan, draw_plan, draw_size, run_story
+from swarmsched.simulator.story import SIZES, Story, StoryOptions, StoryPlan, draw_plan, draw_size, run_story
 from swarmsched.simulator.workload import BLOCKER_S, Work
 
 ONE_SEED = """
@@ -106,6 +107,18 @@ def test_all_faults_are_over_when_the_swarm_is_healed():
 
 
 @pytest.mark.parametrize("reader", [Fault, Work])
+def test_a_disk_that_fills_up_twice_at_once_is_full_until_the_later_end():
+    """A commit that waits for the first end goes on waiting: a checker that asks must hear so."""
+    story = Story(StoryPlan(1, 1, 1, 9.0, (), ()))
+    story.swarm.start(0.0)
+    spans = ((1.0, 6.0), (2.0, 0.5))
+    story.injector.schedule([Fault(at_s, "full-disk", {"node": "n000", "duration_s": for_s}) for at_s, for_s in spans])
+    story.swarm.run_for(5.0)
+    assert story.swarm.hosts[NodeId("n000")].storage.is_full(story.swarm.loop.now_s)
+    story.swarm.run_for(3.0)
+    assert not story.swarm.hosts[NodeId("n000")].storage.is_full(story.swarm.loop.now_s)
+
+
 def test_a_plan_with_an_unknown_class_is_refused(reader):
     with pytest.raises(ValueError, match="'meteorite' is not one of"):
         reader.from_json({"at_s": 1.0, "class": "meteorite", "work": "meteorite"})
