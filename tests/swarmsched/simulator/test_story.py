@@ -106,7 +106,6 @@ def test_all_faults_are_over_when_the_swarm_is_healed():
         assert max(ends, default=0.0) <= plan.heal_s + 0.01
 
 
-@pytest.mark.parametrize("reader", [Fault, Work])
 def test_a_disk_that_fills_up_twice_at_once_is_full_until_the_later_end():
     """A commit that waits for the first end goes on waiting: a checker that asks must hear so."""
     story = Story(StoryPlan(1, 1, 1, 9.0, (), ()))
@@ -119,6 +118,7 @@ def test_a_disk_that_fills_up_twice_at_once_is_full_until_the_later_end():
     assert not story.swarm.hosts[NodeId("n000")].storage.is_full(story.swarm.loop.now_s)
 
 
+@pytest.mark.parametrize("reader", [Fault, Work])
 def test_a_plan_with_an_unknown_class_is_refused(reader):
     with pytest.raises(ValueError, match="'meteorite' is not one of"):
         reader.from_json({"at_s": 1.0, "class": "meteorite", "work": "meteorite"})
