@@ -81,6 +81,20 @@ class Free(Value):
         return sum([each.count for each in self.gpus])
 
 
+class FreeReport(Value):
+    """An owner's fresh state, in every answer of its: repairs the asker's view.
+
+    `(generation, version)` is that of the ledger; a gossiped node record with an older one must not overwrite this.
+    """
+
+    generation: U53
+    version: U53
+    gpus: U16
+    cpus: U32
+    memory_bytes: U53
+    running_ranks: U16 = 0
+
+
 class Share(Value):
     """One node's part of a gang: `ranks` ranks on `node`.
 

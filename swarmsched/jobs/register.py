@@ -48,24 +48,6 @@ from swarmsched.jobs.update import (
 from swarmsched.record import JobRecord
 from swarmsched.wire.codec import encode_value
 
-__all__ = [
-    "UPDATE_TIMEOUT_S",
-    "EndConfirmed",
-    "JobOver",
-    "ReadDecided",
-    "ReadRequested",
-    "RecordAccepted",
-    "Register",
-    "RegisterEffect",
-    "RegisterEvent",
-    "RegisterMessage",
-    "Result",
-    "UpdateConflicted",
-    "UpdateDecided",
-    "UpdateRequested",
-    "UpdateUncertain",
-]
-
 UPDATE_TIMEOUT_S = 10.0
 
 RegisterEvent = PeerMessageReceived | TimerFired | UpdateRequested | ReadRequested

@@ -71,15 +71,6 @@ class LedgerEntry(Value):
     deadline_s: float
 
 
-class ExpiredHold(Value):
-    """A hold whose deadline passed without a commit; its resources are free again."""
-
-    job_id: JobId
-    epoch: int
-    attempt: int
-    shepherd: str
-
-
 class StoredFence(Value):
     """The durable part of `Fence`."""
 

@@ -27,7 +27,6 @@ from swarmsched.ledger.booking import (
     SCHEMA_VERSION,
     Booking,
     BookingState,
-    ExpiredHold,
     Fence,
     LedgerEntry,
     StoredFence,
@@ -39,7 +38,6 @@ from swarmsched.ledger.claims import Claims
 from swarmsched.ledger.message import (
     ClaimRequest,
     CommitRequest,
-    FreeReport,
     HoldRequest,
     LaunchRequest,
     OwnerAnswer,
@@ -50,7 +48,7 @@ from swarmsched.ledger.message import (
     StatusRequest,
     StopRequest,
 )
-from swarmsched.resources import Demand, Free, Gpu, GpuHealth, NodeResources, counted, fits, suits
+from swarmsched.resources import Demand, Free, FreeReport, Gpu, GpuHealth, NodeResources, counted, fits, suits
 from swarmsched.task import TaskOrder
 
 CheckedCommand = LaunchRequest | StopRequest | SignalRequest | StatusRequest
@@ -297,7 +295,7 @@ class Ledger:
         writes = [write for booking in held for write in self._remove(booking, now_s)]
         return len(held) == len(mine), self._writes(*writes)
 
-    def expire(self, now_s: float) -> tuple[list[ExpiredHold], list[Persist]]:
+    def expire(self, now_s: float) -> tuple[list[Booking], list[Persist]]:
         """Free the holds whose deadline has come, and drop fences that have been idle for an hour."""
         self._claims.expire(now_s)
         if self._is_waking:
@@ -306,8 +304,7 @@ class Ledger:
         expired = [self._bookings[key] for key in due]
         writes = [write for booking in expired for write in self._remove(booking, now_s)]
         writes += self._drop_idle_fences(now_s)
-        holds = [ExpiredHold(each.job_id, each.epoch, each.attempt, each.shepherd) for each in expired]
-        return holds, self._writes(*writes)
+        return expired, self._writes(*writes)
 
     # --- what the outside reads
 

@@ -11,11 +11,13 @@ from msgspec import Meta
 
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
-from swarmsched.resources import Demand
+from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskOrder, TaskStatus
 
 HOLD_TTL_S = 5.0
 CLAIM_TTL_S = 60.0
+
+SentRankKey = Annotated[tuple[U53, ...], Meta(max_length=4)]
 
 
 class Refusal(Enum):
@@ -34,119 +36,72 @@ class Refusal(Enum):
     UNKNOWN = "unknown"  # nothing is known of such a task
 
 
-class FreeReport(Value):
-    """The owner's fresh state, in every answer: repairs the asker's view.
-
-    `(generation, version)` is that of the ledger; a gossiped node record with an older one must not overwrite this.
-    """
-
-    generation: U53
-    version: U53
-    gpus: U16
-    cpus: U32
-    memory_bytes: U53
-    running_ranks: U16 = 0
-
-
-class HoldRequest(Value):
-    """Book `ranks` ranks of `demand` until `ttl_s` after receipt."""
+class ShepherdCommand(Value):
+    """What every command of a shepherd begins with; a repeated `command_id` gets the stored answer."""
 
     job_id: Job
     epoch: U32
     attempt: U32
     command_id: U32
     shepherd: NodeName
+
+
+class HoldRequest(ShepherdCommand):
+    """Book `ranks` ranks of `demand` until `ttl_s` after receipt."""
+
     ranks: U16
     demand: Demand
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]
+    rank_key: SentRankKey
     wants_rendezvous: bool  # rank 0 will live here: answer with host and bound port
     ttl_s: Seconds = HOLD_TTL_S
     lasts_s: Seconds = 0.0  # its time limit: it may pass a claim that it does not delay; 0: none
 
 
-class ClaimRequest(Value):
+class ClaimRequest(ShepherdCommand):
     """Keep `ranks` ranks of `demand` for this job, of what is free and of what comes free, until `ttl_s` after receipt.
 
     Holds of jobs that rank lower are refused what is left over by less, unless they end within `starts_within_s`
     (0: not known).  Claims book nothing and are not durable; a claim of no ranks gives up the earlier one.
     """
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
     ranks: U16
     demand: Demand
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]
+    rank_key: SentRankKey
     submitted_utc_s: Amount  # orders claims of different policies
     starts_within_s: Seconds
     ttl_s: Seconds = CLAIM_TTL_S
 
 
-class CommitRequest(Value):
+class CommitRequest(ShepherdCommand):
     """Turn the hold into a lease and stage the task; ranks do not run before `LaunchRequest`."""
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
     order: TaskOrder
 
 
-class LaunchRequest(Value):
+class LaunchRequest(ShepherdCommand):
     """All owners committed and staged: start the ranks."""
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
 
-
-class ReleaseRequest(Value):
+class ReleaseRequest(ShepherdCommand):
     """Give up hold or lease of this attempt and refuse it (and older ones) from now on; ranks, if any, are stopped."""
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
 
-
-class StopRequest(Value):
+class StopRequest(ShepherdCommand):
     """Stop the ranks with grace; the lease ends when no process is left."""
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
     grace_s: Seconds
 
 
-class SignalRequest(Value):
+class SignalRequest(ShepherdCommand):
     """Send a signal to the ranks."""
 
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
     signal: U16
 
 
-class StatusRequest(Value):
+class StatusRequest(ShepherdCommand):
     """A shepherd (new, or returned) asks what is known of its attempt, and takes over reports."""
-
-    job_id: Job
-    epoch: U32
-    attempt: U32
-    command_id: U32
-    shepherd: NodeName
 
 
 OwnerCommand = (
@@ -203,7 +158,7 @@ class PreemptRequest(Value):
     taker: Job
     shepherd: NodeName  # of the taker
     policy_id: Name
-    rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)]  # of the taker
+    rank_key: SentRankKey  # of the taker
     is_decided: bool = False
 
 

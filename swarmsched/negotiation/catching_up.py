@@ -7,7 +7,7 @@ has the newest record it is no help to anybody, and for a job that has ended no 
 from collections.abc import Iterator, Mapping
 
 from swarmsched.ids import JobId
-from swarmsched.jobs.register import ReadRequested
+from swarmsched.jobs.update import ReadRequested
 from swarmsched.negotiation.record_writer import ReadRecord
 from swarmsched.record import JobRecord
 

@@ -490,7 +490,7 @@ class Owner:
         expired_holds, durable = self._ledger.expire(now_s)
         effects: list[Effect] = [*durable]
         for expired in expired_holds:
-            effects += self._desk.drop_port((expired.job_id, expired.attempt))
+            effects += self._desk.drop_port(expired.key)
             effects.append(Announce("hold.expired", "hold ran out undecided", expired.job_id, self._node_id))
         effects += self._line.on_timer(now_s)
         effects += self._desk.retry(now_s)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from swarmsched.effects import Effect
 from swarmsched.fields import Value
-from swarmsched.jobs.register import ReadRequested, UpdateRequested
+from swarmsched.jobs.update import ReadRequested, UpdateRequested
 from swarmsched.negotiation.changes import Change
 from swarmsched.record import JobRecord
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.gossip.health import LocalHealth
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.register import UpdateRequested
+from swarmsched.jobs.update import UpdateRequested
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord

@@ -24,8 +24,9 @@ from swarmsched.commands import (
 )
 from swarmsched.effects import ReplyToClient
 from swarmsched.errors import ConfigError, FieldProblem
+from swarmsched.gossip.dissemination import MembershipEffect
 from swarmsched.gossip.member import MemberStatus
-from swarmsched.gossip.membership import Membership, MembershipEffect
+from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.state import StatePlane
 from swarmsched.ids import NodeId
 from swarmsched.jobs.register import Register

@@ -18,14 +18,8 @@ from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.holders import Configuration, Holders, Quorum
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.register import (
-    ReadDecided,
-    ReadRequested,
-    Register,
-    UpdateConflicted,
-    UpdateDecided,
-    UpdateUncertain,
-)
+from swarmsched.jobs.register import Register
+from swarmsched.jobs.update import ReadDecided, ReadRequested, UpdateConflicted, UpdateDecided, UpdateUncertain
 from swarmsched.negotiation.catching_up import CatchingUp
 from swarmsched.negotiation.holding import Candidate, excess_jobs, next_holders, successor
 from swarmsched.negotiation.placement.placement import Placement

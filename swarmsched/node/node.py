@@ -41,17 +41,17 @@ from swarmsched.events import (
 from swarmsched.fields import cleaned
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
-from swarmsched.gossip.membership import is_membership_payload
+from swarmsched.gossip.message import is_membership_payload
 from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import MemberRef
 from swarmsched.ids import Address, JobId, NodeId, origin_of
-from swarmsched.jobs.register import (
+from swarmsched.jobs.register import Register
+from swarmsched.jobs.update import (
     EndConfirmed,
     JobOver,
     ReadDecided,
     RecordAccepted,
-    Register,
     UpdateConflicted,
     UpdateDecided,
     UpdateRequested,

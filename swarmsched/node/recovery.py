@@ -11,7 +11,7 @@ from swarmsched.commands import JobAccepted, RecoverJob, Refused, Reply
 from swarmsched.effects import ReplyToClient
 from swarmsched.holders import HOLDERS_WANTED
 from swarmsched.ids import JobId
-from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
+from swarmsched.jobs.update import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.holding import Candidate
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord

@@ -23,7 +23,7 @@ from swarmsched.effects import ReplyToClient
 from swarmsched.errors import CapacityError, FieldProblem
 from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
-from swarmsched.jobs.register import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
+from swarmsched.jobs.update import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.holding import Candidate, choose_holders, excess_jobs
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord

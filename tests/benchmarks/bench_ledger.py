@@ -13,7 +13,8 @@ from swarmsched.effects import SendPeer
 from swarmsched.events import PeerMessageReceived
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId, make_job_id
-from swarmsched.jobs.register import Register, UpdateDecided, UpdateRequested
+from swarmsched.jobs.register import Register
+from swarmsched.jobs.update import UpdateDecided, UpdateRequested
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CommitRequest, HoldRequest, ReleaseRequest
 from swarmsched.record import JobRecord

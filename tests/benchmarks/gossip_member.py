@@ -31,8 +31,9 @@ from swarmsched.effects import Effect, Persist, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, Event, PeerMessageReceived, TimerFired
 from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.member import MemberChanged, MemberStatus, MemberView
-from swarmsched.gossip.membership import Membership, MembershipConfig, is_membership_payload
-from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS
+from swarmsched.gossip.membership import Membership
+from swarmsched.gossip.membership_config import MembershipConfig
+from swarmsched.gossip.message import MEMBERSHIP_PEER_KINDS, is_membership_payload
 from swarmsched.gossip.record import GpuGroup, NodeRecord
 from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
 from swarmsched.ids import Address, NodeId

@@ -10,9 +10,9 @@ from swarmsched.api import JobSpec
 from swarmsched.errors import LocalProtocolError
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
-from swarmsched.ledger.message import FreeReport, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.ledger.message import OwnerAnswer, OwnerCommand, Refusal
 from swarmsched.record import JobRecord
-from swarmsched.resources import Free, Gpu, GpuCount, NodeResources
+from swarmsched.resources import Free, FreeReport, Gpu, GpuCount, NodeResources
 from swarmsched.view import NodeView
 from swarmsched.wire.codec import encode_value
 

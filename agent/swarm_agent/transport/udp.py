@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from swarm_agent.transport.drops import DropLog
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import DatagramReceived, DatagramSendFailed, Event
-from swarmsched.gossip.membership import is_membership_payload
+from swarmsched.gossip.message import is_membership_payload
 from swarmsched.ids import Address
 from swarmsched.wire.sealing import Sealer
 

@@ -12,19 +12,19 @@ from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.holders import Configuration, Holder
 from swarmsched.ids import NodeId
 from swarmsched.jobs.message import AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
-from swarmsched.jobs.register import (
+from swarmsched.jobs.register import Register
+from swarmsched.jobs.succession import may_follow
+from swarmsched.jobs.update import (
+    EndConfirmed,
     ReadDecided,
     ReadRequested,
     RecordAccepted,
-    Register,
     Result,
     UpdateConflicted,
     UpdateDecided,
     UpdateRequested,
     UpdateUncertain,
 )
-from swarmsched.jobs.succession import may_follow
-from swarmsched.jobs.update import EndConfirmed
 from swarmsched.record import JobRecord
 from tests.swarmsched.building import JOB, holders_of, make_record
 

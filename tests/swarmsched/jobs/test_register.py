@@ -13,20 +13,19 @@ from swarmsched.jobs import acceptor
 from swarmsched.jobs.acceptor import Acceptor, Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
 from swarmsched.jobs.proposer import COUNTER_MAX
-from swarmsched.jobs.register import (
-    UPDATE_TIMEOUT_S,
+from swarmsched.jobs.register import UPDATE_TIMEOUT_S, Register
+from swarmsched.jobs.tombstones import TOMBSTONES_MAX
+from swarmsched.jobs.update import (
+    EndConfirmed,
     ReadDecided,
     ReadRequested,
     RecordAccepted,
-    Register,
     Result,
     UpdateConflicted,
     UpdateDecided,
     UpdateRequested,
     UpdateUncertain,
 )
-from swarmsched.jobs.tombstones import TOMBSTONES_MAX
-from swarmsched.jobs.update import EndConfirmed
 from swarmsched.record import JobRecord
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import JOB, make_record

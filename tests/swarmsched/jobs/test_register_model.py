@@ -19,17 +19,17 @@ from swarmsched.ids import NodeId
 from swarmsched.jobs import proposer, register
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.jobs.message import Ballot
-from swarmsched.jobs.register import (
+from swarmsched.jobs.register import Register
+from swarmsched.jobs.round import Round
+from swarmsched.jobs.update import (
     ReadRequested,
     RecordAccepted,
-    Register,
     Result,
     UpdateConflicted,
     UpdateDecided,
     UpdateRequested,
     UpdateUncertain,
 )
-from swarmsched.jobs.round import Round
 from swarmsched.record import JobRecord
 from swarmsched.wire.codec import decode_value
 from tests.swarmsched.building import JOB

@@ -12,17 +12,9 @@ from swarmsched.events import PeerMessageReceived, TimerFired
 from swarmsched.holders import Configuration
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, EndDecided, PrepareAnswer
-from swarmsched.jobs.register import (
-    UPDATE_TIMEOUT_S,
-    EndConfirmed,
-    JobOver,
-    ReadDecided,
-    ReadRequested,
-    Register,
-    UpdateDecided,
-    UpdateRequested,
-)
+from swarmsched.jobs.register import UPDATE_TIMEOUT_S, Register
 from swarmsched.jobs.tombstones import Tombstones
+from swarmsched.jobs.update import EndConfirmed, JobOver, ReadDecided, ReadRequested, UpdateDecided, UpdateRequested
 from tests.swarmsched.building import JOB, holders_of, make_record
 
 A, B, C, D, E = (NodeId(name) for name in "abcde")

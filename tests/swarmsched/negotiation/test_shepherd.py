@@ -10,7 +10,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
 from swarmsched.ids import NodeId
-from swarmsched.jobs.register import UpdateRequested
+from swarmsched.jobs.update import UpdateRequested
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,

@@ -26,18 +26,11 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.jobs.acceptor import SCHEMA_KEY, SCHEMA_VERSION, Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
-from swarmsched.ledger.message import (
-    FreeReport,
-    HoldRequest,
-    OwnerAnswer,
-    Refusal,
-    TaskReport,
-    TaskReportReceived,
-)
+from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, TaskReport, TaskReportReceived
 from swarmsched.negotiation import shepherd as shepherd_module
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
-from swarmsched.resources import Demand
+from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import make_record, make_resources
