@@ -7,6 +7,8 @@ the other side's next question, brings it.
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from swarmsched.effects import Effect, SendDatagram, SendPeer
 from swarmsched.gossip.budget import TokenBucket, byte_cap
 from swarmsched.gossip.exchange import (
@@ -22,6 +24,7 @@ from swarmsched.gossip.exchange import (
 from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, Answer
 from swarmsched.ids import Address, NodeId
 
+PACKET_OVERHEAD_BYTES = 72  # what IP, UDP and sealing add; counted against the byte cap
 PACKETS_PER_ANSWER = 4
 STREAM_BURST_S = 20.0
 STREAM_BYTES_MAX = 262_144
@@ -36,9 +39,8 @@ Route = Address | NodeId
 class Courier:
     """Sends for one state plane.  `was_capped` is set when the cap held something back, until it is read."""
 
-    def __init__(self, *, packet_bytes: int, overhead_bytes: int, counters: Counter[str]) -> None:
+    def __init__(self, packet_bytes: int, counters: Counter[str]) -> None:
         self._packet_bytes = packet_bytes
-        self._overhead_bytes = overhead_bytes
         self._counters = counters
         self._packets = TokenBucket(byte_cap(1), burst_s=1.0)
         self._streams = TokenBucket(byte_cap(1), burst_s=STREAM_BURST_S)
@@ -68,10 +70,10 @@ class Courier:
         now_s: float,
     ) -> list[Effect]:
         """One message over the peer channel, or nothing when the cap does not allow it."""
-        if not self._streams.take(size + self._overhead_bytes, now_s):
+        if not self._streams.take(size + PACKET_OVERHEAD_BYTES, now_s):
             return self._capped()
         self._counters["stream_messages_sent"] += 1
-        self._counters["stream_bytes_sent"] += size + self._overhead_bytes
+        self._counters["stream_bytes_sent"] += size + PACKET_OVERHEAD_BYTES
         return [SendPeer(node_id, message)]
 
     def send_answer(self, answer: Answer, route: Route, now_s: float) -> list[Effect]:
@@ -116,17 +118,8 @@ class Courier:
         effects: list[Effect] = []
         for number, packet in enumerate(packets):
             last_cut = is_cut and number == len(packets) - 1
-            if number == 0:
-                delta = StateDelta(
-                    tuple(packet),
-                    wants.want_nodes,
-                    wants.want_cards,
-                    wants.want_locations,
-                    wants.wants_setting,
-                    last_cut,
-                )
-            else:
-                delta = StateDelta(tuple(packet), is_cut=last_cut)
+            asked = wants if number == 0 else StateDelta()
+            delta = replace(asked, parcels=tuple(packet), is_cut=last_cut)
             effects += self._datagram(address, DATAGRAM_CODEC.encode(delta), now_s)
         self._counters["answers_cut"] += is_cut
         return effects
@@ -155,10 +148,10 @@ class Courier:
         return packets
 
     def _datagram(self, address: Address, payload: bytes, now_s: float) -> list[Effect]:
-        if not self._packets.take(len(payload) + self._overhead_bytes, now_s):
+        if not self._packets.take(len(payload) + PACKET_OVERHEAD_BYTES, now_s):
             return self._capped()
         self._counters["datagrams_sent"] += 1
-        self._counters["datagram_bytes_sent"] += len(payload) + self._overhead_bytes
+        self._counters["datagram_bytes_sent"] += len(payload) + PACKET_OVERHEAD_BYTES
         return [SendDatagram(address, payload)]
 
     def _capped(self) -> list[Effect]:

@@ -14,6 +14,10 @@ from swarmsched.ids import Address, NodeId
 
 MembershipEffect = Effect | MemberChanged
 
+RUMOUR_INTERVAL_S = 0.2  # between two rounds of rumours while there is news
+RUMOUR_PEERS = 3  # members told per round
+GOSSIP_TO_DEAD_S = 30.0  # who failed more recently still gets rumours, so that it learns of the verdict and refutes it
+
 HEAD_ROOM_BYTES = 240
 """Kept free of rumours in every packet for the largest message around them."""
 
@@ -85,14 +89,14 @@ class Dissemination:
         """One round of rumours, if due: to live members and to those that failed so lately that they may refute."""
         if not self.rumours or now_s < self.next_rumour_s:
             return
-        self.next_rumour_s = now_s + self._config.rumour_interval_s
+        self.next_rumour_s = now_s + RUMOUR_INTERVAL_S
         for peer in self._listeners(now_s):
             if rumours := self.take_rumours():
                 self.send_to(peer, Gossip(rumours))
 
     def _listeners(self, now_s: float) -> list[NodeId]:
         """Whom this round tells.  The dead get no more than their share: after a split they are half of all."""
-        count = self._config.rumour_peers
+        count = RUMOUR_PEERS
         recently_failed = [name for name in self._roster.dead if self._may_refute(name, now_s)]
         if not recently_failed:
             return self._roster.sample(count)
@@ -104,7 +108,7 @@ class Dissemination:
         return (
             member is not None
             and member.update.standing is Standing.FAILED
-            and now_s - member.changed_s < self._config.gossip_to_dead_s
+            and now_s - member.changed_s < GOSSIP_TO_DEAD_S
         )
 
     # Corrections

@@ -5,7 +5,7 @@ them, and what it wants in return.  All messages travel as datagrams if they are
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -132,15 +132,11 @@ def unpack_listing(data: bytes, id_length: int) -> dict[bytes, Stamp]:
         return {}
     if data[0] != id_length:
         raise RemoteProtocolError(f"ids of {data[0]} bytes instead of {id_length}", kind="listing")
-    base, position = _get(data, 1)
     result: dict[bytes, Stamp] = {}
-    while position < len(data):
-        identity = data[position : position + id_length]
-        offset, position = _get(data, position + id_length)
-        second, position = _get(data, position)
-        if base + offset > 2**53 or second > 2**53 or len(result) >= DIGEST_ENTRIES_LIMIT:
+    for identity, first, second in _listed(data, id_length):
+        if first > 2**53 or second > 2**53 or len(result) >= DIGEST_ENTRIES_LIMIT:
             raise RemoteProtocolError("number or length out of range", kind="listing")
-        result[identity] = (base + offset, second)
+        result[identity] = (first, second)
     return result
 
 
@@ -155,16 +151,21 @@ def unpack_buckets(data: bytes) -> dict[int, int]:
         return {}
     if data[0] != 4:
         raise RemoteProtocolError("hashes are not of 4 bytes", kind="listing")
-    base, position = _get(data, 1)
     result: dict[int, int] = {}
-    while position < len(data):
-        value = int.from_bytes(data[position : position + 4])
-        offset, position = _get(data, position + 4)
-        _, position = _get(data, position)
-        if base + offset > 2**40 or len(result) >= DIGEST_ENTRIES_LIMIT:
+    for value, number, _ in _listed(data, 4):
+        if number > 2**40 or len(result) >= DIGEST_ENTRIES_LIMIT:
             raise RemoteProtocolError("number or length out of range", kind="listing")
-        result[base + offset] = value
+        result[number] = int.from_bytes(value)
     return result
+
+
+def _listed(data: bytes, id_length: int) -> Iterator[tuple[bytes, int, int]]:
+    base, position = _get(data, 1)
+    while position < len(data):
+        identity = data[position : position + id_length]
+        offset, position = _get(data, position + id_length)
+        second, position = _get(data, position)
+        yield identity, base + offset, second
 
 
 def _put(packed: bytearray, value: int) -> None:

@@ -49,14 +49,20 @@ from swarmsched.gossip.message import (
     StreamPing,
     StreamPong,
     Update,
-    is_membership_payload,
 )
-from swarmsched.gossip.prober import Prober
+from swarmsched.gossip.prober import PROBE_PERIOD_S, Prober
 from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.suspicion import Suspicion
 from swarmsched.ids import Address, NodeId, is_node_name
+from swarmsched.wire.sealing import WIRE_MINOR_HIGHEST, WIRE_MINOR_LOWEST
 
 MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
+
+HASH_INTERVAL_S = 5.0  # between two comparisons of the membership hash; repairs what rumours missed
+DIAL_INTERVAL_S = 5.0  # between two attempts to reach a dead member or an absent seed: bounds how long a split lasts
+LONELY_DIAL_INTERVAL_S = 1.0  # the same while no other member is known at all
+SLOW_DIAL_AFTER_S, SLOW_DIAL_EVERY = 3_600.0, 12  # one dead for longer is dialled at every so many attempts only
+KEEP_DEAD_S = 86_400.0  # then a failed or departed member is forgotten
 
 GENERATION_LEAD_MAX = 86_400
 INCARNATION_LEAD_MAX = 2**20
@@ -226,10 +232,10 @@ class Membership:
     # Time
 
     def _start(self) -> None:
-        now_s, config = self._now_s, self._config
+        now_s = self._now_s
         self._started_s = self._self_since_s = now_s
-        self._next_probe_s = now_s + self._rng.random() * config.probe_period_s
-        self._next_hash_s = now_s + self._rng.random() * config.probe_period_s
+        self._next_probe_s = now_s + self._rng.random() * PROBE_PERIOD_S
+        self._next_hash_s = now_s + self._rng.random() * PROBE_PERIOD_S
         self._next_dial_s = now_s
 
     def _finish(self) -> list[MembershipEffect]:
@@ -267,18 +273,18 @@ class Membership:
 
     def _run_periods(self) -> None:
         """Periodic work is never caught up: after a pause the next round is one period away."""
-        now_s, config = self._now_s, self._config
+        now_s = self._now_s
         if now_s >= self._next_dial_s:
-            interval_s = config.dial_interval_s if len(self._roster) else config.lonely_dial_interval_s
+            interval_s = DIAL_INTERVAL_S if len(self._roster) else LONELY_DIAL_INTERVAL_S
             self._next_dial_s = now_s + interval_s
             self._expire_dead()
             self._dial()
         if now_s >= self._next_probe_s:
-            self._next_probe_s = now_s + config.probe_period_s * self._health.multiplier
+            self._next_probe_s = now_s + PROBE_PERIOD_S * self._health.multiplier
             self._counters["probe_periods"] += 1
             self._prober.probe_next(now_s)
         if now_s >= self._next_hash_s:
-            self._next_hash_s = now_s + config.hash_interval_s
+            self._next_hash_s = now_s + HASH_INTERVAL_S
             for peer in self._roster.sample(1):
                 self._outbox.send_to(peer, self._hello(wants_answer=False))
 
@@ -594,7 +600,7 @@ class Membership:
 
     def _is_bygone(self, update: Update) -> bool:
         is_dead = update.standing >= Standing.FAILED
-        return is_dead and update.age_s >= self._config.keep_dead_s
+        return is_dead and update.age_s >= KEEP_DEAD_S
 
     # Dialling
 
@@ -629,15 +635,15 @@ class Membership:
         member = self._roster.get(node)
         if member is None or member.update.standing is not Standing.FAILED:
             return None
-        is_old = self._now_s - member.changed_s > self._config.slow_dial_after_s
-        if is_old and self._dial_count % self._config.slow_dial_every:
+        is_old = self._now_s - member.changed_s > SLOW_DIAL_AFTER_S
+        if is_old and self._dial_count % SLOW_DIAL_EVERY:
             return None
         return member.update.address
 
     def _expire_dead(self) -> None:
         for node in [*self._roster.dead]:
             member = self._roster.get(node)
-            if member is not None and self._now_s - member.changed_s >= self._config.keep_dead_s:
+            if member is not None and self._now_s - member.changed_s >= KEEP_DEAD_S:
                 self._roster.remove(node)
                 self._outbox.rumours.drop(node)
 
@@ -658,8 +664,8 @@ def _first_claim(config: MembershipConfig) -> Update:
         standing=Standing.ALIVE,
         instance_id=config.instance_id,
         software_version=config.software_version[:32],
-        lowest_minor=config.lowest_minor,
-        highest_minor=config.highest_minor,
+        lowest_minor=WIRE_MINOR_LOWEST,
+        highest_minor=WIRE_MINOR_HIGHEST,
     )
 
 
@@ -689,15 +695,3 @@ def _with_identity_of(update: Update, known: Update) -> Update:
         age_s=update.age_s,
         is_conflict=known.is_conflict or update.is_conflict,
     )
-
-
-__all__ = [
-    "MemberChanged",
-    "MemberStatus",
-    "MemberView",
-    "Membership",
-    "MembershipConfig",
-    "MembershipEffect",
-    "MembershipEvent",
-    "is_membership_payload",
-]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarmsched.ids import Address, NodeId
 
@@ -27,18 +28,16 @@ class ProbeOrder:
         self._rng.shuffle(self._order)
 
 
+@dataclass(slots=True)
 class Probe:
     """A probe under way: direct until `indirect_at_s`, then through helpers and the stream until `deadline_s`."""
 
-    __slots__ = ("deadline_s", "indirect_at_s", "is_indirect", "no_count", "sequence", "target")
-
-    def __init__(self, sequence: int, target: NodeId, indirect_at_s: float, deadline_s: float) -> None:
-        self.sequence = sequence
-        self.target = target
-        self.indirect_at_s = indirect_at_s
-        self.deadline_s = deadline_s
-        self.is_indirect = False
-        self.no_count = 0  # helpers that live but did not reach the target either
+    sequence: int
+    target: NodeId
+    indirect_at_s: float
+    deadline_s: float
+    is_indirect: bool = False
+    no_count: int = 0  # helpers that live but did not reach the target either
 
     @property
     def next_deadline_s(self) -> float:
@@ -51,13 +50,11 @@ class Probe:
         self.deadline_s += lag_s
 
 
+@dataclass(slots=True)
 class Relay:
     """A probe that this node makes for another."""
 
-    __slots__ = ("deadline_s", "requester", "sequence", "target")
-
-    def __init__(self, requester: Address, sequence: int, target: NodeId, deadline_s: float) -> None:
-        self.requester = requester
-        self.sequence = sequence
-        self.target = target
-        self.deadline_s = deadline_s
+    requester: Address
+    sequence: int
+    target: NodeId
+    deadline_s: float

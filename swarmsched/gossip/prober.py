@@ -17,6 +17,11 @@ from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.rumour import RUMOURS_PER_PACKET
 from swarmsched.ids import Address, NodeId
 
+PROBE_PERIOD_S = 1.0  # one member is probed per period; shorter detects sooner and costs in proportion
+PROBE_TIMEOUT_S = 0.5  # for the direct answer: twice the 99th percentile of the round trip is enough
+INDIRECT_HELPERS = 3  # asked to probe a silent member: three keep a 5 % loss from becoming a suspicion
+CONCURRENT_PROBES = 16  # under way at once: one per period, the others after send errors
+
 RELAYS_MAX = 256
 """Probes made for others at once; more requests are ignored, their senders have other helpers."""
 
@@ -40,7 +45,7 @@ class Prober:
         self._health = health
         self._outbox = outbox
         self._order = ProbeOrder(rng)
-        self._probes: dict[int, Probe] = {}  # by sequence number; at most `concurrent_probes`
+        self._probes: dict[int, Probe] = {}  # by sequence number; at most CONCURRENT_PROBES
         self._probed: dict[NodeId, int] = {}  # target -> sequence number of the same probes
         self._relays: dict[int, Relay] = {}  # by our own sequence number; at most RELAYS_MAX
         self._sequence = 0
@@ -66,7 +71,7 @@ class Prober:
     def probe_next(self, now_s: float) -> None:
         """Start the period's probe.  A suspect is told of the accusation with it, so that it can refute at once."""
         node = self._next_target()
-        if node is None or len(self._probes) >= self._config.concurrent_probes:
+        if node is None or len(self._probes) >= CONCURRENT_PROBES:
             return
         probe = self._start(node, now_s)
         member = self._roster.get(node)
@@ -95,7 +100,7 @@ class Prober:
         number = self._probed.get(node)
         if number is not None:
             probe = self._probes[number]
-        elif len(self._probes) < self._config.concurrent_probes:
+        elif len(self._probes) < CONCURRENT_PROBES:
             probe = self._start(node, now_s)
         else:
             return
@@ -142,7 +147,7 @@ class Prober:
     def validate(self) -> None:
         """Re-derive the cross-references; AssertionError if one is wrong."""
         assert {probe.target: number for number, probe in self._probes.items()} == self._probed
-        assert len(self._probes) <= self._config.concurrent_probes
+        assert len(self._probes) <= CONCURRENT_PROBES
         assert len(self._relays) <= RELAYS_MAX
 
     def _next_target(self) -> NodeId | None:
@@ -157,8 +162,8 @@ class Prober:
 
     def _start(self, node: NodeId, now_s: float) -> Probe:
         factor = self._health.multiplier
-        indirect_at_s = now_s + self._config.probe_timeout_s * factor
-        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + self._config.probe_period_s * factor)
+        indirect_at_s = now_s + PROBE_TIMEOUT_S * factor
+        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + PROBE_PERIOD_S * factor)
         self._probes[probe.sequence] = probe
         self._probed[node] = probe.sequence
         return probe
@@ -171,7 +176,7 @@ class Prober:
         host, port = target.update.address
         timeout_ms = int(1000 * max(0.0, probe.deadline_s - now_s))
         request = PingRequest(probe.sequence, probe.target, host, port, self._config.node_id, timeout_ms)
-        for helper in self._roster.sample(self._config.indirect_helpers, excluding={*suspects, *self._probed}):
+        for helper in self._roster.sample(INDIRECT_HELPERS, excluding={*suspects, *self._probed}):
             self._outbox.send_to(helper, request)
         self._outbox.emit(SendPeer(probe.target, StreamPing(probe.sequence, probe.target)))
 

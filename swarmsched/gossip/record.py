@@ -7,14 +7,14 @@ over HTTP.
 from collections.abc import Sequence
 from enum import IntFlag
 from functools import lru_cache
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.fields import U8, U16, U32, U53, Name, NodeName, Value
-from swarmsched.resources import Free, GpuCount, NodeResources, counted
+from swarmsched.resources import Free, FreeReport, GpuCount, NodeResources, counted
 from swarmsched.view import NodeView
 from swarmsched.wire.codec import decode_value, encode_value
 
@@ -108,34 +108,6 @@ class NodeRecord(Value):
             raise RemoteProtocolError("more is free than there is", kind="NodeRecord")
 
 
-class OwnerReport(Protocol):
-    """The fresh state in an owner's answer (`ledger.message.FreeReport`)."""
-
-    @property
-    def generation(self) -> int:
-        """Of the owner's node record."""
-
-    @property
-    def version(self) -> int:
-        """Of the owner's node record when it answered."""
-
-    @property
-    def gpus(self) -> int:
-        """Free devices."""
-
-    @property
-    def cpus(self) -> int:
-        """Free cores."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """Free host memory."""
-
-    @property
-    def running_ranks(self) -> int:
-        """Ranks on the node."""
-
-
 class NodeStatus(Value):
     """A node record as this node knows it.  `age_s`: since its owner wrote it, or answered us."""
 
@@ -176,7 +148,7 @@ def groups_of(resources: NodeResources, free: Free) -> tuple[GpuGroup, ...]:
     )
 
 
-def repaired(record: NodeRecord, report: OwnerReport) -> NodeRecord:
+def repaired(record: NodeRecord, report: FreeReport) -> NodeRecord:
     """The record with the free figures of its owner's later answer, which counts devices of all kinds together."""
     return replace(
         record,

@@ -34,7 +34,7 @@ from swarmsched.gossip.exchange import (
 from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, Library
 from swarmsched.gossip.location import Location, encode_location
 from swarmsched.gossip.publisher import RecordPublisher
-from swarmsched.gossip.record import NodeRecord, NodeStatus, OwnerReport, encode_record, repaired
+from swarmsched.gossip.record import NodeRecord, NodeStatus, encode_record, repaired
 from swarmsched.gossip.setting import (
     SETTING_KEY,
     SETTING_ROOM,
@@ -44,8 +44,11 @@ from swarmsched.gossip.setting import (
     encode_setting,
 )
 from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.resources import FreeReport
 from swarmsched.view import JobView, PolicySetting
 
+ROUND_S = 1.0
+FULL_EXCHANGE_S = 60.0
 WINDOW_ROUNDS = 8
 WINDOW_ROUNDS_LARGE = 14
 LARGE_SWARM = 1_000
@@ -68,19 +71,11 @@ class MemberRef(Value):
 
 
 class StateConfig(Value):
-    """Parameters of the state plane.  Defaults are those of the protocol's section on load records.
-
-    `packet_bytes`: most payload of one datagram.  `packet_overhead_bytes`: what IP, UDP and sealing add, counted
-    against the byte cap.  `announce_delay_s`: no own record before that long after the start (a canary pause).
-    """
+    """Whose state plane it is; `packet_bytes`: most payload of one datagram."""
 
     node_id: NodeId
     generation: int
-    round_s: float = 1.0
-    full_exchange_s: float = 60.0
     packet_bytes: int = 1_200
-    packet_overhead_bytes: int = 72
-    announce_delay_s: float = 0.0
 
 
 StateEvent = DatagramReceived | PeerMessageReceived | TimerFired
@@ -90,7 +85,7 @@ StateEvent = DatagramReceived | PeerMessageReceived | TimerFired
 class _Repair:
     """An owner's answer, and what it makes of the gossiped record."""
 
-    report: OwnerReport
+    report: FreeReport
     at_s: float
     base: NodeRecord | None = None
     result: NodeRecord | None = None
@@ -109,11 +104,7 @@ class StatePlane:
         self._peers_by_id: dict[NodeId, MemberRef] = {}
         self._peers_in_order: tuple[MemberRef, ...] | None = ()  # cache, made when asked for
         self._highest_generation = config.generation  # of any live member
-        self._courier = Courier(
-            packet_bytes=config.packet_bytes,
-            overhead_bytes=config.packet_overhead_bytes,
-            counters=self._library.counters,
-        )
+        self._courier = Courier(config.packet_bytes, self._library.counters)
         self._started_s: float | None = None  # monotonic time of the first event
         self._round_at_s = 0.0  # deadlines on our clock
         self._full_at_s = 0.0
@@ -142,7 +133,7 @@ class StatePlane:
     @property
     def next_deadline_s(self) -> float:
         """When `TimerFired` is wanted; infinite for a node alone that says nothing."""
-        own = min(self._record_deadline_s(), self._desk.next_deadline_s)
+        own = min(self._publisher.next_deadline_s, self._desk.next_deadline_s)
         if not self._peers_by_id:
             return own
         join = math.inf if self.is_synchronised else self._join_at_s
@@ -202,7 +193,7 @@ class StatePlane:
         """The setting as it was persisted; RemoteProtocolError if it is unusable, and then the default stays."""
         self._library.setting.offer(decode_setting(stored))
 
-    def repair(self, node_id: NodeId, report: OwnerReport, now_s: float) -> None:
+    def repair(self, node_id: NodeId, report: FreeReport, now_s: float) -> None:
         """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
         known = self._repairs.get(node_id)
         if known is None or (known.report.generation, known.report.version) <= (report.generation, report.version):
@@ -313,7 +304,7 @@ class StatePlane:
 
     def _run_round(self, now_s: float) -> list[Effect]:
         """One digest to one random peer; jitter keeps swarms that started together from marching in step."""
-        self._round_at_s = now_s + self._config.round_s * self._rng.uniform(0.9, 1.1)
+        self._round_at_s = now_s + ROUND_S * self._rng.uniform(0.9, 1.1)
         self._library.round_number += 1
         self._repeats = REPEATS_PER_ROUND
         self._publisher.adapt(self._members, is_capped=self._courier.was_capped)
@@ -323,7 +314,7 @@ class StatePlane:
 
     def _run_full_exchange(self, now_s: float) -> list[Effect]:
         is_first = self._full_at_s == 0.0
-        self._full_at_s = now_s + self._config.full_exchange_s * self._rng.uniform(0.8, 1.2)
+        self._full_at_s = now_s + FULL_EXCHANGE_S * self._rng.uniform(0.8, 1.2)
         if is_first:
             return []  # the join fetches everything just now
         peer = self._rng.choice(self._peers)
@@ -440,17 +431,11 @@ class StatePlane:
             self.opening_count += is_card_gone or is_job_over or self._library.freed_count != freed_count
         return effects
 
-    def _record_deadline_s(self) -> float:
-        deadline_s = self._publisher.next_deadline_s
-        if self._started_s is None:
-            return deadline_s
-        return max(deadline_s, self._started_s + self._config.announce_delay_s)
-
     def _publish_due(self, now_s: float) -> list[Effect]:
-        if now_s >= self._record_deadline_s():
+        if now_s >= self._publisher.next_deadline_s:
             publication = self._publisher.due(now_s)
             if publication is not None:
-                self._put_record(publication.record, now_s)
+                self._library.offer_own_record(publication.record, encode_record(publication.record), now_s)
                 if publication.is_urgent:
                     self._push("node", self._config.node_id, now_s)
         if now_s >= self._desk.next_deadline_s:
@@ -468,9 +453,6 @@ class StatePlane:
             self._put_card(card, now_s)
             if known is not None and known.state is JobState.QUEUED and card.state is not JobState.QUEUED:
                 self._push("card", card.job_id, now_s + PUSH_DELAY_S)  # nobody need wait behind it any more
-
-    def _put_record(self, record: NodeRecord, now_s: float) -> None:
-        self._library.offer_own_record(record, encode_record(record), now_s)
 
     def _put_card(self, card: JobCard, now_s: float) -> None:
         shortened, body = encode_card(card)

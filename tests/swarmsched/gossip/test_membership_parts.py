@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.effects import SendDatagram
-from swarmsched.gossip.dissemination import Dissemination
+from swarmsched.gossip.dissemination import RUMOUR_INTERVAL_S, RUMOUR_PEERS, Dissemination
 from swarmsched.gossip.health import LocalHealth
 from swarmsched.gossip.identity import JUMPS_MAX, PEACE_S, Identity, Reaction
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -110,13 +110,13 @@ def test_those_that_failed_lately_take_their_share_of_rumours_and_no_more(failed
     outbox = Dissemination(config, Identity(OWN), roster, random.Random(2))
     ports: list[int] = []
     for round_number in range(400):
-        now_s = round_number * config.rumour_interval_s / 4  # all within the time of telling the dead
+        now_s = round_number * RUMOUR_INTERVAL_S / 4  # all within the time of telling the dead
         outbox.next_rumour_s = now_s
         outbox.put_rumour(claim(29, incarnation=round_number), now_s)
         outbox.spread(now_s)
         ports += [effect.destination[1] for effect in outbox.drain() if isinstance(effect, SendDatagram)]
     to_failed = sum(port < 1_000 + failed for port in ports)
-    assert len(ports) == 400 * config.rumour_peers
+    assert len(ports) == 400 * RUMOUR_PEERS
     assert to_failed / len(ports) == pytest.approx(share, abs=0.03)
 
 

@@ -1,7 +1,6 @@
 """The state plane in a virtual network: convergence, byte caps, versions, poison, cuts, joins, settings, repairs."""
 
 import random
-from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from swarmsched.gossip.setting import SwarmSetting, encode_setting
 from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import check_setting
-from swarmsched.resources import Demand, Share
+from swarmsched.resources import Demand, FreeReport, Share
 from swarmsched.view import PolicySetting
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import job_id
@@ -462,24 +461,12 @@ def test_an_unusable_setting_changes_nothing_here_or_elsewhere() -> None:
     assert net.planes[A].counters["poisoned"] == 1
 
 
-@dataclass(frozen=True)
-class Report:
-    """As an owner's answer has it."""
-
-    generation: int
-    version: int
-    gpus: int
-    cpus: int = 96
-    memory_bytes: int = 2**40
-    running_ranks: int = 0
-
-
 def test_an_owners_answer_repairs_the_view_until_a_newer_record_comes() -> None:
     net = settled(3, seed=27)
     net.run(5.0)
     plane = net.planes[A]
-    plane.repair(B, Report(GENERATION, 103, gpus=1), net.now_s)
-    plane.repair(B, Report(GENERATION, 102, gpus=7), net.now_s)
+    plane.repair(B, FreeReport(GENERATION, 103, 1, cpus=96, memory_bytes=2**40), net.now_s)
+    plane.repair(B, FreeReport(GENERATION, 102, 7, cpus=96, memory_bytes=2**40), net.now_s)
 
     def free() -> tuple[int, bool]:
         status = plane.node_record(B, net.now_s)
