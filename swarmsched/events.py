@@ -178,6 +178,11 @@ class TasksFound(Value):
     tasks: tuple[FoundTask, ...]
 
 
+TaskFact = TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | TaskFreezeChanged | RankExited | TaskExited
+"""What the runner tells of one task."""
+
+TaskEvent = RendezvousBound | RendezvousFailed | TaskFact | TasksFound
+
 Event = (
     TimerFired
     | DatagramReceived
@@ -191,14 +196,5 @@ Event = (
     | ClientCommandReceived
     | PlanComputed
     | PlanFailed
-    | RendezvousBound
-    | RendezvousFailed
-    | TaskPhaseChanged
-    | TaskStaged
-    | TaskStageFailed
-    | TaskStarted
-    | TaskFreezeChanged
-    | RankExited
-    | TaskExited
-    | TasksFound
+    | TaskEvent
 )

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from swarmsched.card import RankKey
 from swarmsched.effects import Effect, SendPeer
 from swarmsched.fields import Value
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import (
     HOLD_TTL_S,
     CommitRequest,
@@ -178,8 +178,7 @@ class Attempt:
 
     def release_request(self) -> ReleaseRequest:
         """A release of this attempt, for any of its owners."""
-        record = self._record
-        return ReleaseRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
+        return ReleaseRequest(*self._head())
 
     def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         self.shares = tuple(
@@ -220,11 +219,7 @@ class Attempt:
     def _hold_request(self, share: Share) -> HoldRequest:
         record = self._record
         return HoldRequest(
-            job_id=record.job_id,
-            epoch=record.epoch,
-            attempt=self.number,
-            command_id=next(self._command_ids),
-            shepherd=record.shepherd,
+            *self._head(),
             ranks=share.ranks,
             demand=record.spec.demand,
             policy_id=self._ranking.policy_id,
@@ -247,11 +242,15 @@ class Attempt:
             version=record.version,
             checkpoint=record.checkpoint,
         )
-        return CommitRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd, order)
+        return CommitRequest(*self._head(), order)
 
     def _launch_request(self, _share: Share) -> LaunchRequest:
+        return LaunchRequest(*self._head())
+
+    def _head(self) -> tuple[JobId, int, int, int, NodeId]:
+        """What every command begins with, under an id of its own."""
         record = self._record
-        return LaunchRequest(record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
+        return (record.job_id, record.epoch, self.number, next(self._command_ids), record.shepherd)
 
     def validate(self) -> None:
         """Re-derive what is asked of whom; AssertionError if that cannot be."""

@@ -6,7 +6,7 @@ are they told to stop; nobody is stopped for a gang that cannot run afterwards. 
 shepherd, with its own grace (protocol notes, section 5).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
 from swarmsched.effects import Announce, SendPeer
@@ -27,111 +27,127 @@ ClaimEffect = Announce | SendPeer
 class ClaimPhase(Enum):
     """How far it has come."""
 
+    NONE = "none"  # no place is wanted
     CLAIMING = "claiming"
     ASKING = "asking"  # all owners keep the place; would the victims make room?
     ORDERED = "ordered"  # they were told to
     STANDING = "standing"  # a claim without victims, renewed while the job waits
-    FAILED = "failed"
 
 
 class Claiming:
-    """One claim of one waiting job; volatile, since a claim lapses by itself."""
+    """The claim of one waiting job under one epoch, while it has one; volatile, since a claim lapses by itself."""
 
-    def __init__(
-        self,
-        shares: tuple[Share, ...],
-        victims: Mapping[JobId, NodeId],
-        ranking: Ranking,
-        starts_within_s: float,
-        commands: Commands,
-    ) -> None:
-        self.shares = shares
-        self.victims = victims  # with the shepherd of each
-        self.phase = ClaimPhase.CLAIMING
-        self.problem = ""
-        self._ranking = ranking
-        self._starts_within_s = starts_within_s
+    def __init__(self, me: NodeId, commands: Commands) -> None:
+        self._me = me
         self._commands = commands
+        self._phase = ClaimPhase.NONE
+        self._shares: tuple[Share, ...] = ()
+        self._victims: Mapping[JobId, NodeId] = {}  # with the shepherd of each
+        self._ranking = Ranking("", ())
+        self._starts_within_s = 0.0
         self._claims: dict[NodeId, ClaimRequest] = {}  # unanswered
         self._questions: dict[JobId, PreemptRequest] = {}  # unanswered
         self._again_s = self._give_up_s = float("inf")
 
     @property
+    def is_open(self) -> bool:
+        """A place is being kept."""
+        return self._phase is not ClaimPhase.NONE
+
+    @property
     def next_deadline_s(self) -> float:
         """When to repeat, to renew or to give up."""
-        return float("inf") if self.phase is ClaimPhase.FAILED else min(self._again_s, self._give_up_s)
+        return min(self._again_s, self._give_up_s) if self.is_open else float("inf")
 
-    def begin(self, record: JobRecord, now_s: float) -> list[SendPeer]:
-        """Ask every owner to keep the place."""
-        self._give_up_s = now_s + ANSWER_S
-        self._again_s = now_s + RENEW_S
-        return self._claim(record)
+    def make(
+        self,
+        record: JobRecord,
+        shares: tuple[Share, ...],
+        victims: Mapping[JobId, NodeId],
+        ranking: Ranking,
+        starts_within_s: float,
+        now_s: float,
+    ) -> list[ClaimEffect]:
+        """Have every owner keep these places; once all do, have the victims make room."""
+        self._phase, self._shares, self._victims = ClaimPhase.CLAIMING, shares, victims
+        self._ranking, self._starts_within_s, self._questions = ranking, starts_within_s, {}
+        self._give_up_s, self._again_s = now_s + ANSWER_S, now_s + RENEW_S
+        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
+        text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
+        claimed = Announce("claim.made", text, record.job_id, self._me, {"victims": len(victims)})
+        return [claimed, *self._claim(record)]
 
-    def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[SendPeer]:
-        """An owner keeps it, or not."""
+    def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
+        """An owner keeps it, or not.  Empty for an answer that moves nothing here: it may be one to something else."""
         claim = self._claims.get(answer.owner)
         if claim is None or claim.command_id != answer.command_id:
             return []
         del self._claims[answer.owner]
         if answer.refusal is not Refusal.NONE:
-            self._fail(f"{answer.owner} keeps nothing: {answer.detail or answer.refusal.value}")
+            return self._fail(record, f"{answer.owner} keeps nothing: {answer.detail or answer.refusal.value}")
+        if self._claims or self._phase is not ClaimPhase.CLAIMING:
             return []
-        if self._claims or self.phase is not ClaimPhase.CLAIMING:
+        if not self._victims:
+            self._phase, self._give_up_s = ClaimPhase.STANDING, float("inf")
             return []
-        if not self.victims:
-            self.phase, self._give_up_s = ClaimPhase.STANDING, float("inf")
-            return []
-        self.phase, self._give_up_s = ClaimPhase.ASKING, now_s + ANSWER_S
+        self._phase, self._give_up_s = ClaimPhase.ASKING, now_s + ANSWER_S
         return self._ask_victims(record, is_decided=False)
 
-    def victim_answered(self, answer: PreemptAnswer, record: JobRecord, now_s: float) -> list[SendPeer]:
+    def victim_answered(self, answer: PreemptAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
         """A victim's shepherd has spoken; when the last one says yes, all are told to make room."""
         question = self._questions.get(answer.job_id)
         if question is None or question.command_id != answer.command_id:
             return []
         del self._questions[answer.job_id]
-        if self.phase is ClaimPhase.ORDERED:
+        if self._phase is ClaimPhase.ORDERED:
             return []
         if not answer.is_granted:
-            self._fail(f"{answer.job_id} does not make room: {answer.detail}")
-            return []
+            return self._fail(record, f"{answer.job_id} does not make room: {answer.detail}")
         if self._questions:
             return []
-        self.phase = ClaimPhase.ORDERED
+        self._phase = ClaimPhase.ORDERED
         self._give_up_s = now_s + PATIENCE_BEYOND_GRACE_S + record.spec.grace_s
         self._again_s = now_s + ORDER_AGAIN_S
         return self._ask_victims(record, is_decided=True)
 
-    def on_timer(self, record: JobRecord, now_s: float) -> list[SendPeer]:
-        """Repeat orders, renew the claim, or give up."""
+    def on_timer(self, record: JobRecord, now_s: float) -> list[ClaimEffect]:
+        """Repeat orders, renew the claim, or give up, as far as it is due."""
+        if now_s < self.next_deadline_s:
+            return []
         if now_s >= self._give_up_s:
-            self._fail("the place did not come free in time")
-            return []
-        if now_s < self._again_s:
-            return []
-        if self.phase is ClaimPhase.STANDING and self._claims:
-            self._fail(f"{', '.join(self._claims)} has not said for {RENEW_S:g} s that it keeps its part")
-            return []
-        is_ordered = self.phase is ClaimPhase.ORDERED
+            return self._fail(record, "the place did not come free in time")
+        if self._phase is ClaimPhase.STANDING and self._claims:
+            silent = ", ".join(self._claims)
+            return self._fail(record, f"{silent} has not said for {RENEW_S:g} s that it keeps its part")
+        is_ordered = self._phase is ClaimPhase.ORDERED
         self._again_s = now_s + (ORDER_AGAIN_S if is_ordered else RENEW_S)
-        repeated = [SendPeer(self.victims[job_id], question) for job_id, question in self._questions.items()]
+        repeated = [SendPeer(self._victims[job_id], question) for job_id, question in self._questions.items()]
         return [*(repeated if is_ordered else []), *self._claim(record)]
 
-    def withdraw(self, record: JobRecord) -> list[SendPeer]:
-        """The job has its place, or wants none any more."""
-        self.phase = ClaimPhase.FAILED
-        return [SendPeer(share.node, self._claim_request(record, 0)) for share in self.shares]
+    def used(self, shares: tuple[Share, ...], record: JobRecord) -> list[ClaimEffect]:
+        """The job has its place, perhaps the one that was kept for it; nothing more need be kept."""
+        kept = {share.node for share in self._shares}
+        used = [share.node for share in shares if share.node in kept]
+        text = f"took the place that was kept for it on {', '.join(used)}"
+        return [*([Announce("claim.used", text, record.job_id, self._me)] if used else []), *self.withdraw(record)]
+
+    def withdraw(self, record: JobRecord) -> list[ClaimEffect]:
+        """No place is wanted any more."""
+        shares, self._shares, self._phase = self._shares, (), ClaimPhase.NONE
+        self._claims, self._questions = {}, {}
+        return [SendPeer(share.node, self._claim_request(record, 0)) for share in shares]
 
     def validate(self) -> None:
         """Re-derive what is asked of whom."""
-        assert self._claims.keys() <= {share.node for share in self.shares}
-        assert self._questions.keys() <= self.victims.keys()
-        assert not self._questions or self.phase is not ClaimPhase.CLAIMING, "victims are asked once the place is kept"
-        assert self.phase is not ClaimPhase.STANDING or not self.victims
-        assert self.phase is not ClaimPhase.CLAIMING or self._claims, "somebody has yet to say that it keeps the place"
+        assert self.is_open == bool(self._shares), "a place is kept that nobody wants"
+        assert self._claims.keys() <= {share.node for share in self._shares}
+        assert self._questions.keys() <= self._victims.keys()
+        assert not self._questions or self._phase is not ClaimPhase.CLAIMING, "victims are asked once the place is kept"
+        assert self._phase is not ClaimPhase.STANDING or not self._victims
+        assert self._phase is not ClaimPhase.CLAIMING or self._claims, "somebody has yet to say that it keeps the place"
 
-    def _claim(self, record: JobRecord) -> list[SendPeer]:
-        self._claims = {share.node: self._claim_request(record, share.ranks) for share in self.shares}
+    def _claim(self, record: JobRecord) -> list[ClaimEffect]:
+        self._claims = {share.node: self._claim_request(record, share.ranks) for share in self._shares}
         return [SendPeer(node, claim) for node, claim in self._claims.items()]
 
     def _claim_request(self, record: JobRecord, ranks: int) -> ClaimRequest:
@@ -149,7 +165,7 @@ class Claiming:
             starts_within_s=self._starts_within_s,
         )
 
-    def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[SendPeer]:
+    def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[ClaimEffect]:
         self._questions = {
             victim: PreemptRequest(
                 victim,
@@ -160,85 +176,9 @@ class Claiming:
                 self._ranking.rank_key,
                 is_decided,
             )
-            for victim in self.victims
+            for victim in self._victims
         }
-        return [SendPeer(self.victims[victim], question) for victim, question in self._questions.items()]
+        return [SendPeer(self._victims[victim], question) for victim, question in self._questions.items()]
 
-    def _fail(self, problem: str) -> None:
-        self.phase, self.problem = ClaimPhase.FAILED, problem
-
-
-class ClaimDesk:
-    """The claim of one waiting job under one epoch, while it has one, and what everybody hears of it."""
-
-    def __init__(self, job_id: JobId, me: NodeId, commands: Commands) -> None:
-        self._job_id, self._me, self._commands = job_id, me, commands
-        self._claiming: Claiming | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """A place is being kept."""
-        return self._claiming is not None
-
-    @property
-    def next_deadline_s(self) -> float:
-        """When `on_timer` has something to do."""
-        return self._claiming.next_deadline_s if self._claiming else float("inf")
-
-    def make(
-        self,
-        record: JobRecord,
-        shares: tuple[Share, ...],
-        victims: Mapping[JobId, NodeId],
-        ranking: Ranking,
-        starts_within_s: float,
-        now_s: float,
-    ) -> list[ClaimEffect]:
-        """Have these places kept, and have the victims make room."""
-        self._claiming = Claiming(shares, victims, ranking, starts_within_s, self._commands)
-        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
-        text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
-        claimed = Announce("claim.made", text, self._job_id, self._me, {"victims": len(victims)})
-        return [claimed, *self._claiming.begin(record, now_s)]
-
-    def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
-        """Empty for an answer that moves nothing here: it may be one to something else."""
-        if self._claiming is None:
-            return []
-        return self._moved(self._claiming.owner_answered(answer, record, now_s), record)
-
-    def victim_answered(self, answer: PreemptAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
-        """The shepherd of a job that should make room."""
-        if self._claiming is None:
-            return []
-        return self._moved(self._claiming.victim_answered(answer, record, now_s), record)
-
-    def on_timer(self, record: JobRecord, now_s: float) -> list[ClaimEffect]:
-        """Repeat, renew or give up what is due."""
-        if self._claiming is None or now_s < self._claiming.next_deadline_s:
-            return []
-        return self._moved(self._claiming.on_timer(record, now_s), record)
-
-    def used(self, shares: tuple[Share, ...], record: JobRecord) -> list[ClaimEffect]:
-        """The job has its place, perhaps the one that was kept for it; nothing more need be kept."""
-        kept = {share.node for share in self._claiming.shares} if self._claiming is not None else set()
-        used = [share.node for share in shares if share.node in kept]
-        text = f"took the place that was kept for it on {', '.join(used)}"
-        return [*([Announce("claim.used", text, self._job_id, self._me)] if used else []), *self.withdraw(record)]
-
-    def withdraw(self, record: JobRecord) -> list[ClaimEffect]:
-        """No place is wanted any more."""
-        claiming, self._claiming = self._claiming, None
-        return [] if claiming is None else [*claiming.withdraw(record)]
-
-    def validate(self) -> None:
-        """A claim that has failed is given up in the same step."""
-        if self._claiming is not None:
-            assert self._claiming.phase is not ClaimPhase.FAILED, self._claiming.problem
-            self._claiming.validate()
-
-    def _moved(self, told: Sequence[SendPeer], record: JobRecord) -> list[ClaimEffect]:
-        if self._claiming is None or self._claiming.phase is not ClaimPhase.FAILED:
-            return [*told]
-        lost = Announce("claim.failed", self._claiming.problem, self._job_id, self._me)
-        return [*told, lost, *self.withdraw(record)]
+    def _fail(self, record: JobRecord, problem: str) -> list[ClaimEffect]:
+        return [Announce("claim.failed", problem, record.job_id, self._me), *self.withdraw(record)]

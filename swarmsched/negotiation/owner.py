@@ -31,7 +31,9 @@ from swarmsched.events import (
     RankExited,
     RendezvousBound,
     RendezvousFailed,
+    TaskEvent,
     TaskExited,
+    TaskFact,
     TaskFreezeChanged,
     TaskPhaseChanged,
     TasksFound,
@@ -70,19 +72,6 @@ REPORT_INTERVAL_S_MAX = 30.0
 UNLAUNCHED_REPORT_S = 15.0
 RELEASE_GRACE_S = 5.0
 TASK_ROOM = "task"
-
-TaskEvent = (
-    RendezvousBound
-    | RendezvousFailed
-    | TaskPhaseChanged
-    | TaskStaged
-    | TaskStageFailed
-    | TaskStarted
-    | TaskFreezeChanged
-    | RankExited
-    | TaskExited
-    | TasksFound
-)
 
 
 class StoredTask(Value):
@@ -355,17 +344,7 @@ class Owner:
 
     # Facts from the runner.
 
-    def _on_task_event(
-        self,
-        event: TaskPhaseChanged
-        | TaskStaged
-        | TaskStageFailed
-        | TaskStarted
-        | TaskFreezeChanged
-        | RankExited
-        | TaskExited,
-        now_s: float,
-    ) -> list[Effect]:
+    def _on_task_event(self, event: TaskFact, now_s: float) -> list[Effect]:
         task = self._tasks.get((event.job_id, event.attempt))
         if task is None and isinstance(event, TaskExited):
             return [ForgetTask(event.job_id, event.attempt)]  # one that nobody ordered, or that was given up

@@ -34,7 +34,7 @@ from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, Change
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt, is_overtaken
-from swarmsched.negotiation.claiming import ClaimDesk
+from swarmsched.negotiation.claiming import Claiming
 from swarmsched.negotiation.gang import INFERRED_GENERATION, Gang, dismissal, heard
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
@@ -113,7 +113,7 @@ class JobShepherd:
         self._stirred = stirred
         self._window = Window() if window is None else window
         self._attempt: Attempt | None = None
-        self._claim = ClaimDesk(record.job_id, me, self._commands)
+        self._claim = Claiming(me, self._commands)
         self._pacing = Pacing(record, rng)
         self._phase = record.phase
         self._reason = record.reason
@@ -218,15 +218,8 @@ class JobShepherd:
         """The first record is durable."""
         self._see(clock)
         self.queued_since_s = clock.now_s
-        return [
-            Announce(
-                "job.submitted",
-                f"{self._record.spec.user or 'somebody'} submitted it",
-                self.job_id,
-                self._me,
-                {"gpus": self._record.spec.total_gpus},
-            )
-        ]
+        spec = self._record.spec
+        return [self._announce("job.submitted", f"{spec.user or 'somebody'} submitted it", gpus=spec.total_gpus)]
 
     def take_up(self, lost_nodes: Collection[NodeId], clock: Clock) -> list[ShepherdEffect]:
         """The register has made us its shepherd: find out what became of its attempt, and go on from there."""
@@ -382,7 +375,7 @@ class JobShepherd:
         if self._attempt is not attempt:  # given up while the register was silent, and its holds with it
             return self._requeue(attempt.problem, now_s)
         where = ", ".join(f"{share.node} ({share.ranks})" for share in attempt.shares)
-        placed = Announce("job.placed", f"placed on {where}", self.job_id, self._me, {"attempt": attempt.number})
+        placed = self._announce("job.placed", f"placed on {where}", attempt=attempt.number)
         return [placed, *attempt.prepared(self._record, now_s), *self._after_attempt_moved(now_s)]
 
     def _attempt_failed(self, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
@@ -392,13 +385,7 @@ class JobShepherd:
         self._forget_attempt()
         was_alone = len(attempt.shares) == 1
         self._pacing.failed(attempt.refusal, attempt.refusing_node, now_s, was_alone=was_alone)
-        round_lost = Announce(
-            "negotiation.round",
-            attempt.problem,
-            self.job_id,
-            self._me,
-            {"result": "aborted"},
-        )
+        round_lost = self._announce("negotiation.round", attempt.problem, result="aborted")
         effects: list[ShepherdEffect] = [*attempt.abandon(), round_lost]
         if self._record.state is JobState.QUEUED:
             self._reason = cleaned(attempt.problem)
@@ -418,9 +405,12 @@ class JobShepherd:
         self._namesakes.forget()
 
     def _requeue(self, reason: str, now_s: float, *, relaunches: int = 0) -> list[ShepherdEffect]:
-        self._phase, self._reason = StartPhase.NONE, cleaned(reason)
-        self.queued_since_s, self.running_since_s = now_s, float("inf")
+        self._back_in_queue(cleaned(reason), now_s)
         return self._write(changes.aborted(reason, relaunches=relaunches), _nothing)
+
+    def _back_in_queue(self, reason: str, now_s: float) -> None:
+        self._phase, self._reason = StartPhase.NONE, reason
+        self.queued_since_s, self.running_since_s = now_s, float("inf")
 
     # Running.
 
@@ -500,17 +490,12 @@ class JobShepherd:
         self.running_since_s = now_s
         utc_s = self._utc_s(now_s)
         first_utc_s = self._record.first_started_utc_s or utc_s
-        started = Announce(
+        started = self._announce(
             "job.started",
             "its only rank runs" if self._record.spec.ranks == 1 else f"all {self._record.spec.ranks} ranks run",
-            self.job_id,
-            self._me,
-            {
-                "queue_wait_s": max(0.0, first_utc_s - self._record.submitted_utc_s),
-                "start_s": max(0.0, now_s - self.queued_since_s),
-            },
+            queue_wait_s=max(0.0, first_utc_s - self._record.submitted_utc_s),
+            start_s=max(0.0, now_s - self.queued_since_s),
         )
-
         write = self._write(changes.started(utc_s), lambda _now_s: [started])
         return [*write, *self._claim.used(self._record.shares, self._record)]
 
@@ -543,8 +528,7 @@ class JobShepherd:
         self._forget_attempt()
         told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
         reason = f"preempted: {self._record.reason}"
-        self._phase, self._reason = StartPhase.NONE, cleaned(reason)
-        self.queued_since_s, self.running_since_s = now_s, float("inf")
+        self._back_in_queue(cleaned(reason), now_s)
         # Somebody may have ordered it to end for good meanwhile; then it ends.
         return self._write(changes.made_room(reason, ran_s), lambda _now_s: [*told], self._finish)
 
@@ -619,12 +603,8 @@ class JobShepherd:
         restarts = self._record.restarts + 1
         self._pacing.restarted(restarts, now_s)
         reason = f"restarting ({restarts} of {self._record.spec.max_restarts}): {why}"[:REASON_LENGTH]
-        self._phase, self._reason = StartPhase.NONE, reason
-        self.queued_since_s, self.running_since_s = now_s, float("inf")
-
-        restarted = Announce(
-            "job.restarted", reason, self.job_id, self._me, {"restarts": restarts, "attempt": self._record.attempt}
-        )
+        self._back_in_queue(reason, now_s)
+        restarted = self._announce("job.restarted", reason, restarts=restarts, attempt=self._record.attempt)
 
         def settle(then_s: float) -> list[ShepherdEffect]:
             begun = self._settlement.begin(left, self._record, then_s)
@@ -692,8 +672,7 @@ class JobShepherd:
     ) -> list[ShepherdEffect]:
         """Have these places kept, and have the victims make room for it; the caller has checked `is_waiting`."""
         self._see(clock)
-        made = self._claim.make(self._record, shares, victims, ranking, starts_within_s, clock.now_s)
-        return [*made]
+        return [*self._claim.make(self._record, shares, victims, ranking, starts_within_s, clock.now_s)]
 
     def victim_answered(self, answer: PreemptAnswer, clock: Clock) -> list[ShepherdEffect]:
         """The shepherd of a job that should make room for this one."""
@@ -713,7 +692,7 @@ class JobShepherd:
             return [answer]
         self._stop_grace_s = record.spec.grace_s
         reason = f"makes room for {handle(request.taker)}"
-        preempted = Announce("job.preempted", reason, self.job_id, self._me, {"taker": request.taker})
+        preempted = self._announce("job.preempted", reason, taker=request.taker)
         return [answer, preempted, *self._stop(EndReason.PREEMPTED, reason, clock.now_s)]
 
     def asked_to_yield(self, request: YieldRequest, clock: Clock) -> list[ShepherdEffect]:
@@ -724,7 +703,7 @@ class JobShepherd:
             return []
         text = f"gave way to {handle(request.wanted_by)} on {request.owner}"
         attempt.give_way(request.owner, text)
-        yielded = Announce("job.yielded", text, self.job_id, self._me, {"taker": request.wanted_by})
+        yielded = self._announce("job.yielded", text, taker=request.wanted_by)
         return [yielded, *self._after_attempt_moved(clock.now_s)]
 
     # Checkpoints.
@@ -749,7 +728,7 @@ class JobShepherd:
         if refusal or self._record.checkpoint == request.checkpoint:
             return [answer(refusal)]
         text = f"checkpoint {request.checkpoint.name} of attempt {request.attempt}"
-        saved = Announce("job.checkpointed", text, self.job_id, self._me, {"bytes": request.checkpoint.size_bytes})
+        saved = self._announce("job.checkpointed", text, bytes=request.checkpoint.size_bytes)
         return self._write(commit, lambda _now_s: [saved, answer("")])
 
     def _refuses(self, record: JobRecord, request: CheckpointRequest) -> str:
@@ -786,7 +765,7 @@ class JobShepherd:
         """Exchange the holders: both old and new must agree until the second update has ended the exchange."""
         self._see(clock)
         names = ", ".join(holder.node for holder in holders)
-        changed = Announce("holder.replaced", f"held by {names}", self.job_id, self._me)
+        changed = self._announce("holder.replaced", f"held by {names}")
 
         def end(_now_s: float) -> list[ShepherdEffect]:
             return self._write(lambda record: {"leaving_holders": ()}, lambda _then_s: [changed])
@@ -801,7 +780,7 @@ class JobShepherd:
 
         def leave(_now_s: float) -> list[ShepherdEffect]:
             self._writer.close()
-            return [Announce("job.handed_over", f"{successor} shepherds it from now on", self.job_id, self._me)]
+            return [self._announce("job.handed_over", f"{successor} shepherds it from now on")]
 
         return self._write(changes.handed_over(successor), leave)
 
@@ -880,12 +859,9 @@ class JobShepherd:
         self._reason = record.reason
         self._settlement.forget()
         told = [*self._gang.dismissed(), *self._claim.withdraw(self._record)]
-        ended = Announce(
-            "job.ended",
-            record.detail or record.end_reason.value,
-            self.job_id,
-            self._me,
-            {"end_reason": record.end_reason.value, "exit_code": record.exit_code, "signal": record.signal},
+        why = record.end_reason.value
+        ended = self._announce(
+            "job.ended", record.detail or why, end_reason=why, exit_code=record.exit_code, signal=record.signal
         )
         return [*told, ended]
 
@@ -935,6 +911,9 @@ class JobShepherd:
     def _see(self, clock: Clock) -> None:
         self._now_s, self._utc_offset_s = clock.now_s, clock.utc_s - clock.now_s
         self._stirred(self.job_id)
+
+    def _announce(self, kind: str, text: str, **fields: str | float) -> Announce:
+        return Announce(kind, text, self.job_id, self._me, fields)
 
     def _ran_s(self, now_s: float) -> float:
         """For how long the gang has run; 0 while it does not."""

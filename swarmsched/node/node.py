@@ -24,17 +24,8 @@ from swarmsched.events import (
     PeerSendFailed,
     PlanComputed,
     PlanFailed,
-    RankExited,
-    RendezvousBound,
-    RendezvousFailed,
     ResourcesRead,
-    TaskExited,
-    TaskFreezeChanged,
-    TaskPhaseChanged,
     TasksFound,
-    TaskStaged,
-    TaskStageFailed,
-    TaskStarted,
     TimerFired,
     WorkLagged,
 )
@@ -46,6 +37,7 @@ from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import MemberRef
 from swarmsched.ids import Address, JobId, NodeId, origin_of
+from swarmsched.jobs.message import RegisterMessage
 from swarmsched.jobs.register import Register
 from swarmsched.jobs.update import (
     EndConfirmed,
@@ -63,6 +55,7 @@ from swarmsched.ledger.message import (
     CheckpointRequest,
     Opening,
     OwnerAnswer,
+    OwnerCommand,
     PreemptAnswer,
     PreemptRequest,
     TaskReport,
@@ -87,7 +80,6 @@ from swarmsched.node.planes import (
     make_membership,
     make_state_plane,
 )
-from swarmsched.node.protocol import OWNER_COMMANDS, REGISTER_MESSAGES
 from swarmsched.node.publication import Publication
 from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, past_retention
@@ -112,18 +104,6 @@ Internal = (
 NodeEffect = Effect | Internal
 ACCUSE_AGAIN_S = 60.0
 ACCUSED_MAX = 1_000  # senders of nonsense remembered; names are claims, so they must not fill the memory
-INTERNAL = (
-    WriteRecord,
-    ReadRecord,
-    MemberChanged,
-    UpdateDecided,
-    UpdateConflicted,
-    UpdateUncertain,
-    ReadDecided,
-    JobOver,
-    RecordAccepted,
-    EndConfirmed,
-)
 
 
 class Node:
@@ -263,22 +243,12 @@ class Node:
                 return self._on_plan(event, clock)
             case TasksFound():
                 return self._on_tasks_found(event, clock)
-            case (
-                RendezvousBound()
-                | RendezvousFailed()
-                | TaskPhaseChanged()
-                | TaskStaged()
-                | TaskStageFailed()
-                | TaskStarted()
-                | TaskFreezeChanged()
-                | RankExited()
-                | TaskExited()
-            ):
+            case _:
                 return self._owner.step(event, now_s)
 
     def _route_peer(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
         message = event.message
-        if isinstance(message, OWNER_COMMANDS):
+        if isinstance(message, OwnerCommand):
             return self._owner.obey(event.sender, message, clock.now_s)
         if isinstance(message, OwnerAnswer | TaskReport | Opening):
             return self._on_owner_said(event.sender, message, clock)
@@ -294,7 +264,7 @@ class Node:
             return self._on_making_room(message, clock)
         if isinstance(message, CheckpointAnswer):
             return self._checkpoints.answered(message)
-        if isinstance(message, REGISTER_MESSAGES):
+        if isinstance(message, RegisterMessage):
             return self._on_register_message(event, clock)
         if isinstance(message, MEMBERSHIP_PEER_MESSAGES):
             return self._membership.step(event, clock.now_s)
@@ -413,7 +383,7 @@ class Node:
         effects: list[NodeEffect] = []
         if isinstance(event.message, MEMBERSHIP_PEER_MESSAGES):
             effects += self._membership.step(event, clock.now_s)
-        if isinstance(event.message, OWNER_COMMANDS):
+        if isinstance(event.message, OwnerCommand):
             shepherd = self._placement.jobs.get(event.message.job_id)
             if shepherd is not None:
                 self._touched[event.message.job_id] = None
@@ -506,10 +476,10 @@ class Node:
     def _settle(self, effects: Iterable[NodeEffect], clock: Clock) -> list[Effect]:
         work = deque(effects)
         done: list[Effect] = []
-        self._is_mere_gossip = self._is_mere_gossip and not any(isinstance(effect, INTERNAL) for effect in work)
+        self._is_mere_gossip = self._is_mere_gossip and not any(isinstance(effect, Internal) for effect in work)
         while work:
             effect = work.popleft()
-            if isinstance(effect, INTERNAL):
+            if isinstance(effect, Internal):
                 work.extendleft(reversed(self._react(effect, clock)))
             else:
                 done.append(effect)

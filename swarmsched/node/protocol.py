@@ -69,18 +69,6 @@ PEER_KINDS: dict[int, type] = {
 }
 PEER_CODEC = Codec(PEER_KINDS)
 
-REGISTER_MESSAGES = (PrepareRequest, PrepareAnswer, AcceptRequest, AcceptAnswer, EndDecided)
-OWNER_COMMANDS = (
-    HoldRequest,
-    ClaimRequest,
-    CommitRequest,
-    LaunchRequest,
-    ReleaseRequest,
-    StopRequest,
-    SignalRequest,
-    StatusRequest,
-)
-
 URGENT_MESSAGES = (LeaseRenewal, LeaseGranted, OwnerContact, ContactAnswered, StreamPing, StreamPong)
 """What says that a node lives and may act: it passes whatever else waits, at both ends."""
 UNBARRED_MESSAGES = (LeaseRenewal, LeaseGranted, OwnerContact, StreamPing, StreamPong)

@@ -10,7 +10,6 @@ from swarmsched.ledger.message import HoldRequest, PreemptRequest
 from swarmsched.negotiation.attempt import Attempt, Ranking
 from swarmsched.negotiation.catching_up import AT_ONCE_MAX
 from swarmsched.negotiation.checkpointing import _Wish
-from swarmsched.negotiation.claiming import Claiming
 from swarmsched.negotiation.hold_desk import PatientHold
 from swarmsched.negotiation.succession import Candidacy
 from swarmsched.node.submission import _Creation
@@ -48,17 +47,13 @@ def asks_a_stranger(node):
 
 def asks_victims_too_early(node):
     job = job_in(node, JobState.QUEUED)
-    claiming = Claiming((Share(ONE, 1),), {NOBODY: ONE}, Ranking("las", (1,)), 1.0, job._commands)
-    claiming.begin(job.record, 0.0)
-    claiming.validate()
-    job._claim._claiming = claiming
-    claiming._questions[NOBODY] = PreemptRequest(NOBODY, 1, job.job_id, ONE, "las", (1,), is_decided=False)
+    job._claim.make(job.record, (Share(ONE, 1),), {NOBODY: ONE}, Ranking("las", (1,)), 1.0, 0.0)
+    job._claim.validate()
+    job._claim._questions[NOBODY] = PreemptRequest(NOBODY, 1, job.job_id, ONE, "las", (1,), is_decided=False)
 
 
-def keeps_a_failed_claim(node):
-    job = job_in(node, JobState.QUEUED)
-    job._claim._claiming = Claiming((Share(ONE, 1),), {}, Ranking("las", (1,)), 1.0, job._commands)
-    job._claim._claiming._fail("no place")
+def keeps_a_place_that_nobody_wants(node):
+    job_in(node, JobState.QUEUED)._claim._shares = (Share(ONE, 1),)
 
 
 def writes_from_an_old_record(node):
@@ -144,7 +139,7 @@ def has_untold_news(node):
     [
         asks_a_stranger,
         asks_victims_too_early,
-        keeps_a_failed_claim,
+        keeps_a_place_that_nobody_wants,
         writes_from_an_old_record,
         has_run_since_never,
         waits_for_a_port_without_a_booking,
