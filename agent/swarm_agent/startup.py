@@ -212,11 +212,12 @@ async def _task_config(config: AgentConfig) -> TaskConfig:
 
 
 async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
-    agent.on_announce(metrics.observe_announce)
-    metrics.watch_driver(agent.driver)
-    metrics.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
-    metrics.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
-    metrics.watch_core(agent.node.counters, agent.node.register_drops, agent.faults.counts)
+    observed = metrics.OBSERVED
+    agent.on_announce(observed.observe_announce)
+    observed.watch_driver(agent.driver)
+    observed.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
+    observed.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
+    observed.watch_core(agent.node.counters, agent.node.register_drops, agent.faults.counts)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)

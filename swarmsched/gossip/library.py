@@ -50,6 +50,7 @@ PARCEL_OVERHEAD_BYTES = 8
 AGE_DS_MAX = 2**32 - 1
 
 T = TypeVar("T")
+Owned = TypeVar("Owned", NodeRecord, JobCard)
 
 RECORD_FAULTS = (SwarmError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Whatever handling a record may raise is that record's fault: it is dropped and counted, the rest goes on."""
@@ -123,17 +124,7 @@ class Library:
     def offer_own_record(self, record: NodeRecord, body: bytes, now_s: float) -> None:
         """Keep what this node says of itself; its owner's versions only grow."""
         record.check()
-        verdict = self.nodes.offer(
-            record.node_id,
-            record.node_id,
-            record.stamp,
-            record,
-            body,
-            age_s=0.0,
-            now_s=now_s,
-            round_number=self.round_number,
-        )
-        assert verdict is Verdict.ADOPTED
+        assert self._offer(self.nodes, record.node_id, record.node_id, record, body, 0.0, now_s) is Verdict.ADOPTED
 
     def offer_record(self, record: NodeRecord, body: bytes, age_s: float, now_s: float) -> bool:
         """Adopt a node record if it is newer, sane and not of the future."""
@@ -145,16 +136,7 @@ class Library:
         if record.generation > self.generation_limit:
             return self._refuse("refused_generations", self.nodes, record.node_id, record.stamp)
         before = self.nodes.get(record.node_id)
-        verdict = self.nodes.offer(
-            record.node_id,
-            record.node_id,
-            record.stamp,
-            record,
-            body,
-            age_s=age_s,
-            now_s=now_s,
-            round_number=self.round_number,
-        )
+        verdict = self._offer(self.nodes, record.node_id, record.node_id, record, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
             self.freed_count += before is None or _has_more(record, before.value)
         return self._judge(verdict, self.nodes, record.node_id, record.stamp)
@@ -164,19 +146,16 @@ class Library:
         location = self.locations.get(card.job_id)
         if location is not None and location.ended_utc_s and card.state is not JobState.ENDED:
             return False
-        verdict = self.cards.offer(
-            card.job_id,
-            card.shepherd,
-            card.stamp,
-            card,
-            body,
-            age_s=age_s,
-            now_s=now_s,
-            round_number=self.round_number,
-        )
+        verdict = self._offer(self.cards, card.job_id, card.shepherd, card, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
             self._show_job(card.job_id)
         return self._judge(verdict, self.cards, card.job_id, card.stamp)
+
+    def _offer(
+        self, replica: Replica[Owned], key: str, origin: str, value: Owned, body: bytes, age_s: float, now_s: float
+    ) -> Verdict:
+        number = self.round_number
+        return replica.offer(key, origin, value.stamp, value, body, age_s=age_s, now_s=now_s, round_number=number)
 
     def expire_cards(self, now_s: float) -> None:
         """Drop cards that nobody renews."""
@@ -243,7 +222,7 @@ class Library:
         answer = Answer()
         theirs = (digest.setting_version, digest.setting_node)
         if self.setting.current.stamp > theirs:
-            answer.nodes.append(self._setting_parcel())
+            answer.nodes.append(self.setting_parcel())
         answer.wants_setting = theirs > self.setting.current.stamp
         nodes = unpack_listing(digest.nodes, ID_LENGTH)
         cards = unpack_listing(digest.cards, ID_LENGTH)
@@ -261,7 +240,7 @@ class Library:
         """What the sender of a delta asked for, and what its location ranges show to be missing on either side."""
         answer = Answer()
         if delta.wants_setting:
-            answer.nodes.append(self._setting_parcel())
+            answer.nodes.append(self.setting_parcel())
         answer.nodes += _parcels(ParcelKind.NODE, _asked(self.nodes, delta.want_nodes), now_s)
         answer.cards += _parcels(ParcelKind.CARD, _asked(self.cards, delta.want_cards), now_s)
         for key, stamp in unpack_listing(delta.want_locations, KEY_LENGTH).items():
@@ -309,7 +288,7 @@ class Library:
         """One page of everything, within the budget or one entry over it."""
         if stage >= LOCATION_STAGE:
             return self._location_page(after, max(1, budget_bytes // LOCATION_BYTES_TYPICAL), now_s)
-        parcels = [self._setting_parcel()] if stage == 0 and not after and self.setting.current.version else []
+        parcels = [self.setting_parcel()] if stage == 0 and not after and self.setting.current.version else []
         if stage == 0:
             page, cursor = _page_of(ParcelKind.NODE, self.nodes, after, budget_bytes, now_s)
         else:
@@ -349,10 +328,6 @@ class Library:
         queued = [job.card for job in self.jobs.values() if job.state is JobState.QUEUED]
         return sorted([(card.rank_key, card.job_id) for card in queued])[limit - 1] if len(queued) >= limit else None
 
-    def setting_parcel(self) -> Parcel:
-        """The setting for a push."""
-        return self._setting_parcel()
-
     def validate(self) -> None:
         """Re-derive every cross-reference."""
         self.nodes.validate()
@@ -368,7 +343,8 @@ class Library:
             assert decode_card(card.body) == card.value
             assert len(card.body) <= CARD_BYTES_LIMIT
 
-    def _setting_parcel(self) -> Parcel:
+    def setting_parcel(self) -> Parcel:
+        """The setting as it travels."""
         return Parcel(ParcelKind.SETTING, 0, encode_setting(self.setting.current))
 
     def _location_parcel(self, key: bytes, now_s: float) -> Parcel:

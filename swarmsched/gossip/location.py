@@ -169,14 +169,12 @@ class LocationStore(Mapping[JobId, Location]):
 
     def body(self, key: bytes) -> bytes | None:
         """The bytes of one entry as its shepherd wrote them."""
-        bucket = self._buckets.get(bucket_of(key))
-        stored = bucket.entries.get(key) if bucket else None
+        stored = self._stored(key)
         return None if stored is None else stored[_HEAD.size :]
 
     def stamp(self, key: bytes) -> Stamp | None:
         """The stamp of one entry, or None."""
-        bucket = self._buckets.get(bucket_of(key))
-        stored = bucket.entries.get(key) if bucket else None
+        stored = self._stored(key)
         if stored is None:
             return None
         _, epoch, version = _HEAD.unpack_from(stored)
@@ -184,8 +182,7 @@ class LocationStore(Mapping[JobId, Location]):
 
     def age_s(self, key: bytes, now_s: float) -> float:
         """Seconds since the shepherd wrote the entry; 0 for an unknown one."""
-        bucket = self._buckets.get(bucket_of(key))
-        stored = bucket.entries.get(key) if bucket else None
+        stored = self._stored(key)
         return max(0.0, now_s - _HEAD.unpack_from(stored)[0]) if stored else 0.0
 
     def offer(self, location: Location, body: bytes, *, age_s: float, now_s: float, round_number: int) -> bool:
@@ -271,6 +268,10 @@ class LocationStore(Mapping[JobId, Location]):
                 xor ^= _hash(stored[_HEAD.size :])
             assert bucket.xor == xor
             assert bucket.entries
+
+    def _stored(self, key: bytes) -> bytes | None:
+        bucket = self._buckets.get(bucket_of(key))
+        return bucket.entries.get(key) if bucket else None
 
     def _stamp_known(self, key: bytes) -> Stamp:
         stamp = self.stamp(key)

@@ -21,12 +21,7 @@ class MemberStatus(Enum):
 
 FINGERPRINTS_REMEMBERED = 1_024
 
-_STATUS = {
-    Standing.ALIVE: MemberStatus.ALIVE,
-    Standing.SUSPECT: MemberStatus.SUSPECT,
-    Standing.FAILED: MemberStatus.FAILED,
-    Standing.LEFT: MemberStatus.LEFT,
-}
+_STATUS = {standing: MemberStatus[standing.name] for standing in Standing}
 
 
 class MemberView(Value):

@@ -111,7 +111,10 @@ class Acceptor:
     def prepare(self, request: PrepareRequest, now_s: float) -> tuple[PrepareAnswer, list[AcceptorEffect]]:
         """Promise, unless a higher ballot was promised or a lease forbids it; the same ballot is promised again."""
         if request.job_id in self._tombstones:
-            return self._refused_as_over(request), []
+            store = self._me.store
+            return PrepareAnswer(
+                request.job_id, request.ballot, False, Ballot(), Ballot(), None, store, is_over=True
+            ), []
         slot = self.slot(request.job_id)
         is_free = not request.takes_over or self.may_promise(request.job_id, request.ballot.node, now_s)
         is_promised = is_free and request.ballot >= slot.promised
@@ -173,18 +176,6 @@ class Acceptor:
             assert job_id not in self._tombstones
         assert set(self._records) <= set(self._slots)
         assert self._open == {job_id: record for job_id, record in self._records.items() if self._is_open(record)}
-
-    def _refused_as_over(self, request: PrepareRequest) -> PrepareAnswer:
-        return PrepareAnswer(
-            job_id=request.job_id,
-            ballot=request.ballot,
-            is_promised=False,
-            promised=Ballot(),
-            accepted_ballot=Ballot(),
-            accepted=None,
-            store=self._me.store,
-            is_over=True,
-        )
 
     def _save(self, slot: Slot) -> list[Persist]:
         """Encoded first: memory must not know what the disk will not give back."""

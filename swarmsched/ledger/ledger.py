@@ -360,7 +360,8 @@ class Ledger:
         fence = self._fences.get(job_id)
         return 0 if fence is None else fence.epoch
 
-    def free(self, now_s: float) -> Free:
+    @property
+    def free(self) -> Free:
         """What a new hold could get."""
         return self._free
 

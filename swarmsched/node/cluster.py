@@ -93,7 +93,7 @@ class Cluster:
         is_busy = self._ledger.is_draining or self._is_in_conflict(self._me)
         is_barred = self._is_witness or is_busy or self.is_disk_stalled
         total = len(self.own_resources.gpus)
-        return NodeView(self._me, self._ledger.free(0.0), self._ledger.capacity, total, not is_barred)
+        return NodeView(self._me, self._ledger.free, self._ledger.capacity, total, not is_barred)
 
     def _foreign_view(self, record: NodeRecord) -> NodeView:
         is_alive = self._membership.is_alive(record.node_id)

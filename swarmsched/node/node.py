@@ -701,7 +701,7 @@ class Node:
 
     def _ledger_changed(self, clock: Clock) -> list[NodeEffect]:
         self._seen_ledger_version = self._ledger.version
-        before, self._seen_free = self._seen_free, self._ledger.free(clock.now_s)
+        before, self._seen_free = self._seen_free, self._ledger.free
         has_more = self._seen_free.gpu_count > before.gpu_count or self._seen_free.cpus > before.cpus
         if has_more and self._placement.waiting_count:
             self._placement.capacity_released(clock)
@@ -715,7 +715,7 @@ class Node:
 
     def _invite(self, clock: Clock) -> list[NodeEffect]:
         """Tell those who are first in line of what is free here."""
-        shepherds = self._placement.invitations(self._ledger.free(clock.now_s), clock)
+        shepherds = self._placement.invitations(self._ledger.free, clock)
         return [SendPeer(shepherd, Opening(self._ledger.report())) for shepherd in shepherds]
 
     def _touch_all(self) -> list[NodeEffect]:

@@ -49,7 +49,7 @@ class Publication:
         return self._state.publish_node(self._node_record(reading), clock.now_s)
 
     def _node_record(self, reading: ResourcesRead) -> NodeRecord:
-        resources, free = reading.resources, self._ledger.free(0.0)
+        resources, free = reading.resources, self._ledger.free
         health = [gpu.health for gpu in resources.gpus]
         return NodeRecord(
             node_id=self._me,

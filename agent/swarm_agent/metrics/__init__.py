@@ -4,23 +4,7 @@ Two kinds: what is counted while it happens (`observed`), and what is read from 
 the scrape (`node`, `gpu`).  No job id, user, path or other unbounded value is ever a label.
 """
 
-from swarm_agent.metrics.exposition import MetricsSource, render
-from swarm_agent.metrics.observed import (
-    observe_announce,
-    observe_http,
-    watch_core,
-    watch_driver,
-    watch_drops,
-    watch_traffic,
-)
+from swarm_agent.metrics.exposition import render
+from swarm_agent.metrics.observed import OBSERVED, observe_http
 
-__all__ = [
-    "MetricsSource",
-    "observe_announce",
-    "observe_http",
-    "render",
-    "watch_core",
-    "watch_driver",
-    "watch_drops",
-    "watch_traffic",
-]
+__all__ = ["OBSERVED", "observe_http", "render"]

@@ -4,94 +4,27 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from swarm_agent.config import AgentConfig
+from swarm_agent.agent import Agent
 from swarm_agent.http.attendance import attendance_by
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
-from swarm_agent.readiness import Readiness
 from swarm_agent.telemetry import TelemetrySnapshot
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeStatus
-from swarmsched.ids import JobId
-from swarmsched.ledger.booking import LedgerEntry
 from swarmsched.record import JobRecord
-from swarmsched.task import TaskStatus
 
 DEATHS_TOLD = 3  # 0, 1, 2: what one, three and five holders survive
 
 OPENMETRICS = "application/openmetrics-text"
 
 
-class LedgerSource(Protocol):
-    """`swarmsched.ledger.ledger.Ledger`, read only."""
-
-    @property
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """All bookings."""
-
-
-class NodeSource(Protocol):
-    """The core's snapshots that the page needs (`swarmsched.node.Node`)."""
-
-    def members(self, now_s: float) -> Iterable[MemberView]:
-        """Everyone this agent knows."""
-
-    def node_records(self, now_s: float) -> Iterable[NodeStatus]:
-        """What they say of themselves."""
-
-    def records(self) -> Mapping[JobId, JobRecord]:
-        """Jobs shepherded or held here."""
-
-    def is_shepherd(self, job_id: JobId) -> bool:
-        """True for a job that this node acts for."""
-
-    def tasks(self) -> Sequence[TaskStatus]:
-        """Tasks on this node."""
-
-    @property
-    def ledger(self) -> LedgerSource:
-        """Who holds which GPU here."""
-
-
-class TelemetrySource(Protocol):
-    """`swarm_agent.telemetry.Telemetry`."""
-
-    @property
-    def snapshot(self) -> TelemetrySnapshot:
-        """Readings now."""
-
-
-class MetricsSource(Protocol):
-    """What `render` needs of the agent."""
-
-    @property
-    def config(self) -> AgentConfig:
-        """The agent's settings."""
-
-    @property
-    def node(self) -> NodeSource:
-        """The core."""
-
-    @property
-    def telemetry(self) -> TelemetrySource:
-        """The GPUs and the host."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """The checks behind /readyz."""
-
-    def now_s(self) -> float:
-        """The monotonic clock that the core runs on."""
-
-
-def render(agent: MetricsSource, accept: str = "") -> tuple[bytes, str]:
+def render(agent: Agent, accept: str = "") -> tuple[bytes, str]:
     """The page in the format that the Accept header asks for, and its content type."""
     is_openmetrics = OPENMETRICS in accept
     encode, content_type = choose_encoder(accept)
@@ -101,7 +34,7 @@ def render(agent: MetricsSource, accept: str = "") -> tuple[bytes, str]:
 class _Page:
     """A collector, as the encoders expect it."""
 
-    def __init__(self, agent: MetricsSource, *, is_openmetrics: bool) -> None:
+    def __init__(self, agent: Agent, *, is_openmetrics: bool) -> None:
         self._agent = agent
         self._is_openmetrics = is_openmetrics
 
@@ -119,7 +52,7 @@ class _Page:
         yield from OBSERVED.registry.collect()
 
 
-def _node_families(agent: MetricsSource) -> Iterator[Metric]:
+def _node_families(agent: Agent) -> Iterator[Metric]:
     now_s = agent.now_s()
     build = GaugeMetricFamily("swarm_build_info", "Version of the agent.", labels=("version",))
     build.add_metric((software_version(),), 1)

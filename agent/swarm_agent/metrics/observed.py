@@ -146,24 +146,13 @@ class Observed:
     def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
-        yield _counter(
-            "swarm_negotiation_rounds",
-            "Rounds of holds by this agent's shepherds.",
-            ("result",),
-            {(k,): v for k, v in self._rounds.items()},
-        )
-        yield _counter(
-            "swarm_events",
-            "Events that this agent wrote to the cluster log.",
-            ("kind",),
-            {(k,): v for k, v in self._events.items()},
-        )
-        for kind, (name, text) in COUNTED.items():
-            yield CounterMetricFamily(name, text, value=self._events[kind])
-        for key, (name, text) in CORE_COUNTS.items():
-            yield CounterMetricFamily(name, text, value=self._core.get(key, 0))
-        for key, (name, text) in FAULTS.items():
-            yield CounterMetricFamily(name, text, value=self._faults.get(key, 0))
+        rounds = "Rounds of holds by this agent's shepherds."
+        yield _counter("swarm_negotiation_rounds", rounds, ("result",), _by_one(self._rounds))
+        events = "Events that this agent wrote to the cluster log."
+        yield _counter("swarm_events", events, ("kind",), _by_one(self._events))
+        for table, counts in ((COUNTED, self._events), (CORE_COUNTS, self._core), (FAULTS, self._faults)):
+            for key, (name, text) in table.items():
+                yield CounterMetricFamily(name, text, value=counts.get(key, 0))
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
         for name, counters in self._traffic.items():
             plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
@@ -196,18 +185,22 @@ class Observed:
         """`swarm_jobs_total`.  In OpenMetrics its family would be `swarm_jobs`, the name of a gauge of ours."""
         text = "Jobs that ended under a shepherd on this agent."
         if is_openmetrics:
-            family = UnknownMetricFamily("swarm_jobs_total", text, labels=("end_reason",))
-            for reason, count in self._ends.items():
-                family.add_metric((reason,), count)
-            return family
-        return _counter("swarm_jobs", text, ("end_reason",), {(k,): v for k, v in self._ends.items()})
+            return _filled(UnknownMetricFamily("swarm_jobs_total", text, labels=("end_reason",)), _by_one(self._ends))
+        return _counter("swarm_jobs", text, ("end_reason",), _by_one(self._ends))
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[Labels, float]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | UnknownMetricFamily, values: Mapping[Labels, float]) -> Metric:
     for key, value in values.items():
         family.add_metric(key, value)
     return family
+
+
+def _by_one(counts: Mapping[str, int]) -> dict[tuple[str], int]:
+    return {(name,): count for name, count in counts.items()}
 
 
 OBSERVED = Observed()
@@ -216,28 +209,3 @@ OBSERVED = Observed()
 def observe_http(method: str, route: str, code: int, seconds: float) -> None:
     """Count one finished HTTP request; `route` is the pattern, never the path that was asked for."""
     OBSERVED.observe_http(method, route, code, seconds)
-
-
-def observe_announce(announce: Announce) -> None:
-    """Count an event of the core."""
-    OBSERVED.observe_announce(announce)
-
-
-def watch_drops(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
-    """Tell once where the transports count what they refuse, by reason."""
-    OBSERVED.watch_drops(gossip=gossip, peer=peer)
-
-
-def watch_core(counters: Mapping[str, int], register_drops: Mapping[str, int], faults: Mapping[str, int]) -> None:
-    """Tell once where the core counts, and where its faults are."""
-    OBSERVED.watch_core(counters, register_drops, faults)
-
-
-def watch_driver(driver: Driver) -> None:
-    """Tell once whose lag and commits are measured."""
-    OBSERVED.watch_driver(driver)
-
-
-def watch_traffic(*, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
-    """Tell once where the transports count `sent_bytes` and `received_bytes`."""
-    OBSERVED.watch_traffic(gossip=gossip, peer=peer)

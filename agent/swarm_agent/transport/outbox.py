@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from swarmsched.events import Event, PeerSendFailed
 from swarmsched.ids import NodeId
@@ -37,12 +36,8 @@ class Outgoing:
         return isinstance(self.message, URGENT_MESSAGES)
 
 
-class SendBatch(Protocol):
-    """Sends one batch; raises `OSError`-like or `SwarmError` when it was, or may have been, lost."""
-
-    def __call__(self, recipient: NodeId, sequence: int, batch: list[Outgoing]) -> Awaitable[None]:
-        """Deliver or raise."""
-        ...
+SendBatch = Callable[[NodeId, int, list[Outgoing]], Awaitable[None]]
+"""Delivers a batch with its number; raises `OSError`-like or `SwarmError` when it was, or may have been, lost."""
 
 
 class _Lane:

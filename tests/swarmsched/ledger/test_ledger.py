@@ -205,7 +205,7 @@ def test_a_hold_expires_at_its_deadline_and_not_before(owner):
     owner.now_s = owner.ledger.next_deadline_s
     (expired,) = owner.expire()
     assert (expired.job_id, expired.epoch, expired.attempt, expired.shepherd) == (JOB, 1, 1, SHEPHERD)
-    assert owner.ledger.free(owner.now_s).gpus == counted(owner.offered.gpus)
+    assert owner.ledger.free.gpus == counted(owner.offered.gpus)
     assert owner.ledger.next_deadline_s == math.inf
     assert not [key for key in owner.disk if key.startswith("booking/")]
 
@@ -425,7 +425,7 @@ def test_only_healthy_gpus_are_offered(owner):
     for health in (GpuHealth.FOREIGN, GpuHealth.UNHEALTHY, GpuHealth.STALE):
         owner.ledger.offer(with_health(owner.offered, 0, health), owner.now_s)
         assert [gpu.index for gpu in owner.ledger._free_devices(())] == [1, 2, 3]
-        assert owner.ledger.free(owner.now_s) == owner.ledger.capacity
+        assert owner.ledger.free == owner.ledger.capacity
         assert owner.ledger.capacity.gpu_count == 3
 
 

@@ -483,7 +483,7 @@ def test_task_that_nobody_ordered_has_its_gpus_until_it_has_ended():
     owner = owner_of(ledger := make_ledger())
     found = found_task(other, replace(other.tasks[0], stage=TaskStage.STARTED))
     owner.step(TasksFound((found,)), 0.0)
-    assert ledger.free(0.0).gpu_count == make_ledger().free(0.0).gpu_count - len(found.gpus)
+    assert ledger.free.gpu_count == make_ledger().free.gpu_count - len(found.gpus)
     for command in (commit(), launch()):
         assert answers(owner.obey(BOSS, command, 0.5))[0].refusal is Refusal.DRAINING
     asked = owner.obey(BOSS, StatusRequest(JOB, 1, 1, 7, BOSS), 1.0)
@@ -491,7 +491,7 @@ def test_task_that_nobody_ordered_has_its_gpus_until_it_has_ended():
     assert reports(asked)[0].stage is TaskStage.STARTED
     (status,) = reports(owner.step(TaskExited(JOB, 1, (RankExit(0, 0), RankExit(1, 0))), 2.0))
     assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.LOST)
-    assert ledger.free(0.0).gpu_count == make_ledger().free(0.0).gpu_count
+    assert ledger.free.gpu_count == make_ledger().free.gpu_count
 
 
 @pytest.mark.parametrize("is_found_again", [True, False])

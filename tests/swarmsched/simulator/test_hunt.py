@@ -163,7 +163,7 @@ class Hunt:
     def assert_all_is_free(self) -> None:
         for host in self.swarm.up:
             assert host.node is not None
-            assert host.node.ledger.free(0.0).gpu_count == GPUS_PER_NODE
+            assert host.node.ledger.free.gpu_count == GPUS_PER_NODE
             assert host.node.ledger.report().running_ranks == 0
             host.node.validate()
 

@@ -28,7 +28,7 @@ def submit(swarm, number, duration_s):
 
 
 def busy_gpus(swarm, gpus):
-    return sum(gpus - host.node.ledger.free(0.0).gpu_count for host in swarm.up)
+    return sum(gpus - host.node.ledger.free.gpu_count for host in swarm.up)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
