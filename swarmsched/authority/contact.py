@@ -26,8 +26,8 @@ from swarmsched.authority.message import (
     OwnerContact,
     Standing,
     TaskNews,
+    sequences,
 )
-from swarmsched.authority.sequence import sequences
 from swarmsched.authority.tally import agreed, runs_free
 from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
 from swarmsched.effects import ExtendTask, SendPeer

@@ -9,8 +9,7 @@ A lost renewal or grant is superseded by the next one.
 import math
 from collections.abc import Collection
 
-from swarmsched.authority.message import LeaseGranted, LeaseRenewal
-from swarmsched.authority.sequence import sequences
+from swarmsched.authority.message import LeaseGranted, LeaseRenewal, sequences
 from swarmsched.authority.tally import agreed
 from swarmsched.authority.timing import LEASE_ACTING_RATIO, LEASE_RENEWAL_S, LEASE_TTL_S
 from swarmsched.effects import SendPeer

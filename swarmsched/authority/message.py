@@ -1,6 +1,8 @@
 """Messages of leases and contacts.  None of them is durable, and all of them may be lost, doubled or reordered."""
 
+from collections.abc import Iterator
 from enum import Enum
+from itertools import count
 from typing import Annotated
 
 from msgspec import Meta
@@ -9,6 +11,17 @@ from swarmsched.fields import U32, U53, Job, NodeName, Seconds, Value
 from swarmsched.holders import Configuration
 
 TASKS_MAX = 4_096
+LIFE_BITS = 21  # two million numbers a life; a life that needs more has lasted longer than that many seconds
+GENERATION_BITS = 32  # seconds since 1970 until 2106; together they fit the 53 bits of a message's number
+
+
+def sequences(generation: int) -> Iterator[int]:
+    """Numbers of renewals and contacts in one life, above those of all lives with a lower generation.
+
+    An answer counts from the *sending* of what it answers, so an answer to an earlier life of this agent must find no
+    sending of this life under its number.
+    """
+    return count((generation % 2**GENERATION_BITS) << LIFE_BITS)
 
 
 class LeaseRenewal(Value):

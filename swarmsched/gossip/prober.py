@@ -1,18 +1,19 @@
 """The failure detector's asking half: direct probes, probes through helpers, the stream, and probes for others.
 
+SWIM (Das, Gupta and Motivala, 2002), sections 3.1 and 4.3.
 It finds out who does not answer; what is concluded from it is `Membership`'s.
 """
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from swarmsched.effects import SendPeer
 from swarmsched.gossip.dissemination import Dissemination
 from swarmsched.gossip.health import LocalHealth
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import Ping, PingRequest, RelayAnswer, Standing, StreamPing
-from swarmsched.gossip.probe import Probe, ProbeOrder, Relay
 from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.rumour import RUMOURS_PER_PACKET
 from swarmsched.ids import Address, NodeId
@@ -27,6 +28,59 @@ RELAYS_MAX = 256
 
 RELAY_SHARE = 0.8
 """A helper answers after this part of the asker's remaining time, so that a "no" still counts."""
+
+
+class ProbeOrder:
+    """Shuffled round robin: every member is probed within 2 N - 1 periods, in an order that no two nodes share."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._order: list[NodeId] = []
+
+    def add(self, node: NodeId) -> None:
+        """A new member joins the current round at a random place."""
+        self._order.insert(self._rng.randint(0, len(self._order)), node)
+
+    def pop(self) -> NodeId | None:
+        """The next name; None when the round is over.  The caller skips those that are not to be probed."""
+        return self._order.pop() if self._order else None
+
+    def restart(self, nodes: Sequence[NodeId]) -> None:
+        """Begin a new round over these."""
+        self._order = list(nodes)
+        self._rng.shuffle(self._order)
+
+
+@dataclass(slots=True)
+class Probe:
+    """A probe under way: direct until `indirect_at_s`, then through helpers and the stream until `deadline_s`."""
+
+    sequence: int
+    target: NodeId
+    indirect_at_s: float
+    deadline_s: float
+    is_indirect: bool = False
+    no_count: int = 0  # helpers that live but did not reach the target either
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When something is to be done about it."""
+        return self.deadline_s if self.is_indirect else self.indirect_at_s
+
+    def postpone(self, lag_s: float) -> None:
+        """This node stood still: give the answers time to be read."""
+        self.indirect_at_s += lag_s
+        self.deadline_s += lag_s
+
+
+@dataclass(slots=True)
+class Relay:
+    """A probe that this node makes for another."""
+
+    requester: Address
+    sequence: int
+    target: NodeId
+    deadline_s: float
 
 
 class Prober:

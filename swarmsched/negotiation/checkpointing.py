@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.authority.sequence import sequences
+from swarmsched.authority.message import sequences
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, CommitCheckpoint, Refused
 from swarmsched.effects import Effect, ReplyToClient, SendPeer

@@ -34,9 +34,7 @@ class RecordWriter:
         self.record = record
         self._update_ids = update_ids
         self._waiting: deque[tuple[Change, Continuation, Continuation]] = deque()
-        self._in_flight: UpdateRequested | None = None
-        self._then: Continuation | None = None
-        self._otherwise: Continuation | None = None
+        self._in_flight: tuple[UpdateRequested, Continuation, Continuation] | None = None
         self._is_closed = False
 
     @property
@@ -61,29 +59,28 @@ class RecordWriter:
 
     def written(self, update_id: int, record: JobRecord, now_s: float) -> list[ShepherdEffect] | None:
         """Our update is decided: its continuation, then the next update.  None for an update that is not under way."""
-        if self._in_flight is None or update_id != self._in_flight.update_id or self._then is None:
+        if self._in_flight is None or update_id != self._in_flight[0].update_id:
             return None
-        then, self._in_flight, self._then = self._then, None, None
+        (_, then, _), self._in_flight = self._in_flight, None
         self.record = record
         return [*then(now_s), *self._begin_next(now_s)]
 
     def refused(self, update_id: int, now_s: float) -> list[ShepherdEffect] | None:
         """Our update can never be written: it is left out, and the next one begins.  None as for `written`."""
-        if self._in_flight is None or update_id != self._in_flight.update_id or self._otherwise is None:
+        if self._in_flight is None or update_id != self._in_flight[0].update_id:
             return None
-        otherwise, self._in_flight, self._then = self._otherwise, None, None
+        (_, _, otherwise), self._in_flight = self._in_flight, None
         return [*otherwise(now_s), *self._begin_next(now_s)]
 
     def repeat(self, update_id: int) -> list[ShepherdEffect]:
         """The register could not tell whether it is written: the same update again, which is harmless if it is."""
-        if self._in_flight is None or update_id != self._in_flight.update_id:
+        if self._in_flight is None or update_id != self._in_flight[0].update_id:
             return []
-        return [WriteRecord(self._in_flight)]
+        return [WriteRecord(self._in_flight[0])]
 
     def validate(self) -> None:
         """One update at a time, made from the record that is decided; others wait behind it."""
-        update = self._in_flight
-        assert (update is None) == (self._then is None)
+        update = self._in_flight[0] if self._in_flight else None
         assert update is not None or not self._waiting, "nothing waits behind nothing"
         assert update is None or update.job_id == self.record.job_id
         assert update is None or update.expected == self.record.stamp, "it was made from another record"
@@ -97,9 +94,8 @@ class RecordWriter:
                 effects += otherwise(now_s)
                 continue
             value = self.record.updated(**changes)
-            self._in_flight = UpdateRequested(
-                next(self._update_ids), value.job_id, self.record.configuration, self.record.stamp, value
-            )
-            self._then, self._otherwise = then, otherwise
-            effects.append(WriteRecord(self._in_flight))
+            configuration, stamp = self.record.configuration, self.record.stamp
+            update = UpdateRequested(next(self._update_ids), value.job_id, configuration, stamp, value)
+            self._in_flight = (update, then, otherwise)
+            effects.append(WriteRecord(update))
         return effects

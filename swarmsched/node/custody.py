@@ -218,12 +218,8 @@ class Custody:
     def has_authority(self, record: JobRecord, now_s: float) -> bool:
         """A majority of the holders votes for nobody else for now."""
         configuration = record.configuration
-        if self._is_own_majority(configuration):
-            return True
-        confirmed_s = self._confirmed_s.get(record.job_id, float("-inf"))
-        if now_s < confirmed_s + CONFIRMED_S:
-            return True
-        return self._keeper.holds(configuration, now_s)
+        is_confirmed = now_s < self._confirmed_s.get(record.job_id, float("-inf")) + CONFIRMED_S
+        return configuration.is_quorum([self._me]) or is_confirmed or self._keeper.holds(configuration, now_s)
 
     # What the register has said.
 
@@ -261,12 +257,12 @@ class Custody:
         return self._step_back(job_id, job)
 
     def _step_back(self, job_id: JobId, job: JobShepherd) -> list[ShepherdEffect]:
-        self._placement.let_go(job_id)
         record = self._register.records.get(job_id)
         if record is not None and record.is_ended:
             self.doubt(job_id)  # nobody stands for a job that has ended here, and others wait as long as we are there
-        text = "no majority of its holders answers; its ranks run on as long as they may"
-        return [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
+        return self._placement.step_down(
+            job, "no majority of its holders answers; its ranks run on as long as they may"
+        )
 
     def _stand(self, now_s: float) -> list[ShepherdEffect]:
         held = self._register.open_records
@@ -352,10 +348,8 @@ class Custody:
             location = locations.get(job_id)
             if location is None or location.epoch <= job.record.epoch or location.shepherd == self._me.node:
                 continue
-            self._placement.let_go(job_id)
             self._catching_up.suspect(job_id)
-            text = f"epoch {location.epoch} is {location.shepherd}'s"
-            effects += [*job.farewell(), Announce("job.stepped_down", text, job_id, self._me.node)]
+            effects += self._placement.step_down(job, f"epoch {location.epoch} is {location.shepherd}'s")
         return effects
 
     def _suspect_older_than(self, record: JobRecord) -> None:
@@ -407,9 +401,6 @@ class Custody:
                 surplus -= 1
                 effects += job.hand_over(to, clock)
         return effects
-
-    def _is_own_majority(self, configuration: Configuration) -> bool:
-        return configuration.is_quorum([self._me])
 
     def validate(self) -> None:
         """Re-derive who is asked for what."""

@@ -426,7 +426,8 @@ class Node:
             self._placement.plan_failed(event.version, clock.now_s)
             return []
         self._placement.plan_computed(event.plan, clock)
-        return [*self._touch_all()]
+        self._touched |= dict.fromkeys(self._placement.jobs)
+        return []
 
     def _on_disk(self, event: DiskChanged, clock: Clock) -> list[Effect]:
         is_stalled = not event.is_writing
@@ -577,7 +578,7 @@ class Node:
         effects: list[NodeEffect] = [*self._owner.learn(record, clock.now_s)]
         shepherd = self._placement.jobs.get(record.job_id)
         if shepherd is not None and record.shepherd != self._config.node_id and record.epoch > shepherd.record.epoch:
-            effects += self._let_go(record.job_id, shepherd, record.epoch, record.shepherd)
+            effects += self._placement.step_down(shepherd, f"epoch {record.epoch} is {record.shepherd}'s")
         return [*effects, *self._ended_jobs.accepted(record, clock)]
 
     def _on_over(self, result: JobOver, clock: Clock) -> list[NodeEffect]:
@@ -619,12 +620,7 @@ class Node:
         shepherd = self._placement.jobs.get(current.job_id) if current is not None else None
         if current is None or shepherd is None:
             return []
-        return self._let_go(current.job_id, shepherd, current.epoch, current.shepherd)
-
-    def _let_go(self, job_id: JobId, shepherd: JobShepherd, epoch: int, successor: NodeId) -> list[NodeEffect]:
-        self._placement.let_go(job_id)
-        text = f"epoch {epoch} is {successor}'s"
-        return [*shepherd.farewell(), Announce("job.stepped_down", text, job_id, self._config.node_id)]
+        return self._placement.step_down(shepherd, f"epoch {current.epoch} is {current.shepherd}'s")
 
     def _on_member(self, change: MemberChanged, clock: Clock) -> Sequence[NodeEffect]:
         member = change.member
@@ -717,10 +713,6 @@ class Node:
         """Tell those who are first in line of what is free here."""
         shepherds = self._placement.invitations(self._ledger.free, clock)
         return [SendPeer(shepherd, Opening(self._ledger.report())) for shepherd in shepherds]
-
-    def _touch_all(self) -> list[NodeEffect]:
-        self._touched |= dict.fromkeys(self._placement.jobs)
-        return []
 
     def _tell_touched(self, clock: Clock) -> list[NodeEffect]:
         touched, self._touched = self._touched, {}

@@ -35,16 +35,6 @@ GPUS_LIMIT = 64  # of `NodeResources`; further devices are not offered
 log = logging.getLogger(__name__)
 
 
-def nothing() -> Mapping[int, Collection[str]]:
-    """No process is ours: the default until supervision is connected."""
-    return {}
-
-
-def not_booked() -> Collection[str]:
-    """No GPU is booked."""
-    return frozenset()
-
-
 @dataclass(slots=True)
 class _Hang:
     count: int = 0  # in a row
@@ -81,8 +71,8 @@ class Telemetry:
         post: Callable[[ResourcesRead], None],
         node_id: NodeId,
         *,
-        own_gpus: Callable[[], Mapping[int, Collection[str]]] = nothing,
-        booked_gpus: Callable[[], Collection[str]] = not_booked,
+        own_gpus: Callable[[], Mapping[int, Collection[str]]] = dict,
+        booked_gpus: Callable[[], Collection[str]] = frozenset,
         clock: Callable[[], float] = time.monotonic,
         argv: Sequence[str] = ARGV,
     ) -> None:

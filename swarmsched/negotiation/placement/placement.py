@@ -185,6 +185,11 @@ class Placement:
             has_completed = record.end_reason is EndReason.COMPLETED
             self._history.append(EndedJob(card, has_completed, record.ended_utc_s))
 
+    def step_down(self, job: JobShepherd, why: str) -> list[ShepherdEffect]:
+        """Stop acting for a live job, and say so: another shepherd has it, or none can act."""
+        self.let_go(job.job_id)
+        return [*job.farewell(), Announce("job.stepped_down", why, job.job_id, self._me)]
+
     @property
     def placing(self) -> list[JobId]:
         """Jobs whose placement is under way."""

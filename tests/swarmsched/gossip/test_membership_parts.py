@@ -12,7 +12,7 @@ from swarmsched.gossip.health import LocalHealth
 from swarmsched.gossip.identity import JUMPS_MAX, PEACE_S, Identity, Reaction
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import MEMBERSHIP_CODEC, Gossip, Standing, Update
-from swarmsched.gossip.probe import ProbeOrder
+from swarmsched.gossip.prober import ProbeOrder
 from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.rumour import RUMOURS_PER_PACKET, RumourQueue, rumour_sends
 from swarmsched.gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s

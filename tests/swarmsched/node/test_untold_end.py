@@ -7,7 +7,7 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.events import PeerMessageReceived
 from swarmsched.ids import NodeId
 from swarmsched.jobs.message import AcceptRequest, Ballot
-from swarmsched.negotiation.untold_ends import WAIT_S_MAX
+from swarmsched.node.ended_jobs import WAIT_S_MAX
 from swarmsched.simulator.checks.decided import DecidedRecords
 from tests.swarmsched.simulator.testing import Watched
 

@@ -59,8 +59,8 @@ def keeps_a_place_that_nobody_wants(node):
 def writes_from_an_old_record(node):
     writer = job_in(node, JobState.QUEUED)._writer
     record = writer.record
-    writer._then = writer._otherwise = lambda now_s: []
-    writer._in_flight = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
+    update = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
+    writer._in_flight = (update, lambda now_s: [], lambda now_s: [])
 
 
 def has_run_since_never(node):
