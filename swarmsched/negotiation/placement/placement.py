@@ -339,7 +339,7 @@ class Placement:
         nodes = self._cluster.nodes()
         room = self._room(nodes)
         effects: list[ShepherdEffect] = []
-        if any(room.fits(demand) for demand in {job.record.spec.demand for job in mine.values()}):
+        if any(room.fits(demand) for demand in dict.fromkeys(job.record.spec.demand for job in mine.values())):
             effects += self._start_unplanned(room, mine, clock)
             effects += self._follow_starts(room, mine, clock)
         effects += self._claim_places(mine, nodes, clock)
