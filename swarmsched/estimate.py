@@ -58,3 +58,4 @@ class Estimate(Value):
     remaining: Amount = 0.0  # steps of the first batch; 0: unknown
     remaining_error: Amount = 0.0  # relative, one standard deviation
     is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
+    done: Amount = 0.0  # steps of the first batch; 0: not reported

@@ -88,6 +88,7 @@ class StepTable:
     batches: Ints = field(init=False)
     packed: Floats = field(init=False)
     _spread: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    _columns: dict[int, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.batches = np.array(candidates(self.allowed, BATCHES))
@@ -104,6 +105,15 @@ class StepTable:
             )
         return known
 
+    def of_batch(self, batch: int) -> Floats:
+        """Seconds by world size with this global batch, on the fewest nodes; infinite for no ranks."""
+        known = self._columns.get(batch)
+        if known is None:
+            sizes = range(1, self.ranks_most + 1)
+            seconds = [inf, *(self._step_s(ranks, ceil(ranks / self.ranks_per_node), batch) for ranks in sizes)]
+            known = self._columns[batch] = np.array(seconds)
+        return known
+
     def _step_s(self, ranks: int, nodes: int, batch: int) -> float:
         dealt = split(batch, ranks, self.allowed)
         return self.times.step_s(ranks, nodes, *dealt) if dealt else inf
@@ -114,10 +124,16 @@ class Goodput:
 
     def __init__(self, table: StepTable, noise: Sequence[NoisePoint]) -> None:
         self._table = table
+        self._noise = noise
         self._gains = gains(table.batches, table.allowed.first, noise)
         by_batch = self._gains / table.packed
         self._best = by_batch.argmax(axis=1)
         self.rate: Floats = by_batch.max(axis=1)
+
+    def with_batch(self, batch: int) -> Floats:
+        """Progress a second by world size with a global batch that may not be changed."""
+        gain = float(gains(np.array([batch]), self._table.allowed.first, self._noise)[0])
+        return gain / self._table.of_batch(batch)
 
     @property
     def ranks_most(self) -> int:

@@ -47,6 +47,7 @@ class Backfill(SubmitOrder):
 
     def __init__(self, parameters: Mapping[str, float]) -> None:
         self._assumed_limit_s = parameters["assumed_limit_s"]
+        self._reserves = parameters["reserves"] > 0
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Start in order until one does not fit, reserve for it, then fill the gaps."""
@@ -65,7 +66,7 @@ class Backfill(SubmitOrder):
                 decisions.append(start(job, key, shares, _start(job, shares, reservation)))
                 started.append((job, shares))
                 continue
-            if reservation is None:
+            if reservation is None and self._reserves:
                 emptied = emptied or room.emptied()
                 if place_in(emptied, job) is not None:
                     reservation = self._reserve(job, self._ends(view, started, now_s), room)

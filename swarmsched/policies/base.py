@@ -42,6 +42,8 @@ class PolicyKind:
     policy: str
     order: str = ""
     plans_when_idle: bool = False  # also while nothing waits: it changes what runs
+    resizes: bool = False  # it chooses world sizes
+    rebatches: bool = False  # it chooses batch sizes
 
 
 def inverse_priority(job: JobView) -> int:

@@ -7,13 +7,13 @@ share no state, over different nodes; a generator, where one is handed in, does 
 
 import hashlib
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
-from swarmsched.view import JobView
+from swarmsched.view import Allocation, Change, Decision, JobView
 
 TieBreak = Callable[[NodeId], int | float]
 
@@ -63,6 +63,21 @@ def choose(
             del allowed[node]
             left -= most
     return tuple(shares)
+
+
+def take_if_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
+    """Book the shares if the room has all of them; false, and nothing booked, otherwise."""
+    fits = room.fits(demand)  # of nodes that are not available there is nothing to take
+    if any(share.ranks > fits.get(share.node, 0) for share in shares):
+        return False
+    room.take(shares, demand)
+    return True
+
+
+def start_or_claim(job: JobView, target: Allocation, now: Room, reason: str) -> Decision:
+    """Start it on what is free now, or keep that place for it until those that give it up are gone."""
+    is_free = take_if_there(now, target.shares, job.demand)
+    return Decision(job.job_id, Change.START if is_free else Change.WAIT, reason, target)
 
 
 def permitted(fits: Mapping[NodeId, int], nodes: Collection[NodeId], exclude: Collection[NodeId]) -> dict[NodeId, int]:

@@ -22,6 +22,7 @@ ID_LENGTH_MAX = 63
 
 _BACKFILL = (
     Spec("assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9),
+    Spec("reserves", "1: the first in line is not delayed; 0: whatever fits passes it", 1.0, 0.0, 1.0),
 )
 _LAS = (
     Spec(THRESHOLDS[0], "GPU-seconds after which a job leaves the first class", 3_250.0, 1.0, 1e12),
@@ -62,11 +63,32 @@ POLICIES: Mapping[str, PolicyKind] = {
             _BY_SERVICE,
         ),
         PolicyKind(
+            "tiresias",
+            "classes of attained GPU-time with promotion and preemption at once (Tiresias)",
+            _LAS[:4],
+            f"{_ROOM}tiresias:Tiresias",
+            plans_when_idle=True,
+        ),
+        PolicyKind(
+            "optimus",
+            "each GPU to the job whose remaining time it shortens most (Optimus)",
+            (Spec("damping", "weight of gains whose estimate is uncertain", 0.95, 0.0, 1.0),),
+            f"{_ROOM}optimus:Optimus",
+            plans_when_idle=True,
+            resizes=True,
+        ),
+        PolicyKind("srtf", "shortest remaining time first, preemptive", (), f"{_ROOM}srtf:ShortestRemaining"),
+        PolicyKind(
+            "srsf", "shortest remaining time x GPUs first, preemptive", (), f"{_ROOM}srtf:ShortestRemainingService"
+        ),
+        PolicyKind(
             "swarm",
             "each GPU where it gains most by fitted models, jobs with least left first",
             _SWARM,
             f"{_ROOM}swarm:Swarm",
             plans_when_idle=True,
+            resizes=True,
+            rebatches=True,
         ),
     )
 }

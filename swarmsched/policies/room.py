@@ -6,9 +6,10 @@ each demand and asked again only for nodes that changed, which keeps a plan of a
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from swarmsched.api import JobState
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand, Free, GpuCount, Share, less, more, picked, ranks_that_fit, suitable
-from swarmsched.view import NodeView
+from swarmsched.view import JobView, NodeView
 
 Picks = Sequence[tuple[NodeId, tuple[GpuCount, ...]]]
 """Devices that each share takes, by kind."""
@@ -50,6 +51,10 @@ class Room:
     def free(self, node: NodeId) -> Free:
         """What is left on a node."""
         return self._free[node]
+
+    def has(self, shares: Iterable[Share]) -> bool:
+        """True when the nodes of all shares are available."""
+        return all(share.node in self._free for share in shares)
 
     def fits(self, demand: Demand) -> Mapping[NodeId, int]:
         """Ranks of this demand that each node holds, for the nodes that hold any."""
@@ -136,6 +141,15 @@ class Room:
                 fits.update(node, self._free[node], demand)
         fits.seen_changes = len(self._changes)
         return fits
+
+
+def may_resize(job: JobView, room: Room) -> bool:
+    """Whether all that a job has is to be decided on: it waits, or runs, lets its size be changed, and what it would
+    leave is known and within reach.  One that did not say so is never touched."""
+    if job.state is JobState.QUEUED:
+        return True
+    is_known = not job.card.hidden_ranks and room.has(job.shares)
+    return job.state is JobState.RUNNING and job.card.elastic is not None and is_known
 
 
 class _Fits:

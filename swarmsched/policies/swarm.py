@@ -22,14 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmsched.api import JobState
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import NodeId
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
-from swarmsched.policies.placement import choose, tie_break
+from swarmsched.policies.placement import choose, start_or_claim, tie_break
 from swarmsched.policies.reason import shortage
-from swarmsched.policies.room import Room
+from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
 
@@ -63,15 +62,15 @@ class Swarm:
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Sizes first, then hosts, the largest job first; whoever keeps its size keeps its hosts."""
         room = Room(view.nodes)
-        open_jobs = [job for job in view.jobs if _is_open(job)]
-        kept = [keep(job, ()) for job in view.jobs if not _is_open(job)]
+        open_jobs = [job for job in view.jobs if may_resize(job, room)]
+        kept = [keep(job, ()) for job in view.jobs if not may_resize(job, room)]
         for job in open_jobs:
             room.release(job.shares, job.demand)
         free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
         free += sum([share.ranks * job.demand.gpus for job in open_jobs for share in job.shares])
         candidates = self._candidates(open_jobs, free, view, now_s)
         self._size(candidates, free)
-        return Plan((*kept, *self._placed(candidates, room)))
+        return Plan((*kept, *self._placed(candidates, room, Room(view.nodes))))
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
@@ -88,7 +87,7 @@ class Swarm:
         elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
         most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
         goodput = self._goodput(job.card.estimate, elastic, most, max(1, per_node // per_rank))
-        rate = goodput.rate.copy() if goodput else np.arange(most + 1) / job.ranks
+        rate = goodput.rate.copy() if goodput else _unmeasured(job, elastic, most)
         rate[: elastic.ranks_least] = 0.0
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
@@ -132,14 +131,14 @@ class Swarm:
             if again:
                 heapq.heappush(heap, again)
 
-    def _placed(self, candidates: Sequence[Candidate], room: Room) -> list[Decision]:
+    def _placed(self, candidates: Sequence[Candidate], room: Room, now: Room) -> list[Decision]:
         for each in candidates:
             if each.ranks and each.ranks == each.held:
                 room.take(each.job.shares, each.job.demand)
         ordered = sorted(candidates, key=lambda one: (-one.ranks * max(1, one.job.demand.gpus), one.job.job_id))
-        return [self._decision(each, room) for each in ordered]
+        return [self._decision(each, room, now) for each in ordered]
 
-    def _decision(self, each: Candidate, room: Room) -> Decision:
+    def _decision(self, each: Candidate, room: Room, now: Room) -> Decision:
         job = each.job
         if each.ranks and each.ranks == each.held:
             return self._same_size(each)
@@ -150,9 +149,11 @@ class Swarm:
             return wait(job, (), shortage(job, room))
         room.take(shares, job.demand)
         ranks = sum([share.ranks for share in shares])
-        change = Change.START if not each.held else Change.GROW if ranks > each.held else Change.SHRINK
         batch = each.goodput.batch(ranks, len(shares)) if each.goodput else 0
         reason = f"{amount(ranks, 'rank')} gain most here, {each.left_s:.0f} s left on an equal share"
+        if not each.held:
+            return start_or_claim(job, Allocation(shares, batch), now, reason)
+        change = Change.GROW if ranks > each.held else Change.SHRINK
         return Decision(job.job_id, change, reason, Allocation(shares, batch))
 
     def _same_size(self, each: Candidate) -> Decision:
@@ -165,9 +166,12 @@ class Swarm:
         return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
 
 
-def _is_open(job: JobView) -> bool:
-    """Whether its GPUs are to be decided on: one that runs and did not say that they may change keeps them."""
-    return job.state is JobState.QUEUED or (job.state is JobState.RUNNING and job.card.elastic is not None)
+def _unmeasured(job: JobView, elastic: Elastic, most: int) -> Floats:
+    """A second a second at the size that it asked for, in proportion below, and nothing to gain above; nor beyond what
+    its first batch can be dealt to."""
+    batches = elastic.batches
+    dealt_to = batches.first // batches.local_least if batches.local_least else most
+    return np.minimum(np.arange(most + 1), min(job.ranks, max(1, dealt_to))) / job.ranks
 
 
 def _bid(candidates: Sequence[Candidate], number: int, free: int) -> tuple[float, int, int] | None:

@@ -68,7 +68,14 @@ class PerfectReplay:
             self._advance(at_s)
             if self._live:
                 self._decide()
+            if self._is_stuck:
+                break
         return self.observer
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Nothing runs, nobody is to come, and the policy does not want to be asked again: these jobs never run."""
+        return not self._to_come and self._review_s == inf and not any(job.shares for job in self._live)
 
     def _next_s(self) -> float:
         arrival_s = self._to_come[-1].submitted_s if self._to_come else inf
@@ -104,12 +111,15 @@ class PerfectReplay:
         self.observer.decided(self._live, self._cluster, self._now_s)
 
     def _follow(self, plan: Plan) -> None:
-        """All at once, in the plan's order: what does not fit beside the rest keeps its place, or has none."""
+        """All at once, in the plan's order: what does not fit beside the rest keeps its place, or has none.
+
+        Nobody takes time to leave here: a place that is kept for a job is its own at once.
+        """
         by_id = {job.job_id: job for job in self._live}
         wanted = [
             (by_id[each.job_id], each)
             for each in plan.decisions
-            if each.job_id in by_id and each.change not in (Change.KEEP, Change.WAIT)
+            if each.job_id in by_id and (each.change is Change.STOP or each.target.shares)
         ]
         moving = {job.job_id for job, _ in wanted}
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]

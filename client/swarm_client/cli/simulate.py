@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+from swarm_client.cli.replay import OPTIONS as REPLAY_OPTIONS
+from swarm_client.cli.replay import replay
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from swarmsched.simulator.seeds import SeedOptions
     from swarmsched.simulator.story import StoryPlan
 
-KINDS = ("faults",)
+KINDS = ("faults", "replay")
 SEEDS_DEFAULT = 200
 SEEDS_LIMIT = 10_000_000
 NODES_LIMIT = 1_000
@@ -32,7 +34,7 @@ REPLAYING = ("nodes", "fault_classes", "break")  # options without which a seed 
 
 COMMAND = Command(
     "simulate",
-    "Simulate a swarm: real nodes in virtual time, with faults drawn from seeds.",
+    "Simulate a swarm under faults drawn from seeds, or a policy under a recorded workload.",
     (
         Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),
         Option("--seed", "this seed only; with --seeds: the first one", "S", read=whole(0, 2**63)),
@@ -44,12 +46,17 @@ COMMAND = Command(
         Option("--no-shrink", "show all faults of a failing seed, not only those that it needs"),
         Option("--plan", "live through the plan of this file, and its `break` (a violation of -o json)", "FILE"),
         Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
+        *REPLAY_OPTIONS,
     ),
-    positionals="faults",
+    positionals="faults | replay FILE.csv",
     details=(
-        "Prints what was found and exits with 1 if any invariant was violated.  A violation names its seed, the\n"
-        "faults that it needs, the last events of the jobs concerned, and the command that finds it again.\n"
-        "-q and -o name print the seeds that failed, one a line, and nothing if none did."
+        "faults puts real nodes through seeded faults in virtual time, prints what was found and exits with 1 if any\n"
+        "invariant was violated.  A violation names its seed, the faults that it needs, the last events of the jobs\n"
+        "concerned, and the command that finds it again.\n"
+        "-q and -o name print the seeds that failed, one a line, and nothing if none did.\n"
+        "\n"
+        "replay runs the jobs of a CSV file under a policy, on the exact view, and prints completion times; it exits\n"
+        "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md."
     ),
 )
 BREAK_COLUMNS = (
@@ -63,6 +70,11 @@ def execute(session: Session, arguments: Arguments) -> int:
     """Run the seeds and report."""
     if arguments["list_breaks"]:
         return _list(session)
+    words = arguments.positionals
+    if words[:1] == ["replay"]:
+        if len(words) != 2:
+            raise UsageError("simulate replay takes one file of jobs", "swarm simulate replay FILE.csv")
+        return replay(session, arguments, words[1])
     kind = one_positional(arguments, "kind of simulation")
     if kind not in KINDS:
         raise UsageError(f"simulate {kind!r} is not known{nearest(kind, KINDS)}", f"one of {', '.join(KINDS)}")

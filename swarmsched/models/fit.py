@@ -1,0 +1,164 @@
+"""Fitting the speed model to what a job has measured (Qiao et al., Pollux, OSDI 2021, section 4.1).
+
+Least squares of the logarithms of gradient and step time.  A part of the model about which nothing was measured yet is
+taken at its best, so that a policy will try it: without a second rank there is no synchronisation, without a second
+node the network is as fast as one machine, without a third rank no rank makes another slower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from swarmsched.estimate import SpeedPoint
+from swarmsched.models.speed import SpeedModel
+
+LEAST_S = 1e-6
+MOST_S = 1e4
+OVERLAP_MOST = 10.0
+STEPS_MOST = 60
+"""Evaluations of one fit: enough for seven parameters, and some milliseconds."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Parameters, and the relative standard deviation of what was measured around them."""
+
+    model: SpeedModel
+    error: float
+
+
+def fit_speed(points: Sequence[SpeedPoint]) -> Fitted:
+    """ValueError without a point."""
+    if not points:
+        raise ValueError("nothing was measured")
+    data = np.array([(p.ranks, p.nodes, p.local_batch, p.step_s, max(LEAST_S, p.step_s - p.sync_s)) for p in points])
+    free = _free(data)
+    begin = _begin(data)
+
+    def residuals(logs: Floats) -> Floats:
+        model = _with(begin, free, np.exp(logs))
+        grad_s = model[0] + model[1] * data[:, 2]
+        return np.concatenate((np.log(_steps(model, data, grad_s) / data[:, 3]), np.log(grad_s / data[:, 4])))
+
+    low = np.log(np.where(np.arange(7) == 6, 1.0, LEAST_S))[free]
+    high = np.log(np.where(np.arange(7) == 6, OVERLAP_MOST, MOST_S))[free]
+    first = np.clip(np.log(np.maximum(begin[free], LEAST_S)), low + 1e-6, high - 1e-6)
+    found = least_squares(residuals, first, bounds=(low, high), max_nfev=STEPS_MOST)
+    best = _with(begin, free, np.exp(found.x))
+    if not (data[:, 1] > 1).any():
+        best[4:6] = best[2:4]
+    error = sqrt(float(np.mean(found.fun**2)))
+    return Fitted(SpeedModel(*(float(each) for each in best)), error)
+
+
+def _free(data: Floats) -> Floats:
+    """Which of the seven parameters the data say anything about."""
+    ranks, nodes, batches = data[:, 0], data[:, 1], data[:, 2]
+    inside, outside = (ranks > 1) & (nodes < 2), nodes > 1
+    many = len(set(batches)) > 1
+    return np.array(
+        [
+            many,
+            True,
+            bool(inside.any()),
+            bool((inside & (ranks > 2)).any()),
+            bool(outside.any()),
+            bool((outside & (ranks > 2)).any()),
+            bool((ranks > 1).any()) and len(data) > 4,
+        ]
+    )
+
+
+def _begin(data: Floats) -> Floats:
+    """Where the search begins; also what stays of parameters that are not searched for."""
+    grad_s, batches = data[:, 4], data[:, 2]
+    per_sample_s = float(np.min(grad_s / batches))
+    sync_s = float(np.median(data[:, 3] - grad_s)) + LEAST_S
+    free = _free(data)
+    constant_s = 0.5 * float(grad_s.min()) if free[0] else 0.0
+    begin = [constant_s, per_sample_s, sync_s, 0.01 * sync_s, sync_s, 0.01 * sync_s, 1.5]
+    return np.where(free | (np.arange(7) == 6) | (np.arange(7) == 1), begin, 0.0)
+
+
+def _with(begin: Floats, free: Floats, values: Floats) -> Floats:
+    model = begin.copy()
+    model[free] = values
+    return model
+
+
+def _steps(model: Floats, data: Floats, grad_s: Floats) -> Floats:
+    ranks, nodes = data[:, 0], data[:, 1]
+    more = np.maximum(0.0, ranks - 2)
+    sync_s = np.where(nodes > 1, model[4] + model[5] * more, model[2] + model[3] * more)
+    sync_s = np.where(ranks > 1, sync_s, 0.0)
+    overlap = model[6]
+    return np.asarray((grad_s**overlap + sync_s**overlap) ** (1.0 / overlap))
+
+
+@dataclass
+class _Mean:
+    """A running mean of logarithms: what was measured is off by a factor, not by seconds."""
+
+    step: float = 0.0
+    sync: float = 0.0
+    count: int = 0
+
+    def add(self, step_s: float, sync_s: float) -> None:
+        self.count += 1
+        weight = 1.0 / min(self.count, MEMORY)
+        self.step += weight * (log(step_s) - self.step)
+        self.sync += weight * (sync_s / step_s - self.sync)
+
+
+MEMORY = 50
+"""Reports that a configuration's mean looks back on."""
+REFIT_RATIO = 0.05
+
+
+class SpeedBook:
+    """What was measured, by configuration, and the fit to it."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[int, int, int], _Mean] = {}
+        self._count = self._news = 0  # reports that the fit knows, and later ones
+        self._fitted: Fitted | None = None
+        self._points: tuple[SpeedPoint, ...] = ()
+
+    def observe(self, ranks: int, nodes: int, local_batch: int, step_s: float, sync_s: float) -> None:
+        """One report: mean seconds of a step without accumulation, and of its synchronisation."""
+        mean = self._means.setdefault((ranks, nodes, local_batch), _Mean())
+        mean.add(step_s, sync_s)
+        self._news += 1
+        if self._news > REFIT_RATIO * self._count:  # the more is known, the less one report changes
+            self._count += self._news
+            self._news = 0
+            self._fitted = None
+
+    @property
+    def points(self) -> tuple[SpeedPoint, ...]:
+        """Means by configuration."""
+        if self._fitted is None:
+            self._refit()
+        return self._points
+
+    @property
+    def fitted(self) -> Fitted | None:
+        """The model, once anything was measured."""
+        if self._fitted is None:
+            self._refit()
+        return self._fitted
+
+    def _refit(self) -> None:
+        self._points = tuple(
+            [
+                SpeedPoint(*configuration, exp(mean.step), mean.sync * exp(mean.step))
+                for configuration, mean in sorted(self._means.items())
+            ]
+        )
+        self._fitted = fit_speed(self._points) if self._points else None

@@ -1,0 +1,165 @@
+"""Optimus: GPUs go one by one to the job whose remaining time falls most by one more (Peng et al., EuroSys 2018, 4.1).
+
+Every job gets its least size first, whoever came first before the others; then the largest gain, in seconds of
+remaining time, takes the next GPU, until none gains or none is free.  Gains of jobs whose estimate is uncertain are
+damped.  The batch is the owner's.  Placement (section 4.2): whoever keeps its size keeps its hosts; the others, the
+smallest first, take the freest servers, evenly where several are needed.  A job without an estimate stays at its least
+size.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarmsched.estimate import Elastic
+from swarmsched.ids import NodeId
+from swarmsched.models.goodput import Floats, GoodputBook
+from swarmsched.policies.base import amount, keep, wait
+from swarmsched.policies.placement import start_or_claim
+from swarmsched.policies.reason import shortage
+from swarmsched.policies.room import Room, may_resize
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
+
+RANKS_MOST = 256
+
+
+@dataclass
+class _Sized:
+    """A job, its remaining seconds by world size, and the size that it gets."""
+
+    job: JobView
+    least: int
+    left_s: Floats
+    damping: float
+    ranks: int = 0
+
+    @property
+    def per_rank(self) -> int:
+        return max(1, self.job.demand.gpus)
+
+    @property
+    def gain_s(self) -> float:
+        """What one more rank saves, for each of its GPUs."""
+        if self.ranks + 1 >= len(self.left_s):
+            return 0.0
+        return float(self.damping * (self.left_s[self.ranks] - self.left_s[self.ranks + 1]) / self.per_rank)
+
+
+class Optimus:
+    """See above."""
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        self._damping = parameters["damping"]
+        self._book = GoodputBook()
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        """Sizes, then hosts."""
+        room = Room(view.nodes)
+        jobs = [job for job in view.jobs if may_resize(job, room)]
+        others = [keep(job, ()) for job in view.jobs if not may_resize(job, room)]
+        for job in jobs:
+            room.release(job.shares, job.demand)
+        free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
+        free += sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+        per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
+        sized = [self._sized(job, free, per_node) for job in jobs]
+        _deal(sized, free)
+        return Plan((*others, *_placed(sized, room, Room(view.nodes))))
+
+    def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
+        per_rank = max(1, job.demand.gpus)
+        elastic, estimate = job.card.elastic or Elastic(job.ranks, job.ranks), job.card.estimate
+        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
+        if estimate is None or not (estimate.speed or estimate.points) or not estimate.remaining:
+            return _Sized(job, elastic.ranks_least, np.zeros(elastic.ranks_least + 1), 1.0)
+        goodput = self._book.goodput(estimate, elastic.batches, most, max(1, per_node // per_rank))
+        rate = goodput.with_batch(elastic.global_batch or elastic.batches.first)
+        least = max(elastic.ranks_least, int((rate > 0.0).argmax()))
+        damping = self._damping if estimate.remaining_error > UNCERTAIN else 1.0
+        return _Sized(job, least, estimate.remaining / np.maximum(rate, TINY), damping)
+
+
+UNCERTAIN = 0.2
+"""Relative error of the remaining work above which a job counts as one in its beginning."""
+TINY = 1e-12
+
+
+def _deal(sized: Sequence[_Sized], free: int) -> None:
+    for each in sorted(sized, key=lambda one: (one.job.card.submitted_utc_s, one.job.job_id)):
+        if each.least * each.per_rank <= free:
+            each.ranks = each.least
+            free -= each.least * each.per_rank
+    heap = [(-each.gain_s, number) for number, each in enumerate(sized) if each.ranks and each.gain_s > 0.0]
+    heapq.heapify(heap)
+    while heap and free:
+        _, number = heapq.heappop(heap)
+        each = sized[number]
+        if each.per_rank > free:
+            continue
+        each.ranks += 1
+        free -= each.per_rank
+        if each.gain_s > 0.0:
+            heapq.heappush(heap, (-each.gain_s, number))
+
+
+def _placed(sized: Sequence[_Sized], room: Room, now: Room) -> list[Decision]:
+    decisions = []
+    for each in sized:
+        if each.ranks and each.ranks == sum([share.ranks for share in each.job.shares]):
+            room.take(each.job.shares, each.job.demand)
+            decisions.append(keep(each.job, ()))
+    kept = {decision.job_id for decision in decisions}
+    others = [each for each in sized if each.job.job_id not in kept]
+    others.sort(key=lambda one: (one.ranks * one.per_rank, one.job.job_id))
+    return [*decisions, *(_decision(each, room, now) for each in others)]
+
+
+def _decision(each: _Sized, room: Room, now: Room) -> Decision:
+    job = each.job
+    held = sum([share.ranks for share in job.shares])
+    shares = _freest(each, room)
+    if not shares:
+        if held:
+            return Decision(job.job_id, Change.STOP, "its GPUs shorten other jobs more")
+        return wait(job, (), shortage(job, room))
+    room.take(shares, job.demand)
+    ranks = sum([share.ranks for share in shares])
+    left = f": {each.left_s[ranks]:.0f} s left" if each.left_s[ranks] else ""
+    reason = f"{amount(ranks, 'rank')}{left}"
+    if not held:
+        return start_or_claim(job, Allocation(shares), now, reason)
+    return Decision(job.job_id, Change.GROW if ranks > held else Change.SHRINK, reason, Allocation(shares))
+
+
+def _freest(each: _Sized, room: Room) -> tuple[Share, ...]:
+    """The fewest servers that hold it, the freest first, each with as many ranks as the others if they have room."""
+    job = each.job
+    fits = sorted(room.fits(job.demand).items(), key=lambda item: (-item[1], item[0]))
+    allowed = [(node, held) for node, held in fits if _is_allowed(job, node)]
+    for count in range(1, len(allowed) + 1):
+        chosen = allowed[:count]
+        if sum(held for _, held in chosen) >= each.ranks:
+            return _even(chosen, each.ranks)
+    return _even(allowed, min(each.ranks, sum(held for _, held in allowed))) if _holds_least(each, allowed) else ()
+
+
+def _holds_least(each: _Sized, allowed: Iterable[tuple[NodeId, int]]) -> bool:
+    return 0 < each.least <= sum(held for _, held in allowed)
+
+
+def _is_allowed(job: JobView, node: NodeId) -> bool:
+    return (not job.card.nodes or node in job.card.nodes) and node not in job.excluded
+
+
+def _even(chosen: Sequence[tuple[NodeId, int]], ranks: int) -> tuple[Share, ...]:
+    """Dealt in turn, so that no server has more than another that has room for as many."""
+    dealt = dict.fromkeys([node for node, _ in chosen], 0)
+    while ranks:
+        for node, held in chosen:
+            if ranks and dealt[node] < held:
+                dealt[node] += 1
+                ranks -= 1
+    return tuple([Share(node, count) for node, count in dealt.items() if count])

@@ -1,0 +1,114 @@
+"""What an agent would learn of a replay's jobs: from noisy reports of the configurations that they really ran.
+
+A job reports at each look while it trains.  Step times and gradient noise are off by a factor drawn from a lognormal
+distribution; progress is what the script counts.  Jobs of one kind share what they measured, as the swarm's table of
+kinds does; with `declares` users say for how many epochs they train, else a job's length is that of the finished jobs
+of its kind, and unknown for the first of them.
+"""
+
+import random
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from swarmsched.estimate import Estimate, NoisePoint
+from swarmsched.ids import JobId
+from swarmsched.models.batch import split
+from swarmsched.models.fit import SpeedBook
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import NOISE_MOST
+from swarmsched.replay.physics import ProfiledPhysics
+
+SMOOTHING = 0.7
+"""Weight of the newest report of the gradient noise, which grows by orders of magnitude while a job trains."""
+LENGTHS = 32
+"""Finished jobs of a kind that are remembered."""
+
+
+@dataclass
+class _Kind:
+    """What jobs of one kind have measured: speed, the noise at each progress, and how long they were."""
+
+    speed: SpeedBook = field(default_factory=SpeedBook)
+    noise: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by octave of the batch; by progress
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTHS))
+
+    def remember_noise(self, batch: int, progress: float, noise: float) -> None:
+        """One report."""
+        insort(self.noise.setdefault(batch.bit_length(), []), (progress, noise))
+
+    def noise_at(self, progress: float) -> dict[int, float]:
+        """By batch, as the kind's jobs had it when they had come as far."""
+        found = {}
+        for octave, known in sorted(self.noise.items()):
+            at = min(bisect_left(known, (progress, 0.0)), len(known) - 1)
+            found[3 << (octave - 2)] = known[at][1]  # the middle of the octave
+        return found
+
+
+@dataclass
+class _Own:
+    """What one job has reported itself: the noise of its gradient, smoothed, and with which batch."""
+
+    noise: float = 0.0
+    batch: int = 0
+
+
+class LearnedKnowledge:
+    """Estimates as cards would carry them."""
+
+    def __init__(self, seed: int, *, declares: bool, spread: float = 0.05) -> None:
+        """`spread`: standard deviation of the logarithm of what is reported."""
+        self._rng = random.Random(seed)
+        self._declares = declares
+        self._spread = spread
+        self._kinds: dict[str, _Kind] = {}
+        self._own: dict[JobId, _Own] = {}
+
+    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
+        """From this job's report, if it trains, and all before it."""
+        physics = job.physics
+        if not isinstance(physics, ProfiledPhysics):
+            return None
+        kind = self._kinds.setdefault(job.kind, _Kind())
+        if job.shares and not job.pause_s:
+            self._report(job, physics, kind)
+        if job.ended_s is not None:
+            kind.lengths.append(job.progress)
+        return self._believed(job, physics, kind)
+
+    def _report(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> None:
+        dealt = split(job.batch or physics.batches.first, job.ranks, physics.batches)
+        if dealt is None:
+            return
+        time = physics.profile.step_time(job.shape, dealt.local_batch)
+        factor = self._rng.lognormvariate(0.0, self._spread)
+        kind.speed.observe(job.ranks, len(job.shape), dealt.local_batch, time.step_s * factor, time.sync_s * factor)
+        batch = dealt.batch(job.ranks)
+        measured = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
+        noise = min(NOISE_MOST, measured * self._rng.lognormvariate(0.0, self._spread))
+        own = self._own.setdefault(job.job_id, _Own(noise, batch))
+        own.noise, own.batch = own.noise * (noise / own.noise) ** SMOOTHING, batch
+        kind.remember_noise(batch, job.progress, noise)
+
+    def _believed(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> Estimate:
+        fitted, own = kind.speed.fitted, self._own.get(job.job_id)
+        noise = kind.noise_at(job.progress)
+        if own:
+            noise = {batch: each for batch, each in noise.items() if not own.batch / 2 < batch < own.batch * 2}
+            noise[own.batch] = own.noise
+        return Estimate(
+            speed=tuple(fitted.model) if fitted else (),
+            speed_error=fitted.error if fitted else 0.0,
+            points=kind.speed.points,
+            noise=tuple([NoisePoint(batch, each) for batch, each in sorted(noise.items())]),
+            remaining=max(0.0, self._length(physics, kind) - job.progress),
+            is_prior=own is None,
+            done=job.progress,
+        )
+
+    def _length(self, physics: ProfiledPhysics, kind: _Kind) -> float:
+        """Steps of the first batch from begin to end; 0: nobody knows."""
+        if self._declares:
+            return physics.total
+        return sum(kind.lengths) / len(kind.lengths) if kind.lengths else 0.0

@@ -1,0 +1,71 @@
+"""`swarm simulate replay`: what it prints, how it exits, and what it says of words and tables that cannot be used."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swarm_client.cli import main
+
+JOBS = "job_id,submit_time_s,num_gpus,duration_s,cluster\na,0,2,100,x\nb,10,4,50,x\nc,20,80,5,y\n"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    file = tmp_path / "jobs.csv"
+    file.write_text(JOBS)
+    return file
+
+
+def replay(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["simulate", "replay", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_document_counts_what_finished_and_averages_it(capsys, jobs):
+    code, out, _ = replay(capsys, str(jobs), "--select", "cluster=x", "--policy", "fifo", "--tick-s", "0", "-o", "json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["policy"], document["view"], document["jobs"], document["finished"]) == ("fifo", "perfect", 2, 2)
+    assert document["avg_jct_s"] == 75.0 + 30.0  # without a tick; each start costs 30 s
+    assert document["makespan_s"] == 130.0
+
+
+def test_a_job_that_can_never_run_is_missing_and_the_exit_code_says_so(capsys, jobs):
+    code, out, _ = replay(capsys, str(jobs), "--policy", "backfill", "--rescale-cost-s", "0")
+    assert code == 1
+    assert "finished                            2" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "one file of jobs"),
+        (("{jobs}", "{jobs}"), "one file of jobs"),
+        (("{jobs}", "--policy", "fif"), "did you mean 'fifo'?"),
+        (("{jobs}", "--policy", "las", "--parameter", "promote_knob"), "is no NAME=VALUE"),
+        (("{jobs}", "--policy", "las", "--parameter", "promote_knob=x"), "is no number"),
+        (("{jobs}", "--select", "cluster"), "is no COLUMN=VALUE"),
+        (("{jobs}", "--select", "cluster=z"), "no row of"),
+        (("{jobs}", "--knows", "all"), "'all' is not known"),
+        (("{jobs}", "--nodes", "0"), "is no number of servers"),
+        (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
+        (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
+        (("/nowhere.csv",), "No such file"),
+    ],
+)
+def test_what_cannot_be_used_is_named(capsys, jobs, words, told):
+    code, out, error = replay(capsys, *[word.format(jobs=jobs) for word in words])
+    assert (code, out) == (2, "")
+    assert told in error
+
+
+def test_a_table_that_is_not_text_or_lacks_a_column_is_named(capsys, tmp_path):
+    file = tmp_path / "odd.csv"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert replay(capsys, str(file))[0] == 2
+    file.write_text("job_id\na\n")
+    code, _, error = replay(capsys, str(file))
+    assert code == 2
+    assert "has no column 'submit_time_s'" in error
