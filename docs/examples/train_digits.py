@@ -5,6 +5,7 @@ knows nothing of the scheduler.  Run it with `swarm run --gpus 4 -- python train
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -37,8 +38,15 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     options = parser.parse_args()
 
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    train(options)
+    # Nothing may hold the group any more, or its threads would still run while the interpreter ends (and abort it).
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(options):
     use_cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if use_cuda else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
     torch.manual_seed(0)
@@ -62,7 +70,6 @@ def main():
 
     if rank == 0:
         print(f"world size {world_size}, test accuracy {accuracy(model, test_set, device):.4f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
