@@ -20,7 +20,8 @@ INVARIANT = "frozen"
 FROZEN_S = 10.0
 """Contacts are 2 s apart; a life that has just begun must first learn where the holders are."""
 ACTING_S = 20.0
-"""A holder that was away when it became one has no record, until the next shepherd gives it one."""
+"""A holder that was away while it became one, or when a record was decided, has none or an old one, until the next
+shepherd gives it one."""
 LOOK_S = 0.5
 DISK_S = 0.1  # an owner's or holder's commits take no longer, or it is not counted
 
@@ -69,7 +70,7 @@ class FreezeChecker(Checker):
         for each in self._frozen.values():
             is_killed = each.task.kill_s <= now_s
             reached = [] if is_killed else self._reached(each.host)
-            informed = [host for host in reached if host.node and host.node.record(each.task.order.job_id)]
+            informed = [host for host in reached if self._is_informed(host, each.task)]
             each.reached_s = min(each.reached_s, now_s) if self._is_majority(each.task, reached) else math.inf
             each.informed_s = min(each.informed_s, now_s) if self._is_majority(each.task, informed) else math.inf
             if now_s - each.informed_s > FROZEN_S or now_s - each.reached_s > ACTING_S + FROZEN_S:
@@ -82,6 +83,12 @@ class FreezeChecker(Checker):
         self._is_looking = bool(self._frozen)
         if self._is_looking:
             any_host.loop.post_later(LOOK_S, self._look, any_host)
+
+    def _is_informed(self, host: Host, task: RunningTask) -> bool:
+        """An older record is as good as none: some would let the ranks run on, and others end them."""
+        record = host.node and host.node.record(task.order.job_id)
+        last = self._decided.last(task.order.job_id)
+        return bool(record and (last is None or record.stamp >= last.stamp))
 
     def _is_majority(self, task: RunningTask, hosts: Collection[Host]) -> bool:
         record = self._decided.last(task.order.job_id)

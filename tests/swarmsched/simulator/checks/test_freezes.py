@@ -1,6 +1,7 @@
 """A task may stand still while its owner or its holders cannot be heard, and for a few seconds more."""
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.record import PlanState
 from swarmsched.simulator.checks.decided import DecidedRecords
@@ -25,6 +26,8 @@ def history():
 
 def freeze(history):
     record = history.decide(history.record(attempt=1, plan_state=PlanState.LAUNCHED, shares=gang("a")))
+    for name in "abc":
+        history[name].node.held = record
     task = RunningTask(order_of(record, "a"), (), {0: RankPlan(1.0)})
     history.suite.task_changed(history["a"].host, task, TaskChange.FROZEN)
     return task
@@ -37,10 +40,13 @@ def test_a_task_that_stays_frozen_while_all_answer_is_found(history):
     assert caught.value.invariant == "frozen"
 
 
-def test_holders_without_a_record_are_given_the_time_that_a_new_shepherd_takes(history):
+@pytest.mark.parametrize("is_old", [False, True], ids=["no record", "an old record"])
+def test_holders_without_the_record_are_given_the_time_that_a_new_shepherd_takes(history, is_old):
+    """Of those with an old one some would let the ranks go on that others end."""
     freeze(history)
     for name in "bc":
-        history[name].node.has_records = False
+        node = history[name].node
+        node.held = replace(node.held, version=node.held.version - 1) if is_old else None
     history.wait(ACTING_S + FROZEN_S - 1.0)
     with pytest.raises(Violation):
         history.wait(3.0)

@@ -64,11 +64,11 @@ class FakeNode:
     known_members: list[MemberView] = field(default_factory=list)
     known_records: list[NodeStatus] = field(default_factory=list)
     fault: str = ""  # what `validate` complains of
-    has_records: bool = True
+    held: JobRecord | None = None
 
-    def record(self, job_id: JobId) -> bool:
-        """Whether it holds any."""
-        return self.has_records
+    def record(self, job_id: JobId) -> JobRecord | None:
+        """As the test put it."""
+        return self.held
 
     def members(self, now_s: float) -> list[MemberView]:
         """As the test put them."""
