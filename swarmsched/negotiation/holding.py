@@ -25,6 +25,7 @@ class Candidate(Value):
     live_jobs: int = 0  # shepherded there
     total_gpus: int = 0
     is_witness: bool = False
+    is_draining: bool = False  # about to be switched off, perhaps
 
 
 def choose_holders(
@@ -36,15 +37,16 @@ def choose_holders(
     has_witness: bool = False,
 ) -> tuple[Holder, ...]:
     """Up to `wanted` holders besides those that are `kept`, as far as possible in other zones than theirs and one
-    another's; those without much to do first.  At most one is a witness, and none where `has_witness` says that there
-    is one already: of a majority one at least must be able to act."""
+    another's; those without much to do first, and those that drain only where there are no others.  At most one is a
+    witness, and none where `has_witness` says that there is one already: of a majority one at least must be able to
+    act."""
     chosen = list(kept)
     apart = [each for each in candidates if each.holder not in [one.holder for one in kept]]
     others = _with_one_witness(apart, rng, has_witness=has_witness)
     others.sort(key=lambda each: (each.live_jobs // 64, rng.random()))
     while others and len(chosen) < len(kept) + wanted:
         used = {each.zone for each in chosen} - {""}
-        best = next((each for each in others if each.zone not in used), others[0])
+        best = min(others, key=lambda each: (each.is_draining, each.zone in used))
         others.remove(best)
         chosen.append(best)
     return tuple(each.holder for each in chosen[len(kept) :])

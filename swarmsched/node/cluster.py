@@ -67,6 +67,7 @@ class Cluster:
                 status.record.live_jobs,
                 status.record.total_gpus,
                 status.record.has(NodeFlag.WITNESS),
+                status.record.has(NodeFlag.DRAINING),
             )
             for status in self._others(now_s)
             if status.record.store_id and not status.record.has(NodeFlag.DISK_STALLED)

@@ -60,12 +60,10 @@ def _standstill(record: JobRecord, up: Mapping[NodeId, Host]) -> tuple[str, floa
         return "it has not ended", STOPS_S
     if record.state is not JobState.RUNNING:
         return "", 0.0
-    for share in record.shares:
-        host = up.get(share.node)
-        problem = f"{share.node} is down" if host is None else _idles(host, record)
-        if problem:
-            return problem, RUNS_S if host is not None else RUNS_S + ACTING_S
-    return "", 0.0
+    hosts = {share.node: up.get(share.node) for share in record.shares}
+    problems = (f"{node} is down" if host is None else _idles(host, record) for node, host in hosts.items())
+    # One verdict is the whole gang's: what the others told of their ranks waits until a machine that is down is lost.
+    return next(filter(None, problems), ""), RUNS_S if all(hosts.values()) else RUNS_S + ACTING_S
 
 
 def _idles(host: Host, record: JobRecord) -> str:

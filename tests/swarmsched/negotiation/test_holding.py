@@ -63,6 +63,16 @@ def test_the_successor_of_a_lost_holder_stands_in_another_zone_than_those_that_s
         assert chosen == (holder("a"), holder("b"), holder("i"))
 
 
+def test_a_node_that_drains_holds_what_is_new_only_where_there_are_no_others():
+    draining = [replace(candidate(name, "z"), is_draining=True) for name in "bc"]
+    for seed in range(20):
+        rng = random.Random(seed)
+        others = [candidate("d", "x"), candidate("e", "x")]
+        chosen = choose_holders([candidate("a", "x")], [*draining, *others], rng, 2)
+        assert set(chosen) == {holder("d"), holder("e")}
+        assert len(choose_holders([candidate("a", "x")], draining, rng, 2)) == 2
+
+
 def test_nothing_changes_while_three_holders_live():
     assert following("abc", "abcdef") is None
 

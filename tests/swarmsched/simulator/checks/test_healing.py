@@ -338,6 +338,13 @@ def test_a_running_job_on_a_machine_that_is_down_is_found(swarm):
     expect(swarm, PlacedGoOn(), 60.0, "b is down", "placed")
 
 
+def test_the_verdict_on_a_gang_waits_until_its_machine_that_is_down_counts_as_lost(swarm):
+    running(swarm, shares=(*gang("b"), *gang("c")))
+    swarm.hosts["c"].is_up = False
+    watch(swarm, PlacedGoOn(), ACTING_S + 14.0)
+    expect(swarm, PlacedGoOn(), 60.0, "it has no processes on b", "placed")
+
+
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.STOPPING])
 def test_a_placed_job_that_neither_starts_nor_ends_is_found(swarm, state):
     running(swarm, state=state)
