@@ -35,6 +35,16 @@ _LAS = (
     Spec("minimum_run_s", "seconds after its start in which no job is preempted", 600.0, 0.0, 1e9),
     Spec("preemptions_max", "how often one job is preempted, except by a higher priority", 3.0, 0.0, 1e6),
 )
+_TIRESIAS = (
+    *_LAS[:4],
+    Spec("quantum_gpu_s", "GPU-seconds of a class, without an end of classes; 0: the thresholds", 0.0, 0.0, 1e12),
+)
+_PRIOR = (
+    Spec("prior_jobs", "ended jobs below which a prior stands in for those that are missing", 64.0, 0.0, 256.0),
+    Spec("prior_median_gpu_s", "median of the prior's GPU-seconds", 2_227.0, 1.0, 1e12),
+    Spec("prior_deviation", "standard deviation of their logarithm", 1.67, 0.0, 10.0),
+)
+"""By the quartiles 860, 2,227 and 8,215 of the samples that were published with Tiresias."""
 _SWARM = (
     Spec("rank_exponent", "how much more a job counts that has less left than others; 0: not at all", 0.35, 0.0, 2.0),
     Spec("horizon_s", "seconds that a change of GPUs is expected to last", 200.0, 1.0, 1e6),
@@ -65,8 +75,15 @@ POLICIES: Mapping[str, PolicyKind] = {
         PolicyKind(
             "tiresias",
             "classes of attained GPU-time with promotion and preemption at once (Tiresias)",
-            _LAS[:4],
+            _TIRESIAS,
             f"{_ROOM}tiresias:Tiresias",
+            plans_when_idle=True,
+        ),
+        PolicyKind(
+            "gittins",
+            "classes of attained GPU-time, the largest Gittins index first, learned from ended jobs (Tiresias)",
+            (*_TIRESIAS, *_PRIOR),
+            f"{_ROOM}gittins:Gittins",
             plans_when_idle=True,
         ),
         PolicyKind(

@@ -3,9 +3,12 @@
 Beyond the order of `las`: classes are left by service alone, a starving job is promoted and its counters begin anew
 (they are kept in the plan's memory), whoever is not among the first is preempted at once, and the plan tells when the
 next job changes its class.  Within a class running jobs come first, each by its first start, then by submission.
+
+With a quantum there is a class for each quantum of service: the order before it was discretised, for comparison.  Then
+whoever has had as much as others is not favoured because it runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Annotated
 
@@ -17,7 +20,7 @@ from swarmsched.fields import Amount, Job, Value
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import inverse_priority, is_waiting
 from swarmsched.policies.ranked import dealt
-from swarmsched.view import JOBS_LIMIT, ClusterView, JobView, Plan
+from swarmsched.view import JOBS_LIMIT, ClusterView, EndedJob, JobView, Plan
 
 
 class _Promoted(Value):
@@ -36,12 +39,14 @@ class Tiresias:
     def __init__(self, parameters: Mapping[str, float]) -> None:
         self._thresholds = sorted(parameters[name] for name in THRESHOLDS if parameters[name] > 0)
         self._promote_knob = parameters["promote_knob"]
+        self._quantum_gpu_s = parameters["quantum_gpu_s"]
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Deal the GPUs down the classes."""
+        merit = self._merit(view.history)
         since = {each.job_id: each.attained_gpu_s for each in _MEMORY.decode(view.memory)} if view.memory else {}
         counted = {job.job_id: self._counted(job, since, now_s) for job in view.jobs}
-        ranked = sorted(view.jobs, key=lambda job: self._rank(job, counted[job.job_id]))
+        ranked = sorted(view.jobs, key=lambda job: self._rank(job, counted[job.job_id], merit))
         decisions = dealt(view, [(job, self._told(counted[job.job_id])) for job in ranked])
         kept = tuple([_Promoted(job.job_id, since[job.job_id]) for job in view.jobs if job.job_id in since])
         review_s = min((self._changes_in_s(job, counted[job.job_id], now_s) for job in view.jobs), default=inf)
@@ -62,14 +67,29 @@ class Tiresias:
         return self._promote_knob * ran_s if self._promote_knob else inf
 
     def _service_class(self, counted_gpu_s: float) -> int:
+        if self._quantum_gpu_s:
+            return int(counted_gpu_s // self._quantum_gpu_s)
         return sum([counted_gpu_s >= threshold for threshold in self._thresholds])
 
-    def _rank(self, job: JobView, counted_gpu_s: float) -> tuple[int, int, bool, float, float, str]:
+    def _bound_gpu_s(self, counted_gpu_s: float) -> float:
+        """Service at which such a job leaves its class; infinite in the last."""
+        if self._quantum_gpu_s:
+            return (self._service_class(counted_gpu_s) + 1) * self._quantum_gpu_s
+        return next((threshold for threshold in self._thresholds if threshold > counted_gpu_s), inf)
+
+    def _merit(self, history: Sequence[EndedJob]) -> Callable[[float], float]:
+        """What orders jobs of one class by their service, the largest first."""
+        return lambda counted_gpu_s: 0.0
+
+    def _rank(
+        self, job: JobView, counted_gpu_s: float, merit: Callable[[float], float]
+    ) -> tuple[int, int, float, bool, float, float, str]:
         started_utc_s = job.card.first_started_utc_s or inf
         return (
             inverse_priority(job),
             self._service_class(counted_gpu_s),
-            job.state is not JobState.RUNNING,
+            -merit(counted_gpu_s),
+            not self._quantum_gpu_s and job.state is not JobState.RUNNING,
             started_utc_s,
             job.card.submitted_utc_s,
             job.job_id,
@@ -79,8 +99,7 @@ class Tiresias:
         """Seconds until it leaves its class by running, or comes back to the first by waiting."""
         gpus = max(1, job.ranks * job.demand.gpus)
         if job.state is JobState.RUNNING:
-            above = [threshold for threshold in self._thresholds if threshold > counted_gpu_s]
-            return (above[0] - counted_gpu_s) / gpus if above else inf
+            return (self._bound_gpu_s(counted_gpu_s) - counted_gpu_s) / gpus
         if not is_waiting(job) or not self._service_class(counted_gpu_s):
             return inf
         return self._limit_s(job, counted_gpu_s) - job.queued_s(now_s)

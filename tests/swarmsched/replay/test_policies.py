@@ -1,19 +1,24 @@
 """Policies on replays: the schedules of the papers, and the published results of independent simulators."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
-from swarmsched.ids import NodeId
-from swarmsched.replay.cluster import Cluster
+from swarmsched.api import JobState
+from swarmsched.card import STATES, JobCard
+from swarmsched.ids import JobId, NodeId
+from swarmsched.policies.registry import make_policy
+from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
-from swarmsched.replay.knowledge import PerfectKnowledge
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.knowledge import NothingKnown, PerfectKnowledge
+from swarmsched.replay.perfect import HISTORY, Pacing, PerfectReplay
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.workload import TraceJob, profiles, rows, select, trace_jobs
-from swarmsched.view import PolicySetting
+from swarmsched.view import ClusterView, EndedJob, Plan, PolicySetting
 from tests.swarmsched.replay.testing import ends, replay, rigid, traces
 
 
@@ -33,20 +38,46 @@ def test_three_jobs_on_two_gpus_end_as_in_the_paper(policy: str, expected: dict[
     assert ends(replay(three_jobs(), policy)) == expected
 
 
-def test_tiresias_demotes_at_the_exact_moment_and_tells_when_to_look_again() -> None:
+def test_three_jobs_under_attained_service_with_a_quantum_of_a_second_end_as_in_the_paper() -> None:
+    observer = replay(three_jobs(), "tiresias", pacing=Pacing(1.0, 0.0), quantum_gpu_s=1.0)
+    assert ends(observer) == {"job1": 5.0, "job2": 14.0, "job3": 16.0}
+
+
+def test_three_jobs_by_the_gittins_index_of_their_services_end_as_with_known_ones() -> None:
+    policy = Remembering("gittins", [4.0, 8.0, 12.0], prior_jobs=0.0)
+    cluster = Cluster({NodeId("n001"): 2})
+    observer = PerfectReplay(three_jobs(), cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run()
+    assert ends(observer) == {"job1": 2.0, "job2": 10.0, "job3": 16.0}
+
+
+class Remembering:
+    """A policy whose history is jobs of these services, in GPU-seconds, whatever else has ended."""
+
+    def __init__(self, name: str, services_gpu_s: Sequence[float], **parameters: float) -> None:
+        self._policy = make_policy(PolicySetting(name, parameters))
+        card = JobCard(JobId("0" * 26), 1, 1, NodeId("n"), STATES.index(JobState.ENDED), 0, 1, GPU, 1.0)
+        self._history = tuple([EndedJob(changed(card, attained_gpu_s=each), True, 1.0) for each in services_gpu_s])
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        return self._policy.plan(changed(view, history=self._history), now_s)
+
+
+@pytest.mark.parametrize("policy", ["tiresias", "gittins"])
+def test_tiresias_demotes_at_the_exact_moment_and_tells_when_to_look_again(policy: str) -> None:
     """The long job leaves the first class after 10 GPU-seconds, at 5 s; then the short one, which came at 1 s, runs."""
     jobs = [rigid(1, 0.0, 2, 20.0), rigid(2, 1.0, 2, 3.0)]
-    observer = replay(jobs, "tiresias", threshold1_gpu_s=10.0)
+    observer = replay(jobs, policy, threshold1_gpu_s=10.0)
     assert ends(observer) == {"job2": 8.0, "job1": 23.0}
     assert sum(job.preemptions for job in observer.finished) == 1
 
 
-def test_tiresias_promotes_a_job_that_has_waited_its_runtime_times_the_knob() -> None:
+@pytest.mark.parametrize("policy", ["tiresias", "gittins"])
+def test_tiresias_promotes_a_job_that_has_waited_its_runtime_times_the_knob(policy: str) -> None:
     """Without promotion the long job would wait until 42 s, when the stream of short ones ends."""
     jobs = [rigid(1, 0.0, 2, 12.0), *(rigid(2 + number, 4.0 * number, 2, 4.0) for number in range(1, 11))]
-    never = ends(replay(list(jobs), "tiresias", threshold1_gpu_s=10.0, promote_knob=0.0))["job1"]
+    never = ends(replay(list(jobs), policy, threshold1_gpu_s=10.0, promote_knob=0.0))["job1"]
     again = [rigid(1, 0.0, 2, 12.0), *(rigid(2 + number, 4.0 * number, 2, 4.0) for number in range(1, 11))]
-    promoted = ends(replay(again, "tiresias", threshold1_gpu_s=10.0, promote_knob=2.0))["job1"]
+    promoted = ends(replay(again, policy, threshold1_gpu_s=10.0, promote_knob=2.0))["job1"]
     assert promoted < never
 
 
@@ -88,6 +119,33 @@ def test_rigid_baselines_reproduce_an_independent_simulator(
     wanted_s = float(wanted["avg_jct_s"])
     expected = pytest.approx(wanted_s, rel=within) if within else pytest.approx(wanted_s, abs=0.1)
     assert observer.summary()["avg_jct_s"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "nodes", "per_node"),
+    [
+        ("pollux_jobs", {"load": "1.0", "workload": "1"}, 16, 4),
+        ("pollux_jobs", {"load": "1.0", "workload": "6"}, 16, 4),
+        ("itp195_jobs", {}, 8, 8),
+    ],
+)
+def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_simulator(
+    name: str, chosen: dict[str, str], nodes: int, per_node: int
+) -> None:
+    """Ties: running jobs first, then by first start, by submission, by number."""
+    trace = ":".join([name, *chosen.values()])
+    wanted = reference("rigid_summary", trace=trace, nodes=str(nodes), policy="gittins_in_queues")
+    lines = (traces() / "profiles" / "tiresias_gputime_samples.csv").read_text().splitlines()
+    sample = sorted(float(row["gpu_time_s"]) for row in csv.DictReader(lines))
+    quantiles = [sample[(2 * number + 1) * len(sample) // (2 * HISTORY)] for number in range(HISTORY)]
+    policy = Remembering("gittins", quantiles, promote_knob=0.0, threshold2_gpu_s=7_200.0)
+    jobs = [
+        rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(recorded(name, chosen))
+    ]
+    cluster = Cluster({NodeId("all"): nodes * per_node})
+    summary = PerfectReplay(jobs, cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run().summary()
+    assert summary["avg_jct_s"] == pytest.approx(float(wanted["avg_jct_s"]), rel=0.05)
+    assert summary["median_jct_s"] == pytest.approx(float(wanted["p50_jct_s"]), rel=0.05)
 
 
 def pollux_replay(policy: str, workload: str, knowledge: str = "perfect", **parameters: float) -> dict[str, Any]:
