@@ -87,6 +87,12 @@ POLICIES: Mapping[str, PolicyKind] = {
             plans_when_idle=True,
         ),
         PolicyKind(
+            "drf",
+            "users with the least dominant share of GPUs, cores or memory first (dominant resource fairness)",
+            (),
+            f"{_ROOM}drf:DominantResourceFairness",
+        ),
+        PolicyKind(
             "optimus",
             "each GPU to the job whose remaining time it shortens most (Optimus)",
             (Spec("damping", "weight of gains whose estimate is uncertain", 0.95, 0.0, 1.0),),

@@ -26,6 +26,7 @@ class ReplayJob:
     gpus: int  # asked for
     physics: Physics
     elastic: Elastic | None = None
+    user: str = ""
     shares: tuple[Share, ...] = ()
     batch: int = 0
     progress: float = 0.0

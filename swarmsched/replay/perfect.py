@@ -154,6 +154,7 @@ class PerfectReplay:
             demand=GPU,
             submitted_utc_s=job.submitted_s + EPOCH_UTC_S,
             name=job.kind,
+            user=job.user,
             attained_gpu_s=job.attained_gpu_s,
             attained_rate=job.ranks,
             queued_s=since_s if state is JobState.QUEUED else 0.0,

@@ -76,7 +76,7 @@ def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: 
                 f"profiles there: {known}",
             )
         physics = RigidPhysics(job.gpus, job.duration_s)
-        return ReplayJob(_id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics)
+        return ReplayJob(_id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics, user=job.user)
     limits = profile.limits
     batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
     physics = ProfiledPhysics(profile, batches)
@@ -84,7 +84,9 @@ def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: 
     most = max(1, min(gpus, settings.gpus_most.get(job.model, gpus), largest // limits.local_batch_min))
     elastic = Elastic(1, most, batches) if kind.resizes else None
     batch = 0 if kind.rebatches else job.batch
-    return ReplayJob(_id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics, elastic, batch=batch)
+    return ReplayJob(
+        _id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics, elastic, job.user, batch=batch
+    )
 
 
 def _id(number: int) -> JobId:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from swarmsched.card import NAME_LENGTH
 from swarmsched.errors import ConfigError
 from swarmsched.replay.profiles import EpochStatistics, Limits, Measured, Profile
 
@@ -29,6 +30,7 @@ class TraceJob:
     duration_s: float = 0.0
     model: str = ""
     batch: int = 0
+    user: str = ""
 
     @property
     def kind(self) -> str:
@@ -75,6 +77,7 @@ def _trace_job(name: str, number: int, row: Row) -> TraceJob:
         duration_s=_amount(name, number, row, duration) if duration else 0.0,
         model=row.get("model", ""),
         batch=int(_amount(name, number, row, "batch_size")) if row.get("batch_size") else 0,
+        user=row.get("user", "")[:NAME_LENGTH],
     )
 
 
