@@ -23,14 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from swarmsched.estimate import Elastic, Estimate
-from swarmsched.ids import NodeId
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
-from swarmsched.policies.base import amount, keep, wait
-from swarmsched.policies.placement import choose, start_or_claim, tie_break
-from swarmsched.policies.reason import shortage
+from swarmsched.policies.base import keep
+from swarmsched.policies.resizing import Sized, elastic_of, placed, unmeasured
 from swarmsched.policies.room import Room, may_resize
-from swarmsched.resources import Share
-from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
+from swarmsched.view import ClusterView, JobView, Plan
 
 LEAST_GAIN = 1e-12
 LEAST_LEFT_S = 1.0
@@ -39,15 +36,16 @@ RANKS_MOST = 256
 
 
 @dataclass
-class Candidate:
+class Candidate(Sized):
     """A job that may get more, less or other GPUs; `value` by world size."""
 
-    job: JobView
-    goodput: Goodput | None
     value: Floats
     left_s: float  # on an equal share
-    held: int  # ranks that it has
-    ranks: int = 0  # ranks that it gets
+
+    @property
+    def why(self) -> str:
+        """As its size was chosen by gain."""
+        return f"gains most there, {self.left_s:.0f} s left on an equal share"
 
 
 class Swarm:
@@ -70,7 +68,7 @@ class Swarm:
         free += sum([share.ranks * job.demand.gpus for job in open_jobs for share in job.shares])
         candidates = self._candidates(open_jobs, free, view, now_s)
         self._size(candidates, free)
-        return Plan((*kept, *self._placed(candidates, room, Room(view.nodes))))
+        return Plan((*kept, *placed(candidates, room, Room(view.nodes))))
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
@@ -84,10 +82,10 @@ class Swarm:
     def _candidate(self, job: JobView, share_gpus: int, gpus: int, per_node: int, now_s: float) -> Candidate:
         """Its values but for the weight, which needs all jobs."""
         per_rank = max(1, job.demand.gpus)
-        elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+        elastic = elastic_of(job)
         most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
         goodput = self._goodput(job.card.estimate, elastic, most, max(1, per_node // per_rank))
-        rate = goodput.rate.copy() if goodput else _unmeasured(job, elastic, most)
+        rate = goodput.rate.copy() if goodput else unmeasured(job, most)
         rate[: elastic.ranks_least] = 0.0
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
@@ -97,7 +95,7 @@ class Swarm:
         if 0 < held <= most:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
             value[held] = max(value[held], there / usual)
-        return Candidate(job, goodput, value, left_s, held)
+        return Candidate(job, goodput, value, left_s)
 
     def _goodput(self, estimate: Estimate | None, elastic: Elastic, most: int, per_node: int) -> Goodput | None:
         if estimate is None or not (estimate.speed or estimate.points):
@@ -131,48 +129,6 @@ class Swarm:
             if again:
                 heapq.heappush(heap, again)
 
-    def _placed(self, candidates: Sequence[Candidate], room: Room, now: Room) -> list[Decision]:
-        for each in candidates:
-            if each.ranks and each.ranks == each.held:
-                room.take(each.job.shares, each.job.demand)
-        ordered = sorted(candidates, key=lambda one: (-one.ranks * max(1, one.job.demand.gpus), one.job.job_id))
-        return [self._decision(each, room, now) for each in ordered]
-
-    def _decision(self, each: Candidate, room: Room, now: Room) -> Decision:
-        job = each.job
-        if each.ranks and each.ranks == each.held:
-            return self._same_size(each)
-        shares = _hosts(each, room)
-        if not shares:
-            if each.held:
-                return Decision(job.job_id, Change.STOP, "others gain more from its GPUs")
-            return wait(job, (), shortage(job, room))
-        room.take(shares, job.demand)
-        ranks = sum([share.ranks for share in shares])
-        batch = each.goodput.batch(ranks, len(shares)) if each.goodput else 0
-        reason = f"{amount(ranks, 'rank')} gain most here, {each.left_s:.0f} s left on an equal share"
-        if not each.held:
-            return start_or_claim(job, Allocation(shares, batch), now, reason)
-        change = Change.GROW if ranks > each.held else Change.SHRINK
-        return Decision(job.job_id, change, reason, Allocation(shares, batch))
-
-    def _same_size(self, each: Candidate) -> Decision:
-        job = each.job
-        batch = each.goodput.batch(each.held, len(job.shares)) if each.goodput else 0
-        now = job.card.elastic.global_batch if job.card.elastic else 0
-        if batch in (0, now):
-            return keep(job, ())
-        reason = f"a batch of {batch} makes more progress than one of {now}"
-        return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
-
-
-def _unmeasured(job: JobView, elastic: Elastic, most: int) -> Floats:
-    """A second a second at the size that it asked for, in proportion below, and nothing to gain above; nor beyond what
-    its first batch can be dealt to."""
-    batches = elastic.batches
-    dealt_to = batches.first // batches.local_least if batches.local_least else most
-    return np.minimum(np.arange(most + 1), min(job.ranks, max(1, dealt_to))) / job.ranks
-
 
 def _bid(candidates: Sequence[Candidate], number: int, free: int) -> tuple[float, int, int] | None:
     """Minus the gain for each GPU of the job's best next step, and to which size it goes."""
@@ -184,20 +140,3 @@ def _bid(candidates: Sequence[Candidate], number: int, free: int) -> tuple[float
     gain = (reachable - each.value[each.ranks]) / np.arange(1, len(reachable) + 1)
     best = int(gain.argmax())
     return (-float(gain[best]) / per_rank, number, each.ranks + best + 1) if gain[best] > LEAST_GAIN else None
-
-
-def _hosts(each: Candidate, room: Room) -> tuple[Share, ...]:
-    """Where as many of its ranks as possible go: whole nodes first, those where it is already before others."""
-    job = each.job
-    mine = {share.node for share in job.shares}
-    spread = tie_break(job.job_id)
-
-    def tie(node: NodeId) -> float:
-        return spread(node) / 2.0**64 + (node not in mine)
-
-    least = job.card.elastic.ranks_least if job.card.elastic else job.ranks
-    for ranks in range(each.ranks, least - 1, -1):
-        found = choose(room.fits(job.demand), room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
-        if found:
-            return found
-    return ()

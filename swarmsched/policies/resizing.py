@@ -1,0 +1,114 @@
+"""From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
+first, the largest job before the smaller, each where it is already before elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from swarmsched.estimate import Elastic
+from swarmsched.ids import JobId, NodeId, handle
+from swarmsched.models.goodput import Floats, Goodput
+from swarmsched.policies.base import amount, joined, keep, wait
+from swarmsched.policies.placement import choose, start_or_claim, tie_break
+from swarmsched.policies.reason import shortage
+from swarmsched.policies.room import Room
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Change, Decision, JobView
+
+
+@dataclass
+class Sized:
+    """A job, and the ranks that it gets; with `goodput` also the batch that is best for them."""
+
+    job: JobView
+    goodput: Goodput | None
+    held: int = field(init=False)  # ranks that it has
+    ranks: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.held = sum([share.ranks for share in self.job.shares])
+
+    @property
+    def per_rank(self) -> int:
+        """GPUs that a rank counts for."""
+        return max(1, self.job.demand.gpus)
+
+    @property
+    def why(self) -> str:
+        """What its policy says of its size."""
+        return ""
+
+    @property
+    def _is_kept(self) -> bool:
+        return 0 < self.ranks == self.held
+
+    def placed(self, room: Room, now: Room, taker: str) -> Decision:
+        """Its decision; booked in the room that is left when all others have what they get."""
+        if self._is_kept:
+            return self._rebatched()
+        job, shares = self.job, self._hosts(room)
+        if not shares:
+            if self.held:
+                whom = f"makes room for {handle(JobId(taker))}" if taker else "others gain more from its GPUs"
+                return Decision(job.job_id, Change.STOP, joined(whom, self.why), taker=taker)
+            return wait(job, (), joined(shortage(job, room), self.why))
+        room.take(shares, job.demand)
+        ranks = sum([share.ranks for share in shares])
+        target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
+        reason = joined(amount(ranks, "rank"), self.why)
+        if not self.held:
+            return start_or_claim(job, target, now, reason)
+        if ranks == self.held:
+            return Decision(job.job_id, Change.MOVE, reason, target)
+        return Decision(job.job_id, Change.GROW if ranks > self.held else Change.SHRINK, reason, target)
+
+    def _rebatched(self) -> Decision:
+        job = self.job
+        batch = self.goodput.batch(self.held, len(job.shares)) if self.goodput else 0
+        now = job.card.elastic.global_batch if job.card.elastic else 0
+        if batch in (0, now):
+            return keep(job, ())
+        reason = f"a batch of {batch} makes more progress than one of {now}"
+        return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
+
+    def _hosts(self, room: Room) -> tuple[Share, ...]:
+        """Where as many of its ranks as possible go."""
+        job = self.job
+        if job.card.hides_constraints:
+            return ()
+        mine = {share.node for share in job.shares}
+        spread = tie_break(job.job_id)
+
+        def tie(node: NodeId) -> float:
+            return spread(node) / 2.0**64 + (node not in mine)
+
+        for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
+            fits = room.fits(job.demand)
+            found = choose(fits, room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
+            if found:
+                return found
+        return ()
+
+
+def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
+    """Decisions on all, in a room without them; `now` is the room as it is."""
+    for each in sized:
+        if 0 < each.ranks == each.held:
+            room.take(each.job.shares, each.job.demand)
+    ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
+    taker = next((each.job.job_id for each in ordered if each.ranks and not each.held), "")
+    return [each.placed(room, now, taker) for each in ordered]
+
+
+def elastic_of(job: JobView) -> Elastic:
+    """World sizes that a job takes: the one that it asked for unless it says otherwise."""
+    return job.card.elastic or Elastic(job.ranks, job.ranks)
+
+
+def unmeasured(job: JobView, most: int) -> Floats:
+    """Speed by world size where nobody has measured it: 1 at the size that it asked for, in proportion below, and
+    nothing to gain above; nor beyond what its first batch can be dealt to."""
+    batches = elastic_of(job).batches
+    dealt_to = batches.first // batches.local_least if batches.local_least else most
+    return np.minimum(np.arange(most + 1), min(job.ranks, max(1, dealt_to))) / job.ranks
