@@ -7,14 +7,15 @@ of its kind, and unknown for the first of them.
 """
 
 import random
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
+from math import ceil, log2
 
-from swarmsched.estimate import Estimate, NoisePoint
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint
 from swarmsched.ids import JobId
 from swarmsched.models.batch import split
 from swarmsched.models.fit import SpeedBook
+from swarmsched.models.noise import NoiseBook
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
@@ -27,23 +28,11 @@ LENGTHS = 32
 
 @dataclass
 class _Kind:
-    """What jobs of one kind have measured: speed, the noise at each progress, and how long they were."""
+    """What jobs of one kind have measured, and how long they were."""
 
     speed: SpeedBook = field(default_factory=SpeedBook)
-    noise: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # by octave of the batch; by progress
+    noise: NoiseBook = field(default_factory=NoiseBook)
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTHS))
-
-    def remember_noise(self, batch: int, progress: float, noise: float) -> None:
-        """One report."""
-        insort(self.noise.setdefault(batch.bit_length(), []), (progress, noise))
-
-    def noise_at(self, progress: float) -> dict[int, float]:
-        """By batch, as the kind's jobs had it when they had come as far."""
-        found = {}
-        for octave, known in sorted(self.noise.items()):
-            at = min(bisect_left(known, (progress, 0.0)), len(known) - 1)
-            found[3 << (octave - 2)] = known[at][1]  # the middle of the octave
-        return found
 
 
 @dataclass
@@ -89,19 +78,15 @@ class LearnedKnowledge:
         noise = min(NOISE_MOST, measured * self._rng.lognormvariate(0.0, self._spread))
         own = self._own.setdefault(job.job_id, _Own(noise, batch))
         own.noise, own.batch = own.noise * (noise / own.noise) ** SMOOTHING, batch
-        kind.remember_noise(batch, job.progress, noise)
+        kind.noise.observe(job.progress, batch, noise)
 
     def _believed(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> Estimate:
         fitted, own = kind.speed.fitted, self._own.get(job.job_id)
-        noise = kind.noise_at(job.progress)
-        if own:
-            noise = {batch: each for batch, each in noise.items() if not own.batch / 2 < batch < own.batch * 2}
-            noise[own.batch] = own.noise
         return Estimate(
             speed=tuple(fitted.model) if fitted else (),
             speed_error=fitted.error if fitted else 0.0,
             points=kind.speed.points,
-            noise=tuple([NoisePoint(batch, each) for batch, each in sorted(noise.items())]),
+            noise=_noise(job.progress, physics.batches, kind.noise, own),
             remaining=max(0.0, self._length(physics, kind) - job.progress),
             is_prior=own is None,
             done=job.progress,
@@ -112,3 +97,14 @@ class LearnedKnowledge:
         if self._declares:
             return physics.total
         return sum(kind.lengths) / len(kind.lengths) if kind.lengths else 0.0
+
+
+def _noise(progress: float, allowed: BatchRange, kind: NoiseBook, own: _Own | None) -> tuple[NoisePoint, ...]:
+    """By octaves of the batch: its own where it has reported, carried to other batches as its kind does."""
+    batch = own.batch if own else allowed.first
+    noise = own.noise if own else kind.noise(progress, batch)
+    if noise is None:
+        return ()
+    octaves = range(ceil(log2(allowed.most / allowed.first)) + 1)
+    batches = [min(allowed.first << octave, allowed.most) for octave in octaves]
+    return tuple([NoisePoint(one, min(NOISE_MOST, noise * (one / batch) ** kind.power)) for one in batches])
