@@ -11,12 +11,10 @@ grow with a power of the rank are optimal for jobs of equal, known, sublinear sp
 heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
 `horizon_s` or the rest of the job; a job that keeps its GPUs pays nothing.
 
-The sum is maximised greedily by bundles: a step from k to k + m ranks by its gain for each GPU, the best m at once,
-since models may be slower on 8 GPUs than on 4 (IBM's dynamic program, as an auction).  Jobs of unknown length are
+The sum is maximised by `dealing`.  Jobs of unknown length are
 taken to have as much left as they have had, as heavy tails go (Tiresias).
 """
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +23,11 @@ import numpy as np
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import keep
+from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import Sized, elastic_of, placed, unmeasured
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import ClusterView, JobView, Plan
 
-LEAST_GAIN = 1e-12
 LEAST_LEFT_S = 1.0
 RANKS_MOST = 256
 """Ranks of one job that are looked at."""
@@ -67,7 +65,9 @@ class Swarm:
         free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
         free += sum([share.ranks * job.demand.gpus for job in open_jobs for share in job.shares])
         candidates = self._candidates(open_jobs, free, view, now_s)
-        self._size(candidates, free)
+        bidders = [Bidder(each.value, max(1, each.job.demand.gpus)) for each in candidates]
+        for each, ranks in zip(candidates, deal(bidders, free), strict=True):
+            each.ranks = ranks
         return Plan((*kept, *placed(candidates, room, Room(view.nodes))))
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
@@ -113,30 +113,3 @@ class Swarm:
         """Speed after a pause for each world size: the pause is paid from the time that the change lasts."""
         lasts_s = np.minimum(self._horizon_s, left_s / np.maximum(speed, LEAST_GAIN))
         return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
-
-    def _size(self, candidates: Sequence[Candidate], free: int) -> None:
-        """Deal the GPUs in bundles, the one with the largest gain for each GPU first."""
-        heap = [bid for number in range(len(candidates)) if (bid := _bid(candidates, number, free))]
-        heapq.heapify(heap)
-        while heap and free:
-            _, number, ranks = heapq.heappop(heap)
-            each = candidates[number]
-            needed = (ranks - each.ranks) * max(1, each.job.demand.gpus)
-            if needed <= free:
-                each.ranks = ranks
-                free -= needed
-            again = _bid(candidates, number, free)
-            if again:
-                heapq.heappush(heap, again)
-
-
-def _bid(candidates: Sequence[Candidate], number: int, free: int) -> tuple[float, int, int] | None:
-    """Minus the gain for each GPU of the job's best next step, and to which size it goes."""
-    each = candidates[number]
-    per_rank = max(1, each.job.demand.gpus)
-    reachable = each.value[each.ranks + 1 : each.ranks + free // per_rank + 1]
-    if not len(reachable):
-        return None
-    gain = (reachable - each.value[each.ranks]) / np.arange(1, len(reachable) + 1)
-    best = int(gain.argmax())
-    return (-float(gain[best]) / per_rank, number, each.ranks + best + 1) if gain[best] > LEAST_GAIN else None
