@@ -4,6 +4,10 @@ import os
 
 import pytest
 
+from swarmsched.models import ONE_THREAD
+
+os.environ.update(ONE_THREAD)  # before any test imports numpy
+
 NEVER_SKIPPED_IN_CI = ("root", "torch")
 
 

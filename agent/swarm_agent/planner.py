@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from swarm_agent.task.shim import now
 from swarmsched.effects import ComputePlan
 from swarmsched.events import Event, PlanComputed, PlanFailed
+from swarmsched.models import ONE_THREAD
 from swarmsched.view import ClusterView, Plan, PolicySetting
 
 DEADLINE_S = 30.0
@@ -136,15 +137,10 @@ async def _start_child() -> asyncio.subprocess.Process:
         "swarm_agent.planner",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=_child_environment(),
+        env={**os.environ, **ONE_THREAD},
         limit=2**20,
         start_new_session=True,  # a Ctrl-C at a terminal is for the agent to handle
     )
-
-
-def _child_environment() -> dict[str, str]:
-    """One thread is enough for the arithmetic, and a pool per core costs memory on large machines."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -6,6 +6,7 @@ policy itself to the planner's process.
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -118,15 +119,19 @@ POLICIES: Mapping[str, PolicyKind] = {
 
 
 def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    """Run the policy that a setting names, imported here: for planner processes and simulators, never for agents."""
-    plan = make_policy(setting).plan(view, now_s)
+    """Run the policy that a setting names, imported here: for planner processes and simulators, never for agents.
+
+    ConfigError with field, value and nearest match if there is none.
+    """
+    kind = kind_of(setting)
+    plan = _policy(kind, tuple(_complete(kind, setting.parameters).items())).plan(view, now_s)
     return replace(plan, version=view.version, policy_id=policy_id(setting))
 
 
-def make_policy(setting: PolicySetting) -> Policy:
-    """The policy that a setting names; ConfigError with field, value and nearest match if there is none."""
-    kind = kind_of(setting)
-    return cast("Policy", _class_at(kind.policy)(_complete(kind, setting.parameters)))
+@lru_cache(maxsize=8)
+def _policy(kind: PolicyKind, parameters: tuple[tuple[str, float], ...]) -> Policy:
+    """Kept from plan to plan: a policy is pure, but what it has computed from an estimate serves again."""
+    return cast("Policy", _class_at(kind.policy)(dict(parameters)))
 
 
 def make_order(setting: PolicySetting) -> Order | None:

@@ -1,24 +1,34 @@
-"""The servers of a replay, and what is booked on them."""
+"""The servers of a replay: what each has, when it fails and returns, and what is booked on it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
+from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
+from swarmsched.replay.churn import NodeEvent
+from swarmsched.replay.profiles import Shape
+from swarmsched.replay.workload import count, rows
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.view import NodeView
 
 GPU = Demand(gpus=1)
 """What one rank of a replayed job needs."""
+GPUS_MOST = 1_024
+"""Of one server: more is a slip."""
 _MODEL = "gpu"
 
 
 @dataclass
 class Cluster:
-    """GPUs by node; a node that is down has none to give."""
+    """GPUs by node, and their class where one was told; a node that is down has none to give."""
 
     gpus: Mapping[NodeId, int]
+    models: Mapping[NodeId, str] = field(default_factory=dict)
+    events: Sequence[NodeEvent] = ()  # by time
     down: set[NodeId] = field(default_factory=set)
+    _passed: int = 0  # events
 
     @classmethod
     def even(cls, nodes: int, gpus_per_node: int) -> "Cluster":
@@ -30,10 +40,59 @@ class Cluster:
         """GPUs of all nodes."""
         return sum(self.gpus.values())
 
+    @property
+    def usable(self) -> int:
+        """GPUs of the nodes that are up."""
+        return self.total - sum([self.gpus[node] for node in self.down])
+
+    @property
+    def largest(self) -> int:
+        """GPUs of the largest node."""
+        return max(self.gpus.values())
+
+    @property
+    def next_event_s(self) -> float:
+        """When a node fails or returns next; infinite when none does any more."""
+        return self.events[self._passed].time_s if self._passed < len(self.events) else inf
+
+    def pass_to(self, now_s: float) -> set[NodeId]:
+        """What happens to nodes until then; tells those that have failed, also where they are back by then."""
+        failed = set()
+        while self.next_event_s <= now_s:
+            event = self.events[self._passed]
+            self._passed += 1
+            if event.is_up:
+                self.down.discard(event.node)
+            elif event.node not in self.down:
+                self.down.add(event.node)
+                failed.add(event.node)
+        return failed
+
+    def classes(self, shares: Iterable[Share]) -> frozenset[str]:
+        """Classes of the GPUs on the nodes of the shares."""
+        return frozenset([self.models[share.node] for share in shares if share.node in self.models])
+
+    @property
+    def usual_class(self) -> str:
+        """That of most GPUs, the first by name of several; empty where none was told."""
+        counts: Counter[str] = Counter()
+        for node, model in self.models.items():
+            counts[model] += self.gpus[node]
+        return min(counts, key=lambda model: (-counts[model], model), default="")
+
+    def packings(self, most: int) -> tuple[tuple[str, Shape], ...]:
+        """Each number of GPUs to `most` on the fewest nodes of one class, and of all together (no class)."""
+        groups = {"": list(self.gpus.values())}
+        for node, model in sorted(self.models.items()):
+            groups.setdefault(model, []).append(self.gpus[node])
+        return tuple(
+            [(model, shape) for model, sizes in groups.items() for shape in _filled(sorted(sizes)[::-1], most)]
+        )
+
     def overbooked(self, held: Iterable[Sequence[Share]]) -> NodeId | None:
         """A node that would have to give more than it has, if there is one."""
         booked = self._booked(held)
-        return next((node for node, count in booked.items() if count > self._usable(node)), None)
+        return next((node for node, ranks in booked.items() if ranks > self._usable(node)), None)
 
     def views(self, held: Iterable[Sequence[Share]]) -> tuple[NodeView, ...]:
         """Each node with what jobs leave of it."""
@@ -51,9 +110,40 @@ class Cluster:
         return 0 if node in self.down else self.gpus.get(node, 0)
 
     def _view(self, node: NodeId, booked: int) -> NodeView:
-        gpus = self.gpus[node]
-        return NodeView(node, _free(gpus - booked), _free(gpus), gpus, is_available=node not in self.down)
+        gpus, model = self.gpus[node], self.models.get(node) or _MODEL
+        return NodeView(node, _free(gpus - booked, model), _free(gpus, model), gpus, is_available=node not in self.down)
 
 
-def _free(count: int) -> Free:
-    return Free((GpuCount(_MODEL, 0, count),) if count else ())
+def _free(gpus: int, model: str) -> Free:
+    return Free((GpuCount(model, 0, gpus),) if gpus else ())
+
+
+def _filled(sizes: Sequence[int], most: int) -> list[Shape]:
+    """Servers filled one GPU after another, in their order."""
+    shapes: list[Shape] = []
+    for at, size in enumerate(sizes):
+        shapes += [(*sizes[:at], gpus) for gpus in range(1, min(size, most - len(shapes)) + 1)]
+        if len(shapes) >= most:
+            break
+    return shapes
+
+
+def read_cluster(name: str, lines: Iterable[str]) -> Cluster:
+    """Servers from a table `node, gpus[, gpu_model]`; ConfigError names file, row and column."""
+    gpus: dict[NodeId, int] = {}
+    models: dict[NodeId, str] = {}
+    for number, row in enumerate(rows(name, lines, ("node", "gpus")), start=2):
+        node = NodeId(row["node"].strip())
+        if not 0 < len(node) <= 63 or node in gpus:
+            problem = f"{node!r} is there twice" if node in gpus else f"{row['node']!r} is no name"
+            raise ConfigError(f"{name}, row {number}, node", problem, "a name of its own for each node")
+        gpus[node] = count(name, number, row, "gpus")
+        if gpus[node] > GPUS_MOST:
+            raise ConfigError(f"{name}, row {number}, gpus", f"{gpus[node]} are too many", f"at most {GPUS_MOST}")
+        if model := row.get("gpu_model", "").strip():
+            models[node] = model
+    if not sum(gpus.values()):
+        raise ConfigError(name, "has no node with a GPU", "one row a node, as in n001,4")
+    if unnamed := [node for node in gpus if models and node not in models]:
+        raise ConfigError(f"{name}, node {unnamed[0]}, gpu_model", "is empty", "name it for every node, or for none")
+    return Cluster(gpus, models)

@@ -31,6 +31,9 @@ class ReplayJob:
     batch: int = 0
     progress: float = 0.0
     pause_s: float = 0.0  # still to wait before it trains
+    checkpoint_s: float = inf  # seconds of training between checkpoints
+    saved: float = 0.0  # progress of the newest checkpoint
+    unsaved_s: float = 0.0  # seconds of training since then
     attained_gpu_s: float = 0.0
     changed_s: float = 0.0  # when it was last started, stopped or submitted
     first_started_s: float | None = None
@@ -62,6 +65,7 @@ class ReplayJob:
         self.batch = batch or self.batch
         if set(before) == set(shares):
             return
+        self._save()  # the pause pays for it
         self.shares = tuple(shares)
         if bool(before) != bool(shares):
             self.changed_s = now_s
@@ -74,6 +78,14 @@ class ReplayJob:
         else:
             self.rescales += 1
             self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
+
+    def lose_hosts(self, now_s: float) -> float:
+        """A node of it has failed: it waits again, at its newest checkpoint; tells the GPU-seconds of training lost."""
+        lost_gpu_s = self.ranks * self.unsaved_s
+        self.shares, self.pause_s = (), 0.0
+        self.progress, self.unsaved_s = self.saved, 0.0
+        self.changed_s = now_s
+        return lost_gpu_s
 
     def advance(self, now_s: float, to_s: float) -> None:
         """Train until then, or to the end: then `ended_s` says when."""
@@ -104,15 +116,22 @@ class ReplayJob:
         return total_s
 
     def _to_next(self, shape: Shape, left_s: float) -> float:
-        """Go on to the next change of pace or for `left_s`; tells the seconds that this took."""
+        """Go on to the next change of pace or checkpoint, or for `left_s`; tells the seconds that this took."""
         if self.pause_s:
             taken_s = min(self.pause_s, left_s)
             self.pause_s -= taken_s
             return taken_s
         pace = self.physics.pace(shape, self.batch, self.progress)
-        if pace.rate * left_s < pace.until - self.progress:
-            self.progress += pace.rate * left_s
-            return left_s
-        taken_s = (pace.until - self.progress) / pace.rate
-        self.progress = pace.until * (1.0 + SLACK)
+        taken_s = min(left_s, self.checkpoint_s - self.unsaved_s)
+        if pace.rate * taken_s < pace.until - self.progress:
+            self.progress += pace.rate * taken_s
+        else:
+            taken_s = (pace.until - self.progress) / pace.rate
+            self.progress = pace.until * (1.0 + SLACK)
+        self.unsaved_s += taken_s
+        if self.unsaved_s >= self.checkpoint_s:
+            self._save()
         return taken_s
+
+    def _save(self) -> None:
+        self.saved, self.unsaved_s = self.progress, 0.0

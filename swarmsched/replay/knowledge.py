@@ -9,7 +9,7 @@ from typing import Protocol
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.physics import ProfiledPhysics
-from swarmsched.replay.profiles import Profile
+from swarmsched.replay.profiles import Profile, even
 
 NOISE_MOST = 1e18
 """Stands for a gradient without a direction: each batch is worth its size."""
@@ -31,17 +31,21 @@ class NothingKnown:
 
 
 class PerfectKnowledge:
-    """Profiles and remaining work as they are.  Results that rest on it say so."""
+    """Profiles and remaining work as they are.  Results that rest on it say so.
 
-    def __init__(self, gpus_per_node: int, gpus: int) -> None:
+    An estimate tells one time for a size: that of the class of GPUs that the job has, or of the usual one.
+    """
+
+    def __init__(self, gpus_per_node: int, gpus: int, usual_class: str = "") -> None:
         self._gpus_per_node = gpus_per_node
         self._gpus = gpus
+        self._usual_class = usual_class
 
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
         """Exact; of a job without a profile the seconds that it has left."""
         if not isinstance(job.physics, ProfiledPhysics):
             return Estimate(remaining=max(0.0, job.physics.total - job.progress))
-        profile = job.physics.profile
+        profile = job.physics.profile if job.shares else job.physics.on([self._usual_class]).profile
         return Estimate(
             points=all_points(profile, self._gpus_per_node, self._gpus),
             noise=_noise(profile, profile.epoch_at(job.progress)),
@@ -66,13 +70,11 @@ def _points(profile: Profile, ranks: int, nodes: int, gpus_per_node: int, batche
     if nodes == ceil(ranks / gpus_per_node):
         shape = (gpus_per_node,) * (ranks // gpus_per_node) + ((rest,) if (rest := ranks % gpus_per_node) else ())
     else:
-        shape = tuple(ranks // nodes + (node < ranks % nodes) for node in range(nodes))
+        shape = even(ranks, nodes)
     for local_batch in batches:
-        try:
-            time = profile.step_time(shape, local_batch)
-        except ValueError:  # outside of what was measured
-            continue
-        yield SpeedPoint(ranks, nodes, local_batch, time.step_s, time.sync_s)
+        time = profile.measured_time(shape, local_batch)
+        if time:
+            yield SpeedPoint(ranks, nodes, local_batch, time.step_s, time.sync_s)
 
 
 @lru_cache(maxsize=4_096)

@@ -1,7 +1,8 @@
 """Replay on the exact view: one loop over arrivals, ends, ticks and reviews asks the policy, as a planner would.
 
 No nodes, no gossip: what a policy is worth when everybody knows everything.  With a tick the policy is asked at its
-multiples alone, as central schedulers are; without one at each arrival and end, and when its plan asked for it.
+multiples alone, as central schedulers are; without one at each arrival, end, failure and return of a node, and when
+its plan asked for it.  A policy that raises, or plans GPUs that are not there, is counted; then `FALLBACK` plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +13,18 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.estimate import Elastic
 from swarmsched.ids import NodeId
+from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge
 from swarmsched.replay.results import Observer
 from swarmsched.resources import Share
-from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy
+from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, PolicySetting
 
 HISTORY = 256
+FALLBACK = PolicySetting("fifo")
+"""Keeps what runs, and starts in order."""
+Planner = Callable[[ClusterView, float], Plan]
 EPOCH_UTC_S = 1.0
 """Replays begin here: a card takes a submission at 0 for one that never was."""
 
@@ -40,16 +45,16 @@ class PerfectReplay:
         self,
         jobs: Sequence[ReplayJob],
         cluster: Cluster,
-        policy: Policy,
+        plan: Planner,
         knowledge: Knowledge,
         pacing: Pacing,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`clock` gives seconds: how long planning takes is told with the results."""
+        """`plan` is what a planner process runs; `clock` gives seconds: how long it takes is told in the results."""
         self._to_come = sorted(jobs, key=lambda job: (job.submitted_s, job.job_id), reverse=True)
         self._live: list[ReplayJob] = []
         self._cluster = cluster
-        self._policy = policy
+        self._plan = plan
         self._knowledge = knowledge
         self._pacing = pacing
         self._clock = clock
@@ -57,15 +62,19 @@ class PerfectReplay:
         self._memory = b""
         self._review_s = inf
         self._now_s = 0.0
-        self.observer = Observer(cluster.total, len(jobs))
+        self.observer = Observer(cluster, len(jobs))
 
     def run(self) -> Observer:
         """Until all jobs have ended, or nothing will ever happen again."""
         while self._live or self._to_come:
-            at_s = self._next_s()
+            decide_s = self._next_s()
+            at_s = min(decide_s, self._cluster.next_event_s)
             if at_s == inf or at_s > self._pacing.limit_s:
                 break
             self._advance(at_s)
+            self._lose_nodes()
+            if at_s < decide_s and self._pacing.tick_s:
+                continue
             if self._live:
                 self._decide()
             if self._is_stuck:
@@ -74,8 +83,9 @@ class PerfectReplay:
 
     @property
     def _is_stuck(self) -> bool:
-        """Nothing runs, nobody is to come, and the policy does not want to be asked again: these jobs never run."""
-        return not self._to_come and self._review_s == inf and not any(job.shares for job in self._live)
+        """Nothing runs or will happen, and the policy does not want to be asked again: these jobs never run."""
+        is_over = not self._to_come and self._review_s == inf and self._cluster.next_event_s == inf
+        return is_over and not any(job.shares for job in self._live)
 
     def _next_s(self) -> float:
         arrival_s = self._to_come[-1].submitted_s if self._to_come else inf
@@ -100,15 +110,41 @@ class PerfectReplay:
         while self._to_come and self._to_come[-1].submitted_s <= to_s:
             self._live.append(self._to_come.pop())
 
+    def _lose_nodes(self) -> None:
+        """Jobs on nodes that have failed lose all of their hosts."""
+        if self._cluster.next_event_s <= self._now_s:
+            failed = self._cluster.pass_to(self._now_s)
+            hit = [job for job in self._live if any(share.node in failed for share in job.shares)]
+            self.observer.nodes_failed(len(failed), [job.lose_hosts(self._now_s) for job in hit])
+            self.observer.decided(self._live, self._now_s)
+
     def _decide(self) -> None:
         view = self._view()
         began_s = self._clock()
-        plan = self._policy.plan(view, self._now_s + EPOCH_UTC_S)
+        plan = self._planned(view)
         self.observer.planned(self._clock() - began_s)
-        self._memory = plan.memory
         self._review_s = self._now_s + plan.review_s if plan.review_s else inf
         self._follow(plan)
-        self.observer.decided(self._live, self._cluster, self._now_s)
+        self.observer.decided(self._live, self._now_s)
+
+    def _planned(self, view: ClusterView) -> Plan:
+        now_s = self._now_s + EPOCH_UTC_S
+        try:
+            plan = self._plan(view, now_s)
+        except Exception as error:  # noqa: BLE001  # whatever a policy raises is a result of this replay
+            self.observer.policy_failed(f"{type(error).__name__}: {error}")
+            return compute_plan(FALLBACK, view, now_s)
+        if node := self._cluster.overbooked(self._holdings(plan)):
+            self.observer.policy_failed(f"planned more GPUs on {node} than it has")
+            return compute_plan(FALLBACK, view, now_s)
+        self._memory = plan.memory
+        return plan
+
+    def _holdings(self, plan: Plan) -> list[tuple[Share, ...]]:
+        """What jobs would have if the plan were followed to the letter."""
+        held = {job.job_id: job.shares for job in self._live}
+        held.update({each.job_id: each.target.shares for each in _wanted(plan) if each.job_id in held})
+        return list(held.values())
 
     def _follow(self, plan: Plan) -> None:
         """All at once, in the plan's order: what does not fit beside the rest keeps its place, or has none.
@@ -116,16 +152,13 @@ class PerfectReplay:
         Nobody takes time to leave here: a place that is kept for a job is its own at once.
         """
         by_id = {job.job_id: job for job in self._live}
-        wanted = [
-            (by_id[each.job_id], each)
-            for each in plan.decisions
-            if each.job_id in by_id and (each.change is Change.STOP or each.target.shares)
-        ]
+        wanted = [(by_id[each.job_id], each) for each in _wanted(plan) if each.job_id in by_id]
         moving = {job.job_id for job, _ in wanted}
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
         for job, decision in wanted:
             shares = self._granted(job, decision, held)
             held.append(shares)
+            job.physics = job.physics.on(self._cluster.classes(shares))
             job.allocate(shares, decision.target.global_batch, self._now_s, self._pacing.pause_s)
 
     def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:
@@ -165,6 +198,11 @@ class PerfectReplay:
             elastic=job.elastic and with_batch(job.elastic, job.batch),
             estimate=self._knowledge.estimate(job, self._now_s),
         )
+
+
+def _wanted(plan: Plan) -> list[Decision]:
+    """The decisions that change or claim something."""
+    return [each for each in plan.decisions if each.change is Change.STOP or each.target.shares]
 
 
 def with_batch(elastic: Elastic, batch: int) -> Elastic:

@@ -1,12 +1,18 @@
 """How jobs of a replay advance: what only the replay knows, and no policy sees."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from swarmsched.estimate import BatchRange
-from swarmsched.models.batch import split
+from swarmsched.models.batch import candidates, split
+from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.profiles import Profile, Shape
+
+BATCHES = 24
+"""Global batch sizes that are tried for the best one."""
 
 
 class Pace(NamedTuple):
@@ -26,6 +32,12 @@ class Physics(Protocol):
     def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
         """How fast it advances on so many GPUs of each node with a global batch (0: its own)."""
 
+    def on(self, gpus: Iterable[str]) -> Self:
+        """The same job on GPUs of these classes; none: wherever it may run."""
+
+    def alone_s(self, cluster: Cluster) -> float:
+        """Its best possible completion time: alone on the idle cluster, and every change free."""
+
 
 @dataclass(frozen=True)
 class RigidPhysics:
@@ -38,13 +50,23 @@ class RigidPhysics:
         """A second a second."""
         return Pace(1.0 if sum(shape) == self.gpus else 0.0, self.total)
 
+    def on(self, gpus: Iterable[str]) -> Self:
+        """Its time is the same on all."""
+        return self
+
+    def alone_s(self, cluster: Cluster) -> float:
+        """Its run time."""
+        return self.total
+
 
 @dataclass(frozen=True)
 class ProfiledPhysics:
     """A job that trains as measured; progress in steps of the first batch."""
 
-    profile: Profile
+    profile: Profile  # on the GPUs that it has
     batches: BatchRange
+    ranks_most: int = 256
+    whole: Profile | None = None  # on all GPUs, where `profile` is a part of it
 
     @property
     def total(self) -> float:
@@ -60,3 +82,30 @@ class ProfiledPhysics:
         step_s = self.profile.step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
         gain = self.profile.gain(dealt.batch(sum(shape)), epoch)
         return Pace(gain / step_s, self.profile.progress_at(epoch + 1))
+
+    def on(self, gpus: Iterable[str]) -> Self:
+        """As measured there; a step waits for the slowest class."""
+        whole = self.whole or self.profile
+        part = whole.on(gpus)
+        return self if part is self.profile else replace(self, profile=part, whole=whole)
+
+    def alone_s(self, cluster: Cluster) -> float:
+        """Each epoch on the GPUs and with the batch that suit it best, on as few nodes as hold them."""
+        return _alone_s(self.whole or self.profile, self.batches, cluster.packings(self.ranks_most))
+
+
+@lru_cache(maxsize=256)
+def _alone_s(profile: Profile, batches: BatchRange, packings: tuple[tuple[str, Shape], ...]) -> float:
+    fastest: dict[int, float] = {}  # seconds of a step by global batch
+    for gpu, shape in packings:
+        for wanted in candidates(batches, BATCHES):
+            dealt = split(wanted, sum(shape), batches)
+            if dealt is not None:
+                step_s = profile.on([gpu]).step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
+                batch = dealt.batch(sum(shape))
+                fastest[batch] = min(step_s, fastest.get(batch, inf))
+    total_s = 0.0
+    for epoch in range(profile.limits.epochs):
+        steps = profile.progress_at(epoch + 1) - profile.progress_at(epoch)
+        total_s += steps * min([step_s / profile.gain(batch, epoch) for batch, step_s in fastest.items()], default=inf)
+    return total_s

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
+from scipy.spatial import QhullError
 
 from swarmsched.models.speed import StepTime
 
@@ -30,6 +31,7 @@ class Measured(NamedTuple):
     local_batch: int
     step_s: float
     sync_s: float
+    gpu: str = ""  # class of the GPUs; empty: of any
 
 
 class EpochStatistics(NamedTuple):
@@ -53,21 +55,53 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """One model."""
+    """One model.  Where it was measured on several classes of GPUs, a step waits for the slowest of them."""
 
     name: str
     limits: Limits
     measured: Sequence[Measured]
     statistics: Mapping[int, Sequence[EpochStatistics]]  # by batch size, one for each epoch
-    _known: dict[tuple[Shape, int], StepTime] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[tuple[Shape, int], StepTime | None] = field(default_factory=dict, repr=False)
+    _parts: dict[frozenset[str], "Profile"] = field(default_factory=dict, repr=False)
+
+    def on(self, gpus: Iterable[str]) -> "Profile":
+        """On GPUs of these classes alone; as it is where no class was told, or none measured."""
+        wanted = self.classes.intersection(gpus)
+        if not wanted or wanted == self.classes:
+            return self
+        if wanted not in self._parts:
+            measured = [each for each in self.measured if each.gpu in wanted]
+            self._parts[wanted] = Profile(self.name, self.limits, measured, self.statistics)
+        return self._parts[wanted]
+
+    @cached_property
+    def classes(self) -> frozenset[str]:
+        """Classes of GPUs that it was measured on; the empty one stands for any."""
+        return frozenset([each.gpu for each in self.measured])
 
     def step_time(self, shape: Shape, local_batch: int) -> StepTime:
-        """Seconds of one step on a placement; ValueError where nothing near it was measured."""
-        shape = canonical(shape)
-        known = self._known.get((shape, local_batch))
-        if known is None:
-            known = self._known[shape, local_batch] = self._interpolated(shape, local_batch)
-        return known
+        """Seconds of one step on a placement; ValueError where nothing near it was measured.
+
+        GPUs on fewer or more nodes than were measured with as many train as on the nearest number of nodes.
+        """
+        found = self.measured_time(shape, local_batch)
+        if found is None:
+            nodes, gpus = len(shape), sum(shape)
+            others = sorted(range(1, gpus + 1), key=lambda count: (abs(count - nodes), count))
+            near = (self.measured_time(even(gpus, count), local_batch) for count in others)
+            found = next((time for time in near if time), None)
+        if found is None:
+            raise ValueError(f"{self.name}: nothing was measured near {shape} with local batch {local_batch}")
+        return found
+
+    def measured_time(self, shape: Shape, local_batch: int) -> StepTime | None:
+        """The same between measurements alone, on the slowest class; None outside of them."""
+        key = canonical(shape), local_batch
+        if key not in self._known:
+            parts = [self.on([gpu]) for gpu in self.classes]
+            times = [part._interpolated(*key) for part in parts]  # noqa: SLF001  # of one class each
+            self._known[key] = None if None in times else max(time for time in times if time)
+        return self._known[key]
 
     def progress_at(self, epoch: int) -> float:
         """Steps of the first batch that are done when so many epochs are."""
@@ -121,14 +155,17 @@ class Profile:
         return found
 
     @cached_property
-    def _between(self) -> LinearNDInterpolator:
+    def _between(self) -> LinearNDInterpolator | None:
         cells: dict[tuple[int, int, int], list[StepTime]] = {}
         for each in self.measured:
             cells.setdefault((each.nodes, each.gpus, each.local_batch), []).append(StepTime(each.step_s, each.sync_s))
         means = [np.mean(times, axis=0) for times in cells.values()]
-        return LinearNDInterpolator(np.array(list(cells), dtype=float), np.array(means))
+        try:
+            return LinearNDInterpolator(np.array(list(cells), dtype=float), np.array(means))
+        except QhullError:  # too few, or all on one node: nothing lies between them
+            return None
 
-    def _interpolated(self, shape: Shape, local_batch: int) -> StepTime:
+    def _interpolated(self, shape: Shape, local_batch: int) -> StepTime | None:
         within = self._by_shape.get(shape)
         if within and within[0].local_batch <= local_batch <= within[-1].local_batch:
             batches = [each.local_batch for each in within]
@@ -136,10 +173,15 @@ class Profile:
                 float(np.interp(local_batch, batches, [each.step_s for each in within])),
                 float(np.interp(local_batch, batches, [each.sync_s for each in within])),
             )
+        if self._between is None:
+            return None
         step_s, sync_s = self._between(len(shape), sum(shape), local_batch)
-        if np.isnan(step_s):
-            raise ValueError(f"{self.name}: nothing was measured near {shape} with local batch {local_batch}")
-        return StepTime(float(step_s), float(sync_s))
+        return None if np.isnan(step_s) else StepTime(float(step_s), float(sync_s))
+
+
+def even(gpus: int, nodes: int) -> Shape:
+    """So many GPUs dealt to nodes in turn."""
+    return tuple([gpus // nodes + (node < gpus % nodes) for node in range(nodes)])
 
 
 def canonical(shape: Iterable[int]) -> Shape:

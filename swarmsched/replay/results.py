@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +18,21 @@ REVERSAL_S = 60.0
 class Observer:
     """Told of all that happens; both kinds of replay write here."""
 
-    gpus: int
+    cluster: Cluster
     jobs: int
     finished: list[ReplayJob] = field(default_factory=list)
     busy_gpu_s: float = 0.0
     idle_gpu_s_while_work_waits: float = 0.0
+    capacity_gpu_s: float = 0.0
     refused_holds: int = 0
     reversed_decisions: int = 0
     elapsed_s: float = 0.0
     plan_s: list[float] = field(default_factory=list)
+    policy_errors: int = 0
+    first_policy_error: str = ""
+    node_failures: int = 0
+    restarts: int = 0
+    lost_gpu_s: float = 0.0
     _idle_while_waiting: int = 0
     _grown: dict[JobId, tuple[float, int]] = field(default_factory=dict)
     _ranks: dict[JobId, int] = field(default_factory=dict)
@@ -34,6 +41,7 @@ class Observer:
         """Time went by with these allocations."""
         self.elapsed_s += seconds
         self.busy_gpu_s += seconds * sum([job.ranks for job in live])
+        self.capacity_gpu_s += seconds * self.cluster.usable
         self.idle_gpu_s_while_work_waits += seconds * self._idle_while_waiting
 
     def planned(self, seconds: float) -> None:
@@ -44,15 +52,26 @@ class Observer:
         """A decision could not be followed: its place was taken, or the job does not take the size."""
         self.refused_holds += 1
 
+    def policy_failed(self, problem: str) -> None:
+        """A plan could not be made or followed, and another one took its place."""
+        self.policy_errors += 1
+        self.first_policy_error = self.first_policy_error or problem
+
+    def nodes_failed(self, nodes: int, lost_gpu_s: Sequence[float]) -> None:
+        """So many nodes went down, and each job on them lost its hosts, and so much training."""
+        self.node_failures += nodes
+        self.restarts += len(lost_gpu_s)
+        self.lost_gpu_s += sum(lost_gpu_s)
+
     def ended(self, job: ReplayJob) -> None:
         """A job is done."""
         self.finished.append(job)
         self._grown.pop(job.job_id, None)
         self._ranks.pop(job.job_id, None)
 
-    def decided(self, live: Sequence[ReplayJob], cluster: Cluster, now_s: float) -> None:
-        """A plan was followed."""
-        idle = cluster.total - sum([job.ranks for job in live])
+    def decided(self, live: Sequence[ReplayJob], now_s: float) -> None:
+        """A plan was followed, or nodes have failed."""
+        idle = self.cluster.usable - sum([job.ranks for job in live])
         self._idle_while_waiting = idle if any(not job.shares for job in live) else 0
         for job in live:
             before, after = self._ranks.get(job.job_id, 0), job.ranks
@@ -62,7 +81,7 @@ class Observer:
                 self.reversed_decisions += 1
             self._ranks[job.job_id] = after
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> dict[str, Any]:
         """The figures; times in seconds, None where no job has finished."""
         times = [job.ended_s - job.submitted_s for job in self.finished if job.ended_s is not None]
         ends = [job.ended_s for job in self.finished if job.ended_s is not None]
@@ -74,18 +93,27 @@ class Observer:
             "median_jct_s": _rounded(np.median(times)) if times else None,
             "p99_jct_s": _rounded(np.percentile(times, 99)) if times else None,
             "makespan_s": _rounded(max(ends) - begin_s) if ends else None,
-            "gpu_utilisation_ratio": round(self.busy_gpu_s / (self.gpus * self.elapsed_s), 4)
-            if self.elapsed_s
-            else 0.0,
+            "avg_slowdown": _rounded(np.mean(self._slowdowns()), 3) if times else None,
+            "gpu_utilisation_ratio": round(self.busy_gpu_s / self.capacity_gpu_s, 4) if self.capacity_gpu_s else 0.0,
             "rescales": sum([job.rescales for job in self.finished]),
             "migrations": sum([job.migrations for job in self.finished]),
             "preemptions": sum([job.preemptions for job in self.finished]),
+            "node_failures": self.node_failures,
+            "restarts": self.restarts,
+            "lost_gpu_s": _rounded(self.lost_gpu_s),
+            "policy_errors": self.policy_errors,
+            "view_age_p50_s": 0.0,  # everybody knows everything at once
+            "view_age_p99_s": 0.0,
             "plan_ms_p50": _rounded(np.percentile(self.plan_s, 50) * 1e3, 3) if self.plan_s else None,
             "plan_ms_p99": _rounded(np.percentile(self.plan_s, 99) * 1e3, 3) if self.plan_s else None,
             "refused_holds": self.refused_holds,
             "reversed_decisions": self.reversed_decisions,
             "idle_gpu_seconds_while_work_waits": _rounded(self.idle_gpu_s_while_work_waits),
         }
+
+    def _slowdowns(self) -> list[float]:
+        """Completion time over the best possible one, alone on the idle cluster, of each finished job."""
+        return [((job.ended_s or 0.0) - job.submitted_s) / job.physics.alone_s(self.cluster) for job in self.finished]
 
 
 def _rounded(value: "np.floating[object] | float", digits: int = 1) -> float:  # type: ignore[type-var]

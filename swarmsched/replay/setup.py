@@ -1,12 +1,14 @@
 """From the rows of a trace to a replay: which jobs may change, what is known of them, and on which servers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.ids import JobId
-from swarmsched.policies.registry import kind_of, make_policy
+from swarmsched.policies.registry import check_setting, compute_plan, kind_of
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledge
@@ -25,17 +27,21 @@ KNOWLEDGE = {
 }
 
 
+CHECKPOINT_S = 600.0
+"""Seconds of training between the checkpoints of a job: what came after the last of them is lost with a node."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """All that decides how a replay goes, beside the trace and its profiles."""
 
     policy: PolicySetting
-    nodes: int = 16
-    gpus_per_node: int = 4
+    cluster: Cluster = field(default_factory=lambda: Cluster.even(16, 4))
     knowledge: str = "perfect"
     pacing: Pacing = field(default_factory=Pacing)
     seed: int = 0
     gpus_most: Mapping[str, int] = field(default_factory=dict)  # by model
+    checkpoint_s: float = CHECKPOINT_S
 
 
 def prepared(
@@ -45,16 +51,33 @@ def prepared(
     clock: Callable[[], float] = lambda: 0.0,
 ) -> PerfectReplay:
     """Ready to run; ConfigError names the job that has neither a profile nor a duration, or what else is wrong."""
-    cluster = Cluster.even(settings.nodes, settings.gpus_per_node)
+    check_setting(settings.policy)
+    cluster = replace(settings.cluster, down=set())  # of this replay alone
+    for profile in profiles.values():
+        _check_classes(profile, cluster)
     jobs = [_job(number, job, profiles, settings, cluster.total) for number, job in enumerate(trace)]
-    knowledge = _knowledge(settings, cluster)
-    return PerfectReplay(jobs, cluster, make_policy(settings.policy), knowledge, settings.pacing, clock)
+    plan = partial(compute_plan, settings.policy)
+    return PerfectReplay(jobs, cluster, plan, _knowledge(settings, cluster), settings.pacing, clock)
+
+
+def _check_classes(profile: Profile, cluster: Cluster) -> None:
+    """ConfigError where a node's class of GPUs, or that none is told, leaves the speed of a job open."""
+    measured = ", ".join(sorted(profile.classes))
+    if profile.classes == {""}:
+        return
+    if not cluster.models and len(profile.classes) > 1:
+        remedy = f"name a model of each node ({measured}) in --cluster, or keep the rows of one"
+        raise ConfigError("throughput, gpu", f"has several classes for model {profile.name!r}", remedy)
+    for node, model in cluster.models.items():
+        if model not in profile.classes:
+            problem = f"{model!r} was not measured with model {profile.name!r}"
+            raise ConfigError(f"cluster, node {node}, gpu_model", problem, f"one of {measured}")
 
 
 def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
     match settings.knowledge:
         case "perfect":
-            return PerfectKnowledge(settings.gpus_per_node, cluster.total)
+            return PerfectKnowledge(cluster.largest, cluster.total, cluster.usual_class)
         case "declared" | "learned":
             return LearnedKnowledge(settings.seed, declares=settings.knowledge == "declared")
         case "nothing":
@@ -65,7 +88,8 @@ def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
 
 def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: Replay, gpus: int) -> ReplayJob:
     profile = profiles.get(job.model)
-    kind = kind_of(settings.policy)
+    saves_s = settings.checkpoint_s if settings.cluster.events else inf
+    kind, named = kind_of(settings.policy), (_id(number), job.job_id, job.kind, job.submitted_s)
     physics: Physics
     if profile is None:
         if not job.duration_s:
@@ -76,16 +100,21 @@ def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: 
                 f"profiles there: {known}",
             )
         physics = RigidPhysics(job.gpus, job.duration_s)
-        return ReplayJob(_id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics, user=job.user)
+        return ReplayJob(*named, job.gpus, physics, user=job.user, checkpoint_s=saves_s)
     limits = profile.limits
     batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
-    physics = ProfiledPhysics(profile, batches)
+    limit = min(gpus, settings.gpus_most.get(job.model, gpus))
+    physics = ProfiledPhysics(profile, batches, max(1, min(limit, limits.batch_max // limits.local_batch_min)))
     largest = job.batch if job.batch and not kind.rebatches else limits.batch_max
-    most = max(1, min(gpus, settings.gpus_most.get(job.model, gpus), largest // limits.local_batch_min))
-    elastic = Elastic(1, most, batches) if kind.resizes else None
-    batch = 0 if kind.rebatches else job.batch
+    most = max(1, min(limit, largest // limits.local_batch_min))
     return ReplayJob(
-        _id(number), job.job_id, job.kind, job.submitted_s, job.gpus, physics, elastic, job.user, batch=batch
+        *named,
+        min(job.gpus, most) if kind.resizes else job.gpus,
+        physics,
+        Elastic(1, most, batches) if kind.resizes else None,
+        user=job.user,
+        batch=0 if kind.rebatches else job.batch,
+        checkpoint_s=saves_s,
     )
 
 

@@ -40,7 +40,7 @@ class TraceJob:
 
 def rows(name: str, lines: Iterable[str], needed: Collection[str]) -> list[dict[str, str]]:
     """The rows of a table; ConfigError names the file, the column that is missing and those that are there."""
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(lines, restval="")
     columns = reader.fieldnames or ()
     for column in needed:
         if column not in columns:
@@ -72,16 +72,25 @@ def _trace_job(name: str, number: int, row: Row) -> TraceJob:
     duration = next((column for column in DURATIONS if row.get(column)), "")
     return TraceJob(
         job_id=row.get("job_id") or f"row{number}",
-        submitted_s=_amount(name, number, row, "submit_time_s"),
-        gpus=int(_amount(name, number, row, "num_gpus", least=1.0)) if row.get("num_gpus") else 1,
-        duration_s=_amount(name, number, row, duration) if duration else 0.0,
+        submitted_s=amount(name, number, row, "submit_time_s"),
+        gpus=count(name, number, row, "num_gpus", least=1) if row.get("num_gpus") else 1,
+        duration_s=amount(name, number, row, duration) if duration else 0.0,
         model=row.get("model", ""),
-        batch=int(_amount(name, number, row, "batch_size")) if row.get("batch_size") else 0,
+        batch=count(name, number, row, "batch_size") if row.get("batch_size") else 0,
         user=row.get("user", "")[:NAME_LENGTH],
     )
 
 
-def _amount(name: str, number: int, row: Row, column: str, least: float = 0.0) -> float:
+def count(name: str, number: int, row: Row, column: str, least: int = 0) -> int:
+    """A cell that holds a whole number; ConfigError names file, row and column."""
+    value = amount(name, number, row, column, least)
+    if value != int(value):
+        raise ConfigError(f"{name}, row {number}, {column}", f"{row[column]!r} is not whole", "a whole number")
+    return int(value)
+
+
+def amount(name: str, number: int, row: Row, column: str, least: float = 0.0) -> float:
+    """A cell that holds a finite number; ConfigError names file, row and column."""
     text = row.get(column, "")
     try:
         value = float(text)
@@ -111,12 +120,12 @@ def profiles(throughput: Iterable[str], validation: Iterable[str], models: Itera
         measured.setdefault(model, []).append(each)
     statistics: dict[str, dict[int, list[EpochStatistics]]] = {}
     for number, row in enumerate(rows("validation", validation, VALIDATION), start=2):
-        progress, sqr, var = (_amount("validation", number, row, each) for each in ("progress", "grad_sqr", "grad_var"))
+        progress, sqr, var = (amount("validation", number, row, each) for each in ("progress", "grad_sqr", "grad_var"))
         by_batch = statistics.setdefault(row["model"], {})
         by_batch.setdefault(int(row["batch_size"]), []).append(EpochStatistics(progress, sqr, var))
     found = {}
     for number, row in enumerate(rows("models", models, MODELS), start=2):
-        limits = Limits(*[int(_amount("models", number, row, column, least=1.0)) for column in MODELS[1:]])
+        limits = Limits(*[count("models", number, row, column, least=1) for column in MODELS[1:]])
         name = row["model"]
         _check(name, limits, measured, statistics)
         found[name] = Profile(name, limits, measured[name], statistics[name])
@@ -125,9 +134,12 @@ def profiles(throughput: Iterable[str], validation: Iterable[str], models: Itera
 
 def _measured(table: Iterable[Row]) -> Iterator[tuple[str, Measured]]:
     for number, row in enumerate(table, start=2):
-        nodes, gpus, batch, step_s, sync_s = (_amount("throughput", number, row, column) for column in THROUGHPUT[2:])
+        nodes, gpus, batch, step_s, sync_s = (amount("throughput", number, row, column) for column in THROUGHPUT[2:])
         shape = tuple([int(digit) for digit in row["placement"]])
-        yield row["model"], Measured(shape, int(nodes), int(gpus), int(batch), step_s, sync_s)
+        yield (
+            row["model"],
+            Measured(shape, int(nodes), int(gpus), int(batch), step_s, sync_s, row.get("gpu", "").strip()),
+        )
 
 
 def _check(

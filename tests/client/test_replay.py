@@ -38,6 +38,23 @@ def test_a_job_that_can_never_run_is_missing_and_the_exit_code_says_so(capsys, j
     assert "finished                            2" in out
 
 
+def test_servers_of_a_table_fail_and_return(capsys, jobs, tmp_path):
+    servers, churn = tmp_path / "servers.csv", tmp_path / "churn.csv"
+    servers.write_text("\ufeffnode,gpus\na,2\nb,4\n")
+    churn.write_text("time_s,node,event\n50,b,down\n1000,b,up\n")
+    words = ["--select", "cluster=x", "--policy", "fifo", "--tick-s", "0", "--rescale-cost-s", "0", "-o", "json"]
+    code, out, _ = replay(capsys, str(jobs), "--cluster", str(servers), "--churn", str(churn), *words)
+    document = json.loads(out)
+    assert code == 0
+    assert (document["node_failures"], document["restarts"]) == (1, 1)
+    assert document["avg_jct_s"] == (100.0 + 1_040.0) / 2
+    assert document["lost_gpu_s"] == 4 * 40.0
+    words += ["--checkpoint-s", "15"]
+    assert json.loads(replay(capsys, str(jobs), "--cluster", str(servers), "--churn", str(churn), *words)[1])[
+        "lost_gpu_s"
+    ] == pytest.approx(4 * 10.0)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -52,6 +69,10 @@ def test_a_job_that_can_never_run_is_missing_and_the_exit_code_says_so(capsys, j
         (("{jobs}", "--nodes", "0"), "is no number of servers"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
         (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
+        (("{jobs}", "--cluster", "/nowhere.csv"), "No such file"),
+        (("{jobs}", "--cluster", "{jobs}"), "has no column 'node'"),
+        (("{jobs}", "--cluster", "{jobs}", "--nodes", "2"), "leave out --nodes"),
+        (("{jobs}", "--churn", "{jobs}"), "has no column 'time_s'"),
         (("/nowhere.csv",), "No such file"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from swarm_client.cli.session import Session
     from swarm_client.options import Arguments
+    from swarmsched.replay.cluster import Cluster
     from swarmsched.replay.profiles import Profile
     from swarmsched.replay.setup import Replay
     from swarmsched.replay.workload import TraceJob
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
 TABLES = ("throughput", "validation", "models")
 JOBS_NEEDED = ("job_id", "submit_time_s")
 KNOWS_DEFAULT = "perfect"
+AVERAGES = ("avg_jct_s", "median_jct_s", "p99_jct_s", "avg_slowdown")
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -40,10 +44,15 @@ OPTIONS = (
     Option("--policy", "policy, as in `swarm config set --swarm policy` (replay; default swarm)", "NAME"),
     Option("--parameter", "a parameter of the policy (replay; may be repeated)", "NAME=VALUE", repeats=True),
     Option("--gpus-per-node", "GPUs of each server (replay; default 4)", "G", read=whole(1, 64)),
+    Option("--cluster", "servers from a table node,gpus[,gpu_model], in place of --nodes (replay)", "FILE"),
+    Option("--churn", "servers fail and return: a table time_s,node,event, down or up (replay)", "FILE"),
+    Option(
+        "--checkpoint-s", "training between checkpoints: lost with a server (replay; default 600)", "S", read=_seconds
+    ),
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
     Option("--knows", "what is known of jobs: perfect, declared, learned or nothing (replay)", "HOW"),
-    Option("--tick-s", "seconds between plans; 0: at each arrival and end (replay; default 60)", "S", read=_positive),
-    Option("--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_positive),
+    Option("--tick-s", "seconds between plans; 0: at each arrival and end (replay; default 60)", "S", read=_seconds),
+    Option("--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
 )
 
@@ -51,7 +60,9 @@ OPTIONS = (
 def replay(session: Session, arguments: Arguments, file: str) -> int:
     """Replay the jobs of a file; exits with 1 unless all have finished."""
     from swarmsched.errors import ConfigError
+    from swarmsched.models import ONE_THREAD
 
+    os.environ.update(ONE_THREAD)
     try:
         settings = _settings(arguments)
         profiles = _profiles(arguments["profiles"])
@@ -60,7 +71,8 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
         raise UsageError(str(error), error.remedy) from error
     if session.printer.is_for_people:
         for key, value in summary.items():
-            session.printer.line(f"{key:34}  {'-' if value is None else value}")
+            of = f"  of {summary['finished']} finished jobs" if key in AVERAGES else ""
+            session.printer.line(f"{key:34}  {'-' if value is None else value}{of}")
     else:
         session.printer.document(summary)
     return OK if summary["finished"] == summary["jobs"] else FAILED
@@ -71,26 +83,48 @@ def _run(jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay
     from swarmsched.replay.setup import prepared
 
     observer = prepared(jobs, profiles, settings, time.perf_counter).run()
-    head = {"policy": policy_id(settings.policy), "view": "perfect", "knows": settings.knowledge}
+    if observer.policy_errors:
+        print(f"policy: {observer.first_policy_error} (the first of {observer.policy_errors})", file=sys.stderr)
+    head = {
+        "policy": policy_id(settings.policy),
+        "view": "perfect",
+        "membership": "perfect",
+        "knows": settings.knowledge,
+        "declared": settings.knowledge == "declared",
+    }
     return {**head, **observer.summary()}
 
 
 def _settings(arguments: Arguments) -> Replay:
     from swarmsched.policies.registry import check_setting
     from swarmsched.replay.perfect import Pacing
-    from swarmsched.replay.setup import Replay
+    from swarmsched.replay.setup import CHECKPOINT_S, Replay
     from swarmsched.view import PolicySetting
 
     parameters = {name: _number("--parameter", name, value) for name, value in _pairs("--parameter", arguments)}
     policy = PolicySetting(arguments["policy"] or "swarm", parameters)
     check_setting(policy)
-    nodes = arguments["nodes"]
-    if nodes is not None and not (nodes.isdecimal() and 1 <= int(nodes) <= 10_000):
-        raise UsageError(f"--nodes {nodes!r} is no number of servers", "--nodes takes 1 to 10000")
     limits = {model: int(_number("--gpus-most", model, value)) for model, value in _pairs("--gpus-most", arguments)}
     pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
-    per_node, knows = arguments.get("gpus_per_node", 4), arguments["knows"] or KNOWS_DEFAULT
-    return Replay(policy, int(nodes or 16), per_node, knows, pacing, arguments.get("seed", 0), limits)
+    knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
+    return Replay(policy, _cluster(arguments), knows, pacing, arguments.get("seed", 0), limits, checkpoint_s)
+
+
+def _cluster(arguments: Arguments) -> Cluster:
+    from swarmsched.replay.churn import churn
+    from swarmsched.replay.cluster import Cluster, read_cluster
+
+    nodes, table, events = arguments["nodes"], arguments["cluster"], arguments["churn"]
+    if nodes is not None and not (nodes.isdecimal() and 1 <= int(nodes) <= 10_000):
+        raise UsageError(f"--nodes {nodes!r} is no number of servers", "--nodes takes 1 to 10000")
+    if table and (nodes or arguments["gpus_per_node"]):
+        raise UsageError("--cluster says which servers there are", "leave out --nodes and --gpus-per-node")
+    if table:
+        cluster = read_cluster(table, _lines(Path(table)))
+    else:
+        cluster = Cluster.even(int(nodes or 16), arguments.get("gpus_per_node", 4))
+    cluster.events = churn(events, _lines(Path(events)), cluster.gpus) if events else ()
+    return cluster
 
 
 def _pairs(option: str, arguments: Arguments) -> list[tuple[str, str]]:
@@ -146,6 +180,6 @@ def _sibling(file: Path, table: str, other: str) -> Path:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}", "a CSV file with a header row") from error

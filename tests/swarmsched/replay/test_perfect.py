@@ -1,15 +1,20 @@
 """Replays on the exact view: known schedules are reproduced, and no policy gets what is not there."""
 
 import csv
+from collections.abc import Mapping
 
 import pytest
 
 from swarmsched.ids import NodeId
+from swarmsched.policies.base import PolicyKind
+from swarmsched.policies.registry import POLICIES
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.perfect import Pacing
 from swarmsched.replay.workload import rows, select, trace_jobs
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan
 from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid, traces
 
 
@@ -50,6 +55,52 @@ def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
 def test_perfect_knowledge_tells_each_size_on_the_fewest_nodes() -> None:
     points = all_points(made_up(), 4, 8)
     assert {(point.ranks, point.nodes) for point in points} >= {(ranks, -(-ranks // 4)) for ranks in range(1, 9)}
+
+
+class Raises:
+    """Fails whenever somebody waits and nobody runs."""
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        """It takes none."""
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        if not any(job.shares for job in view.jobs):
+            raise ZeroDivisionError("nobody runs")
+        return Plan(())
+
+
+class Overbooks(Raises):
+    """Gives the first node to every job, twice over."""
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        place = Allocation((Share(view.nodes[0].node, 2 * view.nodes[0].total_gpus),))
+        return Plan(tuple([Decision(job.job_id, Change.START, "", place) for job in view.jobs]), memory=b"bad")
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [("Raises", "ZeroDivisionError: nobody runs"), ("Overbooks", "planned more GPUs on n001 than it has")],
+)
+def test_a_policy_that_fails_is_counted_and_jobs_start_in_order_meanwhile(
+    policy: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, policy, PolicyKind(policy, "fails", (), f"{__name__}:{policy}"))
+    jobs = [rigid(1, 0.0, 2, 2.0), rigid(2, 0.5, 2, 6.0), rigid(3, 1.0, 1, 8.0)]
+    observer = replay(jobs, policy)
+    assert ends(observer) == {"job1": 2.0, "job2": 8.0, "job3": 16.0}
+    assert observer.first_policy_error == problem
+    assert observer.summary()["policy_errors"] == observer.policy_errors > 2
+    assert observer.refused_holds == 0
+
+
+def test_slowdown_is_over_the_best_possible_time_alone() -> None:
+    jobs = [rigid(1, 0.0, 2, 2.0), rigid(2, 0.0, 2, 6.0)]
+    assert replay(jobs, "fifo").summary()["avg_slowdown"] == pytest.approx((1.0 + 8.0 / 6.0) / 2, abs=1e-3)
+    cluster = Cluster.even(2, 4)
+    alone = replay([elastic(1, 0.0, made_up())], "swarm", cluster, Pacing(1.0, 0.0)).summary()
+    crowded = [elastic(number, 0.0, made_up()) for number in range(4)]
+    assert 1.0 <= alone["avg_slowdown"] < 1.1
+    assert replay(crowded, "swarm", cluster, Pacing(1.0, 0.0)).summary()["avg_slowdown"] > 2.0
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from msgspec.structs import replace as changed
 from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.ids import JobId, NodeId
-from swarmsched.policies.registry import make_policy
+from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown, PerfectKnowledge
-from swarmsched.replay.perfect import HISTORY, Pacing, PerfectReplay
+from swarmsched.replay.perfect import HISTORY, Pacing, PerfectReplay, Planner
 from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.workload import TraceJob, profiles, rows, select, trace_jobs
-from swarmsched.view import ClusterView, EndedJob, Plan, PolicySetting
+from swarmsched.view import EndedJob, PolicySetting
 from tests.swarmsched.replay.testing import ends, replay, rigid, traces
 
 
@@ -44,22 +44,18 @@ def test_three_jobs_under_attained_service_with_a_quantum_of_a_second_end_as_in_
 
 
 def test_three_jobs_by_the_gittins_index_of_their_services_end_as_with_known_ones() -> None:
-    policy = Remembering("gittins", [4.0, 8.0, 12.0], prior_jobs=0.0)
+    policy = remembering("gittins", [4.0, 8.0, 12.0], prior_jobs=0.0)
     cluster = Cluster({NodeId("n001"): 2})
     observer = PerfectReplay(three_jobs(), cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run()
     assert ends(observer) == {"job1": 2.0, "job2": 10.0, "job3": 16.0}
 
 
-class Remembering:
+def remembering(name: str, services_gpu_s: Sequence[float], **parameters: float) -> Planner:
     """A policy whose history is jobs of these services, in GPU-seconds, whatever else has ended."""
-
-    def __init__(self, name: str, services_gpu_s: Sequence[float], **parameters: float) -> None:
-        self._policy = make_policy(PolicySetting(name, parameters))
-        card = JobCard(JobId("0" * 26), 1, 1, NodeId("n"), STATES.index(JobState.ENDED), 0, 1, GPU, 1.0)
-        self._history = tuple([EndedJob(changed(card, attained_gpu_s=each), True, 1.0) for each in services_gpu_s])
-
-    def plan(self, view: ClusterView, now_s: float) -> Plan:
-        return self._policy.plan(changed(view, history=self._history), now_s)
+    setting = PolicySetting(name, parameters)
+    card = JobCard(JobId("0" * 26), 1, 1, NodeId("n"), STATES.index(JobState.ENDED), 0, 1, GPU, 1.0)
+    history = tuple([EndedJob(changed(card, attained_gpu_s=each), True, 1.0) for each in services_gpu_s])
+    return lambda view, now_s: compute_plan(setting, changed(view, history=history), now_s)
 
 
 @pytest.mark.parametrize("policy", ["tiresias", "gittins"])
@@ -138,7 +134,7 @@ def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_sim
     lines = (traces() / "profiles" / "tiresias_gputime_samples.csv").read_text().splitlines()
     sample = sorted(float(row["gpu_time_s"]) for row in csv.DictReader(lines))
     quantiles = [sample[(2 * number + 1) * len(sample) // (2 * HISTORY)] for number in range(HISTORY)]
-    policy = Remembering("gittins", quantiles, promote_knob=0.0, threshold2_gpu_s=7_200.0)
+    policy = remembering("gittins", quantiles, promote_knob=0.0, threshold2_gpu_s=7_200.0)
     jobs = [
         rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(recorded(name, chosen))
     ]

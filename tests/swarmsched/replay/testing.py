@@ -1,13 +1,14 @@
 """A small made-up profile, and replays of jobs that train by it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.ids import JobId, NodeId
-from swarmsched.policies.registry import make_policy
+from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
@@ -28,14 +29,27 @@ def traces() -> Path:
     return TRACES
 
 
-def made_up(name: str = "toy", sync_s: float = 0.01) -> Profile:
-    """1 ms a sample and 10 ms a step; two epochs of 1,000 steps; noise 1, then 9."""
+def made_up(name: str = "toy", sync_s: float = 0.01, speeds: Mapping[str, float] = {"": 1.0}) -> Profile:
+    """1 ms a sample and 10 ms a step; two epochs of 1,000 steps; noise 1, then 9; so many times as fast by class."""
     measured = [
-        Measured((), -(-gpus // 4), gpus, batch, 0.01 + 0.001 * batch + sync_s * (gpus > 1), sync_s * (gpus > 1))
+        Measured(
+            (),
+            -(-gpus // 4),
+            gpus,
+            batch,
+            (0.01 + 0.001 * batch + sync_s * (gpus > 1)) / speed,
+            sync_s * (gpus > 1) / speed,
+            gpu,
+        )
         for gpus in range(1, 17)
         for batch in (8, 16, 32, 64)
+        for gpu, speed in speeds.items()
     ]
-    measured += [Measured((4,) * nodes, nodes, 4 * nodes, 64, 0.074 + sync_s, sync_s) for nodes in (1, 2, 3, 4)]
+    measured += [
+        Measured((4,) * nodes, nodes, 4 * nodes, 64, (0.074 + sync_s) / speed, sync_s / speed, gpu)
+        for nodes in (1, 2, 3, 4)
+        for gpu, speed in speeds.items()
+    ]
     epochs = [EpochStatistics(1_000.0, 1.0, 1.0), EpochStatistics(2_000.0, 1.0, 9.0)]
     return Profile(name, Limits(32, 256, 8, 64, 2), measured, {32: epochs, 256: epochs})
 
@@ -63,7 +77,7 @@ def replay(
     servers = cluster or Cluster({NodeId("n001"): 2})
     known = knowledge or PerfectKnowledge(4, servers.total)
     return PerfectReplay(
-        jobs, servers, make_policy(PolicySetting(policy, parameters)), known, pacing or Pacing(0, 0)
+        jobs, servers, partial(compute_plan, PolicySetting(policy, parameters)), known, pacing or Pacing(0, 0)
     ).run()
 
 
