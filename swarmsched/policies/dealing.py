@@ -30,14 +30,14 @@ class Bidder:
 def deal(bidders: Sequence[Bidder], gpus: int) -> list[int]:
     """The world size of each, together at most `gpus`."""
     ranks = [0] * len(bidders)
-    left = _auction(bidders, ranks, gpus, EXACT_GPUS) if gpus > EXACT_GPUS else gpus
-    _deal_exactly(bidders, ranks, left)
+    left = auction(bidders, ranks, gpus, EXACT_GPUS) if gpus > EXACT_GPUS else gpus
+    deal_exactly(bidders, ranks, left)
     return ranks
 
 
-def _auction(bidders: Sequence[Bidder], ranks: list[int], gpus: int, kept: int) -> int:
-    """Deal in bundles until no more than about `kept` are left; tells how many."""
-    heap = [bid for number in range(len(bidders)) if (bid := _bid(bidders[number], 0, gpus, number))]
+def auction(bidders: Sequence[Bidder], ranks: list[int], gpus: int, kept: int = 0) -> int:
+    """Add to the ranks of each in bundles, until no more than about `kept` GPUs are left; tells how many."""
+    heap = [bid for number, each in enumerate(bidders) if (bid := _bid(each, ranks[number], gpus, number))]
     heapq.heapify(heap)
     while heap and gpus > kept:
         _, number, wanted = heapq.heappop(heap)
@@ -61,8 +61,8 @@ def _bid(bidder: Bidder, ranks: int, gpus: int, number: int) -> tuple[float, int
     return (-float(gain[best]) / bidder.gpus_per_rank, number, ranks + best + 1) if gain[best] > LEAST_GAIN else None
 
 
-def _deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None:
-    """The dynamic program: the best sum for every number of GPUs, one bidder after another."""
+def deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None:
+    """Add to the ranks of each by the dynamic program: the best sum for every number of GPUs, bidder by bidder."""
     best = np.zeros(gpus + 1)
     chosen: list[tuple[int, Floats]] = []
     for number, bidder in enumerate(bidders):

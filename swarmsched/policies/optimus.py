@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmsched.estimate import Elastic
 from swarmsched.ids import NodeId
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
 from swarmsched.policies.placement import start_or_claim
 from swarmsched.policies.reason import shortage
+from swarmsched.policies.resizing import elastic_of, measured, opened
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
@@ -57,13 +57,7 @@ class Optimus:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Sizes, then hosts."""
-        room = Room(view.nodes)
-        jobs = [job for job in view.jobs if may_resize(job, room)]
-        others = [keep(job, ()) for job in view.jobs if not may_resize(job, room)]
-        for job in jobs:
-            room.release(job.shares, job.demand)
-        free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
-        free += sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+        jobs, others, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         sized = [self._sized(job, free, per_node) for job in jobs]
         _deal(sized, free)
@@ -71,11 +65,11 @@ class Optimus:
 
     def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
         per_rank = max(1, job.demand.gpus)
-        elastic, estimate = job.card.elastic or Elastic(job.ranks, job.ranks), job.card.estimate
+        elastic, estimate = elastic_of(job), job.card.estimate
         most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
-        if estimate is None or not (estimate.speed or estimate.points) or not estimate.remaining:
+        goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank))
+        if estimate is None or goodput is None or not estimate.remaining:
             return _Sized(job, elastic.ranks_least, np.zeros(elastic.ranks_least + 1), 1.0)
-        goodput = self._book.goodput(estimate, elastic.batches, most, max(1, per_node // per_rank))
         rate = goodput.with_batch(elastic.global_batch or elastic.batches.first)
         least = max(elastic.ranks_least, int((rate > 0.0).argmax()))
         damping = self._damping if estimate.remaining_error > UNCERTAIN else 1.0

@@ -47,7 +47,7 @@ def _places(view: ClusterView, ranked: Sequence[JobView]) -> dict[JobId, tuple[S
     places = {job.job_id: job.shares for job in ranked if not _may_move(job, now)}
     for job in ranked:
         if job.job_id in places:
-            take_if_there(then, job.shares, job.demand)
+            take_if_there(then, [share for share in job.shares if then.has((share,))], job.demand)
     for job in ranked:
         if job.job_id in places:
             continue

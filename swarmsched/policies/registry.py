@@ -51,6 +51,18 @@ _SWARM = (
     Spec("horizon_s", "seconds that a change of GPUs is expected to last", 200.0, 1.0, 1e6),
     Spec("pause_s", "seconds in which a job does not train when its GPUs change", 30.0, 0.0, 1e5),
 )
+_ELASTIC_BATCH = (
+    Spec("exact", "1: the dynamic program; 0: bundles, in less time", 0.0, 0.0, 1.0),
+    Spec("rebatches", "1: the batch is chosen too; 0: it stays as it is", 1.0, 0.0, 1.0),
+    Spec("gpus_max", "most GPUs for one job; 0: as many as it takes", 0.0, 0.0, 65_535.0),
+    Spec(
+        "trusts_range",
+        "1: an allowed batch of unmeasured noise is worth its size; 0: no more than the first",
+        1.0,
+        0.0,
+        1.0,
+    ),
+)
 _ROOM = "swarmsched.policies."
 _SUBMIT_ORDER = f"{_ROOM}base:SubmitOrder"
 _BY_SERVICE = f"{_ROOM}attained_service:AttainedServiceOrder"
@@ -100,6 +112,15 @@ POLICIES: Mapping[str, PolicyKind] = {
             f"{_ROOM}optimus:Optimus",
             plans_when_idle=True,
             resizes=True,
+        ),
+        PolicyKind(
+            "elastic-batch",
+            "GPUs and batches where the sum of speed-ups is largest, first come, first served (IBM)",
+            _ELASTIC_BATCH,
+            f"{_ROOM}elastic_batch:ElasticBatch",
+            plans_when_idle=True,
+            resizes=True,
+            rebatches=True,
         ),
         PolicyKind("srtf", "shortest remaining time first, preemptive", (), f"{_ROOM}srtf:ShortestRemaining"),
         PolicyKind(

@@ -1,20 +1,20 @@
 """From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
 first, the largest job before the smaller, each where it is already before elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from swarmsched.estimate import Elastic
+from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
-from swarmsched.models.goodput import Floats, Goodput
+from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import amount, joined, keep, wait
 from swarmsched.policies.placement import choose, start_or_claim, tie_break
 from swarmsched.policies.reason import shortage
 from swarmsched.policies.room import Room
 from swarmsched.resources import Share
-from swarmsched.view import Allocation, Change, Decision, JobView
+from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 
 
 @dataclass
@@ -91,6 +91,19 @@ class Sized:
         return ()
 
 
+def opened(
+    view: ClusterView, may_change: Callable[[JobView, Room], bool]
+) -> tuple[list[JobView], list[Decision], Room, int]:
+    """The jobs whose GPUs are dealt anew, decisions on the others, the room without the former, and its GPUs."""
+    room = Room(view.nodes)
+    jobs = [job for job in view.jobs if may_change(job, room)]
+    kept = [keep(job, ()) for job in view.jobs if not may_change(job, room)]
+    for job in jobs:
+        room.release(job.shares, job.demand)
+    free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
+    return jobs, kept, room, free + sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+
+
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     """Decisions on all, in a room without them; `now` is the room as it is."""
     for each in sized:
@@ -104,6 +117,15 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
 def elastic_of(job: JobView) -> Elastic:
     """World sizes that a job takes: the one that it asked for unless it says otherwise."""
     return job.card.elastic or Elastic(job.ranks, job.ranks)
+
+
+def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int) -> Goodput | None:
+    """What it makes of up to `most` ranks, `per_node` of them on a node; None where its speed, or the batches that can
+    be dealt to them, are not known."""
+    batches = elastic_of(job).batches
+    if estimate is None or not (estimate.speed or estimate.points) or not batches.local_most:
+        return None
+    return book.goodput(estimate, batches, most, per_node)
 
 
 def unmeasured(job: JobView, most: int) -> Floats:

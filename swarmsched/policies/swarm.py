@@ -11,8 +11,8 @@ grow with a power of the rank are optimal for jobs of equal, known, sublinear sp
 heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
 `horizon_s` or the rest of the job; a job that keeps its GPUs pays nothing.
 
-The sum is maximised by `dealing`.  Jobs of unknown length are
-taken to have as much left as they have had, as heavy tails go (Tiresias).
+The sum is maximised by `dealing`.  Jobs of unknown length are taken to have as much left as they have had, as heavy
+tails go (Tiresias).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarmsched.estimate import Elastic, Estimate
-from swarmsched.models.goodput import Floats, Goodput, GoodputBook
-from swarmsched.policies.base import keep
+from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
-from swarmsched.policies.resizing import Sized, elastic_of, placed, unmeasured
+from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import ClusterView, JobView, Plan
 
@@ -57,15 +55,9 @@ class Swarm:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Sizes first, then hosts, the largest job first; whoever keeps its size keeps its hosts."""
-        room = Room(view.nodes)
-        open_jobs = [job for job in view.jobs if may_resize(job, room)]
-        kept = [keep(job, ()) for job in view.jobs if not may_resize(job, room)]
-        for job in open_jobs:
-            room.release(job.shares, job.demand)
-        free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
-        free += sum([share.ranks * job.demand.gpus for job in open_jobs for share in job.shares])
-        candidates = self._candidates(open_jobs, free, view, now_s)
-        bidders = [Bidder(each.value, max(1, each.job.demand.gpus)) for each in candidates]
+        jobs, kept, room, free = opened(view, may_resize)
+        candidates = self._candidates(jobs, free, view, now_s)
+        bidders = [Bidder(each.value, each.per_rank) for each in candidates]
         for each, ranks in zip(candidates, deal(bidders, free), strict=True):
             each.ranks = ranks
         return Plan((*kept, *placed(candidates, room, Room(view.nodes))))
@@ -84,7 +76,7 @@ class Swarm:
         per_rank = max(1, job.demand.gpus)
         elastic = elastic_of(job)
         most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
-        goodput = self._goodput(job.card.estimate, elastic, most, max(1, per_node // per_rank))
+        goodput = measured(job, job.card.estimate, self._book, most, max(1, per_node // per_rank))
         rate = goodput.rate.copy() if goodput else unmeasured(job, most)
         rate[: elastic.ranks_least] = 0.0
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
@@ -96,11 +88,6 @@ class Swarm:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
             value[held] = max(value[held], there / usual)
         return Candidate(job, goodput, value, left_s)
-
-    def _goodput(self, estimate: Estimate | None, elastic: Elastic, most: int, per_node: int) -> Goodput | None:
-        if estimate is None or not (estimate.speed or estimate.points):
-            return None
-        return self._book.goodput(estimate, elastic.batches, most, per_node)
 
     def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
         """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""

@@ -47,6 +47,7 @@ def test_three_jobs_by_the_gittins_index_of_their_services_end_as_with_known_one
     policy = remembering("gittins", [4.0, 8.0, 12.0], prior_jobs=0.0)
     cluster = Cluster({NodeId("n001"): 2})
     observer = PerfectReplay(three_jobs(), cluster, policy, NothingKnown(), Pacing(0.0, 0.0)).run()
+    assert not observer.policy_errors
     assert ends(observer) == {"job1": 2.0, "job2": 10.0, "job3": 16.0}
 
 

@@ -1,0 +1,139 @@
+"""What every policy keeps to, whatever it sees: no GPU twice, no size that a job does not take, the same plan again."""
+
+from collections import Counter
+from importlib import import_module
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmsched.api import JobState
+from swarmsched.card import JobCard, decode_card, encode_card
+from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
+from swarmsched.ids import NodeId
+from swarmsched.policies.registry import POLICIES, compute_plan
+from swarmsched.policies.resizing import elastic_of
+from swarmsched.resources import Demand, Share
+from swarmsched.view import Change, ClusterView, EndedJob, JobView, Plan, Policy, PolicySetting
+from tests.swarmsched.building import make_node
+from tests.swarmsched.policies.test_policies import NOW_S, job
+
+PER_NODE = 4
+BATCHES = BatchRange(32, 256, 8, 64)
+POINTS = tuple(
+    SpeedPoint(ranks, nodes, batch, 0.01 + 0.001 * batch + 0.01 * (ranks > 1), 0.01 * (ranks > 1))
+    for nodes in (1, 2)
+    for ranks in range(nodes, 4 * nodes + 1)
+    for batch in (8, 64)
+)
+ESTIMATES = (
+    None,
+    Estimate(),
+    Estimate(remaining=500.0),
+    Estimate(points=POINTS, remaining=2_000.0),
+    Estimate(points=POINTS[:2], noise=(NoisePoint(32, 1.0), NoisePoint(256, 9.0))),
+    Estimate(speed=(0.01, 0.001, 0.01, 0.001, 0.05, 0.002, 1.5), noise=(NoisePoint(32, 3.0),), remaining=100.0),
+)
+ELASTICS = (None, Elastic(1, 8, BATCHES), Elastic(2, 3, BATCHES, 64), Elastic(1, 1), Elastic(3, 16))
+
+
+@st.composite
+def views(draw: Any) -> ClusterView:
+    """Up to four nodes and eight jobs, some of which run; what they hold is not free."""
+    available = draw(st.lists(st.booleans(), min_size=1, max_size=4))
+    free = [PER_NODE] * len(available)
+    jobs = []
+    for number in range(draw(st.integers(0, 8))):
+        elastic, estimate = draw(st.sampled_from(ELASTICS)), draw(st.sampled_from(ESTIMATES))
+        low, high = (elastic.ranks_least, elastic.ranks_most) if elastic else (1, 6)
+        asked = draw(st.integers(low, min(high, 6)))
+        held = draw(st.just(0) | (st.integers(low, high) if elastic else st.just(asked)))
+        shares = _taken(free, held)
+        state = JobState.RUNNING if shares else JobState.QUEUED
+        more: dict[str, Any] = {"user": draw(st.sampled_from(["", "ada", "bob"])), "priority": draw(st.integers(-1, 1))}
+        if shares or draw(st.booleans()):
+            more |= {"attained_gpu_s": draw(st.sampled_from([1.0, 4_000.0, 9_000.0])), "first_started_utc_s": 1.0}
+        demand = Demand(gpus=1)
+        jobs.append(job(number, state, asked, demand, shares=shares, elastic=elastic, estimate=estimate, **more))
+    nodes = [make_node(f"n{at}", free[at], is_available=is_up) for at, is_up in enumerate(available)]
+    ended = [EndedJob(each.card, True, 1.0) for each in jobs[:3]]
+    return ClusterView(1, tuple(nodes), tuple(jobs), tuple(ended))
+
+
+def _taken(free: list[int], ranks: int) -> tuple[Share, ...]:
+    """From the first nodes that have any; nothing where they have too few."""
+    shares = []
+    for at, count in enumerate(free if sum(free) >= ranks else ()):
+        part = min(count, ranks)
+        if part:
+            shares.append(Share(NodeId(f"n{at}"), part))
+            free[at] -= part
+            ranks -= part
+    return tuple(shares)
+
+
+def made(name: str) -> Policy:
+    kind = POLICIES[name]
+    module, _, found = kind.policy.partition(":")
+    policy: Policy = getattr(import_module(module), found)({spec.name: spec.default for spec in kind.parameters})
+    return policy
+
+
+def check(view: ClusterView, plan: Plan) -> None:
+    by_id = {each.job_id: each for each in view.jobs}
+    free = {node.node: node.free.gpu_count for node in view.nodes if node.is_available}
+    after: Counter[str] = Counter()
+    for decision in plan.decisions:
+        one, target = by_id[decision.job_id], decision.target
+        if target.shares:
+            elastic = elastic_of(one)
+            assert elastic.ranks_least <= target.ranks <= elastic.ranks_most
+            assert all(share.node in free for share in target.shares)
+        if decision.change is Change.START:
+            for share in target.shares:
+                free[share.node] -= share.ranks
+        if decision.change is not Change.STOP:
+            after.update({share.node: share.ranks for share in target.shares or one.shares})
+        assert decision.reason
+    assert all(count >= 0 for count in free.values()), "a start needs what is free now"
+    assert max(after.values(), default=0) <= PER_NODE, "together they fit"
+    assert sorted(by_id) == sorted(decision.job_id for decision in plan.decisions)
+
+
+@settings(max_examples=300, deadline=None)
+@given(view=views(), name=st.sampled_from(list(POLICIES)))
+def test_plans_fit_and_give_no_job_a_size_that_it_does_not_take(view: ClusterView, name: str) -> None:
+    check(view, compute_plan(PolicySetting(name), view, NOW_S))
+
+
+@settings(max_examples=100, deadline=None)
+@given(view=views(), other=views(), name=st.sampled_from(list(POLICIES)))
+def test_the_same_view_gives_the_same_plan_whatever_was_planned_before(
+    view: ClusterView, other: ClusterView, name: str
+) -> None:
+    fresh, used = made(name), made(name)
+    used.plan(other, NOW_S)
+    plan = fresh.plan(view, NOW_S)
+    assert used.plan(view, NOW_S) == plan
+    again = msgspec.structs.replace(view, memory=plan.memory)
+    check(again, used.plan(again, NOW_S))
+
+
+@settings(max_examples=50, deadline=None)
+@given(view=views(), name=st.sampled_from(list(POLICIES)))
+def test_cards_of_an_older_version_are_planned_for_at_the_size_that_they_asked_for(
+    view: ClusterView, name: str
+) -> None:
+    """Agents that do not know of models write cards without the last two fields."""
+
+    def older(card: JobCard) -> JobCard:
+        _, body = encode_card(msgspec.structs.replace(card, elastic=None, estimate=None))
+        fields = msgspec.msgpack.decode(body)
+        return decode_card(msgspec.msgpack.encode(fields[: JobCard.__struct_fields__.index("elastic")]))
+
+    jobs = tuple([JobView(older(each.card), NOW_S) for each in view.jobs])
+    assert all(each.card.elastic is None and each.card.estimate is None for each in jobs)
+    rigid = [each for each in jobs if not each.shares or sum(share.ranks for share in each.shares) == each.ranks]
+    old = ClusterView(1, view.nodes, tuple(rigid))
+    check(old, compute_plan(PolicySetting(name), old, NOW_S))
