@@ -218,6 +218,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     observed.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
     observed.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
     observed.watch_core(agent.node.counters, agent.node.register_drops, agent.faults.counts)
+    observed.watch_reports(agent.tasks.reports.counters)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)

@@ -4,6 +4,7 @@
 
     torch.save(state, os.path.join(os.environ["SWARM_CHECKPOINT_DIR"], "step-1000.pt"))
     swarm_elastic.checkpoint("step-1000.pt")
+    swarm_elastic.report(step=1000, loss=0.31, total_steps=90_000)
 
 A job that is started again finds the newest checkpoint that was committed at SWARM_RESUME_FROM.  Outside of a swarm
 all of this does nothing, and says so once.
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 from swarm_elastic._commits import CheckpointRefused, CheckpointResult, checkpoint, flush
 from swarm_elastic._commits import state as _state
+from swarm_elastic._reports import report
 
-__all__ = ["CheckpointRefused", "CheckpointResult", "checkpoint", "dropped", "flush", "last_result"]
+__all__ = ["CheckpointRefused", "CheckpointResult", "checkpoint", "dropped", "flush", "last_result", "report"]
 
 dropped: int
 last_result: CheckpointResult | None

@@ -206,7 +206,7 @@ class State:
     def _settle(self, wish: _Wish, result: CheckpointResult) -> None:
         self.last_result = wish.result = result
         if not result.is_committed and not wish.is_awaited:
-            _warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
+            warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
         wish.done.set()
 
     def _drop(self, wish: _Wish, error: str, problem: str) -> None:
@@ -218,7 +218,7 @@ class State:
     def _tell_that_nothing_happens(self) -> None:
         if not self._has_told:
             self._has_told = True
-            _warn("SWARM_TASK_SOCKET is not set: not run by swarmsched, so checkpoints are not committed")
+            warn("SWARM_TASK_SOCKET is not set: not run by swarmsched, so checkpoints are not committed")
 
 
 _state: State | None = None
@@ -259,7 +259,7 @@ def _exit_wait_s() -> float:
         return EXIT_WAIT_S_MAX
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     """Once for each text; a filter that turns warnings into errors must not end training."""
     try:
         warnings.warn("swarm_elastic: " + text, RuntimeWarning, stacklevel=5)

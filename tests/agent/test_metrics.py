@@ -18,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from swarm_agent import metrics
 from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
+from swarm_agent.metrics import jobs
 from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
+from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
@@ -339,3 +341,30 @@ def test_promtool_finds_nothing_to_complain_about(observed):
 
 def test_version_label_is_the_installed_distribution():
     assert samples(page(agent()), "swarm_build_info") == {(software_version(),): 1.0}
+
+
+def test_reports_are_counted_by_what_became_of_them(observed):
+    observed.watch_reports(Counter(taken=3, not_finite=1))
+    assert samples(page(agent()), "swarm_reports_total") == {("taken",): 3, ("not_finite",): 1}
+
+
+def test_the_page_of_jobs_has_a_series_for_each_task_and_leaves_out_what_is_not_known():
+    told, quiet = Reported(), Reported()
+    for second in range(3):
+        told.progress.take(0, {"step": 2 * second, "total_steps": 40, "loss": -1.5}, float(second))
+    quiet.progress.take(0, {"samples": 1}, 0.0)
+    reported = {(JOB, 1): told, (OTHER_JOB, 2): quiet}
+    body, content_type = metrics.render_jobs(reported)
+    text = body.decode()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    values = {name: samples(text, name) for name in jobs.GAUGES}
+    key = ("1", JOB)
+    assert values == {
+        "swarm_job_progress_ratio": {key: 0.1},
+        "swarm_job_remaining_seconds": {key: 18.0},
+        "swarm_job_step_seconds": {key: 0.5},
+        "swarm_job_samples_per_second": {},
+        "swarm_job_step": {key: 4.0},
+        "swarm_job_loss": {key: -1.5},
+    }
+    assert metrics.render_jobs(reported, OPENMETRICS)[0].endswith(b"# EOF\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swarm_agent.metrics import exposition, gpu
+from swarm_agent.metrics import exposition, gpu, jobs
 from swarm_agent.metrics.observed import Observed
 
 MONITORING = Path(__file__).parents[2] / "docs/monitoring"
@@ -21,7 +21,7 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 
 def published_names():
     """Names of all families, read from the sources, since no single page shows every one."""
-    sources = [inspect.getsource(module) for module in (exposition, gpu)]
+    sources = [inspect.getsource(module) for module in (exposition, gpu, jobs)]
     names = set(re.findall(r'"(swarm_[a-z0-9_]+)"', "".join(sources)))
     observed = Observed()
     observed.watch_traffic(gossip=Counter(), peer=Counter())

@@ -5,7 +5,7 @@ import pytest
 
 from swarm_client import attached, config
 from swarm_client.cli import main
-from tests.client.testing import TOKEN, FakeAgent
+from tests.client.testing import TOKEN, FakeAgent, TaskAgent
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +71,10 @@ def swarm(
         return code, out.decode("utf-8", "surrogateescape"), err.decode()
 
     return run
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    task = TaskAgent(tmp_path / "s", monkeypatch)
+    yield task
+    task.stop()

@@ -1,61 +1,17 @@
 """`swarm checkpoint`, against an agent that is scripted."""
 
-import json
-import socket
 import threading
-from pathlib import Path
 from typing import SupportsIndex
 
 import pytest
 
-from swarm_client.cli import checkpoint as command
+from swarm_client import task_socket
 from swarm_client.cli import main
 from swarm_client.cli.status import facts
 from tests.client.testing import job_document
 
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 1}
 REFUSED = {"ok": False, "error": "not_found", "problem": "/ck/a does not exist", "remedy": "write it first"}
-
-
-class TaskAgent:
-    """A task's socket; each answer is a dictionary, bytes, or None to hang up."""
-
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path, self.answers, self.requests = path, [], []
-        monkeypatch.setenv("SWARM_TASK_SOCKET", str(path))
-        monkeypatch.setenv("SWARM_TASK_TOKEN", "secret")
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._serve)
-
-    def start(self) -> None:
-        self._listening.bind(str(self.path))
-        self._listening.listen()
-        self._thread.start()
-
-    def stop(self) -> None:
-        if self._thread.ident:
-            self._listening.shutdown(socket.SHUT_RDWR)
-            self._thread.join()
-        self._listening.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:
-                return
-            with connection, connection.makefile("rwb") as stream:
-                self.requests.append(json.loads(stream.readline()))
-                answer = self.answers.pop(0)
-                if answer is not None:
-                    stream.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n")
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    task = TaskAgent(tmp_path / "s", monkeypatch)
-    yield task
-    task.stop()
 
 
 @pytest.fixture
@@ -110,7 +66,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(task, swarm, words)
 
 
 def test_an_agent_that_hangs_up_is_asked_again(task, swarm, monkeypatch) -> None:
-    monkeypatch.setattr(command, "AGAIN_S", 0.01)
+    monkeypatch.setattr(task_socket, "AGAIN_S", 0.01)
     task.answers = [None, COMMITTED]
     task.start()
     assert swarm("a")[0] == 0
@@ -134,7 +90,7 @@ def test_an_agent_that_says_nothing_is_left_after_the_timeout(task, swarm) -> No
     task.start()
     try:
         assert swarm("a", "--timeout", "1s") == (
-            1, "", "swarm: no answer of the agent within 1 s\n  it may still be committed\n",
+            1, "", "swarm: no answer of the agent within 1 s\n  it may still be done\n",
         )  # fmt: skip
     finally:
         release.set()

@@ -17,6 +17,14 @@ from swarm_client.options import parse
 from swarm_client.output import Column, Printer
 from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
 
+PROGRESS = {
+    "attempt": 1, "ratio": 0.25, "remaining_seconds": 225.2, "remaining_seconds_low": 215.0, "source": "steps",
+    "remaining_seconds_high": 235.9, "rank": 0, "step": 250, "total_steps": 1000, "epoch": 1.5, "total_epochs": None,
+    "samples": 16_000, "loss": 0.31416, "grad_noise": None, "step_seconds": 0.3, "samples_per_second": 213.333,
+    "reported_at": "2025-01-31T12:01:15.500Z", "oddities": {}, "problem": None,
+}  # fmt: skip
+BY_LIMIT = dict.fromkeys(PROGRESS) | {"attempt": 1, "source": "time_limit", "ratio": 0.5, "remaining_seconds": 75.0}
+
 
 def listing(*items, **more):
     return {
@@ -63,13 +71,13 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
     queued = job_document(
         handle="aaaaaaaa", name="", state="queued", nodes=[], started_at=None, reason="needs 8 GPUs, 2 free", gpus=8
     )
-    agent.answers["GET /v1/jobs"] = listing(queued, job_document())
+    agent.answers["GET /v1/jobs"] = listing(queued, job_document(progress=PROGRESS))
     assert swarm("ps") == (
         0,
         (
-            "ID        NAME    USER  STATE    GPUS  NODES      WAITED  ELAPSED  REASON\n"
-            "aaaaaaaa  -       ada   queued    0/8  -              1s        -  needs 8 GPUs, 2 free\n"
-            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s     1:15  -\n"
+            "ID        NAME    USER  STATE    GPUS  NODES      WAITED  ELAPSED  PROGRESS   ETA  REASON\n"
+            "aaaaaaaa  -       ada   queued    0/8  -              1s        -         -     -  needs 8 GPUs, 2 free\n"
+            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s     1:15       25%  3:45  -\n"
         ),
         "",
     )
@@ -84,7 +92,7 @@ def test_ps_asks_for_the_reasons_that_the_column_shows(swarm, agent):
 
 def test_an_empty_list_is_its_headings(swarm, agent):
     agent.answers["GET /v1/jobs"] = listing()
-    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  WAITED  ELAPSED  REASON\n", "")
+    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  WAITED  ELAPSED  PROGRESS  ETA  REASON\n", "")
 
 
 def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):
@@ -151,6 +159,42 @@ def test_a_node_is_shown_with_its_state_and_address_also_when_it_is_gone(swarm, 
 def test_nodes_are_in_the_order_of_their_numbers(swarm, agent):
     agent.answers["GET /v1/nodes"] = listing(*(node(name) for name in ("gpu1", "gpu10", "gpu2", "a-3-x")))
     assert swarm("nodes", "-q") == (0, "a-3-x\ngpu1\ngpu2\ngpu10\n", "")
+
+
+def progress_of(swarm, agent, progress):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(progress=progress)
+    lines = [line.split(":", 1) for line in swarm("status", HANDLE)[1].splitlines() if ":" in line]
+    told = {name: text.strip() for name, text in lines}
+    return [told[name] for name in ("Progress", "Speed", "Remaining", "Reported") if name in told]
+
+
+def test_status_tells_how_far_a_job_is_how_fast_and_what_is_left(swarm, agent):
+    assert progress_of(swarm, agent, PROGRESS) == [
+        "25%, step 250 of 1000, epoch 1.5, loss 0.3142",
+        "0.3 s a step, 213.3 samples/s",
+        "3:45 (3:35 to 3:55), by the declared steps",
+        "2025-01-31T12:01:15Z by rank 0",
+    ]
+
+
+def test_status_says_what_of_the_reports_was_odd_without_steering_the_terminal(swarm, agent):
+    odd = {"oddities": {"not_finite": 2, "backward": 1}, "problem": "loss nan is not finite\x1b[31m", "loss": None}
+    said = progress_of(swarm, agent, PROGRESS | odd)[-1]
+    assert said == "2025-01-31T12:01:15Z by rank 0 (1 backward, 2 not_finite; loss nan is not finite?[31m)"
+
+
+def test_what_is_left_by_a_time_limit_is_shown_as_a_limit(swarm, agent):
+    assert progress_of(swarm, agent, BY_LIMIT) == ["50%", "1:15 at most, by its time limit"]
+    agent.answers["GET /v1/jobs"] = listing(job_document(progress=BY_LIMIT))
+    assert swarm("ps")[1].splitlines()[1].split()[-3:] == ["50%", "<1:15", "-"]
+
+
+def test_where_nothing_is_known_that_is_said_and_the_step_is_shown(swarm, agent):
+    unknown = dict.fromkeys(PROGRESS) | {"attempt": 1, "source": "unknown"}
+    (said,) = progress_of(swarm, agent, unknown)
+    assert said == "unknown: no time limit, and no total_steps or total_epochs was reported"
+    agent.answers["GET /v1/jobs"] = listing(job_document(progress=unknown | {"step": 12_345_678}))
+    assert swarm("ps")[1].splitlines()[1].split()[-4:] == ["step", "12345678", "-", "-"]
 
 
 def test_many_checkpoints_do_not_hide_what_happened_to_a_job(swarm, agent):

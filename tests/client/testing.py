@@ -3,12 +3,16 @@
 import base64
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pytest
 
 JOB_ID = "01jkzzzzzzk3j9x0ab00000000"
 HANDLE = "k3j9x0ab"
@@ -55,6 +59,7 @@ def job_document(**changes: Any) -> dict[str, Any]:
         "preemptions": 0,
         "leftovers": [],
         "checkpoint": None,
+        "progress": None,
         "attained_gpu_seconds": 300.0,
         "spec": {"command": ["python", "train.py"], "ranks": 4, "gpus_per_rank": 1, "env": {"SEED": "1"}},
         "detail": "",
@@ -72,6 +77,40 @@ def ended(code: int = 0, reason: str = "completed", **changes: Any) -> dict[str,
     """A job that has ended with this shell exit code."""
     known = {"state": "ended", "end_reason": reason, "exit_code": code, "shell_exit_code": code}
     return job_document(**{**known, **changes})
+
+
+class TaskAgent:
+    """A task's socket; each answer is a dictionary, bytes, or None to hang up."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.answers, self.requests = path, [], []
+        monkeypatch.setenv("SWARM_TASK_SOCKET", str(path))
+        monkeypatch.setenv("SWARM_TASK_TOKEN", "secret")
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._thread = threading.Thread(target=self._serve)
+
+    def start(self) -> None:
+        self._listening.bind(str(self.path))
+        self._listening.listen()
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.ident:
+            self._listening.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rwb") as stream:
+                self.requests.append(json.loads(stream.readline()))
+                answer = self.answers.pop(0)
+                if answer is not None:
+                    stream.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n")
 
 
 class FakeAgent:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.checkpoints import commits, pack
-from swarm_agent.task import tasksocket
+from swarm_agent.task import reports, tasksocket
 from swarmsched.jobs.lifecycle import diagram
+from swarmsched.models.progress import FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,12 +17,17 @@ def test_picture_of_the_life_cycle_is_that_of_the_table():
     assert diagram() in (ROOT / "docs/architecture.md").read_text()
 
 
-@pytest.mark.parametrize("module", [commits, pack, tasksocket])
+@pytest.mark.parametrize("module", [commits, pack, reports, tasksocket])
 def test_every_code_with_which_the_task_socket_refuses_is_documented(module):
     codes = set(re.findall(r'Refusal\(\s*"(\w+)"', Path(module.__file__).read_text()))
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/checkpoints.md").read_text()))
     assert codes
     assert codes <= documented, codes - documented
+
+
+def test_every_figure_and_every_oddity_of_reports_is_documented():
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/reports.md").read_text()))
+    assert {*FIGURES, *reports.ODDITIES} <= documented
 
 
 def test_every_file_that_the_guide_to_the_code_names_is_there():

@@ -1,95 +1,14 @@
 """`swarm_elastic.checkpoint` in a process of its own, as a training script has it, against a scripted agent."""
 
 import ast
-import contextlib
-import json
-import os
-import queue
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import pytest
 
-import swarm_elastic
-
-PACKAGE = Path(swarm_elastic.__file__).parent
-DEADLINE_S = 30.0
-PRELUDE = "import json, os, sys, time\nimport swarm_elastic\n"
-COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 4}
-
-
-class ScriptedAgent:
-    """Listens where a task's socket would be.  `answer` makes an answer of a request, or None to hang up."""
-
-    def __init__(self, path: Path, answer: Callable[[dict], object] = lambda _: COMMITTED) -> None:
-        self.path, self.answer = path, answer
-        self.requests: queue.Queue[dict] = queue.Queue()
-        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path.unlink(missing_ok=True)
-        self.listening.bind(str(path))
-        self.listening.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listening.shutdown(socket.SHUT_RDWR)
-        self.listening.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listening.accept()
-            except OSError:
-                return
-            # A script that has given up closes its end while it is being answered.
-            with contextlib.suppress(ConnectionError), connection, connection.makefile("rwb") as stream:
-                for line in stream:
-                    request = json.loads(line)
-                    self.requests.put(request)
-                    answer = self.answer(request)
-                    if answer is None:
-                        break
-                    stream.write(json.dumps(answer).encode() + b"\n")
-                    stream.flush()
-
-
-class Script:
-    """A training script that runs."""
-
-    def __init__(self, folder: Path, text: str, python: str = sys.executable, **env: str) -> None:
-        path = folder / "train.py"
-        path.write_text(PRELUDE + text)
-        task = {"SWARM_TASK_SOCKET": str(folder / "s"), "SWARM_TASK_TOKEN": "secret", "PYTHONPATH": str(PACKAGE.parent)}
-        self.process = subprocess.Popen(
-            [python, str(path)],
-            env={"PATH": os.environ["PATH"], **task, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.PIPE,
-            text=True,
-        )
-
-    def go_on(self) -> None:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def line(self) -> str:
-        return self.process.stdout.readline().strip()
-
-    def finish(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, out, err
+from tests.elastic.testing import COMMITTED, DEADLINE_S, PACKAGE, Script, ScriptedAgent
 
 
 @pytest.fixture
@@ -309,10 +228,10 @@ OLD = next((str(path) for path in PYENV.glob("3.9.*/bin/python")), shutil.which(
 @pytest.mark.skipif(not OLD, reason="needs a Python 3.9")
 def test_it_runs_on_python_3_9_without_anything_else_of_ours(folder: Path) -> None:
     text = """
-print(swarm_elastic.checkpoint("a", wait=True), sys.version_info[:2])
+print(swarm_elastic.checkpoint("a", wait=True), swarm_elastic.report(step=1), sys.version_info[:2])
 print(sorted(name for name in sys.modules if name.partition(".")[0] in ("swarmsched", "swarm_agent", "swarm_client")))
 """
     shutil.copytree(PACKAGE, folder / "bare" / "swarm_elastic")
     with ScriptedAgent(folder / "s"):
         script = Script(folder, text, python=str(OLD), PYTHONPATH=str(folder / "bare"))
-        assert script.finish() == (0, "True (3, 9)\n[]\n", "")
+        assert script.finish() == (0, "True True (3, 9)\n[]\n", "")

@@ -11,13 +11,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
-from swarm_agent.http.keys import rfc3339
 from swarm_agent.http.merge import merged
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
 from swarm_agent.http.views import event_document, listing
-from swarm_agent.http.when import moment_utc_s
+from swarm_agent.http.when import moment_utc_s, rfc3339
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import NodeId
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
+from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry import GpuReading
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.policies.explain import WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
@@ -103,6 +104,10 @@ class Facts:
     def tasks(self) -> Sequence[TaskStatus]:
         """The tasks of this node."""
         return self._agent.node.tasks()
+
+    def reported(self) -> Mapping[TaskKey, Reported]:
+        """What the tasks of this node told of their training."""
+        return self._agent.tasks.reports.tasks
 
     def telemetry(self) -> tuple[str, str]:
         """How far the GPU readings can be trusted: a word and a sentence."""

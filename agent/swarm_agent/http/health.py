@@ -9,6 +9,7 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
 from swarm_agent.http.views import listing
+from swarm_agent.metrics import render_jobs
 from swarm_agent.security import job_user_warning
 from swarmsched.gossip.member import MemberStatus
 
@@ -47,6 +48,11 @@ class Health:
     async def metrics(self, call: Call) -> Answer:
         """Prometheus text, or OpenMetrics when asked for."""
         body, content_type = self._render_metrics(call.headers.get("accept", ""))
+        return Answer(200, body, content_type)
+
+    async def job_metrics(self, call: Call) -> Answer:
+        """As `metrics`, of the tasks of this node."""
+        body, content_type = render_jobs(self._facts.reported(), call.headers.get("accept", ""))
         return Answer(200, body, content_type)
 
     async def explain_error(self, call: Call) -> Answer:

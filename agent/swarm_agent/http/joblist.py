@@ -12,6 +12,7 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.views import LIVE_STATES, card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
@@ -85,6 +86,11 @@ class JobList:
         for job in self._stand_ins(wanted, frozenset(fan_out.silent)):
             jobs.setdefault(job["id"], job)
         newest = sorted(jobs.values(), key=_order, reverse=True)
+        reports: dict[str, list[Document]] = {}
+        for report in (report for told in answers for report in told.get("reports", [])):
+            reports.setdefault(report["job_id"], []).append(report)
+        for job in newest[: wanted.limit]:
+            with_reports(job, reports.get(job["id"], []))
         is_cut = len(newest) > wanted.limit or any(told.get("is_cut") for told in answers)
         others = {tail for told in answers for tail in told.get("others", "").split()}
         total = len(others.union(map(_tail, jobs)))
@@ -106,7 +112,11 @@ class JobList:
             or each.shepherd not in attendance.present
             or self._facts.is_shepherd(each.job_id)
         ]
-        return _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
+        found = _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
+        return {
+            **found,
+            "reports": reported_here(self._facts) if not wanted.fields or "progress" in wanted.fields else [],
+        }
 
     async def on_jobs(self, _: NodeId, payload: Document) -> Document:
         """Another agent gathers the swarm's jobs."""

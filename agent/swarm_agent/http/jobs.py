@@ -18,6 +18,7 @@ from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
+from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import card_document, job_document_now, why_document
@@ -63,7 +64,7 @@ class Jobs:
 
     async def on_tasks(self, _: NodeId, payload: Document) -> Document:
         """Another agent wants to know what of a job is here."""
-        return {"tasks": self._own_tasks(JobId(str(payload.get("job_id", ""))))}
+        return self._own_part(JobId(str(payload.get("job_id", ""))))
 
     async def get_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB."""
@@ -158,23 +159,25 @@ class Jobs:
 
     async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> Answer:
         fields = call.words("fields")
-        if document["state"] in ("running", "stopping") and (not fields or "nodes" in fields):
-            await self._add_pauses(document)
+        if document["state"] in ("running", "stopping") and (not fields or {"nodes", "progress"}.intersection(fields)):
+            await self._ask_owners(document)
         return answer(trimmed(document, fields), headers=headers)
 
-    async def _add_pauses(self, document: Document) -> None:
-        """Say of each node of the job whether its ranks are frozen; null of a node that does not say."""
+    async def _ask_owners(self, document: Document) -> None:
+        """Say of each node of the job whether its ranks are frozen, null where it does not say, and what they told."""
         own, job_id = self._peers.own_name, JobId(document["id"])
         others = [NodeId(share["node"]) for share in document["nodes"] if share["node"] != own]
         fan_out = await self._peers.ask(others, "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
-        told = {own: {"tasks": self._own_tasks(job_id)}, **fan_out.answers}
+        parts = {own: self._own_part(job_id), **fan_out.answers}
         for share in document["nodes"]:
-            tasks = told.get(share["node"], {}).get("tasks", [])
+            tasks = parts.get(share["node"], {}).get("tasks", [])
             here = [each for each in tasks if each.get("attempt") == document["attempt"]]
             share["is_paused"] = any(each.get("is_paused") for each in here) if here else None
+        with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
 
-    def _own_tasks(self, job_id: JobId) -> list[Document]:
-        return [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
+    def _own_part(self, job_id: JobId) -> Document:
+        tasks = [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
+        return {"tasks": tasks, "reports": reported_here(self._facts, job_id)}
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
         return answer(why_document(self._record(job_id), self._facts))

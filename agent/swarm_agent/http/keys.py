@@ -4,12 +4,12 @@ where its value comes from.  Answers and /openapi.json are both made from these 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import GpuFacts
+from swarm_agent.http.progress import PROGRESS, by_time_limit
 from swarm_agent.http.schema import (
     COUNT,
     FLAG,
@@ -26,6 +26,7 @@ from swarm_agent.http.schema import (
     record,
     ref,
 )
+from swarm_agent.http.when import rfc3339
 from swarmsched import ids
 from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
@@ -104,6 +105,11 @@ class ByRecord:
         """Null until the job has ended."""
         return value if self.record.is_ended else None
 
+    def progress(self) -> Document | None:
+        """By its time limit; what ranks reported is added by whoever asks their nodes."""
+        is_running = self.record.state in (JobState.RUNNING, JobState.STOPPING)
+        return by_time_limit(self.record.attempt, self.elapsed_s, self.spec.time_limit_s) if is_running else None
+
     def shares(self) -> list[Document]:
         """Its nodes in the order of ranks."""
         first, documents = 0, []
@@ -123,11 +129,6 @@ def properties(keys: Iterable[Key[Any] | JobKey]) -> Schema:
     return {key.name: key.schema for key in keys}
 
 
-def rfc3339(utc_s: float) -> str:
-    """Milliseconds, UTC, `Z`."""
-    return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def time_or_none(utc_s: float) -> str | None:
     """0 stands for "not yet" in records."""
     return rfc3339(utc_s) if utc_s else None
@@ -143,6 +144,13 @@ def spec_document(spec: JobSpec) -> Document:
     """The specification with the values of secret variables masked."""
     is_secret = {name: name.upper().endswith(SECRET_ENDINGS) for name in spec.env}
     return {**spec.to_json(), "env": {name: MASK if is_secret[name] else value for name, value in spec.env.items()}}
+
+
+def card_progress(view: JobView) -> Document | None:
+    """As `ByRecord.progress`."""
+    card = view.card
+    is_running = card.state in (JobState.RUNNING, JobState.STOPPING)
+    return by_time_limit(card.attempt, view.running_s(0.0), card.time_limit_s) if is_running else None
 
 
 def gpu_state(facts: GpuFacts) -> str:
@@ -215,6 +223,7 @@ JOB: tuple[JobKey, ...] = (
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
     JobKey("checkpoint", record(properties(CHECKPOINT)),
            lambda job: document(CHECKPOINT, job.record.checkpoint) if job.record.checkpoint else None),
+    JobKey("progress", maybe(record(PROGRESS)), lambda job: job.progress(), card_progress),
     JobKey("attained_gpu_seconds", SECONDS,
            lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
     JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),

@@ -15,14 +15,13 @@ from typing import Any
 
 from swarm_agent.http.exchange import Answer, Call, Document
 from swarm_agent.http.jobs import Jobs
-from swarm_agent.http.keys import rfc3339
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import LogFinder, LogPlaces, current_places, has_output
 from swarm_agent.http.log_source import LogRequest, LogSource
 from swarm_agent.http.problem import Problem, bad_parameter
 from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer
 from swarm_agent.http.watch import JobWatch
-from swarm_agent.http.when import moment_utc_s
+from swarm_agent.http.when import moment_utc_s, rfc3339
 from swarm_agent.supervision.logs import BadCursor
 from swarmsched.api import RANKS_LIMIT
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError

@@ -142,6 +142,7 @@ def health_routes(health: Health, openapi: Handler, page: Handler) -> tuple[Rout
               READY, (VERBOSE, EXCLUDE), is_public=True, given_id="healthz"),
         Route("GET", "/v1/doctor", health.doctor, "What this agent finds wrong with itself.", (Reply("Doctor"),)),
         Route("GET", "/metrics", health.metrics, "Prometheus metrics.", (METRICS,)),
+        Route("GET", "/metrics/jobs", health.job_metrics, "What tasks of this node report.", (METRICS,)),
         Route("GET", "/errors/{code}", health.explain_error, "What a kind of problem means.",
               (TEXT,), problems=("not_found",), is_public=True),
         Route("GET", "/openapi.json", openapi, "This document.", (Reply("Anything"),), is_public=True),

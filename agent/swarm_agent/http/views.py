@@ -10,7 +10,8 @@ from swarm_agent.http import keys
 from swarm_agent.http.attendance import Attendance, attendance_at, present
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import Facts
-from swarm_agent.http.keys import document, rfc3339
+from swarm_agent.http.keys import document
+from swarm_agent.http.when import rfc3339
 from swarm_agent.version import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, JobState

@@ -1,4 +1,4 @@
-"""Moments in query parameters: RFC 3339, or how many seconds ago."""
+"""Moments as text: RFC 3339, in query parameters also how many seconds ago."""
 
 import time
 from datetime import UTC, datetime
@@ -7,6 +7,11 @@ from swarm_agent.http.exchange import Call
 from swarm_agent.http.problem import bad_parameter
 
 LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
+
+
+def rfc3339(utc_s: float) -> str:
+    """Milliseconds, UTC, `Z`."""
+    return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_utc_s(call: Call, name: str) -> float | None:

@@ -100,6 +100,7 @@ class Observed:
         self._core: Mapping[str, int] = {}
         self._register_drops: Mapping[str, int] = {}
         self._faults: Mapping[str, int] = {}
+        self._reports: Mapping[str, int] = {}
 
     def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
         """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
@@ -143,6 +144,10 @@ class Observed:
         """Live counters of the core, of register messages that it dropped by reason, and of its faults."""
         self._core, self._register_drops, self._faults = counters, register_drops, faults
 
+    def watch_reports(self, counters: Mapping[str, int]) -> None:
+        """Live counters of what tasks report of their training; read at each scrape."""
+        self._reports = counters
+
     def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
@@ -153,6 +158,8 @@ class Observed:
         for table, counts in ((COUNTED, self._events), (CORE_COUNTS, self._core), (FAULTS, self._faults)):
             for key, (name, text) in table.items():
                 yield CounterMetricFamily(name, text, value=counts.get(key, 0))
+        reports = "Reports of training that were taken, and what was odd or left out, by kind."
+        yield _counter("swarm_reports", reports, ("result",), _by_one(self._reports))
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
         for name, counters in self._traffic.items():
             plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"

@@ -45,6 +45,7 @@ from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
+from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.api import StartPhase
 from swarmsched.effects import (
@@ -161,6 +162,8 @@ class TaskRunner:
             config.node_id, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
+        self.reports = TaskReports(self._order_of)
+        self._sockets.on_request("report", self.reports.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
@@ -619,6 +622,7 @@ class TaskRunner:
             return
         self._let_go(task)
         task.link.remove()
+        self.reports.forget(key)
         del self._tasks[key]
 
     def _let_go(self, task: _Task) -> None:

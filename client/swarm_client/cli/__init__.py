@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "recover": "go on without lost holders of a job, by force",
     "wait": "wait until jobs have ended, or run",
     "checkpoint": "inside a task: commit a finished checkpoint",
+    "report": "inside a task: tell how far training has come",
     "nodes": "nodes, their GPUs, and who holds them",
     "drain": "have a node take no new work, or again",
     "top": "live view of nodes and jobs",

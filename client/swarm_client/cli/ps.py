@@ -8,7 +8,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, state_style
-from swarm_client.quantity import show_duration, whole
+from swarm_client.quantity import show_duration, show_ratio, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +69,18 @@ def _elapsed(job: Mapping[str, Any]) -> str:
     return show_duration(job.get("elapsed_seconds")) if job.get("started_at") else "-"
 
 
+def shown_ratio(progress: Mapping[str, Any]) -> str:
+    """`37%`, or the step that was reached where no total is known."""
+    if progress.get("ratio") is None and progress.get("step") is not None:
+        return f"step {progress['step']:.10g}"
+    return show_ratio(progress.get("ratio"))
+
+
+def shown_remaining(progress: Mapping[str, Any]) -> str:
+    """`2:15`; `<2:15` where only a time limit is known."""
+    return "<" * (progress.get("source") == "time_limit") + show_duration(progress.get("remaining_seconds"))
+
+
 def _reason(job: Mapping[str, Any]) -> str:
     if job.get("state") != "ended":
         return str(job.get("reason") or ("waits to be planned" if job.get("state") == "queued" else "-"))
@@ -97,6 +109,8 @@ COLUMNS = (
     Column("NODES", shown_nodes, gives_way=True),
     Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
     Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
+    Column("PROGRESS", lambda job: shown_ratio(job.get("progress") or {}), is_right=True, gives_way=True),
+    Column("ETA", lambda job: shown_remaining(job.get("progress") or {}), is_right=True, gives_way=True),
     Column("QUEUE", _text("queue"), is_wide=True),
     Column("PRIORITY", _text("priority"), is_wide=True, is_right=True),
     Column("SHEPHERD", _text("shepherd"), is_wide=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from swarm_client.cli.ps import shown_gpus, shown_state, survives
+from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure
 from swarm_client.job_id import job_path
@@ -24,6 +24,7 @@ COMMAND = Command(
     aliases=("describe", "inspect"),
 )
 EVENTS_SHOWN, EVENTS_READ = 10, 200
+REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
 
@@ -118,6 +119,8 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
     yield from _command(spec)
     yield from _times(job, spec)
+    if job.get("progress"):
+        yield from _progress(job["progress"])
     yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
     if job.get("checkpoint"):
         yield "Checkpoint", _checkpoint(job["checkpoint"])
@@ -132,6 +135,40 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif job.get("staleness_seconds"):
         age = show_duration(job["staleness_seconds"])
         yield "Note", f"as of {age} ago: whoever answers for the job at this moment knows an older state"
+
+
+def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How far it has come, how fast, and what is left."""
+    done = [shown_ratio(progress)] if progress.get("ratio") is not None else []
+    done += [_of_total(progress, name) for name in ("step", "epoch") if progress.get(name) is not None]
+    done += [f"loss {progress['loss']:.4g}"] if progress.get("loss") is not None else []
+    if done:
+        yield "Progress", ", ".join(done)
+    speed = [f"{progress['step_seconds']:.3g} s a step"] if progress.get("step_seconds") else []
+    speed += [f"{progress['samples_per_second']:.4g} samples/s"] if progress.get("samples_per_second") else []
+    if speed:
+        yield "Speed", ", ".join(speed)
+    yield "Remaining", _remaining(progress)
+    if progress.get("reported_at"):
+        odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
+        newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
+        yield "Reported", f"{_when(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
+
+
+def _of_total(progress: Mapping[str, Any], name: str) -> str:
+    total = progress.get(f"total_{name}s")
+    return f"{name} {progress[name]:.10g}" + (f" of {total:.10g}" if total else "")
+
+
+def _remaining(progress: Mapping[str, Any]) -> str:
+    source, left = str(progress.get("source")), show_duration(progress.get("remaining_seconds"))
+    if source == "time_limit":
+        return f"{left} at most, by its time limit"
+    if source not in REMAINING_BY:
+        return "unknown: no time limit, and no total_steps or total_epochs was reported"
+    low, high = progress.get("remaining_seconds_low"), progress.get("remaining_seconds_high")
+    interval = f" ({show_duration(low)} to {show_duration(high)})" if high is not None else ""
+    return f"{left}{interval}, by {REMAINING_BY[source]}"
 
 
 def _checkpoint(checkpoint: Mapping[str, Any]) -> str:

@@ -37,7 +37,9 @@ NODE_COLUMNS = tuple(
     if c.title in ("NAME", "STATUS", "FREE GPUS", "FREE CPUS", "FREE MEMORY", "CPU", "HEARD")
 )
 JOB_COLUMNS = tuple(
-    c for c in ps.COLUMNS if c.title in ("ID", "NAME", "USER", "STATE", "GPUS", "NODES", "ELAPSED", "REASON")
+    c
+    for c in ps.COLUMNS
+    if c.title in ("ID", "NAME", "USER", "STATE", "GPUS", "NODES", "ELAPSED", "PROGRESS", "ETA", "REASON")
 )
 
 

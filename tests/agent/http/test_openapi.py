@@ -123,6 +123,7 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
     for path in ("/livez", "/readyz", "/healthz"):
         await checker.check("GET", path, kind="text/plain")
     await checker.check("GET", "/metrics", kind="text/plain")
+    await checker.check("GET", "/metrics/jobs", kind="text/plain")
     await checker.check("GET", "/errors/{code}", path="/errors/invalid", kind="text/plain")
     await checker.check("GET", "/openapi.json")
     await checker.check("GET", "/", kind="text/html")

@@ -19,6 +19,7 @@ from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
+from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry import GpuReading
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
@@ -45,7 +46,7 @@ from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord, NodeStatus
 from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
@@ -91,6 +92,7 @@ class AgentWithoutCore(Facts):
         self.known_tasks: list[TaskStatus] = []
         self.witnesses: set[NodeId] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
+        self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
         self.policy = (PolicySetting("fifo"), 1)
@@ -246,6 +248,10 @@ class AgentWithoutCore(Facts):
     def tasks(self) -> list[TaskStatus]:
         """As set by the test."""
         return self.known_tasks
+
+    def reported(self) -> dict[TaskKey, Reported]:
+        """As set by the test."""
+        return self.known_reports
 
     def telemetry(self) -> tuple[str, str]:
         """Fine."""

@@ -1,0 +1,150 @@
+"""What ranks report of their training through the task socket: checked, counted, and kept in memory alone.
+
+A figure that cannot be is left out by name and the others are taken: a loss that became NaN must not hide how far the
+job has come.  Of each task there is one `Progress`, whatever is sent and however often.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm_agent.task.tasksocket import Refusal, Request
+from swarmsched.ids import TaskKey
+from swarmsched.models.progress import FIGURES, TOTALS, Progress
+from swarmsched.task import TaskOrder
+
+FIGURE_MOST = 1e15
+RANK_MOST = 65_535
+PER_SECOND_MOST = 100  # of one task; each rank of swarm_elastic sends at most one a second
+PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
+STAMP_AGE_MOST_S = 60.0
+SHOWN_LENGTH = 40
+ODDITIES = ("backward", "bad_type", "frozen", "not_finite", "out_of_range", "too_many")
+"""What is counted beside the reports that were taken."""
+
+
+@dataclass(slots=True)
+class Reported:
+    """What a task has told so far.  `oddities` counts by the names of `ODDITIES`, `problem` is the newest in words."""
+
+    progress: Progress = field(default_factory=Progress)
+    reported_utc_s: float = 0.0
+    oddities: Counter[str] = field(default_factory=Counter)
+    problem: str = ""
+    second: int = 0  # which is counted in `in_second`
+    in_second: int = 0
+
+
+class TaskReports:
+    """Answers requests of type `report`; forgets with the task."""
+
+    def __init__(
+        self,
+        order_of: Callable[[TaskKey], TaskOrder | None],
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._order_of, self._clock, self._now = order_of, clock, now
+        self._tasks: dict[TaskKey, Reported] = {}
+        self.counters: Counter[str] = Counter(dict.fromkeys(("taken", *ODDITIES), 0))
+
+    @property
+    def tasks(self) -> Mapping[TaskKey, Reported]:
+        """Of the tasks of this node that have reported."""
+        return self._tasks
+
+    def forget(self, key: TaskKey) -> None:
+        """The task is no more."""
+        self._tasks.pop(key, None)
+
+    async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
+        """One report; `ignored` of the answer names figures that were left out.  Raises `Refusal`."""
+        if self._order_of(key) is None:
+            raise Refusal("conflict", "this task is over", "end this process")
+        reported = self._tasks.setdefault(key, Reported())
+        if self._is_too_many(reported):
+            self._note(reported, "too_many", f"more than {PER_SECOND_MOST} reports in a second")
+            await asyncio.sleep(PENALTY_S)
+            raise Refusal("too_many", reported.problem, "report less often, once a second at most")
+        rank = request.get("rank", 0)
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= RANK_MOST:
+            self._note(reported, "out_of_range", f"rank {_shown(rank)} is not one of 0 to {RANK_MOST}")
+            raise Refusal("bad_report", reported.problem, "send the number of the rank, or leave it out")
+        figures, ignored = self._sorted_out(reported, request)
+        if figures:
+            self._take(reported, rank, figures, request.get("time"))
+        elif ignored:
+            raise Refusal("bad_report", "; ".join(each["problem"] for each in ignored), ignored[0]["remedy"])
+        else:
+            raise Refusal("bad_report", "it has no figure", f"send some of {', '.join(FIGURES)}")
+        return {"ok": True, "ignored": ignored}
+
+    def _is_too_many(self, reported: Reported) -> bool:
+        second = int(self._now())
+        if second != reported.second:
+            reported.second, reported.in_second = second, 0
+        reported.in_second += 1
+        return reported.in_second > PER_SECOND_MOST
+
+    def _sorted_out(self, reported: Reported, request: Request) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """Good figures, and what is wrong with the others; null stands for nothing."""
+        figures: dict[str, float] = {}
+        ignored = []
+        for name in FIGURES:
+            value = request.get(name)
+            if value is None:
+                continue
+            kind, problem, remedy = _fault(name, value)
+            if kind:
+                self._note(reported, kind, f"{name} {problem}")
+                ignored.append({"field": name, "problem": reported.problem, "remedy": remedy})
+            else:
+                figures[name] = value
+        return figures, ignored
+
+    def _take(self, reported: Reported, rank: int, figures: Mapping[str, float], stamp: object) -> None:
+        self.counters["taken"] += 1
+        reported.reported_utc_s = self._clock()
+        before = dict(reported.progress.figures)
+        for oddity in reported.progress.take(rank, figures, self._moment(stamp)):
+            grown = ", ".join(f"{name} {before.get(name, 0.0):g} -> {figures[name]:g}" for name in figures)
+            self._note(reported, oddity, f"{oddity}: {grown}")
+
+    def _moment(self, stamp: object) -> float:
+        """When it was true, by CLOCK_MONOTONIC, which ranks and agent share; else the moment at which it came."""
+        now_s = self._now()
+        if isinstance(stamp, int | float) and now_s - STAMP_AGE_MOST_S <= stamp <= now_s:
+            return stamp
+        return now_s
+
+    def _note(self, reported: Reported, kind: str, problem: str) -> None:
+        self.counters[kind] += 1
+        reported.oddities[kind] += 1
+        if kind != "frozen":  # so does every report between two steps
+            reported.problem = problem
+
+
+def _fault(name: str, value: object) -> tuple[str, str, str]:
+    """Kind, problem and remedy; empty for a good one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "bad_type", f"{_shown(value)} is not a number", "send a plain number"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not_finite", f"{value} is not finite", "look at the training: it may have diverged"
+    if name in TOTALS and not 0 < value <= FIGURE_MOST:
+        return "out_of_range", f"{_shown(value)} is not above 0", "leave it out where it is not known"
+    if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
+        remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"
+        return "out_of_range", f"{_shown(value)} is out of range", remedy
+    return "", "", ""
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    return text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "..."

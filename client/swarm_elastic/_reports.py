@@ -1,0 +1,167 @@
+"""Telling the agent how training goes, without making training wait.
+
+A caller only puts figures into a queue.  One thread sends the newest of each once a second at most, on a connection
+for each; while no agent answers, older figures give way to newer ones.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import SupportsFloat
+
+from swarm_elastic._commits import AWAY_S, VERSION, warn
+
+INTERVAL_S = 1.0
+QUEUE_MAX = 1_024  # beyond it the oldest are dropped
+ANSWER_BYTES_MAX = 1 << 16
+EXIT_WAIT_S = 1.0
+COUNTS = ("step", "samples", "epoch")
+TOTALS = ("total_steps", "total_epochs")  # told anew each time: an agent that was restarted does not know them
+
+Number = SupportsFloat
+
+
+def report(
+    *,
+    step: Number | None = None,
+    samples: Number | None = None,
+    epoch: Number | None = None,
+    loss: Number | None = None,
+    grad_noise: Number | None = None,
+    total_steps: Number | None = None,
+    total_epochs: Number | None = None,
+) -> bool:
+    """Tell how far training has come; call it as often as you like, on one rank or on all.
+
+    `step`, `samples` (of all ranks together) and `epoch` (2.5 is the middle of the third) count from the beginning of
+    training, also after a restart from a checkpoint.  `grad_noise` is variance over squared norm of the gradient of the
+    first batch size.  Returns at once; False outside of a swarm, where nothing happens.  TypeError for what is no
+    number.  A tensor on a GPU is waited for: give `loss.item()` where you have it anyway.
+    """
+    given = {
+        "step": step,
+        "samples": samples,
+        "epoch": epoch,
+        "loss": loss,
+        "grad_noise": grad_noise,
+        "total_steps": total_steps,
+        "total_epochs": total_epochs,
+    }
+    return _reporter().put({name: _number(name, value) for name, value in given.items() if value is not None})
+
+
+def _number(name: str, value: Number) -> float:
+    if isinstance(value, (int, float)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+
+
+class Reporter:
+    """One process's reports to its agent."""
+
+    def __init__(self) -> None:
+        self._path, self._token = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_TASK_TOKEN", "")
+        rank = os.environ.get("RANK") or os.environ.get("SWARM_RANK") or "0"
+        self._rank = int(rank) if rank.isdecimal() else 0
+        self._queue: deque[tuple[float, dict[str, float]]] = deque(maxlen=QUEUE_MAX)
+        self._has_thread = False
+        self._ending, self._done = threading.Event(), threading.Event()
+        self._pid = os.getpid()
+        self._totals: dict[str, float] = {}
+        self._warned: set[str] = set()
+
+    def put(self, figures: dict[str, float]) -> bool:
+        """Have the figures sent."""
+        if not self._path:
+            return False
+        self._queue.append((time.monotonic(), figures))
+        if not self._has_thread:
+            self._has_thread = True
+            _thread.start_new_thread(self._run, ())
+            atexit.register(self._flush_at_exit)
+        return True
+
+    def _flush_at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            self._ending.set()
+            self._done.wait(EXIT_WAIT_S)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        figures: dict[str, float] = {}  # not told yet
+        at_s, is_last = 0.0, False
+        while not is_last:
+            is_last = self._ending.is_set()
+            while self._queue:
+                moment_s, newer = self._queue.popleft()
+                figures.update(newer)
+                at_s = moment_s if at_s == 0.0 or any(name in newer for name in COUNTS) else at_s
+            if figures and self._send(figures, at_s):
+                figures, at_s = {}, 0.0
+            if not is_last:
+                self._ending.wait(INTERVAL_S)
+        self._done.set()
+
+    def _send(self, figures: dict[str, float], at_s: float) -> bool:
+        """False when no agent answered."""
+        self._totals.update({name: figures[name] for name in TOTALS if name in figures})
+        request = {"v": VERSION, "type": "report", "token": self._token, "rank": self._rank, "time": at_s}
+        line = json.dumps({**request, **self._totals, **figures}).encode() + b"\n"
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(AWAY_S)
+                connection.connect(self._path)
+                connection.sendall(line)
+                with connection.makefile("rb") as stream:
+                    data = stream.readline(ANSWER_BYTES_MAX)
+        except OSError:
+            return False
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            return False  # it hung up
+        if isinstance(answer, dict):
+            self._tell(answer)
+        return True
+
+    def _tell(self, answer: dict[str, object]) -> None:
+        """What was left out, once for each figure."""
+        ignored = answer.get("ignored")
+        problems = ignored if isinstance(ignored, list) else []
+        if answer.get("ok") is not True:
+            problems = [{"field": answer.get("error"), "problem": answer.get("problem")}]
+        for each in problems:
+            name, problem = (str(each.get(key)) for key in ("field", "problem")) if isinstance(each, dict) else ("", "")
+            if name not in self._warned:
+                self._warned.add(name)
+                warn(f"not reported: {problem}")
+
+
+_instance: Reporter | None = None
+
+
+def _reporter() -> Reporter:
+    """This process's; a forked child begins anew, since threads do not survive a fork."""
+    global _instance  # noqa: PLW0603
+    if _instance is None:
+        _instance = Reporter()
+    return _instance
+
+
+def _forget() -> None:
+    global _instance  # noqa: PLW0603
+    _instance = None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,161 @@
+"""How far a job has come and when it will be done, by what its script reports of itself.
+
+Reports tell counts since the beginning of training (steps, samples, epochs), so that one that is lost costs nothing.
+Seconds per unit are those of the whole attempt, pauses for validation and checkpoints included.  No numpy here: agents
+keep this beside the tasks that they run.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
+
+COUNTS = ("step", "samples", "epoch")
+TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
+"""What a script may declare, in the order in which it is believed, and the count that grows to it."""
+FIGURES = (*COUNTS, *TOTALS, "loss", "grad_noise")
+
+BLOCKS_LIMIT = 64
+BLOCKS_FOR_INTERVAL = 4
+RECENT = 16
+BLOCK_S = 0.1
+"""Shorter ones would measure how late reports come."""
+DEVIATIONS = 2.0
+"""Half an interval, in standard deviations: it holds the outcome about 19 times of 20 if all goes on as it went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Seconds that are left; the interval is None while too little was seen to tell one."""
+
+    seconds: float
+    low_s: float | None = None
+    high_s: float | None = None
+
+
+@dataclass(slots=True)
+class Pace:
+    """Seconds per unit of a count that grows, from at most `BLOCKS_LIMIT` blocks of time, merged in pairs when full."""
+
+    _last: float | None = None
+    _begin: tuple[float, float] = (0.0, 0.0)  # count and time at which the open block begins
+    _blocks: list[tuple[float, float]] = field(default_factory=list)  # units and seconds
+    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _shortest_s: float = BLOCK_S
+
+    def observe(self, count: float, at_s: float) -> str:
+        """`backward` when it fell, and all begins anew; `frozen` when it did not grow; else empty."""
+        last, self._last = self._last, count
+        if last is None or count < last:
+            self._begin, self._shortest_s = (count, at_s), BLOCK_S
+            self._blocks.clear()
+            self._recent.clear()
+            return "" if last is None else "backward"
+        if count == last:
+            return "frozen"
+        units, seconds = count - self._begin[0], at_s - self._begin[1]
+        if seconds >= self._shortest_s:
+            self._begin = (count, at_s)
+            self._recent.append((units, seconds))
+            self._blocks.append((units, seconds))
+            if len(self._blocks) >= BLOCKS_LIMIT:
+                self._merge()
+        return ""
+
+    @property
+    def recent_s(self) -> float | None:
+        """Seconds per unit lately: a median, so that single pauses do not count."""
+        return median([seconds / units for units, seconds in self._recent]) if self._recent else None
+
+    def remaining(self, units: float) -> Remaining | None:
+        """Time for so many more; None before a block is complete.
+
+        The blocks are taken for independent, with a variance in proportion to their units: the prediction's is that of
+        the units to come, and that of the mean.
+        """
+        if not self._blocks:
+            return None
+        done, spent_s = sum(block[0] for block in self._blocks), sum(block[1] for block in self._blocks)
+        unit_s, seconds = spent_s / done, units * spent_s / done
+        if len(self._blocks) < BLOCKS_FOR_INTERVAL:
+            return Remaining(seconds)
+        squares = sum((block_s - unit_s * block) ** 2 / block for block, block_s in self._blocks)
+        variance = squares / (len(self._blocks) - 1)
+        reach_s = DEVIATIONS * sqrt(variance * units * (1.0 + units / done))
+        return Remaining(seconds, max(0.0, seconds - reach_s), seconds + reach_s)
+
+    def _merge(self) -> None:
+        pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+        self._blocks = [(first[0] + second[0], first[1] + second[1]) for first, second in pairs]
+        self._shortest_s *= 2.0
+
+
+class Progress:
+    """What one task's ranks have reported.  Of each figure the lowest rank that tells it counts."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, float] = {}
+        self._ranks: dict[str, int] = {}
+        self._paces = {name: Pace() for name in COUNTS}
+        self._newest_s = 0.0
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The newest of each that was told."""
+        return self._figures
+
+    @property
+    def rank(self) -> int:
+        """The lowest that reports."""
+        return min(self._ranks.values(), default=0)
+
+    def take(self, rank: int, figures: Mapping[str, float], at_s: float) -> list[str]:
+        """Take in names of `FIGURES` with good values; what is odd about them: `backward`, `frozen`.
+
+        `at_s` is on a clock of the caller's that all ranks share.
+        """
+        self._newest_s = at_s = max(self._newest_s, at_s)
+        odd = []
+        for name, value in figures.items():
+            before = self._ranks.get(name, rank)
+            if rank > before:
+                continue
+            if rank < before and name in COUNTS:
+                self._paces[name] = Pace()  # two ranks are never at the same place
+            self._ranks[name], self._figures[name] = rank, value
+            if name in COUNTS:
+                odd.append(self._paces[name].observe(value, at_s))
+        return sorted(set(filter(None, odd)))
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, lately."""
+        return self._paces["step"].recent_s
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples a second, lately."""
+        seconds = self._paces["samples"].recent_s
+        return 1.0 / seconds if seconds else None
+
+    @property
+    def declared(self) -> str:
+        """Which total is known, with the count that grows to it; empty without one."""
+        return next((name for name in TOTALS if {name, TOTALS[name]} <= self._figures.keys()), "")
+
+    @property
+    def ratio(self) -> float | None:
+        """Part of the declared total that is done, at most 1."""
+        total = self.declared
+        return min(1.0, self._figures[TOTALS[total]] / self._figures[total]) if total else None
+
+    @property
+    def remaining(self) -> Remaining | None:
+        """Until the declared total, at the pace of this attempt."""
+        total = self.declared
+        if not total:
+            return None
+        count = TOTALS[total]
+        left = max(0.0, self._figures[total] - self._figures[count])
+        return self._paces[count].remaining(left) if left else Remaining(0.0, 0.0, 0.0)

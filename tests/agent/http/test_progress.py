@@ -1,0 +1,140 @@
+"""How far a job is, told by the agents that run its ranks, whichever agent is asked."""
+
+import time
+
+import pytest
+
+from swarm_agent.task.reports import Reported
+from swarmsched.api import JobSpec, JobState
+from swarmsched.ids import JobId
+from tests.agent.http.test_openapi import Checker
+from tests.agent.http.testing import a_card, a_record, job_id
+
+JOB = job_id(1)
+
+
+def running(desk, *, limit_s: float = 0.0, ran_s: float = 30.0, **changes):
+    """A job of four ranks on n2 and n3 that n1 shepherds."""
+    spec = JobSpec(command=("true",), ranks=4, time_limit_s=limit_s)
+    started = {"state": JobState.RUNNING, "started_utc_s": time.time() - ran_s, **changes}
+    return desk.agent.put(a_record(JOB, "n1", spec=spec, nodes=(("n2", 2), ("n3", 2)), **started))
+
+
+def reports(desk, *told, rank: int = 0, attempt: int = 1, job: JobId = JOB) -> None:
+    """The ranks of this node have told so much, a second apart."""
+    reported = desk.agent.known_reports[job, attempt] = Reported(reported_utc_s=1.7e9)
+    for second, figures in enumerate(told):
+        reported.progress.take(rank, figures, float(second))
+
+
+async def progress_at(desk) -> dict:
+    one = (await desk.get(f"/v1/jobs/{JOB}"))["progress"]
+    (listed,) = (await desk.get("/v1/jobs"))["items"]
+    assert listed["progress"].keys() == one.keys()
+    changing = ("ratio", "remaining_seconds") if one["source"] == "time_limit" else ()
+    assert {k: v for k, v in listed["progress"].items() if k not in changing} == {
+        k: v for k, v in one.items() if k not in changing
+    }
+    return one
+
+
+@pytest.mark.parametrize("asked", ["n1", "n2", "n3"])
+async def test_every_agent_tells_what_the_owner_of_rank_0_was_told(desks, asked) -> None:
+    running(desks["n1"])
+    reports(desks["n2"], *({"step": step, "total_steps": 100, "samples": step * 64} for step in range(11)))
+    reports(desks["n3"], {"step": 9, "loss": 0.5}, rank=2)
+    progress = await progress_at(desks[asked])
+    assert progress == {
+        "attempt": 1,
+        "ratio": 0.1,
+        "remaining_seconds": 90.0,
+        "remaining_seconds_low": 90.0,
+        "remaining_seconds_high": 90.0,
+        "source": "steps",
+        "rank": 0,
+        "step": 10,
+        "samples": 640,
+        "epoch": None,
+        "total_steps": 100,
+        "total_epochs": None,
+        "loss": 0.5,
+        "grad_noise": None,
+        "step_seconds": 1.0,
+        "samples_per_second": 64.0,
+        "reported_at": "2023-11-14T22:13:20.000Z",
+        "oddities": {},
+        "problem": None,
+    }
+
+
+async def test_without_reports_the_time_limit_tells_and_without_one_nobody_does(n1) -> None:
+    running(n1, limit_s=60.0)
+    progress = await progress_at(n1)
+    assert (progress["source"], progress["step"]) == ("time_limit", None)
+    assert 0.5 <= progress["ratio"] <= 1
+    assert 0 <= progress["remaining_seconds"] <= 30
+    running(n1)
+    progress = await progress_at(n1)
+    assert (progress["source"], progress["ratio"], progress["remaining_seconds"]) == ("unknown", None, None)
+
+
+async def test_a_job_that_its_time_limit_will_stop_has_no_longer_than_that(n1, n2) -> None:
+    running(n1, limit_s=60.0)
+    reports(n2, *({"step": step, "total_steps": 1_000} for step in range(11)))
+    progress = await progress_at(n1)
+    assert (progress["source"], progress["ratio"], progress["remaining_seconds_high"]) == ("time_limit", 0.01, None)
+    assert progress["remaining_seconds"] <= 30
+
+
+async def test_epochs_tell_where_no_steps_were_declared(n1, n2) -> None:
+    running(n1)
+    reports(n2, {"epoch": 0.0, "total_epochs": 4}, {"epoch": 0.5})
+    progress = await progress_at(n1)
+    assert (progress["source"], progress["ratio"], progress["remaining_seconds"]) == ("epochs", 0.125, 7.0)
+
+
+async def test_what_an_earlier_attempt_or_another_job_told_does_not_count(n1, n2) -> None:
+    running(n1, attempt=2)
+    reports(n2, {"step": 7}, attempt=1)
+    reports(n2, {"step": 8}, attempt=2, job=job_id(2))
+    assert (await progress_at(n1))["step"] is None
+    reports(n2, {"step": 9}, attempt=2)
+    assert (await progress_at(n1))["step"] == 9
+
+
+async def test_an_owner_that_does_not_answer_leaves_the_time_limit(n1, n2, swarm) -> None:
+    running(n1, limit_s=60.0)
+    reports(n2, {"step": 7})
+    swarm.down.add("n2")
+    assert (await progress_at(n1))["source"] == "time_limit"
+
+
+async def test_by_a_card_alone_the_owner_is_asked_all_the_same(n1, n2, n3, swarm) -> None:
+    record = running(n1, limit_s=3_600.0)
+    n3.agent.known_cards = [a_card(record)]
+    reports(n2, {"step": 7})
+    swarm.down.add("n1")
+    document = await n3.get(f"/v1/jobs/{JOB}")
+    assert (document["source"], document["progress"]["step"]) == ("card", 7)
+    assert document["progress"]["source"] == "time_limit"
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.STARTING, JobState.ENDED])
+async def test_a_job_that_does_not_run_has_no_progress(n1, n2, state) -> None:
+    running(n1, state=state, limit_s=60.0)
+    reports(n2, {"step": 7})
+    assert (await n1.get(f"/v1/jobs/{JOB}"))["progress"] is None
+
+
+async def test_fields_pick_it_and_documents_are_as_promised(n1, n2) -> None:
+    running(n1)
+    reports(n2, {"step": 7}, {"step": 8})
+    for path in (f"/v1/jobs/{JOB}?fields=progress", "/v1/jobs?fields=progress"):
+        document = await n1.get(path)
+        (item,) = document.get("items", [document])
+        assert (item.keys(), item["progress"]["step"]) == ({"id", "progress"}, 8)
+    (item,) = (await n1.get("/v1/jobs?fields=state"))["items"]
+    assert item.keys() == {"id", "state"}
+    checker = Checker(n1, await n1.get("/openapi.json"))
+    await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{JOB}")
+    await checker.check("GET", "/v1/jobs")

@@ -1,0 +1,136 @@
+"""How far and how fast: counts that grow, odd ones included, and what follows for the time that is left."""
+
+import random
+from math import sqrt
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, TOTALS, Pace, Progress
+
+
+def paced(steps, seconds, begin_s=0.0):
+    """Reports of every step, at these durations."""
+    pace, now_s = Pace(), begin_s
+    pace.observe(0, now_s)
+    for step in range(1, steps + 1):
+        now_s += seconds(step)
+        pace.observe(step, now_s)
+    return pace
+
+
+def test_an_even_pace_is_told_exactly():
+    pace = paced(100, lambda _: 0.5)
+    left = pace.remaining(60)
+    assert left.seconds == pytest.approx(30.0)
+    assert (left.low_s, left.high_s) == pytest.approx((30.0, 30.0), abs=1e-6)
+    assert pace.recent_s == pytest.approx(0.5)
+
+
+def test_a_pause_counts_for_what_is_left_and_not_for_the_seconds_of_a_step():
+    """Each tenth step is followed by a validation of nine seconds."""
+    pace = paced(200, lambda step: 10.0 if step % 10 == 0 else 1.0)
+    assert pace.recent_s == 1.0
+    assert pace.remaining(100).seconds == pytest.approx(190.0, rel=0.05)
+
+
+def test_the_interval_holds_the_outcome_about_nineteen_times_of_twenty():
+    rng, held = random.Random(7), 0
+    for _ in range(400):
+        pace = paced(40, lambda _: rng.lognormvariate(0.0, 0.6))
+        outcome = sum(rng.lognormvariate(0.0, 0.6) for _ in range(80))
+        left = pace.remaining(80)
+        held += left.low_s <= outcome <= left.high_s
+    assert 0.90 < held / 400 < 0.99
+
+
+def test_the_interval_narrows_as_more_is_known():
+    rng = random.Random(3)
+
+    def width(steps):
+        found = [paced(steps, lambda _: rng.lognormvariate(0.0, 0.5)).remaining(100) for _ in range(20)]
+        return mean(each.high_s - each.low_s for each in found)
+
+    assert width(400) < width(20) / sqrt(2)
+
+
+def test_without_a_complete_block_nothing_is_told_and_without_some_no_interval():
+    pace = Pace()
+    pace.observe(0, 0.0)
+    assert (pace.remaining(5), pace.recent_s) == (None, None)
+    pace.observe(1, BLOCK_S / 2)
+    assert pace.remaining(5) is None
+    pace.observe(2, 1.0)
+    assert (pace.remaining(5).seconds, pace.remaining(5).low_s) == (2.5, None)
+    for step in range(3, 2 + BLOCKS_FOR_INTERVAL):
+        pace.observe(step, float(step))
+    assert pace.remaining(5).low_s is not None
+
+
+def test_a_count_that_falls_begins_anew_and_one_that_stands_changes_nothing():
+    pace = paced(10, lambda _: 1.0)
+    assert pace.observe(10, 60.0) == "frozen"
+    assert pace.remaining(10).seconds == 10.0
+    assert pace.observe(4, 70.0) == "backward"
+    assert pace.remaining(10) is None
+    assert pace.observe(5, 73.0) == ""
+    assert pace.remaining(10).seconds == 30.0
+
+
+def test_a_long_training_costs_no_more_memory_than_a_short_one():
+    pace = paced(100_000, lambda step: 0.3 if step < 50_000 else 0.5)
+    assert len(pace._blocks) < BLOCKS_LIMIT
+    assert pace.remaining(1_000).seconds == pytest.approx(400.0, rel=0.01)
+    assert pace.recent_s == pytest.approx(0.5)
+
+
+def test_steps_are_believed_before_epochs():
+    progress = Progress()
+    progress.take(0, {"epoch": 1.0, "total_epochs": 4}, 0.0)
+    progress.take(0, {"epoch": 1.5}, 10.0)
+    assert (progress.declared, progress.ratio, progress.remaining.seconds) == ("total_epochs", 0.375, 50.0)
+    progress.take(0, {"step": 10, "total_steps": 100}, 10.0)
+    assert (progress.declared, progress.ratio, progress.remaining) == ("total_steps", 0.1, None)
+
+
+def test_what_has_gone_past_its_declared_end_has_nothing_left():
+    progress = Progress()
+    progress.take(0, {"step": 120, "total_steps": 100}, 0.0)
+    assert (progress.ratio, progress.remaining.seconds) == (1.0, 0.0)
+
+
+def test_of_each_figure_the_lowest_rank_that_tells_it_counts():
+    """The last stage of a pipeline alone knows the loss."""
+    progress = Progress()
+    progress.take(3, {"step": 9, "loss": 0.5}, 0.0)
+    progress.take(0, {"step": 10}, 1.0)
+    progress.take(3, {"step": 11, "loss": 0.25}, 2.0)
+    progress.take(0, {"step": 12}, 3.0)
+    assert (progress.figures, progress.rank) == ({"step": 12, "loss": 0.25}, 0)
+    assert progress.step_s == 1.0
+
+
+def test_speed_is_that_of_the_last_blocks():
+    progress = Progress()
+    for second in range(20):
+        progress.take(0, {"step": 2 * second, "samples": 256 * second}, float(second))
+    assert (progress.step_s, progress.samples_per_s) == (0.5, 256.0)
+
+
+values = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15, allow_subnormal=False))
+reports = st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from(FIGURES), values), st.floats(-1e9, 1e9))
+
+
+@given(st.lists(reports, max_size=60))
+def test_no_order_of_reports_does_harm(told):
+    progress = Progress()
+    for rank, figures, at_s in told:
+        assert set(progress.take(rank, figures, at_s)) <= {"backward", "frozen"}
+        for rate in (progress.step_s, progress.samples_per_s):
+            assert rate is None or rate > 0
+        if all(progress.figures.get(name, 1) for name in TOTALS) and (left := progress.remaining):
+            assert left.seconds >= 0
+            assert (left.low_s or 0.0) <= left.seconds
+            assert left.high_s is None or left.seconds <= left.high_s
