@@ -5,7 +5,7 @@ multiples alone, as central schedulers are; without one at each arrival, end, fa
 its plan asked for it.  A policy that raises, or plans GPUs that are not there, is counted; then `FALLBACK` plans.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
@@ -66,6 +66,12 @@ class PerfectReplay:
 
     def run(self) -> Observer:
         """Until all jobs have ended, or nothing will ever happen again."""
+        for _ in self.steps():
+            continue
+        return self.observer
+
+    def steps(self) -> Iterator[float]:
+        """The same by moments, in seconds: for those who want to look, or to stop."""
         while self._live or self._to_come:
             decide_s = self._next_s()
             at_s = min(decide_s, self._cluster.next_event_s)
@@ -73,13 +79,13 @@ class PerfectReplay:
                 break
             self._advance(at_s)
             self._lose_nodes()
+            yield at_s
             if at_s < decide_s and self._pacing.tick_s:
                 continue
             if self._live:
                 self._decide()
             if self._is_stuck:
                 break
-        return self.observer
 
     @property
     def _is_stuck(self) -> bool:

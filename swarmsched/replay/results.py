@@ -1,8 +1,9 @@
 """What a replay came to: completion times, use of the GPUs, and how restless the decisions were."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,18 @@ from swarmsched.replay.job import ReplayJob
 
 REVERSAL_S = 60.0
 """A job that is grown and shrunk again within this was decided wrongly once."""
+
+
+SIZES = (1, 4, 16)
+"""Jobs of at most so many GPUs are told apart over time, and those of more."""
+
+
+class Slice(NamedTuple):
+    """Seconds in which nothing changed: GPUs of nodes that were up, and those that jobs of each size held."""
+
+    seconds: float
+    usable: int
+    held: tuple[int, ...]
 
 
 @dataclass
@@ -28,6 +41,7 @@ class Observer:
     reversed_decisions: int = 0
     elapsed_s: float = 0.0
     plan_s: list[float] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
     policy_errors: int = 0
     first_policy_error: str = ""
     node_failures: int = 0
@@ -39,8 +53,12 @@ class Observer:
 
     def passed(self, live: Sequence[ReplayJob], seconds: float) -> None:
         """Time went by with these allocations."""
+        held = [0] * (len(SIZES) + 1)
+        for job in live:
+            held[bisect_left(SIZES, job.ranks)] += job.ranks
+        self.slices.append(Slice(seconds, self.cluster.usable, tuple(held)))
         self.elapsed_s += seconds
-        self.busy_gpu_s += seconds * sum([job.ranks for job in live])
+        self.busy_gpu_s += seconds * sum(held)
         self.capacity_gpu_s += seconds * self.cluster.usable
         self.idle_gpu_s_while_work_waits += seconds * self._idle_while_waiting
 
@@ -81,9 +99,14 @@ class Observer:
                 self.reversed_decisions += 1
             self._ranks[job.job_id] = after
 
+    @property
+    def times_s(self) -> list[float]:
+        """Completion times of the finished jobs."""
+        return [(job.ended_s or 0.0) - job.submitted_s for job in self.finished]
+
     def summary(self) -> dict[str, Any]:
         """The figures; times in seconds, None where no job has finished."""
-        times = [job.ended_s - job.submitted_s for job in self.finished if job.ended_s is not None]
+        times = self.times_s
         ends = [job.ended_s for job in self.finished if job.ended_s is not None]
         begin_s = min((job.submitted_s for job in self.finished), default=0.0)
         return {
@@ -113,7 +136,8 @@ class Observer:
 
     def _slowdowns(self) -> list[float]:
         """Completion time over the best possible one, alone on the idle cluster, of each finished job."""
-        return [((job.ended_s or 0.0) - job.submitted_s) / job.physics.alone_s(self.cluster) for job in self.finished]
+        best = [job.physics.alone_s(self.cluster) for job in self.finished]
+        return [time_s / best_s for time_s, best_s in zip(self.times_s, best, strict=True)]
 
 
 def _rounded(value: "np.floating[object] | float", digits: int = 1) -> float:  # type: ignore[type-var]

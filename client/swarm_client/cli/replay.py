@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Option
-from swarm_client.quantity import whole
+from swarm_client.output import Column
+from swarm_client.progress import Progress
+from swarm_client.quantity import show_duration, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +21,31 @@ if TYPE_CHECKING:
     from swarm_client.options import Arguments
     from swarmsched.replay.cluster import Cluster
     from swarmsched.replay.profiles import Profile
+    from swarmsched.replay.results import Observer
     from swarmsched.replay.setup import Replay
     from swarmsched.replay.workload import TraceJob
+    from swarmsched.view import PolicySetting
 
 TABLES = ("throughput", "validation", "models")
 JOBS_NEEDED = ("job_id", "submit_time_s")
 KNOWS_DEFAULT = "perfect"
+COLUMNS = (
+    Column("POLICY", lambda item: str(item["policy"])),
+    Column("FINISHED", lambda item: f"{item['finished']}/{item['jobs']}", is_right=True),
+    Column("AVERAGE", lambda item: _figure(item["avg_jct_s"]), is_right=True),
+    Column("MEDIAN", lambda item: _figure(item["median_jct_s"]), is_right=True),
+    Column("P99", lambda item: _figure(item["p99_jct_s"]), is_right=True),
+    Column("MAKESPAN (s)", lambda item: _figure(item["makespan_s"]), is_right=True),
+    Column("SLOWDOWN", lambda item: _figure(item["avg_slowdown"]), is_right=True),
+    Column("GPUS HELD", lambda item: f"{item['gpu_utilisation_ratio']:.1%}", is_right=True),
+    Column("RESCALES", lambda item: str(item["rescales"]), is_right=True, is_wide=True),
+    Column("PREEMPTIONS", lambda item: str(item["preemptions"]), is_right=True, is_wide=True),
+)
 AVERAGES = ("avg_jct_s", "median_jct_s", "p99_jct_s", "avg_slowdown")
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _seconds(text: str) -> float:
@@ -41,8 +60,11 @@ def _seconds(text: str) -> float:
 
 OPTIONS = (
     Option("--profiles", "folder with *throughput.csv, *validation.csv and *models.csv (replay)", "DIR"),
-    Option("--policy", "policy, as in `swarm config set --swarm policy` (replay; default swarm)", "NAME"),
-    Option("--parameter", "a parameter of the policy (replay; may be repeated)", "NAME=VALUE", repeats=True),
+    Option(
+        "--policy", "policy, or several, as in fifo,las (replay; may be repeated; default swarm)", "NAME", repeats=True
+    ),
+    Option("--parameter", "a parameter of those that have it (replay; may be repeated)", "NAME=VALUE", repeats=True),
+    Option("--plot", "draw the policies side by side, into a .png, .svg or .html (replay)", "FILE"),
     Option("--gpus-per-node", "GPUs of each server (replay; default 4)", "G", read=whole(1, 64)),
     Option("--cluster", "servers from a table node,gpus[,gpu_model], in place of --nodes (replay)", "FILE"),
     Option("--churn", "servers fail and return: a table time_s,node,event, down or up (replay)", "FILE"),
@@ -59,32 +81,57 @@ OPTIONS = (
 
 def replay(session: Session, arguments: Arguments, file: str) -> int:
     """Replay the jobs of a file; exits with 1 unless all have finished."""
+    from swarm_client import plot
     from swarmsched.errors import ConfigError
     from swarmsched.models import ONE_THREAD
+    from swarmsched.policies.registry import policy_id
 
     os.environ.update(ONE_THREAD)
+    picture = Path(arguments["plot"]) if arguments["plot"] else None
+    if picture:
+        plot.check(picture)
     try:
         settings = _settings(arguments)
         profiles = _profiles(arguments["profiles"])
-        summary = _run(_jobs(file, arguments["select"]), profiles, settings)
+        jobs = _jobs(file, arguments["select"])
+        runs = [(each, _observed(session, jobs, profiles, each)) for each in settings]
     except ConfigError as error:
         raise UsageError(str(error), error.remedy) from error
-    if session.printer.is_for_people:
-        for key, value in summary.items():
-            of = f"  of {summary['finished']} finished jobs" if key in AVERAGES else ""
+    if picture:
+        title = f"{Path(file).name} {arguments['select'] or ''}: {len(jobs)} jobs, {settings[0].cluster.total} GPUs"
+        plot.draw(picture, [(policy_id(each.policy), observer) for each, observer in runs], title)
+    summaries = [summary(each, observer) for each, observer in runs]
+    if len(summaries) > 1:
+        session.printer.items(summaries, COLUMNS)
+    elif session.printer.is_for_people:
+        for key, value in summaries[0].items():
+            of = f"  of {summaries[0]['finished']} finished jobs" if key in AVERAGES else ""
             session.printer.line(f"{key:34}  {'-' if value is None else value}{of}")
     else:
-        session.printer.document(summary)
-    return OK if summary["finished"] == summary["jobs"] else FAILED
+        session.printer.document(summaries[0])
+    return OK if all(each["finished"] == each["jobs"] for each in summaries) else FAILED
 
 
-def _run(jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay) -> dict[str, Any]:
-    from swarmsched.policies.registry import policy_id
+def _observed(session: Session, jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay) -> Observer:
     from swarmsched.replay.setup import prepared
 
-    observer = prepared(jobs, profiles, settings, time.perf_counter).run()
+    run = prepared(jobs, profiles, settings, time.perf_counter)
+    observer = run.observer
+    with Progress(settings.policy.name, is_quiet=session.is_quiet) as progress:
+        for now_s in run.steps():
+            finished = len(observer.finished)
+            progress.show(finished / len(jobs), f"{finished} of {len(jobs)} jobs, {show_duration(now_s)} of their time")
     if observer.policy_errors:
-        print(f"policy: {observer.first_policy_error} (the first of {observer.policy_errors})", file=sys.stderr)
+        session.warn(
+            f"{settings.policy.name}: {observer.first_policy_error} (first of {observer.policy_errors} errors)"
+        )
+    return observer
+
+
+def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
+    """One result as a document: how it was run, and what came of it."""
+    from swarmsched.policies.registry import policy_id
+
     head = {
         "policy": policy_id(settings.policy),
         "view": "perfect",
@@ -95,19 +142,31 @@ def _run(jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay
     return {**head, **observer.summary()}
 
 
-def _settings(arguments: Arguments) -> Replay:
-    from swarmsched.policies.registry import check_setting
-    from swarmsched.replay.perfect import Pacing
-    from swarmsched.replay.setup import CHECKPOINT_S, Replay
+def _policies(arguments: Arguments) -> list[PolicySetting]:
+    """Each with those of the parameters that it has; whoever is alone must have them all."""
+    from swarmsched.policies.registry import check_setting, kind_of
     from swarmsched.view import PolicySetting
 
+    names = [name.strip() for text in arguments["policy"] or ("swarm",) for name in text.split(",")]
     parameters = {name: _number("--parameter", name, value) for name, value in _pairs("--parameter", arguments)}
-    policy = PolicySetting(arguments["policy"] or "swarm", parameters)
-    check_setting(policy)
+    known = {name: [spec.name for spec in kind_of(PolicySetting(name)).parameters] for name in names}
+    settings = []
+    for name in names:
+        others = {each for other in names for each in known[other]} - set(known[name])
+        settings.append(PolicySetting(name, {key: value for key, value in parameters.items() if key not in others}))
+        check_setting(settings[-1])
+    return settings
+
+
+def _settings(arguments: Arguments) -> list[Replay]:
+    from swarmsched.replay.perfect import Pacing
+    from swarmsched.replay.setup import CHECKPOINT_S, Replay
+
     limits = {model: int(_number("--gpus-most", model, value)) for model, value in _pairs("--gpus-most", arguments)}
     pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
     knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
-    return Replay(policy, _cluster(arguments), knows, pacing, arguments.get("seed", 0), limits, checkpoint_s)
+    cluster, seed = _cluster(arguments), arguments.get("seed", 0)
+    return [Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s) for each in _policies(arguments)]
 
 
 def _cluster(arguments: Arguments) -> Cluster:

@@ -1,0 +1,153 @@
+"""The picture of a replay: how long jobs took, how much of the GPUs was held, and by jobs of which size.
+
+Policies stand side by side, in colours that people with any colour vision can tell apart (Okabe and Ito, 2008), and are
+named where they are drawn.  Needs matplotlib, which is an extra.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from swarmsched.replay.results import SIZES, Observer
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+SHADES = ("#DCE9F5", "#9CC4E0", "#4A90C4", "#08487F")
+"""Light to dark with the size of jobs."""
+LABEL_HEIGHT, LEVELS_APART = 7.0, 5
+TINY_H = 1e-6
+BINS = 240
+HOUR_S = 3_600.0
+
+
+def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
+    """A matplotlib Figure of all runs, each with its name."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # an extra: only who draws needs it
+
+    columns = 2 if len(runs) == 4 else min(3, len(runs))
+    rows = -(-len(runs) // columns)
+    drawn: Any = Figure(figsize=(12.0, 4.6 + 2.9 * rows), layout="constrained")
+    drawn.suptitle(title, fontsize=13, x=0.01, ha="left")
+    above, below = drawn.subfigures(2, 1, height_ratios=[4.4, 2.9 * rows])
+    times, use = above.subplots(1, 2)
+    _completion_times(times, runs)
+    _utilisation(use, runs)
+    longest_h = max(observer.elapsed_s for _, observer in runs) / HOUR_S
+    panels = below.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel, (name, observer) in zip(panels, runs, strict=False):
+        _allocation(panel, name, observer)
+        panel.set_xlim(0, longest_h)
+    for panel in panels[len(runs) :]:
+        panel.set_visible(False)
+    below.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9, frameon=False)
+    for row in range(rows):
+        panels[row * columns].set_ylabel("GPUs held")
+    for axes in (times, use, *panels):
+        axes.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def _look(number: int) -> dict[str, str]:
+    return {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number % len(STYLES)]}
+
+
+def _completion_times(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
+    """The share of all jobs that took no longer, the jobs that have not finished among them; names apart in height."""
+    levels = np.arange(10, 96, 2)
+    reached = np.full((len(runs), len(levels)), np.nan)  # log10 of hours by policy and level
+    for number, (_, observer) in enumerate(runs):
+        times_h = np.sort(observer.times_s) / HOUR_S
+        if len(times_h):
+            shares = 100 * np.arange(1, len(times_h) + 1) / observer.jobs
+            axes.step(times_h, shares, where="post", linewidth=1.8, **_look(number))
+            at = np.searchsorted(shares, levels)
+            reached[number, at < len(times_h)] = np.log10(np.maximum(times_h, TINY_H))[at[at < len(times_h)]]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for number, column, side in _free_places(reached, *np.log10(axes.get_xlim())):
+        axes.annotate(
+            f"{runs[number][0]}, mean {np.mean(runs[number][1].times_s) / HOUR_S:.3g} h",
+            (10 ** reached[number, column], levels[column]),
+            xytext=(8 * side, 0),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="center",
+            color=_look(number)["color"],
+            fontsize=9,
+        )
+    axes.set(xlabel="completion time (hours)", ylabel="jobs that took no longer (%)", ylim=(0, 102))
+    axes.set_title("Completion times", loc="left", fontsize=11)
+    axes.grid(alpha=0.25)
+
+
+def _free_places(reached: Any, low: float, high: float) -> list[tuple[int, int, int]]:
+    """(policy, level, side) where each label has most room up to the next line, levels apart from one another."""
+    places: list[tuple[int, int, int]] = []
+    for number, mine in enumerate(reached):
+        others = np.delete(reached, number, axis=0)
+        room = {}
+        for column in np.flatnonzero(~np.isnan(mine)):
+            if all(abs(column - used) >= LEVELS_APART for _, used, _ in places):
+                right = others[:, column][others[:, column] >= mine[column]]
+                left = others[:, column][others[:, column] <= mine[column]]
+                room[int(column), 1] = min([high, *right]) - mine[column]
+                room[int(column), -1] = mine[column] - max([low, *left])
+        if room:
+            places.append((number, *max(room, key=lambda place: room[place])))
+    return places
+
+
+def _utilisation(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
+    longest_s = max(observer.elapsed_s for _, observer in runs)
+    ends = []
+    for number, (_, observer) in enumerate(runs):
+        middles_h, held, usable = _binned(observer, longest_s / BINS)
+        share = 100 * held.sum(axis=1) / usable.clip(min=1e-9)
+        axes.plot(middles_h, share, linewidth=1.5, **_look(number))
+        axes.plot(middles_h[-1], share[-1], marker="o", markersize=5, clip_on=False, color=_look(number)["color"])
+        ends.append((float(share[-1]), number))
+    height = 100.0 + LABEL_HEIGHT
+    for end, number in sorted(ends, reverse=True):
+        height = min(end, height - LABEL_HEIGHT)
+        axes.annotate(
+            runs[number][0],
+            (1.02, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            color=_look(number)["color"],
+            fontsize=9,
+            annotation_clip=False,
+        )
+    axes.set(xlabel="time (hours)", ylabel="GPUs held, of those that are up (%)")
+    axes.set(ylim=(0, 102), xlim=(0, longest_s / HOUR_S))
+    axes.set_title("Utilisation", loc="left", fontsize=11)
+    axes.grid(alpha=0.25)
+
+
+def _allocation(axes: Any, name: str, observer: Observer) -> None:
+    """GPUs by the size of the jobs that hold them, the small ones at the bottom, below a line of those that are up."""
+    middles_h, held, usable = _binned(observer, observer.elapsed_s / BINS)
+    axes.stackplot(middles_h, held.T, colors=SHADES, labels=_size_names())
+    axes.plot(middles_h, usable, color="black", linewidth=1, label="GPUs that are up")
+    axes.set(xlabel="time (hours)", ylim=(0, None))
+    axes.set_title(f"Allocation, {name}", loc="left", fontsize=11)
+
+
+def _size_names() -> list[str]:
+    ranges = [f"held by jobs of {low + 1} to {high}" for low, high in pairwise(SIZES)]
+    return [f"held by jobs of {SIZES[0]} GPU", *ranges, f"held by jobs of more than {SIZES[-1]}"]
+
+
+def _binned(observer: Observer, width_s: float) -> tuple[Any, Any, Any]:
+    """Middles of bins in hours, and means over each bin: GPUs held by size of job (bins x sizes), GPUs up (bins)."""
+    seconds = np.array([each.seconds for each in observer.slices])
+    values = np.array([(*each.held, each.usable) for each in observer.slices], dtype=float)
+    ends_s = np.concatenate(([0.0], np.cumsum(seconds)))
+    sums = np.concatenate((np.zeros((1, values.shape[1])), np.cumsum(values * seconds[:, None], axis=0)))
+    edges_s = np.append(np.arange(0.0, ends_s[-1], width_s), ends_s[-1])
+    edges_s = edges_s[np.concatenate(([True], np.diff(edges_s) > 1e-6 * width_s))]
+    at_edges = np.stack([np.interp(edges_s, ends_s, column) for column in sums.T], axis=1)
+    means = np.diff(at_edges, axis=0) / np.diff(edges_s)[:, None]
+    return (edges_s[:-1] + edges_s[1:]) / 2 / HOUR_S, means[:, :-1], means[:, -1]
