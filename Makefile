@@ -10,6 +10,8 @@ TRAIN_STAMP := $(TRAIN)/.stamp
 TOOLS := $(CURDIR)/.tools
 PROGRAMS_STAMP := .tools/.stamp
 HOSTS_STAMP := .tools/.hosts
+INTEGRATIONS := .venv-integrations
+INTEGRATIONS_STAMP := $(INTEGRATIONS)/.stamp
 API := .venv-api
 API_STAMP := $(API)/.stamp
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
@@ -37,6 +39,11 @@ $(TRAIN_STAMP): $(STAMP) tests/train-requirements.txt
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(TRAIN)/bin/python -r tests/train-requirements.txt
 	touch $@
 
+$(INTEGRATIONS_STAMP): $(STAMP) tests/integrations-requirements.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(INTEGRATIONS)/bin/python -r tests/integrations-requirements.txt
+	touch $@
+
 $(ANSIBLE_STAMP): $(STAMP)
 	$(PYTHON) -m venv $(ANSIBLE)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(ANSIBLE)/bin/python 'ansible-core~=2.19.0' 'ansible-lint>=26,<27'
@@ -58,7 +65,7 @@ $(API_STAMP): $(STAMP)
 demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
-test: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_STAMP)
+test: bytecode $(TRAIN_STAMP) $(INTEGRATIONS_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
 
 # Each rule of the protocol, broken on purpose, is missed by a checker.
@@ -96,4 +103,4 @@ bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) $(ANSIBLE) $(API) .tools dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(INTEGRATIONS) $(ANSIBLE) $(API) .tools dist .mypy_cache .ruff_cache .pytest_cache

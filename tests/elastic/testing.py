@@ -15,7 +15,7 @@ from typing import Self
 import swarm_elastic
 
 PACKAGE = Path(swarm_elastic.__file__).parent
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 PRELUDE = "import json, os, sys, time\nimport swarm_elastic\n"
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 4}
 
