@@ -44,7 +44,7 @@ def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[De
 def _places(view: ClusterView, ranked: Sequence[JobView]) -> dict[JobId, tuple[Share, ...]]:
     """Who runs from now on, and where: on what is free now if possible, else on what lower ones would leave."""
     now, then = Room(view.nodes), Room(view.nodes).emptied()
-    places = {job.job_id: job.shares for job in ranked if not _may_move(job, now)}
+    places = {job.job_id: job.shares for job in ranked if not may_move(job, now)}
     for job in ranked:
         if job.job_id in places:
             take_if_there(then, [share for share in job.shares if then.has((share,))], job.demand)
@@ -65,7 +65,7 @@ def _places(view: ClusterView, ranked: Sequence[JobView]) -> dict[JobId, tuple[S
     return places
 
 
-def _may_move(job: JobView, room: Room) -> bool:
+def may_move(job: JobView, room: Room) -> bool:
     """Starting and stopping jobs are being decided on elsewhere; of one whose card names only a part of what it holds,
     or that is on a node that is not available, nobody knows what it would leave."""
     is_known = not job.card.hidden_ranks and room.has(job.shares)

@@ -114,6 +114,17 @@ POLICIES: Mapping[str, PolicyKind] = {
             resizes=True,
         ),
         PolicyKind(
+            "elastic-tiresias",
+            "tiresias, and running jobs grow into free GPUs and shrink while many wait (EDL)",
+            (
+                *_TIRESIAS,
+                Spec("waiting_max", "jobs that may wait before running ones shrink to their least", 10.0, 0.0, 1e6),
+            ),
+            f"{_ROOM}elastic_tiresias:ElasticTiresias",
+            plans_when_idle=True,
+            resizes=True,
+        ),
+        PolicyKind(
             "elastic-batch",
             "GPUs and batches where the sum of speed-ups is largest, first come, first served (IBM)",
             _ELASTIC_BATCH,

@@ -9,6 +9,7 @@ whoever has had as much as others is not favoured because it runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
@@ -33,6 +34,29 @@ class _Promoted(Value):
 _MEMORY = msgspec.msgpack.Decoder(Annotated[tuple[_Promoted, ...], Meta(max_length=JOBS_LIMIT)])
 
 
+@dataclass(frozen=True)
+class Place:
+    """A job's place in the line: the service that counts, and the class that follows from it, from 0."""
+
+    job: JobView
+    service_class: int
+    counted_gpu_s: float
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        return f"class {self.service_class + 1} with {self.counted_gpu_s:.0f} GPU-seconds"
+
+
+@dataclass(frozen=True)
+class Line:
+    """All jobs, the first to run first; what is to be remembered, and when time alone changes the line (0: never)."""
+
+    places: Sequence[Place]
+    memory: bytes
+    review_s: float
+
+
 class Tiresias:
     """See above."""
 
@@ -43,14 +67,19 @@ class Tiresias:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Deal the GPUs down the classes."""
+        line = self._line(view, now_s)
+        decisions = dealt(view, [(each.job, each.told) for each in line.places])
+        return Plan(decisions, line.memory, review_s=line.review_s)
+
+    def _line(self, view: ClusterView, now_s: float) -> "Line":
         merit = self._merit(view.history)
         since = {each.job_id: each.attained_gpu_s for each in _MEMORY.decode(view.memory)} if view.memory else {}
         counted = {job.job_id: self._counted(job, since, now_s) for job in view.jobs}
         ranked = sorted(view.jobs, key=lambda job: self._rank(job, counted[job.job_id], merit))
-        decisions = dealt(view, [(job, self._told(counted[job.job_id])) for job in ranked])
+        places = [Place(job, self._service_class(counted[job.job_id]), counted[job.job_id]) for job in ranked]
         kept = tuple([_Promoted(job.job_id, since[job.job_id]) for job in view.jobs if job.job_id in since])
         review_s = min((self._changes_in_s(job, counted[job.job_id], now_s) for job in view.jobs), default=inf)
-        return Plan(decisions, msgspec.msgpack.encode(kept), review_s=0.0 if review_s == inf else max(0.001, review_s))
+        return Line(places, msgspec.msgpack.encode(kept), 0.0 if review_s == inf else max(0.001, review_s))
 
     def _counted(self, job: JobView, since: dict[str, float], now_s: float) -> float:
         """GPU-seconds since its last promotion, which may be now."""
@@ -99,10 +128,7 @@ class Tiresias:
         """Seconds until it leaves its class by running, or comes back to the first by waiting."""
         gpus = max(1, job.ranks * job.demand.gpus)
         if job.state is JobState.RUNNING:
-            return (self._bound_gpu_s(counted_gpu_s) - counted_gpu_s) / gpus
+            return (self._bound_gpu_s(counted_gpu_s) - counted_gpu_s) / (job.card.attained_rate or gpus)
         if not is_waiting(job) or not self._service_class(counted_gpu_s):
             return inf
         return self._limit_s(job, counted_gpu_s) - job.queued_s(now_s)
-
-    def _told(self, counted_gpu_s: float) -> str:
-        return f"class {self._service_class(counted_gpu_s) + 1} with {counted_gpu_s:.0f} GPU-seconds"

@@ -59,7 +59,7 @@ def remembering(name: str, services_gpu_s: Sequence[float], **parameters: float)
     return lambda view, now_s: compute_plan(setting, changed(view, history=history), now_s)
 
 
-@pytest.mark.parametrize("policy", ["tiresias", "gittins"])
+@pytest.mark.parametrize("policy", ["tiresias", "gittins", "elastic-tiresias"])
 def test_tiresias_demotes_at_the_exact_moment_and_tells_when_to_look_again(policy: str) -> None:
     """The long job leaves the first class after 10 GPU-seconds, at 5 s; then the short one, which came at 1 s, runs."""
     jobs = [rigid(1, 0.0, 2, 20.0), rigid(2, 1.0, 2, 3.0)]
@@ -68,7 +68,7 @@ def test_tiresias_demotes_at_the_exact_moment_and_tells_when_to_look_again(polic
     assert sum(job.preemptions for job in observer.finished) == 1
 
 
-@pytest.mark.parametrize("policy", ["tiresias", "gittins"])
+@pytest.mark.parametrize("policy", ["tiresias", "gittins", "elastic-tiresias"])
 def test_tiresias_promotes_a_job_that_has_waited_its_runtime_times_the_knob(policy: str) -> None:
     """Without promotion the long job would wait until 42 s, when the stream of short ones ends."""
     jobs = [rigid(1, 0.0, 2, 12.0), *(rigid(2 + number, 4.0 * number, 2, 4.0) for number in range(1, 11))]

@@ -1,0 +1,73 @@
+"""Elastic Tiresias: jobs grow into what is free and pays, and shrink while many wait."""
+
+from typing import Any
+
+from swarmsched.api import JobState
+from swarmsched.estimate import Elastic, Estimate
+from swarmsched.ids import NodeId
+from swarmsched.policies.registry import compute_plan
+from swarmsched.resources import Share
+from swarmsched.view import Change, ClusterView, JobView, Plan, PolicySetting
+from tests.swarmsched.building import job_id, make_node
+from tests.swarmsched.policies.test_policies import NOW_S, ONE, job, waiting
+from tests.swarmsched.policies.test_resizing import BATCHES, POINTS
+
+FIRST, SECOND = 10.0, 4_000.0
+"""GPU-seconds of jobs in the first and in the second class."""
+
+
+def elastic(number: int, held: int, attained_gpu_s: float, **changes: Any) -> JobView:
+    """Asks for 2 of 1 to 8 ranks, and runs on node n1 with so many."""
+    shares = (Share(NodeId("n1"), held),) if held else ()
+    more = {"elastic": Elastic(1, 8, BATCHES, 256), "estimate": Estimate(points=POINTS), "first_started_utc_s": 1.0}
+    more |= {"shares": shares, "attained_gpu_s": attained_gpu_s, **changes}
+    return job(number, JobState.RUNNING if held else JobState.QUEUED, 2, ONE, **more)
+
+
+def plan_of(free: int, *jobs: JobView, **parameters: float) -> Plan:
+    view = ClusterView(1, (make_node("n1", free),), jobs)
+    return compute_plan(PolicySetting("elastic-tiresias", parameters), view, NOW_S)
+
+
+def sizes(plan: Plan) -> dict[str, tuple[Change, int]]:
+    return {decision.job_id: (decision.change, decision.target.ranks) for decision in plan.decisions}
+
+
+def test_a_running_job_grows_into_what_is_free() -> None:
+    assert sizes(plan_of(2, elastic(1, 2, FIRST))) == {job_id(1): (Change.GROW, 4)}
+
+
+def test_a_job_of_which_nothing_was_measured_keeps_the_size_that_it_asked_for() -> None:
+    assert sizes(plan_of(2, elastic(1, 2, FIRST, estimate=None))) == {job_id(1): (Change.KEEP, 0)}
+
+
+def test_a_waiting_job_counts_more_than_growth() -> None:
+    plan = plan_of(2, elastic(1, 2, FIRST), elastic(2, 0, 0.0))
+    assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.START, 2)}
+
+
+def test_jobs_beyond_the_first_class_shrink_to_their_least_while_many_wait() -> None:
+    old = elastic(1, 2, SECOND)
+    rigid = [waiting(number, 1, attained_gpu_s=2.0 * SECOND, first_started_utc_s=2.0) for number in range(2, 7)]
+    crowded = sizes(plan_of(2, old, *rigid, waiting_max=2.0))
+    assert crowded[job_id(1)] == (Change.SHRINK, 1)
+    assert sorted(change.value for change, _ in crowded.values()) == [
+        "shrink",
+        "start",
+        "start",
+        "wait",
+        "wait",
+        "wait",
+    ]
+    assert sizes(plan_of(2, old, *rigid))[job_id(1)] == (Change.KEEP, 0)
+
+
+def test_a_job_of_the_first_class_does_not_shrink() -> None:
+    rigid = [waiting(number, 3) for number in range(2, 7)]
+    assert sizes(plan_of(2, elastic(1, 2, FIRST), *rigid, waiting_max=2.0))[job_id(1)] == (Change.GROW, 4)
+
+
+def test_who_has_had_least_takes_the_place_of_who_has_had_more() -> None:
+    plan = plan_of(0, elastic(1, 4, SECOND), waiting(2, 4))
+    assert sizes(plan) == {job_id(1): (Change.STOP, 0), job_id(2): (Change.WAIT, 4)}
+    assert {decision.taker for decision in plan.decisions} == {"", job_id(2)}
