@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
 
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+
 COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
 """What a script may declare, in the order in which it is believed, and the count that grows to it."""
@@ -21,6 +23,10 @@ BLOCKS_FOR_INTERVAL = 4
 RECENT = 16
 BLOCK_S = 0.1
 """Shorter ones would measure how late reports come."""
+LEAST = 1e-9
+"""Of growth that counts: with less, nonsense could make rates infinite."""
+BATCH_MOST, STEPS_MOST = 2**32 - 1, 1e15
+"""What a card can carry, and more than anybody will train."""
 DEVIATIONS = 2.0
 """Half an interval, in standard deviations: it holds the outcome about 19 times of 20 if all goes on as it went."""
 
@@ -52,7 +58,7 @@ class Pace:
             self._blocks.clear()
             self._recent.clear()
             return "" if last is None else "backward"
-        if count == last:
+        if count - last < LEAST:
             return "frozen"
         units, seconds = count - self._begin[0], at_s - self._begin[1]
         if seconds >= self._shortest_s:
@@ -159,3 +165,31 @@ class Progress:
         count = TOTALS[total]
         left = max(0.0, self._figures[total] - self._figures[count])
         return self._paces[count].remaining(left) if left else Remaining(0.0, 0.0, 0.0)
+
+    def estimate(self, ranks: int, nodes: int) -> Estimate:
+        """What a card may tell planners of it; `ranks` and `nodes` are those of the whole job.
+
+        One measured point and no fit, which is the planner's (`models.fit.SpeedBook`): a step is taken to have one
+        micro-step, since nobody tells of more, and no part of it to synchronise.  What is left is known where it was
+        declared; the batch is taken to be the first one.
+        """
+        step, step_s, samples_per_s = self._figures.get("step", 0.0), self.step_s, self.samples_per_s
+        batch = round(step_s * samples_per_s) if step_s and samples_per_s else 0
+        local_batch, noise = round(batch / ranks), self._figures.get("grad_noise")
+        is_known = step_s is not None and local_batch > 0 and batch <= BATCH_MOST
+        return Estimate(
+            points=(SpeedPoint(ranks, nodes, local_batch, step_s),) if step_s and is_known else (),
+            noise=(NoisePoint(batch, noise),) if noise is not None and is_known else (),
+            remaining=self._steps_left(step),
+            done=step,
+        )
+
+    def _steps_left(self, step: float) -> float:
+        """0: not known, or none."""
+        total = self.declared
+        if not total or not step:
+            return 0.0
+        count = self._figures[TOTALS[total]]
+        steps_each = step / count if count else 0.0  # of a step itself 1
+        steps = max(0.0, self._figures[total] - count) * steps_each
+        return steps if steps <= STEPS_MOST else 0.0

@@ -1,4 +1,4 @@
-"""How long `swarm_elastic.checkpoint()` keeps a training script: it only puts a name into a queue.
+"""How long `swarm_elastic.checkpoint()` and `report()` keep a training script: they only put something into a queue.
 
 Each case is a script of its own that computes between its calls, as training does, so that what the thread behind the
 queue costs its caller is in the figures.  "Answers" is a scripted agent on a real socket, "real agent" a job of one,
@@ -30,6 +30,11 @@ SCRIPT = f"""
 import json, os, sys, time
 import swarm_elastic
 count, step_s, folder = int(sys.argv[1]), float(sys.argv[2]), os.environ.get("SWARM_CHECKPOINT_DIR")
+def report(number):
+    return swarm_elastic.report(step=number, samples=64 * number, loss=0.5, total_steps=count)
+def checkpoint(_):
+    return swarm_elastic.checkpoint("last")
+call = report if "report" in sys.argv else checkpoint
 if folder:
     with open(os.path.join(folder, "last"), "wb") as file:
         file.write(os.urandom({FILE_BYTES}))
@@ -39,7 +44,7 @@ for number in range(count):
     while time.perf_counter() < end_s:
         pass
     begun_s = time.perf_counter()
-    is_taken = swarm_elastic.checkpoint("last")
+    is_taken = call(number)
     took.append(time.perf_counter() - begun_s)
     given_up += not is_taken
     begun_s = time.perf_counter()
@@ -50,6 +55,7 @@ print(json.dumps([took, given_up, nothing, str(getattr(swarm_elastic.last_result
 os._exit(0)  # what waits still is not what is measured
 """
 ANSWER = json.dumps({"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 1}).encode() + b"\n"
+TAKEN = json.dumps({"v": 1, "type": "report", "ok": True, "ignored": []}).encode() + b"\n"
 
 Row = tuple[str, float, str]
 Run = tuple[list[float], int, float]
@@ -65,28 +71,32 @@ def run() -> list[Row]:
         rows += _rows("agent away", [_script(Path(folder) / "none", 2_000, 0.001) for _ in range(RUNS)])
         with _listening(path, b""):
             silent = [_script(path, 100_000, 0.0) for _ in range(RUNS)]
+            ignored = [_script(path, 100_000, 0.0, "report") for _ in range(RUNS)]
+        with _listening(path, TAKEN):
+            reported = [_script(path, 2_000, 0.001, "report") for _ in range(RUNS)]
     assert all(given_up > 10_000 for _, given_up, _ in silent), "the queue was never full"
-    return [*rows, *_rows("agent silent, queue full", silent), *_rows("real agent, 1 MB each", _real())]
+    rows += _rows("agent silent, queue full", silent) + _rows("real agent, 1 MB each", _real())
+    return [*rows, *_rows("agent answers", reported, "report"), *_rows("agent silent", ignored, "report")]
 
 
-def _rows(case: str, runs: list[Run]) -> list[Row]:
+def _rows(case: str, runs: list[Run], call: str = "checkpoint") -> list[Row]:
     took = [each for run, _, _ in runs for each in run]
     return [
-        (f"checkpoint(): {case}, median of {len(took)}", statistics.median(took) * 1e6, "us"),
-        (f"checkpoint(): {case}, longest (<= {TARGET_MS})", max(took) * 1e3, "ms"),
-        (f"checkpoint(): {case}, calls over {TARGET_MS} ms", sum(each > TARGET_MS / 1e3 for each in took), ""),
+        (f"{call}(): {case}, median of {len(took)}", statistics.median(took) * 1e6, "us"),
+        (f"{call}(): {case}, longest (<= {TARGET_MS})", max(took) * 1e3, "ms"),
+        (f"{call}(): {case}, calls over {TARGET_MS} ms", sum(each > TARGET_MS / 1e3 for each in took), ""),
         (f"empty loop beside it: {case}, longest", max(nothing for _, _, nothing in runs) * 1e3, "ms"),
     ]
 
 
-def _script(path: Path, count: int, step_s: float) -> Run:
+def _script(path: Path, count: int, step_s: float, call: str = "checkpoint") -> Run:
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(Path(swarm_elastic.__file__).parents[1]),
         "SWARM_TASK_SOCKET": str(path),
         "SWARM_TASK_TOKEN": "token",
     }
-    command = [sys.executable, "-c", SCRIPT, str(count), str(step_s)]
+    command = [sys.executable, "-c", SCRIPT, str(count), str(step_s), call]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     took, given_up, nothing, _ = json.loads(done.stdout)
     return took, given_up, nothing

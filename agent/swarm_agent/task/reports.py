@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm_agent.task.tasksocket import Refusal, Request
+from swarmsched.estimate import Estimate
 from swarmsched.ids import TaskKey
 from swarmsched.models.progress import FIGURES, TOTALS, Progress
 from swarmsched.task import TaskOrder
@@ -56,6 +57,11 @@ class TaskReports:
     def tasks(self) -> Mapping[TaskKey, Reported]:
         """Of the tasks of this node that have reported."""
         return self._tasks
+
+    def estimate(self, key: TaskKey) -> Estimate | None:
+        """What a card may tell planners of the job, by what its ranks here have reported; None where they have not."""
+        order, reported = self._order_of(key), self._tasks.get(key)
+        return reported.progress.estimate(order.world_size, len(order.shares)) if order and reported else None
 
     def forget(self, key: TaskKey) -> None:
         """The task is no more."""

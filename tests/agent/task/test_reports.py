@@ -125,6 +125,18 @@ async def test_a_task_that_is_over_is_told_so_and_forgotten(desk) -> None:
     assert desk.tasks == {}
 
 
+async def test_a_task_that_reports_yields_an_estimate(desk) -> None:
+    assert desk.estimate(KEY) is None
+    for step in range(3):
+        await desk.tell(step=step, samples=step * 32, total_steps=10)
+    estimate = desk.estimate(KEY)
+    assert [(point.ranks, point.nodes, point.local_batch, point.step_s) for point in estimate.points] == [
+        (1, 1, 32, 1.0)
+    ]
+    assert (estimate.remaining, estimate.done) == (8.0, 2.0)
+    assert desk.estimate(OTHER) is None
+
+
 async def test_whatever_comes_as_json_is_answered(desk) -> None:
     """Drawn from a seed; nothing but an answer or a refusal may come of it."""
     rng = random.Random(11)

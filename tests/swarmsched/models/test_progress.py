@@ -1,14 +1,19 @@
 """How far and how fast: counts that grow, odd ones included, and what follows for the time that is left."""
 
 import random
-from math import sqrt
+from itertools import product
+from math import inf, sqrt
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.models.fit import SpeedBook
 from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, TOTALS, Pace, Progress
+from swarmsched.models.speed import SpeedModel
+from swarmsched.wire.codec import encode_value
 
 
 def paced(steps, seconds, begin_s=0.0):
@@ -119,7 +124,48 @@ def test_speed_is_that_of_the_last_blocks():
     assert (progress.step_s, progress.samples_per_s) == (0.5, 256.0)
 
 
-values = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15, allow_subnormal=False))
+def trained(steps=40, batch=256, step_s=0.5, **figures):
+    progress = Progress()
+    for step in range(steps + 1):
+        progress.take(0, {"step": step, "samples": step * batch, **figures}, step * step_s)
+    return progress
+
+
+def test_what_planners_are_told_is_what_was_measured():
+    estimate = trained(total_steps=100, grad_noise=8.5).estimate(4, 2)
+    assert estimate == Estimate(
+        points=(SpeedPoint(4, 2, 64, 0.5),), noise=(NoisePoint(256, 8.5),), remaining=60.0, done=40.0
+    )
+    assert trained(total_epochs=4, epoch=1).estimate(4, 2).remaining == 120.0
+
+
+def test_what_nobody_has_told_planners_are_not_told():
+    assert Progress().estimate(4, 2) == Estimate()
+    progress = Progress()
+    progress.take(0, {"loss": 0.5, "grad_noise": 3.0, "total_steps": 9}, 0.0)
+    assert progress.estimate(4, 2) == Estimate()
+    assert trained(batch=2**40).estimate(4, 2).points == ()
+    assert trained(batch=1).estimate(4, 2).points == ()  # fewer samples than ranks: not the batch of one step
+
+
+def test_live_points_fit_as_those_of_replays_do():
+    """Reports of one model on several sizes, as the planner would gather them from cards."""
+    truth, book = SpeedModel(0.02, 0.001, 0.05, 0.005, 0.1, 0.01, 1.0), SpeedBook()
+    for ranks, nodes, local_batch in product((1, 2, 4), (1, 2), (32, 64, 128)):
+        if nodes <= ranks:
+            step_s = truth.step_time(ranks, nodes, local_batch).step_s
+            (point,) = trained(60, local_batch * ranks, step_s).estimate(ranks, nodes).points
+            assert (point.ranks, point.nodes, point.local_batch) == (ranks, nodes, local_batch)
+            book.observe(point.ranks, point.nodes, point.local_batch, point.step_s, point.sync_s)
+    assert [(each.ranks, each.step_s) for each in book.points if each.local_batch == 64 and each.nodes == 1] == [
+        (ranks, pytest.approx(truth.step_time(ranks, 1, 64).step_s)) for ranks in (1, 2, 4)
+    ]
+    predicted = book.fitted.model.step_time(2, 1, 96).step_s
+    assert predicted == pytest.approx(truth.step_time(2, 1, 96).step_s, rel=0.2)
+
+
+odd = st.sampled_from([5e-324, 1e-300, 1e-9, 0.1, 1, 2, 1e15])
+values = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15), odd)
 reports = st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from(FIGURES), values), st.floats(-1e9, 1e9))
 
 
@@ -129,8 +175,9 @@ def test_no_order_of_reports_does_harm(told):
     for rank, figures, at_s in told:
         assert set(progress.take(rank, figures, at_s)) <= {"backward", "frozen"}
         for rate in (progress.step_s, progress.samples_per_s):
-            assert rate is None or rate > 0
+            assert rate is None or 0 < rate < inf
         if all(progress.figures.get(name, 1) for name in TOTALS) and (left := progress.remaining):
-            assert left.seconds >= 0
+            assert 0 <= left.seconds < inf
             assert (left.low_s or 0.0) <= left.seconds
             assert left.high_s is None or left.seconds <= left.high_s
+            encode_value(Estimate, progress.estimate(4, 2))
