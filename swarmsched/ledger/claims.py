@@ -6,7 +6,7 @@ free, and what victims of a preemption leave goes to whom it was taken for (prot
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from swarmsched.fields import Value
 from swarmsched.ids import JobId
@@ -54,6 +54,10 @@ class Claims:
     def drop(self, job_id: JobId) -> None:
         """The job has what it claimed, or wants it no more."""
         self._claims.pop(job_id, None)
+
+    def drop_if(self, is_over: Callable[[ClaimRequest], bool]) -> None:
+        """Those that nobody can use or withdraw any more."""
+        self._claims = {job_id: claim for job_id, claim in self._claims.items() if not is_over(claim.request)}
 
     def expire(self, now_s: float) -> bool:
         """Drop what has lapsed; true when something had."""

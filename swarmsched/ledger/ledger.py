@@ -14,7 +14,7 @@ Every changing method returns its answer together with the writes that must be o
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -201,6 +201,10 @@ class Ledger:
         has_room = self._claims.put(request, now_s)
         refusal = Refusal.NONE if has_room else Refusal.CLAIMED
         return self._answer(request, refusal, "" if has_room else "too many claims stand here", request.epoch), []
+
+    def drop_claims(self, is_over: Callable[[ClaimRequest], bool]) -> None:
+        """Keep nothing for those any more."""
+        self._claims.drop_if(is_over)
 
     def commit(self, request: CommitRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
         """Turn a live hold into a lease.  A higher epoch with the same attempt takes the booking over."""

@@ -848,8 +848,11 @@ class JobShepherd:
 
         def end(record: JobRecord) -> dict[str, object] | None:
             has_gang = record.state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+            # A gang that ended by itself before its stop was durable need not make room any more.
+            is_obsolete = record.stop_reason is EndReason.PREEMPTED
+            stop_reason = EndReason.NONE if is_obsolete else record.stop_reason
             failures, utc_s = self._gang.failures, self._utc_s(now_s)
-            change = changes.ended(JobEvent.EXITED, failures, record.stop_reason, utc_s, self._ran_s(now_s))
+            change = changes.ended(JobEvent.EXITED, failures, stop_reason, utc_s, self._ran_s(now_s))
             return change(record) if has_gang else None
 
         return self._write(end, self._ended)

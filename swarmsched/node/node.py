@@ -9,6 +9,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from swarmsched.api import JobState
 from swarmsched.authority.message import ContactAnswered, SilenceAnswer
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
 from swarmsched.effects import Announce, Effect, ReplyToClient, SendPeer
@@ -53,6 +54,7 @@ from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
+    ClaimRequest,
     Opening,
     OwnerAnswer,
     OwnerCommand,
@@ -306,6 +308,8 @@ class Node:
     def _on_state(self, event: DatagramReceived | PeerMessageReceived, clock: Clock) -> list[Effect]:
         """Gossip on nodes and jobs; where it tells of room for what waits here, the queue is looked at."""
         effects = self._state.step(event, clock.now_s)
+        if self._ledger.claims:
+            self._ledger.drop_claims(self._is_succeeded)
         if self._state.opening_count != self._seen_opening_count:
             self._seen_opening_count = self._state.opening_count
             if self._placement.waiting_count:
@@ -315,6 +319,11 @@ class Node:
             self._is_mere_gossip = False
             self._placement.others_wait(clock.now_s)
         return effects
+
+    def _is_succeeded(self, claim: ClaimRequest) -> bool:
+        """Its job has ended, or has another shepherd, who does not know of it."""
+        location = self._state.locations.get(claim.job_id)
+        return location is not None and (location.state is JobState.ENDED or location.epoch > claim.epoch)
 
     def _on_owner_said(
         self, sender: NodeId, message: OwnerAnswer | TaskReport | Opening, clock: Clock

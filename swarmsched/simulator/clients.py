@@ -104,7 +104,7 @@ class Clients:
 
     def _can_run(self, spec: JobSpec) -> bool:
         """True while the machines that are up are enough for it."""
-        hosts = [host for host in self._swarm.up if host.node_id not in spec.exclude]
+        hosts = [host for host in self._swarm.up if not (host.is_witness or host.node_id in spec.exclude)]
         offered = [host.resources for host in hosts if not spec.nodes or host.node_id in spec.nodes]
         free = [Free(counted(each.gpus), each.cpu_count, each.memory_bytes) for each in offered]
         return sum(ranks_that_fit(each, spec.demand) for each in free) >= spec.ranks

@@ -115,7 +115,7 @@ class Host:
         self._rng = rng
         self._surroundings = surroundings
         self._make_node = make_node
-        self._is_witness = is_witness
+        self.is_witness = is_witness
         self._retained_jobs = retained_jobs
         self._stepped, self._performed = hooks(observers, "stepped"), hooks(observers, "performed")
         self._on_start, self._on_crash = hooks(observers, "agent_started"), hooks(observers, "agent_crashed")
@@ -175,7 +175,7 @@ class Host:
             utc_s=self.clock.utc_s,
             seeds=self._seeds,
             software_version="simulated",
-            is_witness=self._is_witness,
+            is_witness=self.is_witness,
             retained_jobs=self._retained_jobs,
         )
         self.generation = config.generation

@@ -18,6 +18,7 @@ from swarmsched.ledger.message import (
     HoldRequest,
     LaunchRequest,
     OwnerAnswer,
+    PreemptRequest,
     Refusal,
     ReleaseRequest,
     SignalRequest,
@@ -32,7 +33,7 @@ from swarmsched.negotiation.shepherd import WAITING_MAX, Clock, JobShepherd
 from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
-from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record
+from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id, make_record
 
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
 SHARES = (Share(A, 2), Share(B, 1))
@@ -329,6 +330,18 @@ def test_a_cancelled_job_whose_ranks_end_with_zero_is_no_success():
         scene.report(B, TaskStage.EXITED, 6, [RankExit(2, 0)])
         assert scene.record.end_reason is EndReason.CANCELLED
         assert (shell_exit_code(scene.record), own_exit_code(scene.record)) == expected
+
+
+def test_a_gang_that_ends_before_its_preemption_is_durable_has_completed(scene):
+    scene.run()
+    scene.is_register_silent = True
+    request = PreemptRequest(JOB, 7, job_id(1), B, "fifo", (0,), is_decided=True)
+    scene.do(scene.shepherd.preempt(request, "", scene.clock))
+    for node, ranks in ((A, (0, 1)), (B, (2,))):
+        scene.report(node, TaskStage.EXITED, 9, [RankExit(rank, 0) for rank in ranks])
+    scene.decide()
+    assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.COMPLETED)
+    assert shell_exit_code(scene.record) == 0
 
 
 def test_stop_is_repeated_until_the_owner_has_stopped(scene):

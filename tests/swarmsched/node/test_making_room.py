@@ -114,6 +114,19 @@ def test_nothing_is_kept_for_a_job_that_was_cancelled_while_it_waited():
     assert not events(watched, "claim.used")
 
 
+def test_nothing_is_kept_by_a_claim_of_a_shepherd_that_was_succeeded():
+    """Its successor knows nothing of it, and cannot withdraw it when the job ends."""
+    watched = Watched(5, 2, 12)
+    for node in watched.nodes:
+        run(watched, 1, seconds="900", node=node, nodes=(node,), max_restarts=0)
+    big = watched.submit(9, "sleep", "10", node=N0)
+    assert watched.swarm.run_until(lambda: bool(events(watched, "claim.made")), 90.0)
+    first = watched.swarm.record(big).shepherd
+    watched.swarm.hosts[first].cut_power()
+    up = [host for host in watched.swarm.up if host.node_id != first]
+    assert watched.swarm.run_until(lambda: not any(host.node.ledger.claims for host in up), 30.0)
+
+
 def test_a_claim_on_a_node_that_dies_is_given_up_and_made_elsewhere():
     """It would keep the job from claiming again, and the other nodes' GPUs from everybody."""
     watched = Watched(5, 2, 12)
