@@ -40,12 +40,13 @@ class Sized:
         return ""
 
     @property
-    def _is_kept(self) -> bool:
+    def is_kept(self) -> bool:
+        """True when it keeps its size, and so its hosts."""
         return 0 < self.ranks == self.held
 
     def placed(self, room: Room, now: Room, taker: str) -> Decision:
         """Its decision; booked in the room that is left when all others have what they get."""
-        if self._is_kept:
+        if self.is_kept:
             return self._rebatched()
         job, shares = self.job, self._hosts(room)
         if not shares:
@@ -107,7 +108,7 @@ def opened(
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     """Decisions on all, in a room without them; `now` is the room as it is."""
     for each in sized:
-        if 0 < each.ranks == each.held:
+        if each.is_kept:
             room.take(each.job.shares, each.job.demand)
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
     taker = next((each.job.job_id for each in ordered if each.ranks and not each.held), "")

@@ -51,14 +51,8 @@ def test_jobs_beyond_the_first_class_shrink_to_their_least_while_many_wait() -> 
     rigid = [waiting(number, 1, attained_gpu_s=2.0 * SECOND, first_started_utc_s=2.0) for number in range(2, 7)]
     crowded = sizes(plan_of(2, old, *rigid, waiting_max=2.0))
     assert crowded[job_id(1)] == (Change.SHRINK, 1)
-    assert sorted(change.value for change, _ in crowded.values()) == [
-        "shrink",
-        "start",
-        "start",
-        "wait",
-        "wait",
-        "wait",
-    ]
+    changes = [change for change, _ in crowded.values()]
+    assert (changes.count(Change.START), changes.count(Change.WAIT)) == (2, 3)
     assert sizes(plan_of(2, old, *rigid))[job_id(1)] == (Change.KEEP, 0)
 
 

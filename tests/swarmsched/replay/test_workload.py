@@ -7,7 +7,7 @@ import pytest
 from swarmsched.errors import ConfigError
 from swarmsched.replay.workload import profiles, rows, select, trace_jobs
 
-JOBS = ["job_id,submit_time_s,num_gpus,duration_s,model", "b,10,2,5.5,", "a,0,1,7,bert"]
+JOBS = ["job_id,submit_time_s,num_gpus,duration_s,model,user", "b,10,2,5.5,,ada", "a,0,1,7,bert,"]
 
 
 def read(lines: list[str]) -> list[dict[str, str]]:
@@ -17,7 +17,7 @@ def read(lines: list[str]) -> list[dict[str, str]]:
 def test_jobs_come_in_order_of_their_submission() -> None:
     first, second = trace_jobs("jobs.csv", read(JOBS))
     assert (first.job_id, first.gpus, first.duration_s, first.model) == ("a", 1, 7.0, "bert")
-    assert (second.submitted_s, second.kind) == (10.0, "")
+    assert (second.submitted_s, second.kind, first.user, second.user) == (10.0, "", "", "ada")
     assert "bert" not in first.kind
 
 
@@ -26,7 +26,7 @@ def test_jobs_come_in_order_of_their_submission() -> None:
     [("nan", "submit_time_s"), ("-1", "submit_time_s"), ("soon", "submit_time_s"), ("", "submit_time_s")],
 )
 def test_a_cell_that_cannot_be_used_is_named(cell: str, column: str) -> None:
-    lines = [JOBS[0], f"a,{cell},1,7,"]
+    lines = [JOBS[0], f"a,{cell},1,7,,"]
     with pytest.raises(ConfigError, match=re.escape(f"jobs.csv, row 2, {column}")):
         trace_jobs("jobs.csv", read(lines))
 
