@@ -221,6 +221,12 @@ def test_las_stops_no_job_of_which_it_does_not_know_all_that_it_holds() -> None:
         assert tuple(entry.job_id for entry in plan.decisions if entry.taker == job_id(2)) == expected
 
 
+def test_las_starts_nobody_where_another_is_to_run_once_room_is_made() -> None:
+    old = running(1, [("n1", 2)], attained_gpu_s=9_000.0, running_s=900.0)
+    plan = plan_of(LAS, [make_node("n1", 2)], [old, waiting(2, 4), waiting(3, 1)])
+    assert actions(plan) == {job_id(1): "stop", job_id(2): "wait", job_id(3): "wait"}
+
+
 def test_las_orders_by_attained_class_and_within_it_by_first_start() -> None:
     jobs = [
         waiting(1, 1, attained_gpu_s=4_000.0, first_started_utc_s=50.0),

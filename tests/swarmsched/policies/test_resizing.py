@@ -52,6 +52,8 @@ def views(draw: Any) -> ClusterView:
         shares = _taken(free, held)
         state = JobState.RUNNING if shares else JobState.QUEUED
         more: dict[str, Any] = {"user": draw(st.sampled_from(["", "ada", "bob"])), "priority": draw(st.integers(-1, 1))}
+        if shares:
+            more["running_s"] = draw(st.sampled_from([0.0, 900.0]))
         if shares or draw(st.booleans()):
             more |= {"attained_gpu_s": draw(st.sampled_from([1.0, 4_000.0, 9_000.0])), "first_started_utc_s": 1.0}
         demand = Demand(gpus=1)
