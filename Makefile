@@ -18,7 +18,7 @@ export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
 
-.PHONY: all setup bytecode demo test breaks chaos lint format bench faults soak acceptance clean
+.PHONY: all setup bytecode demo test breaks chaos lint format bench faults soak science acceptance clean
 
 all: lint test
 
@@ -98,6 +98,11 @@ faults: bytecode
 # Twenty thousand seeds of this commit; goes on where it was stopped.  SOAK_SEEDS=0:20000 SOAK_SHARD=1/4
 soak: bytecode
 	$(BIN)/python -m tests.soak
+
+# Every table and picture of docs/scheduling.md from the recorded workloads; goes on where it was stopped.
+# QUICK=1: one workload of each, in minutes.  SCIENCE_JOBS=4 SCIENCE_RESULTS=.science SCIENCE_TRACES=../shared/traces
+science: bytecode
+	$(BIN)/python -m tests.science
 
 bench: bytecode
 	$(BIN)/python -m tests.benchmarks

@@ -92,8 +92,8 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
         plot.check(picture)
     try:
         settings = _settings(arguments)
-        profiles = _profiles(arguments["profiles"])
-        jobs = _jobs(file, arguments["select"])
+        profiles = read_profiles(arguments["profiles"])
+        jobs = read_jobs(file, arguments["select"])
         runs = [(each, _observed(session, jobs, profiles, each)) for each in settings]
     except ConfigError as error:
         raise UsageError(str(error), error.remedy) from error
@@ -203,7 +203,8 @@ def _number(option: str, name: str, text: str) -> float:
         raise UsageError(f"{option} {name}={text!r} is no number", f"as in {option} {name}=1") from None
 
 
-def _jobs(file: str, selection: str | None) -> list[TraceJob]:
+def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
+    """The jobs of a table, or those with `COLUMN=VALUE,...`; UsageError or ConfigError names what cannot be used."""
     from swarmsched.replay.workload import rows, select, trace_jobs
 
     wanted = {}
@@ -217,7 +218,8 @@ def _jobs(file: str, selection: str | None) -> list[TraceJob]:
     return trace_jobs(file, select(file, table, wanted))
 
 
-def _profiles(folder: str | None) -> Mapping[str, Profile]:
+def read_profiles(folder: str | None) -> Mapping[str, Profile]:
+    """Profiles by model from the tables of a folder; none without one.  Errors as above."""
     from swarmsched.replay.workload import profiles
 
     if folder is None:

@@ -1,0 +1,170 @@
+"""Every table and picture of docs/scheduling.md, run again from the recorded workloads: `make science`.
+
+`cells.csv` says what is run.  SCIENCE_RESULTS names the folder of results (.science), SCIENCE_TRACES that of the
+workloads (../shared/traces), SCIENCE_JOBS the number of processes (one for each core).  Each finished run is appended
+to `runs.csv` there with the commit of the code; what the file has for this commit is not run again, so a run that was
+stopped goes on where it was.  Code with changes is refused: its results would belong to no commit.
+
+With QUICK=1 one workload of each is run, and the tables go to the folder of results instead of the page.
+"""
+
+import csv
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from swarm_client.plot import draw
+from swarm_client.progress import Progress
+from swarmsched.models import ONE_THREAD
+from swarmsched.policies.registry import policy_id
+from tests.science.cells import Cell, Line, read_lines
+from tests.science.page import Results, put, table
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CODE = ("swarmsched", "tests/science")
+KEY = ("policy", "parameters", "knows", "tick_s", "pause_s", "trace", "load", "workload", "cluster", "gpus_most")
+TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
+TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds", "cpu_s")
+PICTURE = "picture"
+
+
+class UsageProblem(Exception):
+    """A variable that cannot be used: what it is, and what it should be."""
+
+
+@dataclass(frozen=True)
+class Science:
+    """What is to be done here."""
+
+    commit: str
+    traces: Path
+    results: Path
+    jobs: int
+    is_quick: bool = False
+    lines: Path = HERE / "cells.csv"
+    page: Path = ROOT / "docs" / "scheduling.md"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], commit: str) -> "Science":
+        jobs = environment.get("SCIENCE_JOBS") or str(os.cpu_count() or 1)
+        if not jobs.isdecimal() or not 1 <= int(jobs) <= 1_024:
+            raise UsageProblem(f"SCIENCE_JOBS={jobs} is no number of processes; write one from 1 to 1024")
+        traces = Path(environment.get("SCIENCE_TRACES") or ROOT.parent / "shared" / "traces")
+        if not (traces / "workloads").is_dir():
+            raise UsageProblem(f"SCIENCE_TRACES={traces} has no folder of workloads; name the folder of the traces")
+        results = Path(environment.get("SCIENCE_RESULTS") or ROOT / ".science")
+        return cls(commit, traces, results, int(jobs), environment.get("QUICK", "") not in ("", "0"))
+
+    @property
+    def record(self) -> Path:
+        """Where finished runs are."""
+        return self.results / "runs.csv"
+
+    def done(self) -> dict[tuple[str, ...], Mapping[str, Any]]:
+        """Finished runs of this commit."""
+        if not self.record.exists():
+            return {}
+        with self.record.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["commit"] == self.commit]
+        return {tuple(row[column] for column in KEY): row for row in rows}
+
+
+def science(plan: Science) -> None:
+    """Run what is missing, and write the tables and the picture."""
+    lines = read_lines(plan.lines)
+    cells = {cell.key: cell for line in lines if line.table != PICTURE for cell in line.cells(is_quick=plan.is_quick)}
+    done = plan.done()
+    missing = sorted([cell for key, cell in cells.items() if key not in done], key=lambda cell: cell.line.load)[::-1]
+    plan.results.mkdir(parents=True, exist_ok=True)
+    with Progress("science") as progress:
+        for cell, told in _told(plan, missing):
+            _append(plan, cell, told)
+            done[cell.key] = told
+            count = sum(key in done for key in cells)
+            progress.show(count / len(cells), f"{count} of {len(cells)} runs")
+            if not sys.stderr.isatty():
+                print(f"{count} of {len(cells)}: {' '.join(filter(None, cell.key))}: {told['avg_jct_s']} s", flush=True)
+    _write(plan, lines, done)
+
+
+def _told(plan: Science, missing: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Results as they come, in processes of their own."""
+    os.environ.update(ONE_THREAD)  # for the children: they import numpy anew
+    with ProcessPoolExecutor(plan.jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(cell.result, plan.traces): cell for cell in missing}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _append(plan: Science, cell: Cell, told: Mapping[str, Any]) -> None:
+    """One line more, on disk before the next."""
+    is_new = not plan.record.exists()
+    with plan.record.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(["commit", *KEY, *TOLD])
+        writer.writerow([plan.commit, *cell.key, *[told[column] for column in TOLD]])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
+    names = list(dict.fromkeys(line.table for line in lines if line.table != PICTURE))
+    cpu_s = sum(float(row["cpu_s"]) for row in done.values())
+    origin = (
+        f"`make science`, commit {plan.commit}, {len(done)} runs, {cpu_s / 60:.0f} minutes of one core: {_machine()}."
+    )
+    page = plan.page.read_text(encoding="utf-8")
+    for name in names:
+        of_table = [line for line in lines if line.table == name]
+        page = put(page, name, table(of_table, done, plan.traces, is_quick=plan.is_quick))
+    page = put(page, "origin", origin)
+    target = plan.results / plan.page.name if plan.is_quick else plan.page
+    target.write_text(page, encoding="utf-8")
+    drawn = [cell for line in lines if line.table == PICTURE for cell in line.cells(is_quick=True)]
+    if drawn:
+        one = drawn[0]
+        title = f"{one.line.trace}, load {one.line.load}, workload {one.workload}, {one.line.cluster} GPUs"
+        runs = [(policy_id(cell.settings().policy), cell.observed(plan.traces)) for cell in drawn]
+        draw(target.with_suffix(".png"), runs, f"{title} (commit {plan.commit})")
+    print(f"written: {target}")
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def main() -> int:
+    """Run what the environment describes."""
+    try:
+        if changed := _git("status", "--porcelain", "--untracked-files=no", "--", *CODE):
+            raise UsageProblem(f"commit these first, so that the results can name what was run:\n{changed}")
+        science(Science.from_environment(os.environ, _git("log", "-1", "--format=%h", "--abbrev=12", "--", *CODE)))
+    except UsageProblem as problem:
+        print(f"science: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("science: stopped; what was finished is kept, `make science` goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What `make science` runs: each line of `cells.csv` is a figure of a table, the mean over its workloads."""
+
+import csv
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from swarm_client.cli.replay import read_jobs, read_profiles, summary
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.profiles import Profile
+from swarmsched.replay.results import Observer
+from swarmsched.replay.setup import Replay, prepared
+from swarmsched.view import PolicySetting
+
+SELECTED_BY = {"pollux_jobs": ("load", "workload"), "philly_jobs": ("cluster",), "muri_jobs": ("trace",)}
+"""Columns of a trace that choose one workload of it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the file, all of it text."""
+
+    table: str
+    policy: str
+    parameters: str  # NAME=VALUE ...
+    knows: str
+    tick_s: str
+    pause_s: str
+    trace: str
+    load: str  # empty: the trace has none
+    workloads: str  # empty: the whole trace
+    cluster: str  # servers x GPUs of each
+    profiles: str  # folder of the traces; empty: jobs of known length
+    gpus_most: str  # MODEL=N ...
+    reference: str  # table of the published results, and the policy in it
+
+    @property
+    def heading(self) -> str:
+        """The column of its figure."""
+        return f"load {self.load}" if self.profiles else self.trace
+
+    def cells(self, *, is_quick: bool) -> list["Cell"]:
+        """One for each workload; the last one alone where it must be quick."""
+        workloads = self.workloads.split() or [""]
+        return [Cell(self, workload) for workload in (workloads[-1:] if is_quick else workloads)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    line: Line
+    workload: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """All that its result depends on, beside the code."""
+        one = self.line
+        how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
+        return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most)
+
+    def settings(self) -> Replay:
+        """How it is run."""
+        one = self.line
+        servers, gpus = (int(part) for part in one.cluster.split("x"))
+        return Replay(
+            PolicySetting(one.policy, _numbers(one.parameters)),
+            Cluster.even(servers, gpus),
+            one.knows,
+            Pacing(float(one.tick_s), float(one.pause_s)),
+            gpus_most={model: int(most) for model, most in _numbers(one.gpus_most).items()},
+        )
+
+    def observed(self, traces: Path) -> Observer:
+        """Run it."""
+        file = str(traces / "workloads" / f"{self.line.trace}.csv")
+        values = [each for each in (self.line.load, self.workload) if each]
+        chosen = ",".join(map("=".join, zip(SELECTED_BY.get(self.line.trace, ()), values, strict=True)))
+        known = _profiles(str(traces / self.line.profiles)) if self.line.profiles else {}
+        return prepared(read_jobs(file, chosen), known, self.settings(), time.perf_counter).run()
+
+    def result(self, traces: Path) -> dict[str, Any]:
+        """Run it, and tell what `swarm simulate replay -o json` would, with the processor time that it took."""
+        began_s = time.process_time()
+        told = summary(self.settings(), self.observed(traces))
+        return {**told, "cpu_s": round(time.process_time() - began_s, 1)}
+
+    def reference(self, traces: Path) -> dict[str, str]:
+        """The published result for it."""
+        table, policy = self.line.reference.split(":")
+        servers, gpus = (int(part) for part in self.line.cluster.split("x"))
+        trace = ":".join([part for part in (self.line.trace, self.line.load, self.workload) if part])
+        (found,) = [
+            row
+            for row in _rows(traces / "reference" / f"{table}.csv")
+            if row["policy"] == policy
+            and (
+                row["trace"] == trace
+                if "trace" in row
+                else (row["load"], row["workload"]) == (self.line.load, self.workload)
+            )
+            and ("nodes" not in row or int(row["nodes"]) * int(row["gpus_per_node"]) == servers * gpus)
+        ]
+        return found
+
+
+def read_lines(file: Path) -> list[Line]:
+    """The lines of the file."""
+    return [Line(**row) for row in _rows(file)]
+
+
+def _rows(file: Path) -> Iterable[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as table:
+        return list(csv.DictReader(table))
+
+
+@lru_cache(maxsize=4)
+def _profiles(folder: str) -> dict[str, Profile]:
+    return dict(read_profiles(folder))
+
+
+def _numbers(text: str) -> dict[str, float]:
+    return {name: float(value) for name, _, value in (part.partition("=") for part in text.split())}

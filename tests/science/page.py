@@ -1,0 +1,60 @@
+"""The tables of docs/scheduling.md, between markers in the page."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tests.science.cells import Cell, Line
+
+MEASURES = ("avg_jct_s", "p99_jct_s", "makespan_s")
+Results = Mapping[tuple[str, ...], Mapping[str, Any]]
+
+
+def table(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bool) -> str:
+    """Rows of policies, columns of loads or traces; each figure is a mean of ratios to what was published."""
+    headings = list(dict.fromkeys(line.heading for line in lines))
+    told = ["policy", "told", "tick, pause", "against", "finished", *headings]
+    text = [f"| {' | '.join(told)} |", f"|{'---|' * len(told)}"]
+    rows: dict[tuple[str, ...], dict[str, Line]] = {}
+    for line in lines:
+        rows.setdefault(_how(line), {})[line.heading] = line
+    for how, by_heading in rows.items():
+        cells = {heading: line.cells(is_quick=is_quick) for heading, line in by_heading.items()}
+        every = [results[cell.key] for group in cells.values() for cell in group]
+        finished = f"{sum(int(one['finished']) for one in every)} of {sum(int(one['jobs']) for one in every)}"
+        figures = [_figures(cells[heading], results, traces) if heading in cells else "" for heading in headings]
+        text.append(f"| {' | '.join([*how, finished, *figures])} |")
+    return "\n".join(text)
+
+
+def put(page: str, name: str, text: str) -> str:
+    """The page with the text between the markers of that name; ValueError where they are not there."""
+    pattern = re.compile(rf"(<!-- science: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"the page has no lines <!-- science: {name} --> and <!-- end of {name} -->")
+    return pattern.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
+
+
+def _how(line: Line) -> tuple[str, ...]:
+    parameters = "".join(f", `{each}`" for each in line.parameters.split())
+    tick = f"{line.tick_s} s" if float(line.tick_s) else "events"
+    against = line.reference.partition(":")[2]
+    return (f"`{line.policy}`{parameters}", line.knows, f"{tick}, {line.pause_s} s", against)
+
+
+def _figures(cells: Sequence[Cell], results: Results, traces: Path) -> str:
+    """Means of the three ratios; of several, the least and the largest on the average."""
+    ratios: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+    for cell in cells:
+        reference, result = cell.reference(traces), results[cell.key]
+        for measure in MEASURES:
+            ratios[measure].append(float(result[measure] or "nan") / float(reference[measure]))
+    average = ratios[MEASURES[0]]
+    spread = f" ({_short(min(average))} to {_short(max(average))})" if len(cells) > 1 else ""
+    return f"{_short(mean(average))}{spread} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.3f}".removeprefix("0")

@@ -1,0 +1,90 @@
+"""`make science`: what is finished is not run again, and what comes out stands in the page."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.science.__main__ import KEY, ROOT, Science, UsageProblem, science
+from tests.science.cells import read_lines
+from tests.science.page import put
+
+JOBS = "load,workload,job_id,submit_time_s,num_gpus,duration_s\n"
+LINES = (
+    "table,policy,parameters,knows,tick_s,pause_s,trace,load,workloads,cluster,profiles,gpus_most,reference\n"
+    "rigid,fifo,,perfect,0,0,pollux_jobs,1.0,1 2,1x2,,,rigid_summary:fifo\n"
+    "rigid,backfill,reserves=0,perfect,0,0,pollux_jobs,1.0,2,1x2,,,rigid_summary:fifo\n"
+)
+PAGE = "before\n<!-- science: origin -->\n<!-- end of origin -->\n"
+PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Science:
+    traces = tmp_path / "traces"
+    (traces / "workloads").mkdir(parents=True)
+    (traces / "reference").mkdir()
+    (traces / "workloads" / "pollux_jobs.csv").write_text(JOBS + "1.0,1,a,0,2,10\n1.0,1,b,0,2,10\n1.0,2,c,0,1,8\n")
+    (traces / "reference" / "rigid_summary.csv").write_text(
+        "trace,nodes,gpus_per_node,policy,jobs,avg_jct_s,p50_jct_s,p99_jct_s,makespan_s\n"
+        "pollux_jobs:1.0:1,1,2,fifo,2,10,10,19.9,20\npollux_jobs:1.0:1,2,2,fifo,2,1,1,1,1\n"
+        "pollux_jobs:1.0:2,1,2,fifo,1,8,8,8,16\n"
+    )
+    (tmp_path / "lines.csv").write_text(LINES)
+    (tmp_path / "page.md").write_text(PAGE)
+    environment = {"SCIENCE_TRACES": str(traces), "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
+    given = Science.from_environment(environment, "abc")
+    return replace(given, lines=tmp_path / "lines.csv", page=tmp_path / "page.md")
+
+
+def record(plan: Science) -> list[list[str]]:
+    return [row[: len(KEY) + 3] for row in csv.reader(plan.record.read_text().splitlines())]
+
+
+def test_the_page_gets_ratios_with_counts_commit_and_machine_and_a_stopped_run_goes_on(plan):
+    science(plan)
+    page = plan.page.read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("<!-- end of rigid -->\nafter\n")
+    assert "commit abc, 3 runs" in page
+    assert "| `fifo` | perfect | events, 0 s | fifo | 3 of 3 | 1.250 (1.000 to 1.500) 1.000 .750 |" in page
+    assert "| `backfill`, `reserves=0` | perfect | events, 0 s | fifo | 1 of 1 | 1.000 1.000 .500 |" in page
+    assert len(record(plan)) == 1 + 3
+    lines = plan.record.read_text().splitlines(keepends=True)
+    plan.record.write_text("".join(lines[:3]))
+    science(plan)
+    assert sorted(record(plan)) == sorted(row[: len(KEY) + 3] for row in csv.reader(lines))
+    assert plan.record.read_text().startswith("".join(lines[:3])), "what was finished is kept"
+    assert plan.page.read_text().partition(" runs,")[0] == page.partition(" runs,")[0]
+    science(replace(plan, commit="def"))
+    assert len(record(plan)) == 1 + 6, "other code, other results"
+
+
+def test_quick_runs_one_workload_of_each_and_leaves_the_page_alone(plan):
+    science(replace(plan, is_quick=True))
+    assert plan.page.read_text() == PAGE
+    assert "| 1 of 1 | 1.000 1.000 .500 |" in (plan.results / "page.md").read_text()
+    assert len(record(plan)) == 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"SCIENCE_JOBS": "none"}, "SCIENCE_JOBS=none is no number"),
+        ({"SCIENCE_TRACES": "/nowhere"}, "SCIENCE_TRACES=/nowhere has no folder of workloads"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(environment, told):
+    with pytest.raises(UsageProblem, match=told):
+        Science.from_environment(environment, "abc")
+
+
+def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
+    page = (ROOT / "docs" / "scheduling.md").read_text()
+    for name in {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"} | {
+        "origin"
+    }:
+        assert "new text" in put(page, name, "new text")
+    with pytest.raises(ValueError, match="science: other"):
+        put(page, "other", "")
