@@ -23,7 +23,11 @@ QUEUE_MAX = 1_024  # beyond it the oldest are dropped
 ANSWER_BYTES_MAX = 1 << 16
 EXIT_WAIT_S = 1.0
 COUNTS = ("step", "samples", "epoch")
-TOTALS = ("total_steps", "total_epochs")  # told anew each time: an agent that was restarted does not know them
+GOALS = (
+    "total_steps",
+    "total_epochs",
+    "target_loss",
+)  # told anew each time: an agent that was restarted does not know them
 
 Number = SupportsFloat
 
@@ -37,13 +41,15 @@ def report(
     grad_noise: Number | None = None,
     total_steps: Number | None = None,
     total_epochs: Number | None = None,
+    target_loss: Number | None = None,
 ) -> bool:
     """Tell how far training has come; call it as often as you like, on one rank or on all.
 
     `step`, `samples` (of all ranks together) and `epoch` (2.5 is the middle of the third) count from the beginning of
     training, also after a restart from a checkpoint.  `grad_noise` is variance over squared norm of the gradient of the
-    first batch size.  Returns at once; False outside of a swarm, where nothing happens.  TypeError for what is no
-    number.  A tensor on a GPU is waited for: give `loss.item()` where you have it anyway.
+    first batch size, `target_loss` the loss that ends training, if one does.  Returns at once; False outside of a
+    swarm, where nothing happens.  TypeError for what is no number.  A tensor on a GPU is waited for: give `loss.item()`
+    where you have it anyway.
     """
     given = {
         "step": step,
@@ -53,6 +59,7 @@ def report(
         "grad_noise": grad_noise,
         "total_steps": total_steps,
         "total_epochs": total_epochs,
+        "target_loss": target_loss,
     }
     return _reporter().put({name: _number(name, value) for name, value in given.items() if value is not None})
 
@@ -77,7 +84,7 @@ class Reporter:
         self._has_thread = False
         self._ending, self._done = threading.Event(), threading.Event()
         self._pid = os.getpid()
-        self._totals: dict[str, float] = {}
+        self._goals: dict[str, float] = {}
         self._warned: set[str] = set()
 
     def put(self, figures: dict[str, float]) -> bool:
@@ -115,9 +122,9 @@ class Reporter:
 
     def _send(self, figures: dict[str, float], at_s: float) -> bool:
         """False when no agent answered."""
-        self._totals.update({name: figures[name] for name in TOTALS if name in figures})
+        self._goals.update({name: figures[name] for name in GOALS if name in figures})
         request = {"v": VERSION, "type": "report", "token": self._token, "rank": self._rank, "time": at_s}
-        line = json.dumps({**request, **self._totals, **figures}).encode() + b"\n"
+        line = json.dumps({**request, **self._goals, **figures}).encode() + b"\n"
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(AWAY_S)

@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
+from typing import NamedTuple
 
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.models.convergence import DEVIATIONS, LossCurve
 
 COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
 """What a script may declare, in the order in which it is believed, and the count that grows to it."""
-FIGURES = (*COUNTS, *TOTALS, "loss", "grad_noise")
+GOALS = (*TOTALS, "target_loss")
+FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise")
 
 BLOCKS_LIMIT = 64
 BLOCKS_FOR_INTERVAL = 4
@@ -27,8 +30,16 @@ LEAST = 1e-9
 """Of growth that counts: with less, nonsense could make rates infinite."""
 BATCH_MOST, STEPS_MOST = 2**32 - 1, 1e15
 """What a card can carry, and more than anybody will train."""
-DEVIATIONS = 2.0
-"""Half an interval, in standard deviations: it holds the outcome about 19 times of 20 if all goes on as it went."""
+
+
+class End(NamedTuple):
+    """Where training will end: the count that grows to it, at least and at most where that is not certain."""
+
+    goal: str  # of `GOALS`
+    grows: str
+    at: float
+    low: float
+    high: float | None  # None: perhaps never
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,7 @@ class Progress:
         self._figures: dict[str, float] = {}
         self._ranks: dict[str, int] = {}
         self._paces = {name: Pace() for name in COUNTS}
+        self._curve = LossCurve()
         self._newest_s = 0.0
 
     @property
@@ -132,6 +144,10 @@ class Progress:
             self._ranks[name], self._figures[name] = rank, value
             if name in COUNTS:
                 odd.append(self._paces[name].observe(value, at_s))
+        if "backward" in odd:
+            self._curve = LossCurve()
+        if "loss" in figures and "step" in self._figures:
+            self._curve.observe(self._figures["step"], self._figures["loss"])
         return sorted(set(filter(None, odd)))
 
     @property
@@ -146,25 +162,37 @@ class Progress:
         return 1.0 / seconds if seconds else None
 
     @property
-    def declared(self) -> str:
-        """Which total is known, with the count that grows to it; empty without one."""
-        return next((name for name in TOTALS if {name, TOTALS[name]} <= self._figures.keys()), "")
+    def end(self) -> End | None:
+        """By what was declared, or where the loss will come down to its target; None where neither tells."""
+        for total, count in TOTALS.items():
+            if {total, count} <= self._figures.keys():
+                at = self._figures[total]
+                return End(total, count, at, at, at)
+        target = self._figures.get("target_loss")
+        reach = self._curve.reach(target) if target else None
+        return End("target_loss", "step", *reach) if reach else None
 
     @property
     def ratio(self) -> float | None:
-        """Part of the declared total that is done, at most 1."""
-        total = self.declared
-        return min(1.0, self._figures[TOTALS[total]] / self._figures[total]) if total else None
+        """Part of the way to the end that is done, at most 1."""
+        end = self.end
+        return min(1.0, self._figures[end.grows] / end.at) if end and end.at else None
 
     @property
     def remaining(self) -> Remaining | None:
-        """Until the declared total, at the pace of this attempt."""
-        total = self.declared
-        if not total:
+        """Until the end, at the pace of this attempt."""
+        end = self.end
+        if end is None:
             return None
-        count = TOTALS[total]
-        left = max(0.0, self._figures[total] - self._figures[count])
-        return self._paces[count].remaining(left) if left else Remaining(0.0, 0.0, 0.0)
+        pace, done = self._paces[end.grows], self._figures[end.grows]
+        if end.at <= done:
+            return Remaining(0.0, 0.0, 0.0)
+        middle = pace.remaining(end.at - done)
+        soonest = pace.remaining(max(0.0, end.low - done))
+        latest = None if end.high is None else pace.remaining(end.high - done)
+        if middle is None or soonest is None or soonest.low_s is None:
+            return middle
+        return Remaining(middle.seconds, soonest.low_s, latest.high_s if latest else None)
 
     def estimate(self, ranks: int, nodes: int) -> Estimate:
         """What a card may tell planners of it; `ranks` and `nodes` are those of the whole job.
@@ -181,15 +209,23 @@ class Progress:
             points=(SpeedPoint(ranks, nodes, local_batch, step_s),) if step_s and is_known else (),
             noise=(NoisePoint(batch, noise),) if noise is not None and is_known else (),
             remaining=self._steps_left(step),
+            remaining_error=self._error(step),
             done=step,
         )
 
     def _steps_left(self, step: float) -> float:
         """0: not known, or none."""
-        total = self.declared
-        if not total or not step:
+        end = self.end
+        if end is None or not step:
             return 0.0
-        count = self._figures[TOTALS[total]]
+        count = self._figures[end.grows]
         steps_each = step / count if count else 0.0  # of a step itself 1
-        steps = max(0.0, self._figures[total] - count) * steps_each
+        steps = max(0.0, end.at - count) * steps_each
         return steps if steps <= STEPS_MOST else 0.0
+
+    def _error(self, step: float) -> float:
+        """Relative standard deviation of the steps that are left; 0 where they were declared."""
+        end = self.end
+        if end is None or end.at <= step or end.low == end.at:
+            return 0.0
+        return (end.at - end.low) / DEVIATIONS / (end.at - step)

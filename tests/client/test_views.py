@@ -183,6 +183,11 @@ def test_status_says_what_of_the_reports_was_odd_without_steering_the_terminal(s
     assert said == "2025-01-31T12:01:15Z by rank 0 (1 backward, 2 not_finite; loss nan is not finite?[31m)"
 
 
+def test_a_curve_that_may_never_come_down_has_no_upper_end(swarm, agent):
+    by_loss = PROGRESS | {"source": "loss", "remaining_seconds_high": None}
+    assert progress_of(swarm, agent, by_loss)[2] == "3:45 (3:35 or more), by the curve of its loss"
+
+
 def test_what_is_left_by_a_time_limit_is_shown_as_a_limit(swarm, agent):
     assert progress_of(swarm, agent, BY_LIMIT) == ["50%", "1:15 at most, by its time limit"]
     agent.answers["GET /v1/jobs"] = listing(job_document(progress=BY_LIMIT))
@@ -192,7 +197,9 @@ def test_what_is_left_by_a_time_limit_is_shown_as_a_limit(swarm, agent):
 def test_where_nothing_is_known_that_is_said_and_the_step_is_shown(swarm, agent):
     unknown = dict.fromkeys(PROGRESS) | {"attempt": 1, "source": "unknown"}
     (said,) = progress_of(swarm, agent, unknown)
-    assert said == "unknown: no time limit, and no total_steps or total_epochs was reported"
+    assert said == "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
+    (said,) = progress_of(swarm, agent, unknown | {"target_loss": 0.1})
+    assert said == "unknown: whether the loss comes down to 0.1"
     agent.answers["GET /v1/jobs"] = listing(job_document(progress=unknown | {"step": 12_345_678}))
     assert swarm("ps")[1].splitlines()[1].split()[-4:] == ["step", "12345678", "-", "-"]
 

@@ -10,7 +10,7 @@ from swarm_agent.task.reports import Reported
 from swarmsched.ids import JobId, TaskKey
 from swarmsched.models.progress import FIGURES
 
-SOURCES = {"total_steps": "steps", "total_epochs": "epochs"}
+SOURCES = {"total_steps": "steps", "total_epochs": "epochs", "target_loss": "loss"}
 UNKNOWN, TIME_LIMIT = "unknown", "time_limit"
 
 PROGRESS: Schema = {
@@ -60,13 +60,13 @@ def _of_task(key: TaskKey, reported: Reported) -> Document:
         "oddities": dict(reported.oddities),
         "problem": reported.problem or None,
     }
-    remaining = progress.remaining
-    if remaining:
+    end, remaining = progress.end, progress.remaining
+    if end and remaining:
         document |= {
             "remaining_seconds": remaining.seconds,
             "remaining_seconds_low": remaining.low_s,
             "remaining_seconds_high": remaining.high_s,
-            "source": SOURCES[progress.declared],
+            "source": SOURCES[end.goal],
         }
     return {name: value for name, value in document.items() if value is not None}
 

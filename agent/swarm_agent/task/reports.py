@@ -15,7 +15,7 @@ from typing import Any
 from swarm_agent.task.tasksocket import Refusal, Request
 from swarmsched.estimate import Estimate
 from swarmsched.ids import TaskKey
-from swarmsched.models.progress import FIGURES, TOTALS, Progress
+from swarmsched.models.progress import FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15
@@ -140,7 +140,7 @@ def _fault(name: str, value: object) -> tuple[str, str, str]:
         return "bad_type", f"{_shown(value)} is not a number", "send a plain number"
     if isinstance(value, float) and not math.isfinite(value):
         return "not_finite", f"{value} is not finite", "look at the training: it may have diverged"
-    if name in TOTALS and not 0 < value <= FIGURE_MOST:
+    if name in GOALS and not 0 < value <= FIGURE_MOST:
         return "out_of_range", f"{_shown(value)} is not above 0", "leave it out where it is not known"
     if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
         remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"

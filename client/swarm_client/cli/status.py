@@ -24,7 +24,7 @@ COMMAND = Command(
     aliases=("describe", "inspect"),
 )
 EVENTS_SHOWN, EVENTS_READ = 10, 200
-REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs"}
+REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs", "loss": "the curve of its loss"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
 
@@ -165,9 +165,12 @@ def _remaining(progress: Mapping[str, Any]) -> str:
     if source == "time_limit":
         return f"{left} at most, by its time limit"
     if source not in REMAINING_BY:
-        return "unknown: no time limit, and no total_steps or total_epochs was reported"
+        if progress.get("target_loss"):
+            return f"unknown: whether the loss comes down to {progress['target_loss']:g}"
+        return "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
     low, high = progress.get("remaining_seconds_low"), progress.get("remaining_seconds_high")
-    interval = f" ({show_duration(low)} to {show_duration(high)})" if high is not None else ""
+    latest = f"to {show_duration(high)}" if high is not None else "or more"
+    interval = f" ({show_duration(low)} {latest})" if low is not None else ""
     return f"{left}{interval}, by {REMAINING_BY[source]}"
 
 

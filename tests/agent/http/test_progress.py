@@ -57,6 +57,7 @@ async def test_every_agent_tells_what_the_owner_of_rank_0_was_told(desks, asked)
         "epoch": None,
         "total_steps": 100,
         "total_epochs": None,
+        "target_loss": None,
         "loss": 0.5,
         "grad_noise": None,
         "step_seconds": 1.0,
@@ -91,6 +92,14 @@ async def test_epochs_tell_where_no_steps_were_declared(n1, n2) -> None:
     reports(n2, {"epoch": 0.0, "total_epochs": 4}, {"epoch": 0.5})
     progress = await progress_at(n1)
     assert (progress["source"], progress["ratio"], progress["remaining_seconds"]) == ("epochs", 0.125, 7.0)
+
+
+async def test_a_curve_of_losses_tells_where_only_a_target_was_declared(n1, n2) -> None:
+    running(n1)
+    reports(n2, *({"step": step, "loss": 1 / (0.01 * step + 1), "target_loss": 0.25} for step in range(150)))
+    progress = await progress_at(n1)
+    assert (progress["source"], progress["ratio"]) == ("loss", pytest.approx(0.497, abs=0.02))
+    assert progress["remaining_seconds"] == pytest.approx(151, abs=5)
 
 
 async def test_what_an_earlier_attempt_or_another_job_told_does_not_count(n1, n2) -> None:

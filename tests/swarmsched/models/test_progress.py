@@ -6,12 +6,12 @@ from math import inf, sqrt
 from statistics import mean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.fit import SpeedBook
-from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, TOTALS, Pace, Progress
+from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, GOALS, Pace, Progress
 from swarmsched.models.speed import SpeedModel
 from swarmsched.wire.codec import encode_value
 
@@ -95,9 +95,44 @@ def test_steps_are_believed_before_epochs():
     progress = Progress()
     progress.take(0, {"epoch": 1.0, "total_epochs": 4}, 0.0)
     progress.take(0, {"epoch": 1.5}, 10.0)
-    assert (progress.declared, progress.ratio, progress.remaining.seconds) == ("total_epochs", 0.375, 50.0)
+    assert (progress.end.goal, progress.ratio, progress.remaining.seconds) == ("total_epochs", 0.375, 50.0)
     progress.take(0, {"step": 10, "total_steps": 100}, 10.0)
-    assert (progress.declared, progress.ratio, progress.remaining) == ("total_steps", 0.1, None)
+    assert (progress.end.goal, progress.ratio, progress.remaining) == ("total_steps", 0.1, None)
+
+
+def falling(steps, noise=0.0, target=0.2, seed=5):
+    """A loss of 1 at first, 0.5 at step 100, 0.2 at step 400; a second a step."""
+    rng, progress = random.Random(seed), Progress()
+    for step in range(steps + 1):
+        loss = rng.lognormvariate(0.0, noise) / (0.01 * step + 1)
+        progress.take(0, {"step": step, "loss": loss, "target_loss": target}, float(step))
+    return progress
+
+
+def test_the_curve_of_losses_tells_the_end_where_only_a_target_was_declared():
+    progress = falling(200, noise=0.02)
+    assert (progress.end.goal, progress.ratio) == ("target_loss", pytest.approx(0.5, abs=0.05))
+    left = progress.remaining
+    assert left.low_s <= 200 <= left.high_s
+    assert left.seconds == pytest.approx(200, rel=0.1)
+    estimate = progress.estimate(1, 1)
+    assert estimate.remaining == pytest.approx(left.seconds, rel=0.01)
+    assert 0.001 < estimate.remaining_error < 0.2
+
+
+def test_a_target_that_is_reached_has_nothing_left_and_one_that_is_not_in_sight_no_end():
+    assert falling(200, target=0.4).remaining.seconds == 0.0
+    assert falling(5).end is None
+    flat = Progress()
+    for step in range(100):
+        flat.take(0, {"step": step, "loss": 1.0 + 0.01 * (-1) ** step, "target_loss": 0.5}, float(step))
+    assert (flat.end, flat.remaining, flat.estimate(1, 1).remaining) == (None, None, 0.0)
+
+
+def test_a_curve_begins_anew_when_training_does():
+    progress = falling(200)
+    progress.take(0, {"step": 3, "loss": 0.97}, 300.0)
+    assert progress.end is None
 
 
 def test_what_has_gone_past_its_declared_end_has_nothing_left():
@@ -169,14 +204,15 @@ values = st.one_of(st.integers(0, 10**15), st.floats(0, 1e15), odd)
 reports = st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from(FIGURES), values), st.floats(-1e9, 1e9))
 
 
-@given(st.lists(reports, max_size=60))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(reports, max_size=30))
 def test_no_order_of_reports_does_harm(told):
     progress = Progress()
     for rank, figures, at_s in told:
         assert set(progress.take(rank, figures, at_s)) <= {"backward", "frozen"}
         for rate in (progress.step_s, progress.samples_per_s):
             assert rate is None or 0 < rate < inf
-        if all(progress.figures.get(name, 1) for name in TOTALS) and (left := progress.remaining):
+        if all(progress.figures.get(name, 1) for name in GOALS) and (left := progress.remaining):
             assert 0 <= left.seconds < inf
             assert (left.low_s or 0.0) <= left.seconds
             assert left.high_s is None or left.seconds <= left.high_s
