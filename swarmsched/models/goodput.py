@@ -6,15 +6,17 @@ fitted speed model elsewhere.  They change seldom and are kept; the worth of a b
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from math import ceil, inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
-from swarmsched.models.batch import candidates, split
+from swarmsched.models.batch import Split, candidates, split
 from swarmsched.models.speed import SpeedModel, StepTime
 
 BATCHES = 24
@@ -39,6 +41,10 @@ class StepTimes:
             batches, times = self._measured.setdefault((point.ranks, point.nodes), ([], []))
             batches.append(point.local_batch)
             times.append(point)
+
+    def row(self, ranks: int, nodes: int, dealt: Iterable[Split | None]) -> list[float]:
+        """Seconds of one step for each batch that was dealt to these ranks; infinite for those that could not be."""
+        return [self.step_s(ranks, nodes, *each) if each else inf for each in dealt]
 
     def step_s(self, ranks: int, nodes: int, local_batch: int, micro_steps: int) -> float:
         """Seconds of one step; infinite where nothing is known."""
@@ -100,9 +106,8 @@ class StepTable:
         """Seconds by global batch on so many nodes; infinite where a batch cannot be dealt to the ranks."""
         known = self._spread.get((ranks, nodes))
         if known is None:
-            known = self._spread[ranks, nodes] = np.array(
-                [self._step_s(ranks, nodes, int(one)) for one in self.batches]
-            )
+            row = self.times.row(ranks, nodes, _dealt(self.allowed, ranks))
+            known = self._spread[ranks, nodes] = np.array(row)
         return known
 
     def of_batch(self, batch: int) -> Floats:
@@ -110,13 +115,18 @@ class StepTable:
         known = self._columns.get(batch)
         if known is None:
             sizes = range(1, self.ranks_most + 1)
-            seconds = [inf, *(self._step_s(ranks, ceil(ranks / self.ranks_per_node), batch) for ranks in sizes)]
-            known = self._columns[batch] = np.array(seconds)
+            rows = [
+                self.times.row(ranks, ceil(ranks / self.ranks_per_node), [split(batch, ranks, self.allowed)])
+                for ranks in sizes
+            ]
+            known = self._columns[batch] = np.array([inf, *chain.from_iterable(rows)])
         return known
 
-    def _step_s(self, ranks: int, nodes: int, batch: int) -> float:
-        dealt = split(batch, ranks, self.allowed)
-        return self.times.step_s(ranks, nodes, *dealt) if dealt else inf
+
+@lru_cache(maxsize=16_384)
+def _dealt(allowed: BatchRange, ranks: int) -> tuple[Split | None, ...]:
+    """How each candidate batch is dealt to so many ranks: the same for every fit."""
+    return tuple([split(batch, ranks, allowed) for batch in candidates(allowed, BATCHES)])
 
 
 class Goodput:
