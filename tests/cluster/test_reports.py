@@ -16,6 +16,18 @@ for step in range(int(sys.argv[1]), 100_000):
     time.sleep(0.01)
 """
 
+# The last stage of a pipeline alone knows the loss; it also says that it is far behind, which does not count.
+GANG = """
+import os, time
+import swarm_elastic
+for step in range(100_000):
+    if os.environ["RANK"] == "0":
+        swarm_elastic.report(step=1_000 + step, total_steps=200_000)
+    else:
+        swarm_elastic.report(step=step, loss=2.5)
+    time.sleep(0.01)
+"""
+
 # The first lines are what a script may get wrong, the last what it then does well.
 HOSTILE = """
 import json, os, socket
@@ -80,6 +92,15 @@ def test_training_on_one_node_is_followed_from_every_other_and_in_tables(swarm, 
     assert progress(swarm[0], job) is None
 
 
+def test_ranks_of_two_nodes_are_told_as_one(swarm):
+    job = start(swarm[0], sys.executable, "-c", GANG, ranks=2, gpus_per_rank=2, nodes=["n2", "n3"])
+    for agent in swarm:
+        seen = wait_for(agent, job, lambda each: each.get("loss") and each.get("total_steps"), "both have reported")
+        assert (seen["rank"], seen["loss"], seen["total_steps"]) == (0, 2.5, 200_000)
+        assert seen["step"] >= 1_000
+    cancel(swarm[0], job)
+
+
 def test_nothing_that_a_script_sends_hurts_and_all_of_it_is_named(swarm):
     job = start(swarm[0], sys.executable, "-c", HOSTILE, nodes=["n2"])
     wait_until_sync(lambda: len(swarm[0].output(job).splitlines()) == 5, what="all was sent")
@@ -119,12 +140,15 @@ def test_a_script_that_says_nothing_is_told_by_its_time_limit(swarm):
 
 
 def test_an_agent_that_was_restarted_hears_the_whole_story_again(fresh_swarm):
-    """Reports are kept in memory alone; the next one tells the declared total as well."""
+    """Reports are kept in memory alone; the next one tells the declared total as well.
+
+    Where the restart takes so long that the job is run again meanwhile, it is the next attempt that tells.
+    """
     asked, owner = fresh_swarm[0], fresh_swarm[1]
     job = start(asked, sys.executable, "-c", TRAIN, "500", nodes=["n2"])
     before = wait_for(asked, job, lambda each: each.get("ratio"), "it reports")
     owner.kill()
     owner.restart()
     again = wait_for(asked, job, lambda each: (each.get("step") or 0) > before["step"], "it reports again")
-    assert (again["total_steps"], again["attempt"]) == (100_000, 1)
-    wait_for(asked, job, lambda each: each["source"] == "steps", "its pace is known again")
+    assert again["total_steps"] == 100_000
+    wait_for(asked, job, lambda each: each.get("source") == "steps", "its pace is known again")
