@@ -5,15 +5,17 @@ built-in.  The file is `/etc/swarm/agent.toml` unless `--config` or `SWARM_AGENT
 default file may be missing.  An unknown key is an error with its line and the nearest known one.
 """
 
+# ruff: noqa: RUF009  # `_key` stands for `field`, which may be called in a default
+
 import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, TypeVar
 
 from swarm_agent import setting
 from swarmsched.api import nearest
@@ -30,6 +32,7 @@ RENDEZVOUS_FIRST_PORT = 20_000
 EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Reader = Callable[[object], object]
+T = TypeVar("T")
 
 DEFAULT_ENV_ALLOW = (
     "PATH",
@@ -60,6 +63,10 @@ class Key:
     help_text: str
 
 
+def _key(read: Callable[[object], T], default: T, help_text: str) -> T:
+    return field(default=default, metadata={"key": Key(read, help_text)})
+
+
 def _host_name() -> NodeId:
     return NodeId(socket.gethostname().split(".")[0])
 
@@ -68,101 +75,65 @@ def _host_name() -> NodeId:
 class AgentConfig:
     """Everything an operator can set.  Checked on construction: `ConfigError` names key and remedy."""
 
-    name: Annotated[NodeId, Key(setting.node_name, "this node's name, unique in the swarm (default: host name)")] = (
-        field(default_factory=_host_name)
+    name: NodeId = field(
+        default_factory=_host_name,
+        metadata={"key": Key(setting.node_name, "this node's name, unique in the swarm (default: host name)")},
     )
-    listen: Annotated[Address, Key(setting.address, "address for gossip (UDP) and HTTP (TCP)")] = (
-        "127.0.0.1",
-        DEFAULT_PORT,
+    listen: Address = _key(setting.address, ("127.0.0.1", DEFAULT_PORT), "address for gossip (UDP) and HTTP (TCP)")
+    advertise: Address | None = _key(setting.address, None, "address that other agents dial (default: listen)")
+    seeds: tuple[Address, ...] = _key(setting.several(setting.address), (), "addresses of agents to join")
+    cluster_label: str = _key(setting.node_name, "swarm", "name of the swarm; agents of another label are refused")
+    cluster_key_file: Path | None = _key(setting.optional_path, None, "file with the swarm's key, mode 0600 or 0640")
+    keyring_files: tuple[Path, ...] = _key(setting.several(setting.path), (), "further keys accepted from peers")
+    token_file: Path | None = _key(setting.optional_path, None, "file with the API token, mode 0600 or 0640")
+    allowed_hosts: tuple[str, ...] = _key(setting.several(setting.host), (), "further Host names accepted by the API")
+    witness: bool = _key(
+        setting.flag, False, "hold records and vote only: run no jobs, act for none (the third beside two servers)"
     )
-    advertise: Annotated[Address | None, Key(setting.address, "address that other agents dial (default: listen)")] = (
-        None
+    zone: str = _key(setting.zone, "", "what this node may lose together with others: a rack, a room, a power line")
+    data_dir: Path = _key(setting.path, Path("/var/lib/swarm"), "state that must survive: database, output, caches")
+    job_user: str = _key(setting.text, "", "account that jobs run as; needs an agent that runs as root")
+    env_allow: tuple[str, ...] = _key(
+        setting.several(setting.text),
+        DEFAULT_ENV_ALLOW,
+        "variables of the agent's environment that jobs inherit; * stands for any ending",
     )
-    seeds: Annotated[tuple[Address, ...], Key(setting.several(setting.address), "addresses of agents to join")] = ()
-    cluster_label: Annotated[str, Key(setting.node_name, "name of the swarm; agents of another label are refused")] = (
-        "swarm"
+    limit_tasks: bool = _key(
+        setting.flag, True, "hold jobs to the memory and GPUs that they booked, where systemd and the kernel can"
     )
-    cluster_key_file: Annotated[
-        Path | None, Key(setting.optional_path, "file with the swarm's key, mode 0600 or 0640")
-    ] = None
-    keyring_files: Annotated[
-        tuple[Path, ...], Key(setting.several(setting.path), "further keys accepted from peers")
-    ] = ()
-    token_file: Annotated[Path | None, Key(setting.optional_path, "file with the API token, mode 0600 or 0640")] = None
-    allowed_hosts: Annotated[
-        tuple[str, ...], Key(setting.several(setting.host), "further Host names accepted by the API")
-    ] = ()
-    witness: Annotated[
-        bool, Key(setting.flag, "hold records and vote only: run no jobs, act for none (the third beside two servers)")
-    ] = False
-    zone: Annotated[
-        str, Key(setting.zone, "what this node may lose together with others: a rack, a room, a power line")
-    ] = ""
-    data_dir: Annotated[Path, Key(setting.path, "state that must survive: database, output, caches")] = Path(
-        "/var/lib/swarm"
+    task_processes_max: int = _key(
+        setting.whole(64, 2**22), 16_384, "processes and threads of a task, where tasks are limited"
     )
-    job_user: Annotated[str, Key(setting.text, "account that jobs run as; needs an agent that runs as root")] = ""
-    env_allow: Annotated[
-        tuple[str, ...],
-        Key(
-            setting.several(setting.text),
-            "variables of the agent's environment that jobs inherit; * stands for any ending",
-        ),
-    ] = DEFAULT_ENV_ALLOW
-    limit_tasks: Annotated[
-        bool, Key(setting.flag, "hold jobs to the memory and GPUs that they booked, where systemd and the kernel can")
-    ] = True
-    task_processes_max: Annotated[
-        int, Key(setting.whole(64, 2**22), "processes and threads of a task, where tasks are limited")
-    ] = 16_384
-    fabric_address: Annotated[str, Key(setting.host, "address of rank 0 for training traffic (default: advertise)")] = (
-        ""
+    fabric_address: str = _key(setting.host, "", "address of rank 0 for training traffic (default: advertise)")
+    rendezvous_ports: tuple[int, int] | None = _key(setting.port_range, None, "FIRST-LAST, for rank 0 of jobs")
+    simulated_gpus: int = _key(setting.whole(0, GPUS_LIMIT), 0, "pretend to have this many GPUs; NVML is not asked")
+    simulated_gpu_model: str = _key(setting.text, "Simulated-80G", "model name of simulated GPUs")
+    simulated_gpu_memory_bytes: int = _key(setting.size(2**20, 2**50), 80 * 2**30, "memory of each simulated GPU")
+    telemetry_period_s: float = _key(setting.seconds(0.1, 60), 1.0, "pause between readings of the GPUs")
+    telemetry_deadline_s: float = _key(setting.seconds(0.5, 120), 5.0, "a reading older than this counts as stale")
+    dcgm_metrics: bool = _key(
+        setting.flag, False, "also publish GPU readings under the names of DCGM exporter (DCGM_FI_DEV_...)"
     )
-    rendezvous_ports: Annotated[tuple[int, int] | None, Key(setting.port_range, "FIRST-LAST, for rank 0 of jobs")] = (
-        None
+    task_log_bytes_max: int = _key(
+        setting.size(2**12, 2**40), 64 * 2**20, "output kept of each task; the middle is cut"
     )
-    simulated_gpus: Annotated[
-        int, Key(setting.whole(0, GPUS_LIMIT), "pretend to have this many GPUs; NVML is not asked")
-    ] = 0
-    simulated_gpu_model: Annotated[str, Key(setting.text, "model name of simulated GPUs")] = "Simulated-80G"
-    simulated_gpu_memory_bytes: Annotated[int, Key(setting.size(2**20, 2**50), "memory of each simulated GPU")] = (
-        80 * 2**30
+    log_cache_bytes_max: int = _key(setting.size(2**20, 2**50), 8 * 2**30, "output kept of all tasks")
+    log_retention_s: float = _key(setting.seconds(60, 10 * 365 * 86_400), 7 * 86_400.0, "how long output is kept")
+    blob_cache_bytes_max: int = _key(setting.size(2**20, 2**50), 20 * 2**30, "shipped working directories kept")
+    work_cache_bytes_max: int = _key(setting.size(2**20, 2**50), 20 * 2**30, "folders of finished tasks kept")
+    work_retention_s: float = _key(
+        setting.seconds(60, 10 * 365 * 86_400), 7 * 86_400.0, "how long folders and checkpoints of ended jobs are kept"
     )
-    telemetry_period_s: Annotated[float, Key(setting.seconds(0.1, 60), "pause between readings of the GPUs")] = 1.0
-    telemetry_deadline_s: Annotated[
-        float, Key(setting.seconds(0.5, 120), "a reading older than this counts as stale")
-    ] = 5.0
-    dcgm_metrics: Annotated[
-        bool, Key(setting.flag, "also publish GPU readings under the names of DCGM exporter (DCGM_FI_DEV_...)")
-    ] = False
-    task_log_bytes_max: Annotated[
-        int, Key(setting.size(2**12, 2**40), "output kept of each task; the middle is cut")
-    ] = 64 * 2**20
-    log_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "output kept of all tasks")] = 8 * 2**30
-    log_retention_s: Annotated[float, Key(setting.seconds(60, 10 * 365 * 86_400), "how long output is kept")] = (
-        7 * 86_400.0
+    checkpoint_dir: Path | None = _key(
+        setting.optional_path, None, "where jobs write their checkpoints (default: checkpoints in data_dir)"
     )
-    blob_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "shipped working directories kept")] = (
-        20 * 2**30
+    checkpoint_dir_shared: bool = _key(
+        setting.flag, False, "checkpoint_dir is the same on all nodes, so no checkpoint has to be copied"
     )
-    work_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "folders of finished tasks kept")] = 20 * 2**30
-    work_retention_s: Annotated[
-        float, Key(setting.seconds(60, 10 * 365 * 86_400), "how long folders and checkpoints of finished jobs are kept")
-    ] = 7 * 86_400.0
-    checkpoint_dir: Annotated[
-        Path | None, Key(setting.optional_path, "where jobs write their checkpoints (default: checkpoints in data_dir)")
-    ] = None
-    checkpoint_dir_shared: Annotated[
-        bool, Key(setting.flag, "checkpoint_dir is the same on all nodes, so no checkpoint has to be copied")
-    ] = False
-    environment_cache_bytes_max: Annotated[int, Key(setting.size(2**20, 2**50), "built environments kept")] = 50 * 2**30
-    packet_bytes_max: Annotated[int, Key(setting.whole(512, 1_400), "payload of a gossip packet")] = 1_200
-    log_format: Annotated[str, Key(setting.choice("text", "json"), "text (key=value) or json, one event a line")] = (
-        "text"
-    )
-    log_level: Annotated[
-        str, Key(setting.choice("debug", "info", "warning", "error"), "least level that is logged")
-    ] = "info"
+    environment_cache_bytes_max: int = _key(setting.size(2**20, 2**50), 50 * 2**30, "built environments kept")
+    packet_bytes_max: int = _key(setting.whole(512, 1_400), 1_200, "payload of a gossip packet")
+    log_format: str = _key(setting.choice("text", "json"), "text", "text (key=value) or json, one event a line")
+    log_level: str = _key(setting.choice("debug", "info", "warning", "error"), "info", "least level that is logged")
 
     def __post_init__(self) -> None:
         for name, key in _keys().items():
@@ -272,8 +243,7 @@ def flags() -> frozenset[str]:
 
 @cache
 def _keys() -> dict[str, Key]:
-    hints = get_type_hints(AgentConfig, include_extras=True)
-    return {name: next(note for note in hint.__metadata__ if isinstance(note, Key)) for name, hint in hints.items()}
+    return {each.name: each.metadata["key"] for each in fields(AgentConfig)}
 
 
 def is_loopback(host: str) -> bool:
