@@ -28,7 +28,6 @@ from swarm_agent.storage import DataDirectoryLock, Store
 from swarm_agent.storage.store import DATABASE_FILE
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
-from swarm_agent.supervision.settings import TaskConfig
 from swarm_agent.task import shim
 from swarm_agent.telemetry import Telemetry
 from swarm_agent.transport.arrivals import ARRIVALS, Arrivals
@@ -173,7 +172,8 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     )
     agent.blobs = BlobStore(config.data_dir / "blobs", config.blob_cache_bytes_max)
     await asyncio.to_thread(agent.blobs.load)
-    agent.tasks = TaskRunner(await _task_config(config), agent.post, agent)
+    fabric_address, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
+    agent.tasks = TaskRunner(config, fabric_address, agent.post, agent)
     agent.telemetry = Telemetry(
         config,
         agent.post,
@@ -192,33 +192,10 @@ def _leased_gpus(entries: Iterable[LedgerEntry]) -> set[str]:
     return {uuid for entry in entries if entry.state is BookingState.LEASED for uuid in entry.gpus}
 
 
-async def _task_config(config: AgentConfig) -> TaskConfig:
-    fabric_host, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
-    return TaskConfig(
-        node_id=config.name,
-        data_dir=config.data_dir,
-        fabric_address=fabric_host,
-        rendezvous_ports=config.rendezvous_range,
-        job_user=config.job_user,
-        env_allow=config.env_allow,
-        environment_limit_bytes=config.environment_cache_bytes_max,
-        work_limit_bytes=config.work_cache_bytes_max,
-        work_retention_s=config.work_retention_s,
-        checkpoint_dir=config.checkpoint_root,
-        checkpoint_dir_shared=config.checkpoint_dir_shared,
-        limit_tasks=config.limit_tasks and not config.witness,
-        task_processes_max=config.task_processes_max,
-    )
-
-
 async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -> None:
     observed = metrics.OBSERVED
     agent.on_announce(observed.observe_announce)
     observed.watch_driver(agent.driver)
-    observed.watch_traffic(gossip=agent.udp.counters, peer=agent.channel.counters)
-    observed.watch_drops(gossip=agent.udp.drops.counters, peer=agent.channel.drops.counters)
-    observed.watch_core(agent.node.counters, agent.node.register_drops, agent.faults.counts)
-    observed.watch_reports(agent.tasks.reports.counters)
     app = build_app(agent)
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)

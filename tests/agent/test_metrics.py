@@ -44,7 +44,7 @@ OTHER_JOB = make_job_id(1_700_000_001.0, random.Random(2))
 def observed(monkeypatch):
     """Counts of this test alone."""
     fresh = Observed()
-    for module in ("swarm_agent.metrics.observed", "swarm_agent.metrics.exposition"):
+    for module in ("swarm_agent.metrics", "swarm_agent.metrics.exposition"):
         monkeypatch.setattr(f"{module}.OBSERVED", fresh)
     return fresh
 
@@ -100,7 +100,13 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
             is_shepherd=lambda job_id: job_id == JOB,
             tasks=lambda: tuple(tasks),
             ledger=SimpleNamespace(entries=tuple(bookings)),
+            counters=Counter(),
+            register_drops={},
         ),
+        faults=Faults(),
+        udp=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
+        channel=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
+        tasks=SimpleNamespace(reports=SimpleNamespace(counters=Counter())),
     )
 
 
@@ -182,25 +188,24 @@ def test_what_failover_does_is_counted_by_name(observed, kind, name):
     assert samples(page(agent()), f"{name}_total") == {(): 1}
 
 
-def test_conflicts_of_the_register_are_those_that_the_core_counts(observed):
-    counters = Counter()
-    observed.watch_core(counters, {}, {})
-    counters["register_conflicts"] += 3
-    assert samples(page(agent()), "swarm_register_conflicts_total") == {(): 3}
+def test_conflicts_of_the_register_are_those_that_the_core_counts():
+    source = agent()
+    source.node.counters["register_conflicts"] += 3
+    assert samples(page(source), "swarm_register_conflicts_total") == {(): 3}
 
 
-def test_faults_of_the_core_are_counted_from_zero(observed):
-    faults = Faults()
-    observed.watch_core({}, {}, faults.counts)
+def test_faults_of_the_core_are_counted_from_zero():
+    source = agent()
     names = ("swarm_step_errors_total", "swarm_effect_errors_total", "swarm_step_events_refused_total")
-    assert [samples(page(agent()), name) for name in names] == [{(): 0}] * 3
-    faults.note(TimerFired(), ValueError("x"))
-    assert [samples(page(agent()), name) for name in names] == [{(): 1}, {(): 0}, {(): 0}]
+    assert [samples(page(source), name) for name in names] == [{(): 0}] * 3
+    source.faults.note(TimerFired(), ValueError("x"))
+    assert [samples(page(source), name) for name in names] == [{(): 1}, {(): 0}, {(): 0}]
 
 
-def test_register_messages_without_an_answer_are_counted_by_reason(observed):
-    observed.watch_core({}, {"nonsense": 2}, {})
-    counted = samples(page(agent()), "swarm_register_messages_dropped_total")
+def test_register_messages_without_an_answer_are_counted_by_reason():
+    source = agent()
+    source.node.register_drops = {"nonsense": 2}
+    counted = samples(page(source), "swarm_register_messages_dropped_total")
     assert counted == {("nonsense",): 2, ("no_room",): 0, ("wrong_store",): 0}
 
 
@@ -297,18 +302,18 @@ def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):
 
 
 def test_refused_messages_are_counted_by_channel_and_reason(observed):
-    observed.watch_drops(gossip=Counter(replayed=3), peer=Counter())
-    families = {family.name: family for family in observed.families(is_openmetrics=False)}
+    source = agent()
+    source.udp.drops.counters["replayed"] += 3
+    families = {family.name: family for family in observed.families(source, is_openmetrics=False)}
     samples = {(s.labels["channel"], s.labels["reason"]): s.value for s in families["swarm_messages_dropped"].samples}
     assert samples["gossip", "replayed"] == 3
     assert samples["peer", "wrong_key"] == 0
 
 
-def test_traffic_is_read_from_the_live_counters(observed):
-    gossip: Counter[str] = Counter()
-    observed.watch_traffic(gossip=gossip, peer=Counter())
-    gossip["sent_bytes"] += 1_200
-    assert samples(page(agent()), "swarm_gossip_message_bytes_total") == {("received",): 0.0, ("sent",): 1200.0}
+def test_traffic_is_read_from_the_live_counters():
+    source = agent()
+    source.udp.counters["sent_bytes"] += 1_200
+    assert samples(page(source), "swarm_gossip_message_bytes_total") == {("received",): 0.0, ("sent",): 1200.0}
 
 
 def test_process_metrics_are_there():
@@ -316,14 +321,13 @@ def test_process_metrics_are_there():
 
 
 def test_requests_that_the_api_tells_of_are_on_the_page():
-    metrics.observe_http("GET", "/v1/jobs", 200, 0.01)
+    metrics.OBSERVED.observe_http("GET", "/v1/jobs", 200, 0.01)
     assert samples(page(agent()), "swarm_http_requests_total") == {("200", "GET", "/v1/jobs"): 1.0}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 def test_promtool_finds_nothing_to_complain_about(observed):
     observed.observe_http("GET", "/v1/jobs", 200, 0.01)
-    observed.watch_traffic(gossip=Counter(sent_bytes=1), peer=Counter())
     full = gpu(
         0,
         xid_counts={79: 1},
@@ -343,9 +347,10 @@ def test_version_label_is_the_installed_distribution():
     assert samples(page(agent()), "swarm_build_info") == {(software_version(),): 1.0}
 
 
-def test_reports_are_counted_by_what_became_of_them(observed):
-    observed.watch_reports(Counter(taken=3, not_finite=1))
-    assert samples(page(agent()), "swarm_reports_total") == {("taken",): 3, ("not_finite",): 1}
+def test_reports_are_counted_by_what_became_of_them():
+    source = agent()
+    source.tasks.reports.counters.update(taken=3, not_finite=1)
+    assert samples(page(source), "swarm_reports_total") == {("taken",): 3, ("not_finite",): 1}
 
 
 def test_the_page_of_jobs_has_a_series_for_each_task_and_leaves_out_what_is_not_known():

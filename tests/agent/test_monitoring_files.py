@@ -5,14 +5,12 @@ import json
 import re
 import shutil
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
-from swarm_agent.metrics import exposition, gpu, jobs
-from swarm_agent.metrics.observed import Observed
+from swarm_agent.metrics import exposition, gpu, jobs, observed
 
 MONITORING = Path(__file__).parents[2] / "docs/monitoring"
 DASHBOARDS = sorted(MONITORING.glob("grafana-*.json"))
@@ -21,12 +19,9 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|total|info)$")
 
 def published_names():
     """Names of all families, read from the sources, since no single page shows every one."""
-    sources = [inspect.getsource(module) for module in (exposition, gpu, jobs)]
+    sources = [inspect.getsource(module) for module in (exposition, gpu, jobs, observed)]
     names = set(re.findall(r'"(swarm_[a-z0-9_]+)"', "".join(sources)))
-    observed = Observed()
-    observed.watch_traffic(gossip=Counter(), peer=Counter())
-    names |= {family.name for family in observed.families(is_openmetrics=False)}
-    return names | {family.name for family in observed.registry.collect()}
+    return names | {family.name for family in observed.Observed().registry.collect()}
 
 
 def unknown_names(text):

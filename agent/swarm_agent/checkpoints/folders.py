@@ -22,10 +22,6 @@ class CheckpointFolders:
     account: Account
     is_shared: bool = False
 
-    def make_root(self) -> None:
-        """Create the root so that the job's account can pass through.  Raises OSError."""
-        make_folder(self.root, 0o711)
-
     def make(self, job_id: JobId, attempt: int) -> Path:
         """The attempt's folder, created if need be, for the job's account alone.  Raises OSError."""
         folder = self.of(job_id, attempt)

@@ -90,7 +90,9 @@ class Server:
                 log.exception("request failed request_id=%s path=%s", request_id, request.path[:200])
                 detail = f"the agent failed to answer this request; its log has the story of request {request_id}"
                 response = self._problem(Problem("internal", detail), request_id)
-            metrics.observe_http(request.method, _pattern(request), response.status, time.monotonic() - started_s)
+            metrics.OBSERVED.observe_http(
+                request.method, _pattern(request), response.status, time.monotonic() - started_s
+            )
             return response
 
         return guarded

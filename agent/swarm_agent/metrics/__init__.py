@@ -6,6 +6,6 @@ the scrape (`node`, `gpu`).  No job id, user, path or other unbounded value is a
 
 from swarm_agent.metrics.exposition import render
 from swarm_agent.metrics.jobs import render_jobs
-from swarm_agent.metrics.observed import OBSERVED, observe_http
+from swarm_agent.metrics.observed import OBSERVED
 
-__all__ = ["OBSERVED", "observe_http", "render", "render_jobs"]
+__all__ = ["OBSERVED", "render", "render_jobs"]

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -26,30 +27,26 @@ OPENMETRICS = "application/openmetrics-text"
 
 def render(agent: Agent, accept: str = "") -> tuple[bytes, str]:
     """The page in the format that the Accept header asks for, and its content type."""
-    is_openmetrics = OPENMETRICS in accept
+    return encoded(_families(agent, is_openmetrics=OPENMETRICS in accept), accept)
+
+
+def encoded(families: Iterator[Metric], accept: str) -> tuple[bytes, str]:
+    """A page of these families, and its content type."""
     encode, content_type = choose_encoder(accept)
-    return encode(_Page(agent, is_openmetrics=is_openmetrics)), content_type
+    return encode(SimpleNamespace(collect=lambda: families)), content_type
 
 
-class _Page:
-    """A collector, as the encoders expect it."""
-
-    def __init__(self, agent: Agent, *, is_openmetrics: bool) -> None:
-        self._agent = agent
-        self._is_openmetrics = is_openmetrics
-
-    def collect(self) -> Iterator[Metric]:
-        agent = self._agent
-        yield from _node_families(agent)
-        snapshot = agent.telemetry.snapshot
-        yield from _host_families(snapshot)
-        yield from _disk_families(agent.config.data_dir)
-        bookings = {uuid: entry.state.value for entry in agent.node.ledger.entries for uuid in entry.gpus}
-        yield from gpu_families(snapshot, bookings)
-        if agent.config.dcgm_metrics:
-            yield from dcgm_families(snapshot, agent.config.name, is_openmetrics=self._is_openmetrics)
-        yield from OBSERVED.families(is_openmetrics=self._is_openmetrics)
-        yield from OBSERVED.registry.collect()
+def _families(agent: Agent, *, is_openmetrics: bool) -> Iterator[Metric]:
+    yield from _node_families(agent)
+    snapshot = agent.telemetry.snapshot
+    yield from _host_families(snapshot)
+    yield from _disk_families(agent.config.data_dir)
+    bookings = {uuid: entry.state.value for entry in agent.node.ledger.entries for uuid in entry.gpus}
+    yield from gpu_families(snapshot, bookings)
+    if agent.config.dcgm_metrics:
+        yield from dcgm_families(snapshot, agent.config.name, is_openmetrics=is_openmetrics)
+    yield from OBSERVED.families(agent, is_openmetrics=is_openmetrics)
+    yield from OBSERVED.registry.collect()
 
 
 def _node_families(agent: Agent) -> Iterator[Metric]:
@@ -108,16 +105,13 @@ def _survival_families(
 
 def _host_families(snapshot: TelemetrySnapshot) -> Iterator[Metric]:
     host = snapshot.host
-    yield GaugeMetricFamily("swarm_host_cpus", "Cores that jobs and agent may use.", value=host.cpu_count)
-    yield GaugeMetricFamily(
-        "swarm_host_cpu_utilization_ratio", "Busy part of all cores.", value=host.cpu_utilisation_ratio
-    )
-    yield GaugeMetricFamily(
-        "swarm_host_memory_size_bytes", "Memory that jobs and agent may use.", value=host.memory_total_bytes
-    )
-    yield GaugeMetricFamily(
-        "swarm_host_memory_available_bytes", "Memory that could be given out.", value=host.memory_available_bytes
-    )
+    for name, text, value in (
+        ("swarm_host_cpus", "Cores that jobs and agent may use.", host.cpu_count),
+        ("swarm_host_cpu_utilization_ratio", "Busy part of all cores.", host.cpu_utilisation_ratio),
+        ("swarm_host_memory_size_bytes", "Memory that jobs and agent may use.", host.memory_total_bytes),
+        ("swarm_host_memory_available_bytes", "Memory that could be given out.", host.memory_available_bytes),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
 
 
 def _disk_families(data_dir: Path) -> Iterator[Metric]:

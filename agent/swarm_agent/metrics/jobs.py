@@ -6,8 +6,8 @@ A page of its own, since here a job is a label: who scrapes it decides to keep s
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 
+from swarm_agent.metrics.exposition import encoded
 from swarm_agent.task.reports import Reported
 from swarmsched.ids import TaskKey
 from swarmsched.models.progress import Progress
@@ -27,21 +27,14 @@ GAUGES: dict[str, tuple[str, Callable[[Progress], float | None]]] = {
 
 def render_jobs(reported: Mapping[TaskKey, Reported], accept: str = "") -> tuple[bytes, str]:
     """The page in the format that the Accept header asks for, and its content type."""
-    encode, content_type = choose_encoder(accept)
-    return encode(_Page(reported)), content_type
+    return encoded(_families(reported), accept)
 
 
-class _Page:
-    """A collector, as the encoders expect it."""
-
-    def __init__(self, reported: Mapping[TaskKey, Reported]) -> None:
-        self._reported = reported
-
-    def collect(self) -> Iterator[Metric]:
-        for name, (text, value_of) in GAUGES.items():
-            family = GaugeMetricFamily(name, text, labels=("job_id", "attempt"))
-            for (job_id, attempt), reported in self._reported.items():
-                value = value_of(reported.progress)
-                if value is not None:
-                    family.add_metric((job_id, str(attempt)), value)
-            yield family
+def _families(reported: Mapping[TaskKey, Reported]) -> Iterator[Metric]:
+    for name, (text, value_of) in GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=("job_id", "attempt"))
+        for (job_id, attempt), each in reported.items():
+            value = value_of(each.progress)
+            if value is not None:
+                family.add_metric((job_id, str(attempt)), value)
+        yield family

@@ -4,13 +4,14 @@ The counts belong to the process, as Prometheus means them: they start at zero w
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFamily
 
+from swarm_agent.agent import Agent
 from swarm_agent.driver import Driver
 from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
@@ -60,47 +61,24 @@ class Observed:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left it untyped
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
-        self._queue_wait = Histogram(
-            "swarm_queue_wait_seconds",
-            "Time from the submission of a job to its first start.",
-            buckets=WAIT_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._job_start = Histogram(
-            "swarm_job_start_seconds",
-            "Time from the moment a job was queued, first or again, until all its ranks ran.",
-            buckets=START_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._http_duration = Histogram(
-            "swarm_http_request_duration_seconds",
-            "Time from an HTTP request to the end of its answer, streams excluded.",
-            ["method", "route"],
-            buckets=HTTP_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._loop_lag = Histogram(
-            "swarm_loop_lag_seconds",
-            "Longest time, in each second, that an event waited for the agent or that a timer was late.",
-            buckets=LAG_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._commit = Histogram(
-            "swarm_commit_seconds",
-            "Time that the disk took for a group of durable writes.",
-            buckets=LAG_BUCKETS_S,
-            registry=self.registry,
-        )
+
+        def histogram(name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+        wait = "Time from the submission of a job to its first start."
+        self._queue_wait = histogram("swarm_queue_wait_seconds", wait, WAIT_BUCKETS_S)
+        start = "Time from the moment a job was queued, first or again, until all its ranks ran."
+        self._job_start = histogram("swarm_job_start_seconds", start, START_BUCKETS_S)
+        http, route = "Time from an HTTP request to the end of its answer, streams excluded.", ("method", "route")
+        self._http_duration = histogram("swarm_http_request_duration_seconds", http, HTTP_BUCKETS_S, route)
+        lag = "Longest time, in each second, that an event waited for the agent or that a timer was late."
+        self._loop_lag = histogram("swarm_loop_lag_seconds", lag, LAG_BUCKETS_S)
+        commit = "Time that the disk took for a group of durable writes."
+        self._commit = histogram("swarm_commit_seconds", commit, LAG_BUCKETS_S)
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
         self._rounds: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
-        self._traffic: dict[str, Mapping[str, int]] = {}
-        self._drops: dict[str, Mapping[str, int]] = {}
-        self._core: Mapping[str, int] = {}
-        self._register_drops: Mapping[str, int] = {}
-        self._faults: Mapping[str, int] = {}
-        self._reports: Mapping[str, int] = {}
 
     def observe_http(self, method: str, route: str, code: int, seconds: float) -> None:
         """One finished request.  `route` is the pattern (`/v1/jobs/{job}`), never the path that was asked for."""
@@ -130,62 +108,34 @@ class Observed:
         """Hear of the loop's lag and of the times of commits."""
         driver.observe_lag, driver.barrier.observe_commit = self._loop_lag.observe, self._commit.observe
 
-    def watch_traffic(self, *, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
-        """Live counters of the transports with the keys `sent_bytes` and `received_bytes`; read at each scrape."""
-        self._traffic = {"swarm_gossip_message_bytes": gossip, "swarm_peer_message_bytes": peer}
-
-    def watch_drops(self, *, gossip: Mapping[str, int], peer: Mapping[str, int]) -> None:
-        """Live counters of refused messages by reason; read at each scrape."""
-        self._drops = {"gossip": gossip, "peer": peer}
-
-    def watch_core(
-        self, counters: Mapping[str, int], register_drops: Mapping[str, int], faults: Mapping[str, int]
-    ) -> None:
-        """Live counters of the core, of register messages that it dropped by reason, and of its faults."""
-        self._core, self._register_drops, self._faults = counters, register_drops, faults
-
-    def watch_reports(self, counters: Mapping[str, int]) -> None:
-        """Live counters of what tasks report of their training; read at each scrape."""
-        self._reports = counters
-
-    def families(self, *, is_openmetrics: bool) -> Iterator[Metric]:
-        """The counters that are kept here rather than in the registry."""
+    def families(self, agent: Agent, *, is_openmetrics: bool) -> Iterator[Metric]:
+        """The counters that are kept here, or by the parts of the agent, rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
         rounds = "Rounds of holds by this agent's shepherds."
         yield _counter("swarm_negotiation_rounds", rounds, ("result",), _by_one(self._rounds))
         events = "Events that this agent wrote to the cluster log."
         yield _counter("swarm_events", events, ("kind",), _by_one(self._events))
-        for table, counts in ((COUNTED, self._events), (CORE_COUNTS, self._core), (FAULTS, self._faults)):
+        core, faults = agent.node.counters, agent.faults.counts
+        for table, counts in ((COUNTED, self._events), (CORE_COUNTS, core), (FAULTS, faults)):
             for key, (name, text) in table.items():
                 yield CounterMetricFamily(name, text, value=counts.get(key, 0))
         reports = "Reports of training that were taken, and what was odd or left out, by kind."
-        yield _counter("swarm_reports", reports, ("result",), _by_one(self._reports))
+        yield _counter("swarm_reports", reports, ("result",), _by_one(agent.tasks.reports.counters))
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
-        for name, counters in self._traffic.items():
-            plane = "the gossip port (UDP)" if "gossip" in name else "the peer channel (TCP)"
-            values = {(direction,): counters.get(f"{direction}_bytes", 0) for direction in DIRECTIONS}
-            yield _counter(name, f"Payload bytes of messages through {plane}.", ("direction",), values)
-
-        gossip = self._traffic.get("swarm_gossip_message_bytes", {})
-        yield _counter(
-            "swarm_gossip_plane_bytes",
-            "Sealed bytes of the gossip port by plane: liveness (membership) and state (records, cards, locations).",
-            ("plane", "direction"),
-            {(plane, way): gossip.get(f"{way}_bytes_{plane}", 0) for plane in PLANES for way in DIRECTIONS},
-        )
-
+        yield from _traffic_families(agent.udp.counters, agent.channel.counters)
+        channels = {"gossip": agent.udp.drops.counters, "peer": agent.channel.drops.counters}
         yield _counter(
             "swarm_messages_dropped",
             "Messages that were refused: foreign, altered, oversized, replayed, sealed with another key and the like.",
             ("channel", "reason"),
-            {(channel, why): counts.get(why, 0) for channel, counts in self._drops.items() for why in DROP_REASONS},
+            {(channel, why): counts[why] for channel, counts in channels.items() for why in DROP_REASONS},
         )
         yield _counter(
             "swarm_register_messages_dropped",
             "Readable messages about jobs' records that got no answer: they contradict themselves (nonsense), mean a "
             "database that this node has lost (wrong_store), or found it full (no_room).",
             ("reason",),
-            {(why,): self._register_drops.get(why, 0) for why in REGISTER_DROP_REASONS},
+            {(why,): agent.node.register_drops.get(why, 0) for why in REGISTER_DROP_REASONS},
         )
 
     def _ended_jobs(self, *, is_openmetrics: bool) -> Metric:
@@ -194,6 +144,21 @@ class Observed:
         if is_openmetrics:
             return _filled(UnknownMetricFamily("swarm_jobs_total", text, labels=("end_reason",)), _by_one(self._ends))
         return _counter("swarm_jobs", text, ("end_reason",), _by_one(self._ends))
+
+
+def _traffic_families(gossip: Counter[str], peer: Counter[str]) -> Iterator[Metric]:
+    for name, port, counters in (
+        ("swarm_gossip_message_bytes", "the gossip port (UDP)", gossip),
+        ("swarm_peer_message_bytes", "the peer channel (TCP)", peer),
+    ):
+        values = {(way,): counters[f"{way}_bytes"] for way in DIRECTIONS}
+        yield _counter(name, f"Payload bytes of messages through {port}.", ("direction",), values)
+    yield _counter(
+        "swarm_gossip_plane_bytes",
+        "Sealed bytes of the gossip port by plane: liveness (membership) and state (records, cards, locations).",
+        ("plane", "direction"),
+        {(plane, way): gossip[f"{way}_bytes_{plane}"] for plane in PLANES for way in DIRECTIONS},
+    )
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[Labels, float]) -> Metric:
@@ -211,8 +176,3 @@ def _by_one(counts: Mapping[str, int]) -> dict[tuple[str], int]:
 
 
 OBSERVED = Observed()
-
-
-def observe_http(method: str, route: str, code: int, seconds: float) -> None:
-    """Count one finished HTTP request; `route` is the pattern, never the path that was asked for."""
-    OBSERVED.observe_http(method, route, code, seconds)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from swarm_agent.checkpoints.folders import CheckpointFolders
-from swarm_agent.checkpoints.service import CheckpointService
+from swarm_agent.checkpoints.service import CheckpointPeers, CheckpointService
+from swarm_agent.config import AgentConfig
 from swarm_agent.folder import make_folder
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentStore, default_python
@@ -30,6 +32,7 @@ from swarm_agent.supervision.environment import (
 from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.kept_work import KeptWork
 from swarm_agent.supervision.limits import Limits
+from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.orders import (
     FactKind,
     Launch,
@@ -38,7 +41,6 @@ from swarm_agent.supervision.orders import (
     order_to_json,
     parse_directory_name,
 )
-from swarm_agent.supervision.settings import Peers, TaskConfig
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
 from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
 from swarm_agent.supervision.tools import Tools, install_tools
@@ -134,32 +136,39 @@ class _Task:
         return TaskExited(*self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
 
 
-class TaskRunner:
-    """Performs `TaskEffect`s; call `start` first, `stop` last, everything in the loop's thread."""
+class Peers(CheckpointPeers, Protocol):
+    """The part of the agent that supervision uses: its stores, its core, its peers."""
 
-    def __init__(self, config: TaskConfig, post: Callable[[Event], None], agent: Peers) -> None:
+    logs: LogStore
+
+
+class TaskRunner:
+    """Performs `TaskEffect`s; call `start` first, `stop` last, everything in the loop's thread.
+
+    `fabric_address` is the IP address on which rank 0 of a job listens.
+    """
+
+    _server: ForkServer
+
+    def __init__(self, config: AgentConfig, fabric_address: str, post: Callable[[Event], None], agent: Peers) -> None:
         self._config, self._post, self._agent = config, post, agent
-        self._python = config.python or default_python()
         self._tasks_dir = config.data_dir / "tasks"
         self._jobs_dir = config.data_dir / "jobs"
         self._account = find_account(config.job_user)
         self._inherit = inherited(os.environ, config.env_allow)
         if "PATH" in self._inherit:
             self._inherit["PATH"] = passable_path(self._inherit["PATH"], self._account)
-        self._fetcher = BlobFetcher(agent.blobs, agent, config.node_id)
+        self._fetcher = BlobFetcher(agent.blobs, agent, config.name)
         environments = EnvironmentStore(
             config.data_dir / "envs",
-            self._python,
+            default_python(),
             self._inherit | inherited(os.environ, INSTALLER_ENV),
-            config.environment_limit_bytes,
-            config.environment_timeout_s,
+            config.environment_cache_bytes_max,
         )
-        self._folders = CheckpointFolders(
-            config.checkpoint_dir or config.data_dir / "checkpoints", self._account, config.checkpoint_dir_shared
-        )
+        self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
         self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
         self._checkpoints = CheckpointService(
-            config.node_id, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
+            config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of)
@@ -174,16 +183,13 @@ class TaskRunner:
             self._fetcher,
             environments,
             self._account,
-            config.probe_timeout_s,
-            config.probe_attempts,
-            self._environments_in_use,
+            environments_in_use=self._environments_in_use,
         )
-        self._rendezvous = Rendezvous(config.fabric_address, config.rendezvous_ports)
+        self._rendezvous = Rendezvous(fabric_address, config.rendezvous_range)
         self._tasks: dict[TaskKey, _Task] = {}
         self._notify = -1
         self._notice_rest = b""  # of a line that the last read cut
-        self._server = ForkServer(self._python, Path(shim.__file__))
-        self._work = KeptWork(self._jobs_dir, config.work_retention_s, config.work_limit_bytes)
+        self._work = KeptWork(self._jobs_dir, config.work_retention_s, config.work_cache_bytes_max)
         self._closed: dict[TaskKey, bool] = {}  # tasks that are over, and whether they succeeded
         self._has_closed = asyncio.Event()
         self._pruning: asyncio.Task[None] | None = None
@@ -194,11 +200,10 @@ class TaskRunner:
         self._sockets.start()
         self._tools = install_tools(self._config.data_dir / "tools")
         self._checkpoints.start()
-        if self._config.limit_tasks:
+        if self._config.limit_tasks and not self._config.witness:
             self.limits = await asyncio.to_thread(Limits.find, self._config.task_processes_max)
         self._open_notify()
-        if self._python == default_python():  # byte code fits this interpreter only
-            self._server = ForkServer(self._python, compile_shim(self._tasks_dir))
+        self._server = ForkServer(default_python(), compile_shim(self._tasks_dir))
         self._server.start()
         for directory in sorted(self._tasks_dir.iterdir()):
             key = parse_directory_name(directory.name)
@@ -537,10 +542,8 @@ class TaskRunner:
         asyncio.get_running_loop().remove_reader(task.link.pidfd)
         task.link.reap()
         self._take_facts(task)
-        if task.link.facts.is_exited:
-            task.link.close()
-        else:
-            task.link.close()
+        task.link.close()
+        if not task.link.facts.is_exited:
             task.work = asyncio.create_task(self._bury(task))
 
     async def _bury(self, task: _Task) -> None:
@@ -735,17 +738,14 @@ class TaskRunner:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._jobs_dir, self._config.data_dir / "tools"):
             make_folder(folder, 0o711)
-        self._make_checkpoint_root()
-        if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
-            mode = self._config.data_dir.stat().st_mode & 0o777
-            self._config.data_dir.chmod(mode | 0o011)
-
-    def _make_checkpoint_root(self) -> None:
         try:
-            self._folders.make_root()
+            make_folder(self._folders.root, 0o711)
         except OSError as error:
             problem = f"{self._folders.root} cannot be created: {error.strerror or error}"
             raise ConfigError("checkpoint_dir", problem, "create it, or choose another") from error
+        if self._account.uid >= 0:  # the job's account must be able to pass through to its own folders
+            mode = self._config.data_dir.stat().st_mode & 0o777
+            self._config.data_dir.chmod(mode | 0o011)
 
     async def _prune(self) -> None:
         """Old logs and checkpoints go once an hour, work folders soon after a task has ended."""

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from swarm_agent.config import AgentConfig
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import StreamHandler
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
-from swarm_agent.supervision.settings import TaskConfig
 from swarmsched.api import JobSpec
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Reply
 from swarmsched.errors import SwarmError
@@ -88,8 +88,8 @@ class Bench:
     ) -> None:
         self.node = NodeId(node)
         self.agent = LoneAgent(self.node, data_dir, logs, net)
-        self.config = TaskConfig(node_id=self.node, data_dir=data_dir, **settings)
-        self.runner = TaskRunner(self.config, self._post, self.agent)
+        self.config = AgentConfig(name=self.node, data_dir=data_dir, **{"limit_tasks": False, **settings})
+        self.runner = TaskRunner(self.config, self.config.fabric_host, self._post, self.agent)
         self.events: list[Event] = []
         self.found: tuple[TaskStatus, ...] = ()
         self._news = asyncio.Event()

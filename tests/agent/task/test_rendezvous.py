@@ -97,7 +97,7 @@ async def test_rank_zero_binds_the_port_at_once_after_it_was_probed(tmp_path: Pa
 
 async def test_unreachable_rank_zero_is_reported_with_both_nodes(tmp_path: Path) -> None:
     port = free_ports(1)[0]
-    async with Bench(tmp_path, node="n2", probe_attempts=2) as bench:
+    async with Bench(tmp_path, node="n2") as bench:
         order = make_order(
             "true", node="n2", shares=(Share(NodeId("n1"), 1), Share(NodeId("n2"), 1)), ranks=2, port=port
         )
