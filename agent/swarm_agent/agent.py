@@ -3,58 +3,36 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.driver import Driver, Machine
+from swarm_agent.driver import Driver
 from swarm_agent.eventlog import EventLog
 from swarm_agent.faults import Faults
 from swarm_agent.journal import FIELDS
 from swarm_agent.planner import Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
+from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.storage import Store
+from swarm_agent.supervision.logs import LogStore
+from swarm_agent.supervision.runner import TaskEffect, TaskRunner
 from swarm_agent.task.shim import now
+from swarm_agent.telemetry import Telemetry
 from swarm_agent.transport.peer import MessageCodec, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
 from swarmsched.commands import Command, Refused, Reply
-from swarmsched.effects import (
-    Announce,
-    BindRendezvous,
-    ComputePlan,
-    Effect,
-    ExtendTask,
-    ForgetTask,
-    ReleaseRendezvous,
-    ReplyToClient,
-    SendDatagram,
-    SendPeer,
-    SignalTask,
-    StageTask,
-    StartTask,
-    StopTask,
-)
+from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import ClientCommandReceived, DiskChanged, Event, PeerMessageReceived
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.node import Node
 from swarmsched.wire.sealing import Sealer
-
-if TYPE_CHECKING:
-    from swarm_agent.staging.blobs import BlobStore
-    from swarm_agent.supervision.logs import LogStore
-    from swarm_agent.supervision.runner import TaskRunner
-    from swarm_agent.telemetry import Telemetry
-    from swarmsched.node import Node
 
 COMMAND_TIMEOUT_S = 10.0
 COMMANDS_LIMIT = 10_000  # waiting for their reply; beyond it new ones are refused
-
-QueryHandler = Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]
-StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
 
 log = logging.getLogger("swarm.agent")
 
@@ -65,16 +43,16 @@ class Agent:
     `swarm_agent.startup` builds one, connects the rooms (`tasks`, `logs`, `blobs`, `telemetry`) and starts it.
     """
 
-    tasks: "TaskRunner"
-    logs: "LogStore"
-    blobs: "BlobStore"
-    telemetry: "Telemetry"
+    tasks: TaskRunner
+    logs: LogStore
+    blobs: BlobStore
+    telemetry: Telemetry
 
     def __init__(
         self,
         config: AgentConfig,
         secrets: Secrets,
-        node: "Node",
+        node: Node,
         store: Store,
         *,
         address: Address,
@@ -93,7 +71,7 @@ class Agent:
         self.readiness = Readiness()
         self.faults = faults
         self.driver = Driver(
-            _machine(node),
+            node,
             store,
             self._perform,
             self._on_disk_health,
@@ -102,8 +80,11 @@ class Agent:
             on_failed=self._on_failed,
         )
         self.udp = UdpTransport(config.listen, udp_sealer, self.post)
-        self.channel = PeerChannel(config.name, body_sealer, codec, self.driver, self.address_of)
+        self.channel = PeerChannel(config.name, body_sealer, codec, self.driver, node.address_of)
         self.rpc = PeerRpc(config.name, body_sealer, self.channel)
+        self.query, self.query_stream = self.rpc.query, self.rpc.query_stream
+        self.on_query, self.on_stream = self.rpc.on_query, self.rpc.on_stream
+        self.on_stepped = self.driver.on_stepped
         self.planner = Planner(self.post)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._last_request_id = 0
@@ -116,17 +97,6 @@ class Agent:
         because = f": {ledger.drain_reason}" if ledger.drain_reason else ""
         return f"draining, takes no new work{because}" if ledger.is_draining else "takes new work"
 
-    @property
-    def counters(self) -> dict[str, Counter[str]]:
-        """Counters of this process by part: driver, udp, udp_drops, peer, peer_drops."""
-        return {
-            "driver": self.driver.counters,
-            "udp": self.udp.counters,
-            "udp_drops": self.udp.drops.counters,
-            "peer": self.channel.counters,
-            "peer_drops": self.channel.drops.counters,
-        }
-
     def now_s(self) -> float:
         """The clock that the core runs on; hand it to the node's snapshots."""
         return now()
@@ -134,10 +104,6 @@ class Agent:
     def post(self, event: Event) -> None:
         """Hand an event to the core; only from the loop's thread."""
         self.driver.post(event)
-
-    def on_stepped(self, callback: Callable[[], None]) -> None:
-        """Call back after each turn in which the core took in something; must be cheap and must not raise."""
-        self.driver.on_stepped(callback)
 
     def on_announce(self, observer: Callable[[Announce], None]) -> None:
         """Tell an observer (metrics) of each announcement, once it is durable."""
@@ -169,10 +135,6 @@ class Agent:
         finally:
             del self._replies[request_id]
 
-    def address_of(self, node_id: NodeId) -> Address | None:
-        """Where a member listens, or None for a name that is not known."""
-        return self.node.address_of(node_id)
-
     def live_peers(self) -> list[NodeId]:
         """Members that are alive and not suspect, without this node."""
         members = self.node.members(self.now_s())
@@ -188,28 +150,6 @@ class Agent:
             return location.ended_utc_s
         return 0.0 if any(job.job_id == job_id for job in self.node.foreign_jobs()) else None
 
-    async def query(
-        self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = COMMAND_TIMEOUT_S
-    ) -> dict[str, Any]:
-        """Ask a peer's handler of this kind; this node's own handler is called directly.
-
-        Raises `AgentUnreachable` when it cannot be reached in time, `UnknownJob` when its handler says so, and
-        `RemoteProtocolError` when it does not know the question or its handler failed.
-        """
-        return await self.rpc.query(node_id, kind, payload, timeout_s)
-
-    def on_query(self, kind: str, handler: QueryHandler) -> None:
-        """Answer queries of this kind; one handler a kind."""
-        self.rpc.on_query(kind, handler)
-
-    def query_stream(self, node_id: NodeId, kind: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Ask a peer for a stream of answers; close the iterator to end it.  Raises as `query` does."""
-        return self.rpc.query_stream(node_id, kind, payload)
-
-    def on_stream(self, kind: str, handler: StreamHandler) -> None:
-        """Answer stream queries of this kind; one handler a kind."""
-        self.rpc.on_stream(kind, handler)
-
     def _perform(self, effect: Effect) -> None:
         match effect:
             case SendDatagram(destination, payload):
@@ -224,16 +164,7 @@ class Agent:
                 self.planner.submit(effect)
             case Announce():
                 self._announce(effect)
-            case (
-                BindRendezvous()
-                | ReleaseRendezvous()
-                | StageTask()
-                | StartTask()
-                | SignalTask()
-                | StopTask()
-                | ExtendTask()
-                | ForgetTask()
-            ):
+            case _ if isinstance(effect, TaskEffect):
                 self.tasks.perform(effect)
 
     def _reply(self, request_id: int, reply: object) -> None:
@@ -265,7 +196,3 @@ class Agent:
             log.error("the disk refuses to write, nothing is acknowledged until it does: %s", complaint)
         else:
             log.info("the disk writes again, nothing was lost")
-
-
-def _machine(node: "Node") -> Machine:
-    return node

@@ -48,17 +48,19 @@ def examine(agent: Agent) -> tuple[Diagnosis, ...]:
     )
 
 
+def _judged(name: str, detail: str, remedy: str, *, is_ok: bool) -> Diagnosis:
+    return Diagnosis(name, "ok", detail) if is_ok else Diagnosis(name, "warning", detail, remedy)
+
+
 def _refused(told: Sequence[str]) -> Diagnosis:
-    if not told:
-        return Diagnosis("refused_members", "ok", "the claims of all members are believed")
     remedy = "correct the clock of that node, move its agent.db aside and start its agent again"
-    return Diagnosis("refused_members", "warning", told[-1], remedy)
+    detail = told[-1] if told else "the claims of all members are believed"
+    return _judged("refused_members", detail, remedy, is_ok=not told)
 
 
 def _work(agent: Agent) -> Diagnosis:
-    if not agent.node.ledger.is_draining:
-        return Diagnosis("work", "ok", agent.work_sentence)
-    return Diagnosis("work", "warning", agent.work_sentence, f"swarm drain {agent.config.name} --off, once it is done")
+    remedy = f"swarm drain {agent.config.name} --off, once it is done"
+    return _judged("work", agent.work_sentence, remedy, is_ok=not agent.node.ledger.is_draining)
 
 
 def _limits(complaint: str, *, is_witness: bool) -> Diagnosis:
@@ -70,33 +72,27 @@ def _limits(complaint: str, *, is_witness: bool) -> Diagnosis:
 
 
 def _descriptors(limit: int) -> Diagnosis:
-    detail = f"at most {limit} open files"
-    if limit >= DESCRIPTORS_WANTED:
-        return Diagnosis("open_files", "ok", detail)
-    return Diagnosis("open_files", "warning", detail, f"set LimitNOFILE={DESCRIPTORS_WANTED} in the service unit")
+    remedy = f"set LimitNOFILE={DESCRIPTORS_WANTED} in the service unit"
+    return _judged("open_files", f"at most {limit} open files", remedy, is_ok=limit >= DESCRIPTORS_WANTED)
 
 
 def _space(data_dir: Path) -> Diagnosis:
     free_bytes = shutil.disk_usage(data_dir).free
     detail = f"{free_bytes / 2**30:.1f} GiB free below {data_dir}"
-    if free_bytes >= FREE_BYTES_WANTED:
-        return Diagnosis("disk_space", "ok", detail)
-    return Diagnosis("disk_space", "warning", detail, "free space, or lower the cache limits of the configuration")
+    remedy = "free space, or lower the cache limits of the configuration"
+    return _judged("disk_space", detail, remedy, is_ok=free_bytes >= FREE_BYTES_WANTED)
 
 
 def _commits(elapsed_s: float) -> Diagnosis:
     detail = f"the last durable write took {elapsed_s * 1e3:.1f} ms"
-    if elapsed_s < SLOW_COMMIT_S:
-        return Diagnosis("disk_speed", "ok", detail)
-    return Diagnosis("disk_speed", "warning", detail, "put data_dir on a faster disk; every submit waits for it")
+    remedy = "put data_dir on a faster disk; every submit waits for it"
+    return _judged("disk_speed", detail, remedy, is_ok=elapsed_s < SLOW_COMMIT_S)
 
 
 def _receive_buffer(granted_bytes: int) -> Diagnosis:
     detail = f"the gossip socket buffers {granted_bytes} bytes"
-    if granted_bytes >= RECEIVE_BUFFER_BYTES:
-        return Diagnosis("receive_buffer", "ok", detail)
     remedy = f"run: sysctl -w net.core.rmem_max={RECEIVE_BUFFER_BYTES}; small ones lose bursts in large swarms"
-    return Diagnosis("receive_buffer", "warning", detail, remedy)
+    return _judged("receive_buffer", detail, remedy, is_ok=granted_bytes >= RECEIVE_BUFFER_BYTES)
 
 
 def _rendezvous(config: AgentConfig) -> Diagnosis:
@@ -111,21 +107,16 @@ def _rendezvous(config: AgentConfig) -> Diagnosis:
 def _strangers(drops: Counter[str]) -> Diagnosis:
     """Malformed packets come from anywhere; a wrong key or version is a neighbour that somebody wants to join."""
     told = {reason: count for reason, count in sorted(drops.items()) if reason in ("wrong_key", "foreign_version")}
-    if not told:
-        return Diagnosis("strangers", "ok", "nobody knocked with a wrong key or version")
-    detail = "refused messages: " + ", ".join(f"{count} {reason}" for reason, count in told.items())
-    return Diagnosis(
-        "strangers", "warning", detail, "the log names their addresses; give them this swarm's key and label"
-    )
+    refused = "refused messages: " + ", ".join(f"{count} {reason}" for reason, count in told.items())
+    detail = refused if told else "nobody knocked with a wrong key or version"
+    remedy = "the log names their addresses; give them this swarm's key and label"
+    return _judged("strangers", detail, remedy, is_ok=not told)
 
 
 def _lag(lag_s: float) -> Diagnosis:
     detail = f"the event loop was late by {lag_s:.2f} s at most"
-    if lag_s < LAG_WORTH_A_WORD_S:
-        return Diagnosis("event_loop", "ok", detail)
-    return Diagnosis(
-        "event_loop", "warning", detail, "the machine is overloaded or was suspended; leave the agent a core"
-    )
+    remedy = "the machine is overloaded or was suspended; leave the agent a core"
+    return _judged("event_loop", detail, remedy, is_ok=lag_s < LAG_WORTH_A_WORD_S)
 
 
 def _core(faults: Faults) -> Diagnosis:

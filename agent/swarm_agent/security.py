@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm_agent.config import AgentConfig
+from swarm_agent.task.account import find_account
 from swarmsched.errors import ConfigError
 
 KEY_BYTES = 32
@@ -87,22 +88,12 @@ def job_user_warning(config: AgentConfig) -> str:
 
 def check_job_user(config: AgentConfig) -> None:
     """Raise `ConfigError` unless jobs can be started as `job_user`; for those of root it must say "root"."""
-    if not config.job_user:
-        if os.geteuid() == 0 and not config.witness:
-            problem = "is not set, and this agent runs as root: jobs would run as root and read the swarm's secrets"
-            remedy = (
-                'set job_user to an account for jobs (useradd --system --create-home trainer), or to "root" in words'
-            )
-            raise ConfigError("job_user", problem, remedy)
-        return
-    try:
-        account = pwd.getpwnam(config.job_user)
-    except KeyError as error:
-        remedy = f"create it with: useradd --system --create-home {config.job_user}"
-        raise ConfigError("job_user", f"there is no account {config.job_user!r} on this machine", remedy) from error
-    if os.geteuid() not in (0, account.pw_uid):
-        problem = f"cannot start jobs as {config.job_user!r}: the agent does not run as root"
-        raise ConfigError("job_user", problem, "start the agent as root, or remove job_user")
+    if config.job_user:
+        find_account(config.job_user)
+    elif os.geteuid() == 0 and not config.witness:
+        problem = "is not set, and this agent runs as root: jobs would run as root and read the swarm's secrets"
+        remedy = 'set job_user to an account for jobs (useradd --system --create-home trainer), or to "root" in words'
+        raise ConfigError("job_user", problem, remedy)
 
 
 def _read_private(file: Path, setting: str) -> str:

@@ -30,10 +30,11 @@ def find_account(job_user: str) -> Account:
     try:
         entry = pwd.getpwnam(job_user)
     except KeyError as error:
-        raise ConfigError("job_user", f"there is no account {job_user!r}", f"useradd --system {job_user}") from error
+        remedy = f"create it with: useradd --system --create-home {job_user}"
+        raise ConfigError("job_user", f"there is no account {job_user!r} on this machine", remedy) from error
     if os.geteuid() != 0:
-        remedy = "run the agent as root, or leave job_user empty"
-        raise ConfigError("job_user", f"only root may start processes as {job_user!r}", remedy)
+        problem = f"cannot start jobs as {job_user!r}: the agent does not run as root"
+        raise ConfigError("job_user", problem, "start the agent as root, or remove job_user")
     groups = tuple(os.getgrouplist(job_user, entry.pw_gid))
     return Account(job_user, entry.pw_dir, entry.pw_shell, entry.pw_uid, entry.pw_gid, groups)
 

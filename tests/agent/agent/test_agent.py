@@ -147,9 +147,9 @@ async def test_agents_ask_one_another(start: Start) -> None:
         return {"asked_by": sender, **payload}
 
     b.on_query("test_name", name)
-    await wait_until(lambda: a.address_of(NodeId("b")) == b.config.listen)
+    await wait_until(lambda: a.node.address_of(NodeId("b")) == b.config.listen)
     assert await a.query(NodeId("b"), "test_name", {"x": 1}) == {"asked_by": "a", "x": 1}
-    assert a.address_of(NodeId("nobody")) is None
+    assert a.node.address_of(NodeId("nobody")) is None
     await b.channel.close()
     with pytest.raises((AgentUnreachable, RuntimeError)):
         await b.query(NodeId("a"), "test_name", {})
@@ -172,7 +172,7 @@ async def test_an_agent_on_a_wildcard_address_needs_to_be_named(start: Start) ->
     agent = await start("a", listen=("0.0.0.0", port := free_port()), advertise=("127.0.0.1", port))
 
     assert agent.address == ("127.0.0.1", port)
-    assert agent.address_of(NodeId("a")) == ("127.0.0.1", port)
+    assert agent.node.address_of(NodeId("a")) == ("127.0.0.1", port)
 
 
 async def test_holders_of_a_job_are_sought_in_other_zones_than_the_node_that_is_asked(start: Start) -> None:
