@@ -36,7 +36,12 @@ def draw(file: Path, runs: Sequence[tuple[str, Observer]], title: str) -> None:
     """One picture of all runs, each with its name; HTML holds it in itself and loads nothing."""
     from swarmsched.replay.plot import figure
 
-    drawn = figure(runs, title)
+    try:
+        drawn = figure(runs, title)
+    except ValueError as error:
+        raise UsageError(
+            f"--plot {file}: {error}", "jobs that fit the servers; leave --plot out to see the figures"
+        ) from error
     if file.suffix.lower() != ".html":
         drawn.savefig(file, dpi=DPI)
         return

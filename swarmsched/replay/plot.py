@@ -23,11 +23,14 @@ HOUR_S = 3_600.0
 
 
 def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
-    """A matplotlib Figure of all runs, each with its name."""
+    """A matplotlib Figure of all runs, each with its name; ValueError unless there is a run in which time passed."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra: only who draws needs it
 
     columns = 2 if len(runs) == 4 else min(3, len(runs))
     rows = -(-len(runs) // columns)
+    runs = [(name, observer) for name, observer in runs if observer.elapsed_s]
+    if not runs:
+        raise ValueError("no time has passed in any of the runs")
     drawn: Any = Figure(figsize=(12.0, 4.6 + 2.9 * rows), layout="constrained")
     drawn.suptitle(title, fontsize=13, x=0.01, ha="left")
     above, below = drawn.subfigures(2, 1, height_ratios=[4.4, 2.9 * rows])

@@ -63,6 +63,17 @@ def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(capsys, job
     assert "pip install 'swarmsched[plots]'" in replay(capsys, str(jobs), "--plot", str(tmp_path / "p.png"))[2]
 
 
+def test_where_nothing_ran_there_is_nothing_to_draw(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    lone = tmp_path / "lone.csv"
+    lone.write_text("job_id,submit_time_s,num_gpus,duration_s\nc,0,80,5\n")
+    code, _, error = replay(capsys, str(lone), "--tick-s", "0", "--plot", str(tmp_path / "p.svg"))
+    assert code == 2
+    assert "no time has passed" in error
+    lone.write_text("job_id,submit_time_s\n")
+    assert "has no jobs" in replay(capsys, str(lone))[2]
+
+
 class Terminal(io.StringIO):
     """Keeps what it is told."""
 

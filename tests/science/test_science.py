@@ -17,6 +17,7 @@ LINES = (
     "rigid,backfill,reserves=0,perfect,0,0,pollux_jobs,1.0,2,1x2,,,rigid_summary:fifo\n"
 )
 PAGE = "before\n<!-- science: origin -->\n<!-- end of origin -->\n"
+PAGE += "<!-- science: elastic-batch -->\n<!-- end of elastic-batch -->\n"
 PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
 
 
@@ -35,7 +36,7 @@ def plan(tmp_path: Path) -> Science:
     (tmp_path / "page.md").write_text(PAGE)
     environment = {"SCIENCE_TRACES": str(traces), "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
     given = Science.from_environment(environment, "abc")
-    return replace(given, lines=tmp_path / "lines.csv", page=tmp_path / "page.md")
+    return replace(given, lines=tmp_path / "lines.csv", gaps_s=(9_000.0,), page=tmp_path / "page.md")
 
 
 def record(plan: Science) -> list[list[str]]:
@@ -48,6 +49,7 @@ def test_the_page_gets_ratios_with_counts_commit_and_machine_and_a_stopped_run_g
     assert page.startswith("before\n")
     assert page.endswith("<!-- end of rigid -->\nafter\n")
     assert "commit abc, 3 runs" in page
+    assert "| 9000 s | 1.00 times the jobs," in page
     assert "| `fifo` | perfect | events, 0 s | fifo | 3 of 3 | 1.250 (1.000 to 1.500) 1.000 .750 |" in page
     assert "| `backfill`, `reserves=0` | perfect | events, 0 s | fifo | 1 of 1 | 1.000 1.000 .500 |" in page
     assert len(record(plan)) == 1 + 3
@@ -82,9 +84,8 @@ def test_a_variable_that_cannot_be_used_is_named(environment, told):
 
 def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
     page = (ROOT / "docs" / "scheduling.md").read_text()
-    for name in {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"} | {
-        "origin"
-    }:
+    tables = {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"}
+    for name in tables | {"origin", "elastic-batch"}:
         assert "new text" in put(page, name, "new text")
     with pytest.raises(ValueError, match="science: other"):
         put(page, "other", "")

@@ -215,6 +215,8 @@ def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
         if part:
             wanted[column.strip()] = value.strip()
     table = rows(file, _lines(Path(file)), JOBS_NEEDED)
+    if not table:
+        raise UsageError(f"{file} has no jobs", "one row a job below the header")
     return trace_jobs(file, select(file, table, wanted))
 
 
