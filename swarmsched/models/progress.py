@@ -58,24 +58,27 @@ class Pace:
     _last: float | None = None
     _begin: tuple[float, float] = (0.0, 0.0)  # count and time at which the open block begins
     _blocks: list[tuple[float, float]] = field(default_factory=list)  # units and seconds
-    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     _shortest_s: float = BLOCK_S
+    _mark: tuple[float, float] = (0.0, 0.0)  # as `_begin`, of what is recent
+    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def observe(self, count: float, at_s: float) -> str:
         """`backward` when it fell, and all begins anew; `frozen` when it did not grow; else empty."""
         last, self._last = self._last, count
         if last is None or count < last:
-            self._begin, self._shortest_s = (count, at_s), BLOCK_S
+            self._begin = self._mark = (count, at_s)
+            self._shortest_s = BLOCK_S
             self._blocks.clear()
             self._recent.clear()
             return "" if last is None else "backward"
         if count - last < LEAST:
             return "frozen"
-        units, seconds = count - self._begin[0], at_s - self._begin[1]
-        if seconds >= self._shortest_s:
+        if at_s - self._mark[1] >= BLOCK_S:
+            self._recent.append((count - self._mark[0], at_s - self._mark[1]))
+            self._mark = (count, at_s)
+        if at_s - self._begin[1] >= self._shortest_s:
+            self._blocks.append((count - self._begin[0], at_s - self._begin[1]))
             self._begin = (count, at_s)
-            self._recent.append((units, seconds))
-            self._blocks.append((units, seconds))
             if len(self._blocks) >= BLOCKS_LIMIT:
                 self._merge()
         return ""
@@ -135,19 +138,18 @@ class Progress:
         """
         self._newest_s = at_s = max(self._newest_s, at_s)
         odd = []
-        for name, value in figures.items():
-            before = self._ranks.get(name, rank)
-            if rank > before:
-                continue
-            if rank < before and name in COUNTS:
-                self._paces[name] = Pace()  # two ranks are never at the same place
+        counting = {name: value for name, value in figures.items() if rank <= self._ranks.get(name, rank)}
+        for name, value in counting.items():
+            is_other = rank < self._ranks.get(name, rank)
             self._ranks[name], self._figures[name] = rank, value
             if name in COUNTS:
-                odd.append(self._paces[name].observe(value, at_s))
-        if "backward" in odd:
-            self._curve = LossCurve()
-        if "loss" in figures and "step" in self._figures:
-            self._curve.observe(self._figures["step"], self._figures["loss"])
+                # Two ranks are never at the same place.
+                pace = self._paces[name] = Pace() if is_other else self._paces[name]
+                odd.append(pace.observe(value, at_s))
+            if name == "step" and (is_other or odd[-1] == "backward"):
+                self._curve = LossCurve()
+        if "loss" in counting and "step" in self._figures:
+            self._curve.observe(self._figures["step"], counting["loss"])
         return sorted(set(filter(None, odd)))
 
     @property

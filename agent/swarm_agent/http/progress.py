@@ -1,6 +1,6 @@
 """How far a job has come: what its ranks reported to their nodes, or its time limit where that says more."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import Facts
@@ -11,6 +11,7 @@ from swarmsched.ids import JobId, TaskKey
 from swarmsched.models.progress import FIGURES
 
 SOURCES = {"total_steps": "steps", "total_epochs": "epochs", "target_loss": "loss"}
+WITHOUT_INTERVAL = {"remaining_seconds_low": None, "remaining_seconds_high": None}
 UNKNOWN, TIME_LIMIT = "unknown", "time_limit"
 
 PROGRESS: Schema = {
@@ -71,15 +72,17 @@ def _of_task(key: TaskKey, reported: Reported) -> Document:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def with_reports(job: Document, reports: Iterable[Mapping[str, object]]) -> None:
+def with_reports(job: Document, reports: Iterable[Document]) -> None:
     """Add to a job's document what its nodes told of this attempt; the lowest rank that tells a figure counts."""
     known = job.get("progress")
     if not known:
         return
     mine = [each for each in reports if each.get("attempt") == known["attempt"]]
     limit = {name: known[name] for name in ("remaining_seconds", "source")}
-    for report in sorted(mine, key=lambda each: int(str(each.get("rank", 0))), reverse=True):
+    for report in sorted(mine, key=lambda each: each["rank"], reverse=True):
+        if "remaining_seconds" in report:
+            known |= WITHOUT_INTERVAL  # that of another rank
         known |= {name: value for name, value in report.items() if name in PROGRESS}
     left_s, limit_s = known["remaining_seconds"], limit["remaining_seconds"]
     if limit_s is not None and left_s > limit_s:  # it will be stopped before it is done
-        known |= {**limit, "remaining_seconds_low": None, "remaining_seconds_high": None}
+        known |= {**limit, **WITHOUT_INTERVAL}

@@ -94,6 +94,14 @@ async def test_epochs_tell_where_no_steps_were_declared(n1, n2) -> None:
     assert (progress["source"], progress["ratio"], progress["remaining_seconds"]) == ("epochs", 0.125, 7.0)
 
 
+async def test_an_interval_is_never_that_of_another_rank(n1, n2, n3) -> None:
+    running(n1)
+    reports(n2, {"step": 0, "total_steps": 100}, {"step": 1})
+    reports(n3, *({"step": 10 * step, "total_steps": 1_000} for step in range(10)), rank=2)
+    progress = await progress_at(n1)
+    assert (progress["remaining_seconds"], progress["remaining_seconds_low"]) == (99.0, None)
+
+
 async def test_a_curve_of_losses_tells_where_only_a_target_was_declared(n1, n2) -> None:
     running(n1)
     reports(n2, *({"step": step, "loss": 1 / (0.01 * step + 1), "target_loss": 0.25} for step in range(150)))

@@ -91,6 +91,13 @@ def test_a_long_training_costs_no_more_memory_than_a_short_one():
     assert pace.recent_s == pytest.approx(0.5)
 
 
+def test_after_long_training_a_pause_still_does_not_count_for_a_step():
+    """Each tenth step is followed by a validation of 29 seconds; blocks have become long by then."""
+    pace = paced(20_000, lambda step: 30.0 if step % 10 == 0 else 1.0)
+    assert pace.recent_s == 1.0
+    assert pace.remaining(100).seconds == pytest.approx(390.0, rel=0.01)
+
+
 def test_steps_are_believed_before_epochs():
     progress = Progress()
     progress.take(0, {"epoch": 1.0, "total_epochs": 4}, 0.0)
@@ -127,6 +134,13 @@ def test_a_target_that_is_reached_has_nothing_left_and_one_that_is_not_in_sight_
     for step in range(100):
         flat.take(0, {"step": step, "loss": 1.0 + 0.01 * (-1) ** step, "target_loss": 0.5}, float(step))
     assert (flat.end, flat.remaining, flat.estimate(1, 1).remaining) == (None, None, 0.0)
+
+
+def test_what_a_higher_rank_says_of_the_loss_does_not_bend_the_curve():
+    quiet, loud = falling(200), falling(200)
+    for step in range(200, 230):
+        loud.take(7, {"step": step, "loss": 50.0}, float(step))
+    assert loud.end == quiet.end
 
 
 def test_a_curve_begins_anew_when_training_does():
