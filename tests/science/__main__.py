@@ -14,8 +14,8 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from swarm_client.plot import draw
 from swarm_client.progress import Progress
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
-from tests.science.cells import Cell, Line, read_lines
+from tests.science.cells import Cell, Line, read_lines, run
 from tests.science.page import Results, elastic_batch, put, table
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +86,7 @@ def science(plan: Science) -> None:
     missing = sorted([cell for key, cell in cells.items() if key not in done], key=lambda cell: cell.line.load)[::-1]
     plan.results.mkdir(parents=True, exist_ok=True)
     with Progress("science") as progress:
-        for cell, told in _told(plan, missing):
+        for cell, told in _told(plan, missing) if missing else ():
             _append(plan, cell, told)
             done[cell.key] = told
             count = sum(key in done for key in cells)
@@ -97,16 +97,10 @@ def science(plan: Science) -> None:
 
 
 def _told(plan: Science, missing: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Results as they come, in processes of their own."""
+    """Results as they come, from processes of their own; whoever stops early ends them."""
     os.environ.update(ONE_THREAD)  # for the children: they import numpy anew
-    with ProcessPoolExecutor(plan.jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(cell.result, plan.traces): cell for cell in missing}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with get_context("spawn").Pool(plan.jobs) as pool:
+        yield from pool.imap_unordered(partial(run, plan.traces), missing)
 
 
 def _append(plan: Science, cell: Cell, told: Mapping[str, Any]) -> None:

@@ -108,6 +108,11 @@ class Cell:
         return found
 
 
+def run(traces: Path, cell: Cell) -> tuple[Cell, dict[str, Any]]:
+    """The cell with its result.  Here, since children cannot be told of what is in a `__main__`."""
+    return cell, cell.result(traces)
+
+
 def read_lines(file: Path) -> list[Line]:
     """The lines of the file."""
     return [Line(**row) for row in _rows(file)]
