@@ -1,14 +1,17 @@
 """When a loss will have come down to where training ends (Peng et al., Optimus, EuroSys 2018, section 3.1).
 
 The curve is `l(k) = 1 / (b0 * k + b1) + b2` with no negative parameter: for a given b2 it is linear in k after
-inversion.  Optimus ends a job when its loss hardly falls any more, by a threshold of its owner's; here the owner says
-which loss ends it.  The interval is that of a grouped jackknife, which the paper does not have.  No numpy here, and few
-points: agents compute this in between.
+inversion.  Training ends at a loss that its owner names, or, as in Optimus, when the loss hardly falls any more.  The
+interval is that of a grouped jackknife, which the paper does not have.  No numpy here, and few points: agents compute
+this in between.
 """
 
-from collections.abc import Sequence
-from math import inf, sqrt
+from collections.abc import Callable, Sequence
+from math import ceil, inf, sqrt
+from statistics import median
 from typing import NamedTuple
+
+from swarmsched.errors import ConfigError
 
 POINTS_LIMIT = 32
 POINTS_LEAST = 12
@@ -16,10 +19,12 @@ GROUPS = 6
 GRID = 16
 REFINEMENTS = 8
 GOLDEN = (sqrt(5.0) - 1.0) / 2.0
-LOSS_LEAST = 1e-9
+LOSS_LEAST, LOSS_MOST = 1e-9, 1e15
 NEAREST = 0.005
 """Of the least loss: so far from it at least the curve is taken to end."""
 STEPS_MOST = 1e15
+RISING = 3.0
+"""Standard errors by which the newest third of the points must rise before the curve counts as one that diverges."""
 DEVIATIONS = 2.0
 """Half an interval, in standard deviations: it holds the outcome about 19 times of 20 if all goes on as it went."""
 
@@ -48,21 +53,48 @@ class _Curve(NamedTuple):
         step = (1.0 / (loss - self.floor) - self.start) / self.rise
         return max(0.0, step) if step <= STEPS_MOST else inf
 
+    def end(self, least: float, steps: float, epochs: int) -> float:
+        """After so many epochs of `steps` in each of which the loss falls by no more than `least`."""
+        rise = self.rise * steps
+        if rise <= 0.0:
+            return inf
+        # The first of them begins where least * x * (x + rise) = rise, with x the inverted loss above the floor.
+        value = 2.0 / (least + sqrt(least) * sqrt(least + 4.0 / rise))
+        step = max(0.0, (value - self.start) / self.rise)
+        return (ceil(step / steps) + epochs) * steps if step <= STEPS_MOST else inf
+
 
 class LossCurve:
     """Losses by step, in at most `POINTS_LIMIT` means of neighbours.
 
     The oldest tenth is left out: late points tell more of the end, and Optimus gives them far more weight too.
+    A loss outside of its two neighbours' range counts as the nearer of them (Optimus: as their mean, which beside an
+    outlier would be half of it), so the newest one waits for its second neighbour.
     """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._open: Point = (0.0, 0.0, 0)
         self._size = 1  # reports in a point
-        self._known: tuple[float, Reach | None] | None = None  # the last answer, while no point was added
+        self._last: list[tuple[float, float]] = []  # two reports
+        self._largest = 0.0
+        self._known: tuple[tuple[float, ...], Reach | None] | None = None  # the last answer, while no point was added
 
     def observe(self, step: float, loss: float) -> None:
-        """One report; steps never fall."""
+        """One report; steps never fall.  After a loss that diverged beyond all numbers all begins anew."""
+        if not abs(loss) <= LOSS_MOST:
+            LossCurve.__init__(self)
+            return
+        self._last.append((step, loss))
+        if len(self._last) < 3:
+            if len(self._last) == 1:
+                self._add(step, loss)
+            return
+        self._add(self._last[1][0], median([one for _, one in self._last]))
+        del self._last[0]
+
+    def _add(self, step: float, loss: float) -> None:
+        self._largest = max(self._largest, loss)
         at, mean, count = self._open
         weight = 1.0 / (count + 1)
         self._open = (at + weight * (step - at), mean + weight * (loss - mean), count + 1)
@@ -77,19 +109,42 @@ class LossCurve:
 
     def reach(self, loss: float) -> Reach | None:
         """None while too little is known, or when the curve does not come down to it."""
-        if self._known is None or self._known[0] != loss:
-            self._known = (loss, self._reach(loss))
+        return self._answer((loss,), lambda curve: curve.step_at(loss))
+
+    def converges(self, threshold: float, epoch_steps: float, epochs: int) -> Reach | None:
+        """After so many epochs in a row in which the loss falls by at most `threshold` of the largest loss so far.
+
+        Never before the newest point; None while too little is known, or when the loss does not fall.  ConfigError
+        names what cannot be.
+        """
+        for name, value, most in (
+            ("threshold", threshold, 1.0),
+            ("epoch_steps", epoch_steps, STEPS_MOST),
+            ("epochs", epochs, STEPS_MOST),
+        ):
+            if not LOSS_LEAST <= value <= most:
+                raise ConfigError(name, f"{value} is out of range", f"from {LOSS_LEAST:g} to {most:g}")
+        found = self._answer(
+            (threshold, epoch_steps, epochs), lambda curve: curve.end(threshold * self._largest, epoch_steps, epochs)
+        )
+        return found and found._replace(step=max(found.step, self._points[-1][0]))
+
+    def _answer(self, question: tuple[float, ...], end: Callable[[_Curve], float]) -> Reach | None:
+        if self._known is None or self._known[0] != question:
+            self._known = (question, self._extrapolated(end))
         return self._known[1]
 
-    def _reach(self, loss: float) -> Reach | None:
+    def _extrapolated(self, end: Callable[[_Curve], float]) -> Reach | None:
         points = self._points[len(self._points) // 10 :]
         if len(points) < POINTS_LEAST or min(point[1] for point in points) < LOSS_LEAST:
             return None
-        step = _fit(points).step_at(loss)
+        if points[0][0] >= points[-1][0] or _is_rising(points[-(len(points) // 3) :]):
+            return None
+        step = end(_fit(points))
         if step == inf:
             return None
         groups = [[point for at, point in enumerate(points) if at % GROUPS != group] for group in range(GROUPS)]
-        found = [_fit(kept).step_at(loss) for kept in groups]
+        found = [end(_fit(kept)) for kept in groups]
         if inf in found:
             return Reach(step, points[-1][0], None)
         mean = sum(found) / GROUPS
@@ -101,6 +156,18 @@ def _mean(first: Point, second: Point) -> Point:
     count = first[2] + second[2]
     part = second[2] / count
     return (first[0] + part * (second[0] - first[0]), first[1] + part * (second[1] - first[1]), count)
+
+
+def _is_rising(points: Sequence[Point]) -> bool:
+    """By the slope of a straight line, and its standard error."""
+    steps, losses = [point[0] for point in points], [point[1] for point in points]
+    at, mean = sum(steps) / len(steps), sum(losses) / len(losses)
+    spread = sum((step - at) ** 2 for step in steps)
+    if spread <= 0.0:
+        return False
+    slope = sum((step - at) * (loss - mean) for step, loss in zip(steps, losses, strict=True)) / spread
+    squares = sum((loss - mean - slope * (step - at)) ** 2 for step, loss in zip(steps, losses, strict=True))
+    return slope > RISING * sqrt(squares / (len(points) - 2) / spread)
 
 
 def _fit(points: Sequence[Point]) -> _Curve:
