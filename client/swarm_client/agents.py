@@ -1,16 +1,13 @@
 """The agents of one swarm as the command sees them: any of them answers; when one does not, the next is asked."""
 
-# Importing pathlib costs a tenth of what `swarm ps` may take.
-# ruff: noqa: PTH103, PTH105, PTH118, PTH120, PTH123
-
 from __future__ import annotations
 
 import json
-import os
 import time
-import zlib
 from collections.abc import Callable, Sequence
 
+from swarm_client.annotations import Any, Self
+from swarm_client.cache import read_cache, write_cache
 from swarm_client.failure import CONFLICT, NOT_AUTHORISED, NOT_FOUND, SWARM_FAILED, USAGE, Failure, Refusal, Unreachable
 from swarm_client.http import (
     ANSWER_LIMIT_S,
@@ -24,10 +21,6 @@ from swarm_client.http import (
     parse_address,
     spell,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Self  # not imported at run time, for the same reason as pathlib
 
 FIRST_PATIENCE_S = 0.3  # for an answer, while other agents have not been asked
 SUBMIT_PATIENCE_S = 1.0
@@ -64,7 +57,7 @@ class Agents:
         self._memory = memory
         self._read_token = read_token
         self._token: str | None = None
-        self._known: dict[str, Any] = _read_memory(memory)
+        self._known: dict[str, Any] = read_cache(memory)
         self.addresses = _in_order(hosts, self._known)
         self._idle: Connection | None = None
         self._open: Connection | None = None
@@ -278,16 +271,8 @@ class Agents:
             self._write_memory()
 
     def _write_memory(self) -> None:
-        if not self._memory:
-            return
-        try:
-            os.makedirs(os.path.dirname(self._memory), mode=0o700, exist_ok=True)
-            draft = f"{self._memory}.{os.getpid()}"
-            with open(draft, "w", encoding="utf-8") as file:
-                json.dump(self._known, file)
-            os.replace(draft, self._memory)
-        except OSError:
-            self._memory = ""  # a read-only home: do without
+        if self._memory and not write_cache(self._memory, self._known):
+            self._memory = ""  # do without
 
 
 def read_problem(action: str, status: int, document: Any) -> Refusal:
@@ -374,20 +359,3 @@ def _parsed(texts: Sequence[object]) -> list[Address]:
         except Failure:
             continue
     return found
-
-
-def _read_memory(memory: str) -> dict[str, Any]:
-    if not memory:
-        return {}
-    try:
-        with open(memory, encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError):
-        return {}  # nothing learnt yet, or a damaged cache
-    return document if isinstance(document, dict) else {}
-
-
-def memory_file(state_home: str, context: str, hosts: Sequence[Address]) -> str:
-    """Where the members of a swarm are remembered; other hosts under the same context name start afresh."""
-    mark = zlib.crc32(",".join(sorted(spell(host) for host in hosts)).encode())
-    return os.path.join(state_home, "swarm", "members", f"{context or 'hosts'}-{mark:08x}.json")

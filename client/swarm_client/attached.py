@@ -6,15 +6,12 @@ import signal
 import time
 from collections.abc import Mapping
 
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
 from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
 from swarm_client.job_id import job_path
 from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch, has_input
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 QUIET_START_S = 1.0  # a job that runs within this time needs no words
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import os
 import stat
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from swarm_client.agents import DEFAULT_PORT, Agents, memory_file
+from swarm_client.agents import DEFAULT_PORT, Agents
+from swarm_client.annotations import Any
 from swarm_client.failure import Failure, UsageError
-from swarm_client.http import Address, Waiter, parse_address
+from swarm_client.http import Address, Waiter, parse_address, spell
 from swarm_client.options import nearest
 from swarm_client.quantity import duration
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # not imported at run time, for the same reason as pathlib
 
 SYSTEM_FILE = "/etc/swarm/config.toml"
 PROJECT_NAME = "swarm.toml"
@@ -174,7 +172,7 @@ def _merge_job_variable(config: Config, variable: str, text: str) -> None:
     if name in job_key.FILE_ONLY:
         value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     else:
-        value = job_key.BY_NAME[name].option().convert(variable, text)
+        value = job_key.BY_NAME[name].convert(variable, text)
         value = [value] if job_key.BY_NAME[name].repeats else value
     config.job[name] = (
         _read(partial(job_key.check_value, name), value, variable) if name in job_key.FILE_ONLY else value
@@ -331,8 +329,9 @@ def state_home(environment: Mapping[str, str]) -> str:
 
 
 def memory_file_of(environment: Mapping[str, str], context: str, addresses: list[Address]) -> str:
-    """Where the members of this context's swarm are remembered."""
-    return memory_file(state_home(environment), context, addresses)
+    """Where the members of a swarm are remembered; other hosts under the same context name start afresh."""
+    mark = zlib.crc32(",".join(sorted(spell(address) for address in addresses)).encode())
+    return os.path.join(state_home(environment), "swarm", "members", f"{context or 'hosts'}-{mark:08x}.json")
 
 
 def cache_home(environment: Mapping[str, str]) -> str:

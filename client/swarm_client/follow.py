@@ -7,14 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-from swarm_client.agents import Agents
+from swarm_client.agents import Agents, read_problem
+from swarm_client.annotations import Any, BinaryIO
 from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
-from swarm_client.http import ConnectionBroken, Response, Waiter, spell
+from swarm_client.http import ConnectionBroken, Waiter
 from swarm_client.job_id import job_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, BinaryIO  # importing typing costs a tenth of what `swarm ps` may take
 
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 STREAM_PATIENCE_S = 1.0
@@ -111,7 +108,7 @@ class JobStream:
         path = job_path(self._reference, "/logs")
         response = self._agents.send("GET", path, query=self._query, headers=headers, patience_s=STREAM_PATIENCE_S)
         if response.status >= 400:
-            self._refuse(response)
+            raise read_problem(f"cannot read the output of {self._reference}", response.status, response.json())
         try:
             for event in response.events(STREAM_SILENCE_S):
                 if event.id:
@@ -127,21 +124,12 @@ class JobStream:
         finally:
             response.close()
 
-    def _refuse(self, response: Response) -> None:
-        from swarm_client.agents import read_problem
-
-        document = response.json()
-        raise read_problem(f"cannot read the output of {self._reference}", response.status, document)
-
     def _remember(self, record: Mapping[str, Any]) -> None:
         """A name or `@last` may mean another job later: hold on to the id."""
         self._is_known = True
         job = record.get("job")
         if isinstance(job, dict) and job.get("id"):
             self._reference = str(job["id"])
-
-    def __repr__(self) -> str:
-        return f"JobStream({self._reference}, {spell(self._agents.addresses[0])})"
 
 
 class OutputWriter:

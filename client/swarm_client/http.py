@@ -10,16 +10,14 @@ may still answer.  `swarm_client.agents` builds on it.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from swarm_client.annotations import Any
 from swarm_client.failure import Failure, Unreachable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 CONNECT_STAGGER_S = 0.3  # the next address is tried beside a silent one after this time
 CONNECT_LIMIT_S = 5.0
@@ -119,9 +117,7 @@ class Connection:
         answer_limit_s: float,
     ) -> Response:
         """Send a request and read the head of its answer.  Raises `ConnectionBroken`."""
-        host, port = self.address
-        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {name}"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {spell(self.address)}"]
         lines += [f"{key}: {value}" for key, value in headers.items()]
         if len(body) or method not in ("GET", "HEAD", "DELETE"):
             lines.append(f"Content-Length: {len(body)}")
@@ -302,12 +298,7 @@ class Response:
 
     def events(self, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[ServerEvent]:
         """Server-Sent Events until the stream ends; a comment counts as a sign of life."""
-        lines = _lines(self.chunks(silence_limit_s))
-        return parse_events(lines)
-
-    def lines(self, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[bytes]:
-        """Lines without their ends, as they arrive."""
-        return _lines(self.chunks(silence_limit_s))
+        return parse_events(_lines(self.chunks(silence_limit_s)))
 
     def close(self) -> None:
         """Give up the rest of the body; the connection is closed."""
@@ -430,19 +421,13 @@ def _first_connected(
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if not code:
                 return sock, address
-            causes.append(f"{spell(address)}: {_cause(OSError(code, _strerror(code)))}")
+            causes.append(f"{spell(address)}: {_cause(OSError(code, os.strerror(code)))}")
             sock.close()
         if ready and not pending:
             return None
         if time.monotonic() >= end_s:
             return None
     return None
-
-
-def _strerror(code: int) -> str:
-    import os
-
-    return os.strerror(code)
 
 
 def _cause(error: OSError) -> str:

@@ -29,10 +29,10 @@ def _gpus(text: str) -> int:
     return whole(0, 4_096)(text)
 
 
-class JobKey:
-    """One key.  `read` takes the option's text; `kinds` are the types that a file may use instead of text."""
+class JobKey(Option):
+    """One key, and the option that sets it; `kinds` are the types that a file may use instead of text."""
 
-    __slots__ = ("choices", "kinds", "metavar", "name", "names", "read", "repeats", "summary")
+    __slots__ = ("kinds",)
 
     def __init__(
         self,
@@ -46,20 +46,8 @@ class JobKey:
         repeats: bool = False,
         choices: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.names, self.metavar, self.summary = name, names, metavar, summary
-        self.read, self.kinds, self.repeats, self.choices = read, kinds, repeats, choices
-
-    def option(self) -> Option:
-        """The option that sets this key."""
-        return Option(
-            self.names,
-            self.summary,
-            self.metavar,
-            key=self.name,
-            read=self.read,
-            repeats=self.repeats,
-            choices=self.choices,
-        )
+        super().__init__(names, summary, metavar, key=name, read=read, repeats=repeats, choices=choices)
+        self.kinds = kinds
 
 
 _NUMBER = (int,)
@@ -117,7 +105,7 @@ KEYS: tuple[JobKey, ...] = (
     ),
 )
 
-BY_NAME = {key.name: key for key in KEYS}
+BY_NAME = {key.key: key for key in KEYS}
 FILE_ONLY = ("command", "sync", "per_node")
 NAMES = (*BY_NAME, *FILE_ONLY)
 
@@ -132,7 +120,7 @@ LATER = {
 }
 
 OPTIONS: tuple[Option, ...] = (
-    *(key.option() for key in KEYS),
+    *KEYS,
     Option("--sync", "ship the working directory", key="sync"),
     Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
     Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),

@@ -13,13 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from swarm_client import job_key
+from swarm_client.annotations import Any
 from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
 from swarm_client.options import Arguments
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # not imported at run time, for the same reason as pathlib
 
 
 class JobRequest:

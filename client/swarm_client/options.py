@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from swarm_client.annotations import Any
 from swarm_client.failure import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 
 class Option:

@@ -10,12 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from swarm_client.annotations import Any, TextIO
 from swarm_client.failure import UsageError
 from swarm_client.options import nearest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TextIO  # importing typing costs a tenth of what `swarm ps` may take
 
 STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "grey": "90", "bold": "1"}
 STATE_STYLES = {
@@ -86,21 +83,26 @@ class Printer:
 
     def items(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], **more: Any) -> None:
         """Print a list; `more` are further keys of the JSON document."""
-        if self.template:
-            for item in items:
-                self.line(render(self.template, item))
-        elif self.output in ("json", "yaml"):
-            self.document({"api_version": "v1", **more, "items": list(items)})
-        elif self.output == "jsonl":
-            for item in items:
-                self.line(_json(item, indent=None))
-        elif self.output == "name":
-            for item in items:
-                self.line(identity(item))
-        elif self.output.startswith("custom-columns="):
-            self.table(items, custom_columns(self.output.partition("=")[2]))
-        else:
+        if self.is_for_people:
             self.table(items, self.chosen(columns))
+        elif self.output.startswith("custom-columns=") and not self.template:
+            self.table(items, custom_columns(self.output.partition("=")[2]))
+        elif self.output in ("json", "yaml") and not self.template:
+            self.document({"api_version": "v1", **more, "items": list(items)})
+        else:
+            for item in items:
+                self.document(item)
+
+    def page(self, document: Mapping[str, Any], columns: Sequence[Column]) -> None:
+        """Print a list as an agent answered it."""
+        self.items(document["items"], columns, **{key: value for key, value in document.items() if key != "items"})
+
+    def changed(self, document: Mapping[str, Any]) -> None:
+        """Print what was changed: its name for people, all of it for programs."""
+        if self.is_for_people:
+            self.line(identity(document))
+        else:
+            self.document(document)
 
     def chosen(self, columns: Sequence[Column]) -> list[Column]:
         """Without the columns that only `-o wide` shows, unless that was asked for."""

@@ -13,12 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from swarm_client.annotations import Any, Self
 from swarm_client.failure import INTERRUPTED
 from swarm_client.http import Waiter
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Self  # importing typing costs a tenth of what `swarm ps` may take
 
 CANCEL_WINDOW_S = 2.0
 CTRL_P, CTRL_Q = b"\x10", b"\x11"

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 
 from swarm_client.agents import SUBMIT_PATIENCE_S
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # not imported at run time, for the same reason as pathlib
 
 REQUIREMENTS_BYTES_LIMIT = 2**20
 

@@ -6,13 +6,12 @@ directories are never shipped; neither are .git, .ssh, .aws, .env files and priv
 """
 
 # Importing pathlib costs a tenth of what `swarm run` may take.
-# ruff: noqa: PTH103, PTH105, PTH110, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123
+# ruff: noqa: PTH110, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 import os
 import stat
 import time
@@ -20,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 from swarm_client.agents import Agents
+from swarm_client.cache import read_cache, write_cache
 from swarm_client.failure import SWARM_FAILED, Failure, UsageError
 from swarm_client.http import SizedBody
 from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
@@ -60,18 +60,9 @@ def find_root(folder: str, home_folders: Sequence[str]) -> tuple[str, str]:
     """
     if not os.path.isdir(folder):
         raise UsageError(f"working directory {folder} does not exist here", "--no-sync uses a path of the nodes")
-    current, root, kind = folder, folder, "plain"
-    while True:
-        if os.path.exists(os.path.join(current, "swarm.toml")):
-            root, kind = current, "git" if _is_inside_work_tree(current) else "project"
-            break
-        if os.path.exists(os.path.join(current, ".git")):
-            root, kind = current, "git"
-            break
-        parent = os.path.dirname(current)
-        if parent == current:
-            break
-        current = parent
+    work_tree, project = _nearest(folder, ".git"), _nearest(folder, "swarm.toml")
+    root = max(work_tree, project, key=len) or folder  # both are `folder` or above it: the longer one is nearer
+    kind = "git" if work_tree else "project" if project else "plain"
     real = os.path.realpath(root)
     for home in home_folders:
         real_home = os.path.realpath(home)
@@ -125,14 +116,14 @@ def _too_large(root: str) -> UsageError:
     return UsageError(f"{root} is neither a git work tree nor a project, and has more than {limit}", REFUSAL_REMEDY)
 
 
-def _is_inside_work_tree(folder: str) -> bool:
-    while True:
-        if os.path.exists(os.path.join(folder, ".git")):
-            return True
+def _nearest(folder: str, name: str) -> str:
+    """The folder itself, or the one above it that is nearest, that has such an entry; empty where none has."""
+    while not os.path.exists(os.path.join(folder, name)):
         parent = os.path.dirname(folder)
         if parent == folder:
-            return False
+            return ""
         folder = parent
+    return folder
 
 
 def _git_paths(root: str) -> list[str] | None:
@@ -268,16 +259,8 @@ class _HashCache:
     def __init__(self, file: str) -> None:
         self._file = file
         self._now_ns = time.time_ns()
-        self._old = self._read()
+        self._old = read_cache(file)
         self._new: dict[str, list[object]] = {}
-
-    def _read(self) -> dict[str, list[object]]:
-        try:
-            with open(self._file, encoding="utf-8") as stream:
-                document = json.load(stream)
-        except (OSError, ValueError):
-            return {}  # the first time, or a damaged cache
-        return document if isinstance(document, dict) else {}
 
     def digest(self, full: str, path: str, info: os.stat_result) -> str:
         """SHA-256 of the content; empty for a private key."""
@@ -293,16 +276,8 @@ class _HashCache:
 
     def save(self) -> None:
         """Write the cache if it changed; a cache that cannot be written only costs time."""
-        if self._new == self._old:
-            return
-        try:
-            os.makedirs(os.path.dirname(self._file), mode=0o700, exist_ok=True)
-            draft = f"{self._file}.{os.getpid()}"
-            with open(draft, "w", encoding="utf-8") as stream:
-                json.dump(self._new, stream)
-            os.replace(draft, self._file)
-        except OSError:
-            return
+        if self._new != self._old:
+            write_cache(self._file, self._new)
 
 
 def _hash_file(full: str) -> str:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import cache
 from typing import NamedTuple
 
 VERSION = 1
@@ -221,23 +222,13 @@ class State:
             warn("SWARM_TASK_SOCKET is not set: not run by swarmsched, so checkpoints are not committed")
 
 
-_state: State | None = None
-
-
+@cache
 def state() -> State:
     """This process's state; a forked child begins anew, since threads do not survive a fork."""
-    global _state  # noqa: PLW0603
-    if _state is None:
-        _state = State()
-    return _state
+    return State()
 
 
-def _forget_state() -> None:
-    global _state  # noqa: PLW0603
-    _state = None
-
-
-os.register_at_fork(after_in_child=_forget_state)
+os.register_at_fork(after_in_child=state.cache_clear)
 
 
 def _result(name: str, answer: dict[str, object]) -> CheckpointResult:

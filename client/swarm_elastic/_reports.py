@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import cache
 from typing import SupportsFloat
 
 from swarm_elastic._commits import AWAY_S, VERSION, warn
@@ -155,20 +156,10 @@ class Reporter:
                 warn(f"not reported: {problem}")
 
 
-_instance: Reporter | None = None
-
-
+@cache
 def _reporter() -> Reporter:
     """This process's; a forked child begins anew, since threads do not survive a fork."""
-    global _instance  # noqa: PLW0603
-    if _instance is None:
-        _instance = Reporter()
-    return _instance
+    return Reporter()
 
 
-def _forget() -> None:
-    global _instance  # noqa: PLW0603
-    _instance = None
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reporter.cache_clear)

@@ -39,7 +39,7 @@ class Limits:
     @classmethod
     def find(cls, processes_max: int) -> Self:
         """What this machine allows, by making a scope; takes some 50 ms."""
-        controllers = shim.read_small(f"{shim.CGROUPS}/cgroup.controllers").split()
+        controllers = shim.read_file(f"{shim.CGROUPS}/cgroup.controllers").split()
         if os.geteuid() != 0:
             return cls(processes_max, "the agent does not run as root")
         if not {b"memory", b"pids"} <= set(controllers):
@@ -97,8 +97,8 @@ class Limits:
                 deadline_s = time.monotonic() + CALL_LIMIT_S
                 limit = f"{group_of(name)}/memory.max"
                 while time.monotonic() < deadline_s:
-                    if name.encode() in shim.read_small(f"/proc/{waiting.pid}/cgroup"):
-                        is_held = shim.read_small(limit).strip() == b"%d" % TRIAL_BYTES
+                    if name.encode() in shim.read_file(f"/proc/{waiting.pid}/cgroup"):
+                        is_held = shim.read_file(limit).strip() == b"%d" % TRIAL_BYTES
                         return "" if is_held else f"{limit} does not hold the limit that was set"
                     time.sleep(shim.SCOPE_INTERVAL_S)
                 return "systemd does not put processes into scopes"

@@ -269,17 +269,7 @@ class TaskRunner:
     def processes(self) -> set[int]:
         """The shims and all their descendants.  One pass over /proc."""
         roots = self.own_pids()
-        if not roots:
-            return set()
-        children = shim.processes_by_parent()
-        found: set[int] = set()
-        todo = list(roots)
-        while todo:
-            pid = todo.pop()
-            if pid not in found:
-                found.add(pid)
-                todo.extend(child for child, _, _ in children.get(pid, ()))
-        return found
+        return roots | {pid for pid, _, _ in shim.descendants(*roots)} if roots else roots
 
     def workdir(self, job_id: JobId, attempt: int) -> Path | None:
         """Where the task runs, while it is known here."""

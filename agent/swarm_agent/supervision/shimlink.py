@@ -230,7 +230,8 @@ def end_leftovers(order: TaskOrder, facts: Facts) -> bool:
     sessions = {pid for pid, ticks in facts.rank_starts.items() if shim.start_ticks(pid) == ticks}
     variables = (f"SWARM_JOB_ID={order.job_id}", f"SWARM_ATTEMPT={order.attempt}", f"SWARM_NODE={order.node}")
     marks = [variable.encode() for variable in variables]
-    found = [pid for pid in _pids() if pid != os.getpid() and _belongs(pid, sessions, marks)]
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    found = [pid for pid in pids if pid != os.getpid() and _belongs(pid, sessions, marks)]
     for pid in found:
         shim.send(pid, shim.SIGKILL)
     return bool(found)
@@ -247,7 +248,3 @@ def _belongs(pid: int, sessions: set[int], marks: Iterable[bytes]) -> bool:
     except OSError:  # another user's, or gone
         return False
     return all(mark in variables for mark in marks)
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]

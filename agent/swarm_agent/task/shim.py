@@ -440,7 +440,7 @@ class Shim:
     def run(self) -> None:
         """Start the ranks and stay until nothing of them is left."""
         os.chdir("/")
-        become_subreaper()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
         self._wakeup = self._catch_signals()
         for fd in (self._commands, self._wakeup):
@@ -476,10 +476,10 @@ class Shim:
         name = next(word for word in argv if word.endswith(".scope")).encode()
         asked = os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
         deadline_s = now() + (SCOPE_S if os.waitpid(asked, 0)[1] == 0 else 0.0)
-        path = read_small("/proc/self/cgroup").strip()
+        path = read_file("/proc/self/cgroup").strip()
         while not path.endswith(name) and now() < deadline_s:
             time.sleep(SCOPE_INTERVAL_S)
-            path = read_small("/proc/self/cgroup").strip()
+            path = read_file("/proc/self/cgroup").strip()
         group = f"{CGROUPS}{path.rpartition(b'::')[2].decode()}/ranks"
         try:
             if not path.endswith(name):
@@ -630,7 +630,7 @@ class Shim:
             return
         for rank in self._ranks:
             if rank.is_running:
-                (send_group if number in GROUP_SIGNALS else send)(rank.pid, number)
+                send(-rank.pid if number in GROUP_SIGNALS else rank.pid, number)
 
     def _stop(self, grace_s: float) -> None:
         """Frozen ranks get no time to obey, unless their lease is extended: another attempt may be running by now."""
@@ -644,7 +644,7 @@ class Shim:
         for number in (SIGTERM,) if self._freezer.is_frozen else (SIGTERM, SIGCONT):
             for rank in self._ranks:
                 if rank.is_running:
-                    send_group(rank.pid, number)
+                    send(-rank.pid, number)
             groups = {rank.pid for rank in self._ranks if rank.is_running}
             for pid, group, _ in descendants(os.getpid()):
                 if group not in groups:
@@ -705,7 +705,7 @@ class Shim:
 
     def _explain(self, rank: Rank, code: int, is_oom: bool) -> None:
         if is_oom:
-            limit = read_small(self._oom_file.replace("memory.events", "memory.max")).strip()
+            limit = read_file(self._oom_file.replace("memory.events", "memory.max")).strip()
             booked = f"; --mem allows {int(limit) / 2**20:.0f} MiB on this node" if limit.isdigit() else ""
             rank.say(f"swarm: killed by the kernel: out of memory{booked}")
         if not code:
@@ -801,7 +801,7 @@ def confine(account: str, argv: list[str]) -> int:
     Whatever outlives the command, in a session of its own too, is killed before this returns.  SIGTERM, and the death
     of whoever started us, end the command the same way.
     """
-    become_subreaper()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, SIGTERM)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, [SIGTERM])
     pid = os.fork()
@@ -883,11 +883,6 @@ def keep_from_children() -> None:
             os.set_inheritable(fd, False)
 
 
-def become_subreaper() -> None:
-    """Make orphans of our descendants our children."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
 def prctl(option: int, value: int) -> None:
     """As prctl(2).  Raises OSError."""
     # ctypes itself costs 4 ms for its type machinery; its C part does this call alone.
@@ -900,7 +895,7 @@ def prctl(option: int, value: int) -> None:
 
 def forget_protection() -> None:
     """The agent and this process are the last that the kernel kills when memory runs out; ranks are as any other."""
-    if read_small("/proc/self/oom_score_adj").startswith(b"-"):
+    if read_file("/proc/self/oom_score_adj").startswith(b"-"):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"0")
         os.close(score)
@@ -912,40 +907,35 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def send(pid: int, number: int) -> None:
-    """Signal one process, if it is still there and ours to signal."""
+def send(target: int, number: int) -> None:
+    """Signal a process, or a group by its negative number, if it is still there and ours to signal."""
     try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def send_group(group: int, number: int) -> None:
-    """Signal a process group, if it still has members."""
-    try:
-        os.killpg(group, number)
+        os.kill(target, number)
     except (ProcessLookupError, PermissionError):
         return
 
 
 def read_stat(pid: int | str) -> list[bytes] | None:
     """Fields of /proc/PID/stat from the state on, or None when the process is gone."""
-    data = read_small(f"/proc/{pid}/stat")
+    data = read_file(f"/proc/{pid}/stat")
     return data[data.rfind(b")") + 2 :].split() if data else None
 
 
-def read_small(path: str) -> bytes:
-    """The first 4 KiB of a kernel file; empty when it cannot be read.  (`open` would load a text codec first.)"""
+def read_file(path: str) -> bytes:
+    """A kernel file of any length; empty when it cannot be read.  (`open` would load a text codec first.)"""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return b""
+    data = b""
     try:
-        return os.read(fd, 4_096)
-    except OSError:
+        while piece := os.read(fd, READ_BYTES):
+            data += piece
+    except OSError:  # the process has gone meanwhile
         return b""
     finally:
         os.close(fd)
+    return data
 
 
 def write_small(path: str, data: bytes) -> bool:
@@ -963,23 +953,6 @@ def write_small(path: str, data: bytes) -> bool:
     return True
 
 
-def read_whole(path: str) -> bytes:
-    """A kernel file of any length; empty when it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    data = b""
-    try:
-        while piece := os.read(fd, READ_BYTES):
-            data += piece
-    except OSError:  # the process has gone meanwhile
-        return b""
-    finally:
-        os.close(fd)
-    return data
-
-
 def start_ticks(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0 when it is gone.  Tells a reused pid from the old one."""
     fields = read_stat(pid)
@@ -992,7 +965,7 @@ def read_lease(path: str, known_s: float) -> float:
     The time is in it twice: while the agent rewrites it a reader may see some old digits among new ones.
     """
     for _ in range(3):
-        first, _, second = read_small(path).partition(b" ")
+        first, _, second = read_file(path).partition(b" ")
         if first and first == second.strip():
             try:
                 return float(first)
@@ -1007,11 +980,11 @@ def lease_text(until_s: float) -> bytes:
     return f"{text} {text}".ljust(LEASE_BYTES - 1).encode() + b"\n"
 
 
-def descendants(root: int) -> list[tuple[int, int, bytes]]:
-    """(pid, process group, state) of all processes below `root`, parents before their children."""
+def descendants(*roots: int) -> list[tuple[int, int, bytes]]:
+    """(pid, process group, state) of all processes below these, parents before their children."""
     children = processes_by_parent()
     found: list[tuple[int, int, bytes]] = []
-    todo = [root]
+    todo = list(roots)
     while todo:
         below = children.get(todo.pop(), ())
         found.extend(below)
@@ -1025,7 +998,7 @@ def listed_children(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
         return []
-    return [int(child) for thread in threads for child in read_whole(f"/proc/{pid}/task/{thread}/children").split()]
+    return [int(child) for thread in threads for child in read_file(f"/proc/{pid}/task/{thread}/children").split()]
 
 
 def processes_by_parent() -> dict[int, list[tuple[int, int, bytes]]]:
@@ -1041,7 +1014,7 @@ def processes_by_parent() -> dict[int, list[tuple[int, int, bytes]]]:
 
 def oom_counter() -> tuple[str, int]:
     """(file, kills so far) of our memory cgroup; ('', 0) where there is none."""
-    for line in read_small("/proc/self/cgroup").decode("utf-8", "replace").splitlines():
+    for line in read_file("/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             file_name = f"{CGROUPS}{path}/memory.events"
@@ -1056,7 +1029,7 @@ def oom_counter() -> tuple[str, int]:
 
 def count_oom_kills(file_name: str) -> int:
     """The kernel's counter `oom_kill` of a memory cgroup."""
-    for line in read_small(file_name).splitlines():
+    for line in read_file(file_name).splitlines():
         name, _, value = line.partition(b" ")
         if name == b"oom_kill":
             return int(value)

@@ -6,8 +6,6 @@ at most, and the core takes late, doubled and reordered messages as normal.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 GAP_WAIT_S = 0.1
 SENDERS_LIMIT = 2_000
@@ -35,8 +33,11 @@ class Inbox:
         self._senders.move_to_end(instance_id)
         if sequence <= sender.next_sequence:
             return
-        with _waiting(sender, sequence) as turn:
+        turn = sender.waiting[sequence] = asyncio.get_running_loop().create_future()
+        try:
             await asyncio.wait([turn], timeout=GAP_WAIT_S)
+        finally:
+            del sender.waiting[sequence]
 
     def passed(self, instance_id: bytes, sequence: int) -> None:
         """The batch was posted: let the next one pass."""
@@ -47,12 +48,3 @@ class Inbox:
         turn = sender.waiting.get(sender.next_sequence)
         if turn is not None and not turn.done():
             turn.set_result(None)
-
-
-@contextmanager
-def _waiting(sender: _Sender, sequence: int) -> Iterator[asyncio.Future[None]]:
-    turn = sender.waiting[sequence] = asyncio.get_running_loop().create_future()
-    try:
-        yield turn
-    finally:
-        del sender.waiting[sequence]

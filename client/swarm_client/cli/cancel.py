@@ -77,28 +77,18 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
     query = session.query_for(reference)
     if arguments["signal"]:
         body: dict[str, object] = {"signal": _signal(arguments["signal"])}
-        job = session.agents.call(
-            f"cannot signal {reference}",
-            "POST",
-            job_path(reference, "/signal"),
-            query=query,
-            body=body,
-            repeatable=False,
-            needs_shepherd=True,
-        )
+        action, path, is_repeatable = f"cannot signal {reference}", job_path(reference, "/signal"), False
     else:
         body = {} if arguments["grace"] is None else {"grace_seconds": arguments["grace"]}
-        path = job_path(reference, "/cancel")
-        action = f"cannot cancel {reference}"
-        job = session.agents.call(action, "POST", path, query=query, body=body, needs_shepherd=True)
+        action, path, is_repeatable = f"cannot cancel {reference}", job_path(reference, "/cancel"), True
+    job = session.agents.call(
+        action, "POST", path, query=query, body=body, repeatable=is_repeatable, needs_shepherd=True
+    )
     if job.get("state") == "ended":
         is_ours = job.get("end_reason") == "cancelled" and job.get("had_ended") is False
         how = "was cancelled" if is_ours else f"had ended before ({job.get('end_reason')})"
         session.tell(f"job {job['handle']} {how}")
-    if session.printer.is_for_people:
-        session.printer.line(str(job["handle"]))
-    else:
-        session.printer.document(job)
+    session.printer.changed(job)
 
 
 def _signal(text: str) -> int | str:

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swarm_client import job_key
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.config import SETTINGS, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
 from swarm_client.toml_edit import Value, remove_key, remove_section, save, set_key
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 ACTIONS = ("view", "set", "unset")
 COMMAND = Command(
@@ -109,7 +106,7 @@ def _checked(key: str, section: str, name: str, text: str) -> Value:
         if name in job_key.FILE_ONLY:
             return bool(job_key.check_value(name, {"true": True, "false": False}.get(text.lower(), text)))
         kept = job_key.BY_NAME[name]
-        read = kept.option().convert(key, text)
+        read = kept.convert(key, text)
         return [text] if kept.repeats else text if str in kept.kinds else int(str(read))
     except ValueError as error:
         raise UsageError(f"{key}: {text!r} {error}", "correct the value") from None

@@ -31,10 +31,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     body = {"draining": not arguments["off"], "reason": arguments["reason"] or ""}
     path = f"/v1/nodes/{quote(name)}/drain"
     node = session.agents.call(f"cannot drain {name}", "PUT", path, body=body)
+    session.printer.changed(node)
     if session.printer.is_for_people:
-        session.printer.line(str(node["node"]))
         work = "no new work; what runs there runs on" if node["is_draining"] else "work again"
         session.tell(f"{node['node']} takes {work}")
-    else:
-        session.printer.document(node)
     return OK

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from swarm_client.agents import read_problem
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import NOT_FOUND, OK, SWARM_FAILED, Failure, UsageError
 from swarm_client.follow import RETRY_PAUSES_S
@@ -14,10 +15,6 @@ from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, plain
 from swarm_client.quantity import whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "events",
@@ -52,8 +49,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments["follow"]:
         return _follow(session, {**query, "follow": "1"})
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
-    more = {key: value for key, value in document.items() if key != "items"}
-    session.printer.items(document["items"], COLUMNS, **more)
+    session.printer.page(document, COLUMNS)
     return OK
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from swarm_client.agents import quote
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_bytes, show_duration, show_ratio
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "nodes",
@@ -126,7 +123,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     document = session.agents.call("cannot list nodes", "GET", "/v1/nodes")
     nodes = sorted(document["items"], key=natural)
     session.agents.remember(nodes)
-    session.printer.items(nodes, COLUMNS, **{key: value for key, value in document.items() if key != "items"})
+    session.printer.page({**document, "items": nodes}, COLUMNS)
     return OK
 
 

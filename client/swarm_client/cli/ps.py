@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_duration, show_ratio, whole
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
 END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom", "preempted")
@@ -132,8 +129,7 @@ def execute(session: Session, arguments: Arguments) -> int:
 
         return watch(session, lambda: _lines(session, query))
     document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
-    jobs = document["items"]
-    session.printer.items(jobs, COLUMNS, **{key: value for key, value in document.items() if key != "items"})
+    session.printer.page(document, COLUMNS)
     _remarks(session, document)
     session.agents.learn()
     return OK

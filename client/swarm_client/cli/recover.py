@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import CONFLICT, OK, USAGE, Failure
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "recover",
@@ -36,11 +33,9 @@ def execute(session: Session, arguments: Arguments) -> int:
     job = session.agents.call(
         f"cannot recover {reference}", "POST", path, query=query, body={"force": True}, repeatable=False
     )
+    session.printer.changed(job)
     if session.printer.is_for_people:
-        session.printer.line(str(job["handle"]))
         session.tell(f"job {job['handle']} goes on, kept by {', '.join(job.get('holders') or []) or 'nobody'}")
-    else:
-        session.printer.document(job)
     return OK
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm_client import job_key
 from swarm_client.attached import Attachment
 from swarm_client.cli.session import Session, as_swarm_failure
-from swarm_client.cli.submit import print_dry_run, print_submitted
+from swarm_client.cli.submit import print_dry_run
 from swarm_client.failure import OK, Failure
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
@@ -38,7 +38,8 @@ def execute(session: Session, arguments: Arguments) -> int:
         if arguments["dry_run"]:
             return print_dry_run(session, job)
         if arguments["detach"]:
-            return print_submitted(session, job)
+            session.printer.changed(job)
+            return OK
         session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
         code = Attachment(
             session,

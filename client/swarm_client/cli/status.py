@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from swarm_client.annotations import Any
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure
@@ -12,10 +13,6 @@ from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
 from swarm_client.quantity import show_bytes, show_duration, show_wait
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "status",

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swarm_client import job_key
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.submission import submit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "submit",
@@ -31,7 +28,10 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments.positionals and words[0].endswith((".toml", ".yaml", ".yml")):
         _take_file(arguments)
     job = submit(session, arguments)
-    return print_dry_run(session, job) if arguments["dry_run"] else print_submitted(session, job)
+    if arguments["dry_run"]:
+        return print_dry_run(session, job)
+    session.printer.changed(job)
+    return OK
 
 
 def _take_file(arguments: Arguments) -> None:
@@ -43,16 +43,6 @@ def _take_file(arguments: Arguments) -> None:
         )
     arguments.values["file"] = arguments.command[0]
     arguments.command = arguments.command[2:]
-
-
-def print_submitted(session: Session, job: Mapping[str, Any]) -> int:
-    """The id on standard output, or the whole job with -o json."""
-    printer = session.printer
-    if printer.is_for_people:
-        printer.line(str(job["handle"]))
-    else:
-        printer.document(job)
-    return OK
 
 
 def print_dry_run(session: Session, job: Mapping[str, Any]) -> int:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from swarm_client.annotations import Any, NoReturn
 from swarm_client.cli import nodes as nodes_command
 from swarm_client.cli import ps
 from swarm_client.cli.session import Session
@@ -14,10 +15,6 @@ from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column
 from swarm_client.quantity import duration, show_bytes, show_ratio
 from swarm_client.signals import Keyboard
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command(
     "top",
@@ -46,27 +43,21 @@ JOB_COLUMNS = tuple(
 def execute(session: Session, arguments: Arguments) -> int:
     """Frames until Ctrl-C (exit code 130), or one with --once."""
     interval_s = max(0.2, arguments.get("interval", 1.0))
-    if not session.printer.is_for_people or arguments["once"]:
-        return _once(session)
-    return watch(session, lambda: frame(session), interval_s)
-
-
-def _once(session: Session) -> int:
     if session.printer.is_for_people:
-        for line in frame(session):
-            session.printer.line(line)
-    else:
-        status, gpus, jobs, nodes = _read(session)
-        session.printer.document({**status, "node_items": nodes, "gpu_items": gpus, "job_items": jobs})
+        return watch(session, lambda: frame(session), interval_s, is_once=bool(arguments["once"]))
+    status, gpus, jobs, nodes = _read(session)
+    session.printer.document({**status, "node_items": nodes, "gpu_items": gpus, "job_items": jobs})
     return OK
 
 
-def watch(session: Session, make_lines: Callable[[], Sequence[str]], interval_s: float = 1.0) -> int:
+def watch(
+    session: Session, make_lines: Callable[[], Sequence[str]], interval_s: float = 1.0, *, is_once: bool = False
+) -> int:
     """Draw again and again over the last frame, each with one write, so that nothing flickers.
 
     Without a terminal there is nothing to draw over: one frame, then the end.
     """
-    if not session.printer.is_terminal:
+    if is_once or not session.printer.is_terminal:
         for line in make_lines():
             session.printer.line(line)
         return OK

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.status import needs
 from swarm_client.failure import OK
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any  # importing typing costs a tenth of what `swarm ps` may take
 
 COMMAND = Command("why", "Why a job is pending, or why it has what it has.", positionals="JOB")
 SHOWN = 10

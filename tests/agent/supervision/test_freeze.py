@@ -195,8 +195,8 @@ def test_a_long_list_of_children_is_read_to_its_end(tmp_path: Path) -> None:
     """A pid that was cut off at the end of a buffer would be somebody else's."""
     pids = b" ".join(b"%d" % pid for pid in range(100_000, 130_000))
     (tmp_path / "children").write_bytes(pids)
-    assert shim.read_whole(str(tmp_path / "children")) == pids
-    assert shim.read_whole(str(tmp_path / "none")) == b""
+    assert shim.read_file(str(tmp_path / "children")) == pids
+    assert shim.read_file(str(tmp_path / "none")) == b""
 
 
 def test_the_kernels_lists_of_children_agree_with_a_look_at_all_processes() -> None:
