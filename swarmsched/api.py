@@ -71,6 +71,11 @@ class EndReason(Enum):
     NODE_LOST = "node_lost"
     OOM = "oom"
     PREEMPTED = "preempted"
+    RESCALED = "rescaled"
+
+
+COMING_BACK = (EndReason.PREEMPTED, EndReason.RESCALED)
+"""A gang that is stopped for these is queued again."""
 
 
 class Isolation(Enum):
@@ -84,9 +89,10 @@ class JobSpec(Value):
     """What a user asked for; immutable once accepted.
 
     `ranks` processes are started, each with `demand`.  With `per_node`, one process per node is started instead and
-    given all GPUs that the job holds there (for scripts that start their own workers).  `tree` is the digest of a
-    shipped working directory (see the blob store), `requirements` that of a requirements file; `workdir` is a path
-    on the nodes, used when nothing is shipped, or a sub-folder of the tree.
+    given all GPUs that the job holds there (for scripts that start their own workers).  With `ranks_most` the world
+    size may be any from `ranks` up to it, and another one at each attempt.  `tree` is the digest of a shipped working
+    directory (see the blob store), `requirements` that of a requirements file; `workdir` is a path on the nodes, used
+    when nothing is shipped, or a sub-folder of the tree.
     """
 
     command: Annotated[tuple[LongText, ...], Meta(max_length=WORDS_LIMIT)]
@@ -112,10 +118,16 @@ class JobSpec(Value):
     umask: U32 = 0o022
     held_bytes: U53 = 0  # bytes of the shipped tree, for display
     max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
+    ranks_most: U16 = 0  # 0: its world size is `ranks`, always
+
+    @property
+    def is_elastic(self) -> bool:
+        """True for a job that takes several world sizes."""
+        return self.ranks_most > self.ranks
 
     @property
     def total_gpus(self) -> int:
-        """GPUs of the whole gang."""
+        """GPUs of the whole gang, the smallest that it takes."""
         return self.ranks * self.demand.gpus
 
     @classmethod
@@ -135,6 +147,7 @@ class JobSpec(Value):
             "queue": self.queue,
             "priority": self.priority,
             "ranks": self.ranks,
+            "ranks_most": self.ranks_most,
             "gpus_per_rank": self.demand.gpus,
             "cpus_per_rank": self.demand.cpus,
             "memory_bytes_per_rank": self.demand.memory_bytes,
@@ -187,6 +200,7 @@ class _SpecReader:
             queue=self._queue(),
             priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
             ranks=self._integer("ranks", 1, RANKS_LIMIT, 1),
+            ranks_most=self._ranks_most(),
             demand=Demand(
                 gpus=self._integer("gpus_per_rank", 0, 64, 0),
                 cpus=self._integer("cpus_per_rank", 0, 4_096, 0),
@@ -264,6 +278,12 @@ class _SpecReader:
             self._complain(key, f"{_say(value)} is out of range", f"a whole number from {low} to {high}")
             return default
         return value
+
+    def _ranks_most(self) -> int:
+        most, least = self._integer("ranks_most", 0, RANKS_LIMIT, 0), self._document.get("ranks", 1)
+        if most and isinstance(least, int) and most < least:
+            self._complain("ranks_most", f"{most} is less than the {least} of ranks", "the larger of the two, or 0")
+        return most
 
     def _number(self, key: str, low: float, high: float, default: float) -> float:
         value = self._document.get(key, default)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import Elastic, Estimate
+from swarmsched.estimate import Elastic, Estimate, batches_of
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share
@@ -67,7 +67,7 @@ class JobCard(Value):
     attempt: U32 = 0
     preemptions: U8 = 0  # how often it made room for others
     hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
-    elastic: Elastic | None = None  # None: its world size is `ranks`, always
+    elastic: Elastic | None = None  # None: its world size stays as it is now
     estimate: Estimate | None = None  # None: nothing is known of how it trains
 
     @property
@@ -93,13 +93,14 @@ def card_of(
     running_s: float = 0.0,
     rank_key: RankKey = (),
     policy_id: str = "",
+    estimate: Estimate | None = None,
 ) -> JobCard:
     """The card of a job by its record, complete; the counter is filled in when it is published.
 
     `attained_gpu_s` includes the running attempt up to now.
     """
     spec = record.spec
-    gpus = spec.total_gpus if record.state is JobState.RUNNING else 0
+    gpus = record.gpus if record.state is JobState.RUNNING else 0
     return JobCard(
         job_id=record.job_id,
         epoch=record.epoch,
@@ -128,7 +129,18 @@ def card_of(
         exclude=spec.exclude,
         attempt=record.attempt,
         preemptions=min(record.preemptions, 255),
+        elastic=_elastic(record, estimate),
+        estimate=estimate,
     )
+
+
+def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
+    """Of a job that waits, or that would lose little: its present attempt has committed a checkpoint."""
+    spec, has_saved = record.spec, record.checkpoint is not None and record.checkpoint.attempt == record.attempt
+    if not spec.is_elastic or not (has_saved or record.state is JobState.QUEUED):
+        return None
+    batches = batches_of(estimate)
+    return Elastic(spec.ranks, spec.ranks_most, batches, batches.first)
 
 
 def tombstone(card: JobCard) -> JobCard:

@@ -4,10 +4,6 @@ The agent's HTTP layer turns requests into commands and replies into JSON.  A co
 the node that shepherds it; the HTTP layer finds that node and proxies.
 """
 
-from collections.abc import Mapping
-
-from msgspec import field
-
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import FieldProblem
@@ -15,6 +11,7 @@ from swarmsched.fields import Value
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
+from swarmsched.view import PolicySetting
 
 
 class CreateTicket(Value):
@@ -48,8 +45,7 @@ class SignalJob(Value):
 class SetSwarmSetting(Value):
     """Change the swarm-wide policy.  Reply: `SettingStored` or a refusal that names field and remedy."""
 
-    policy: str
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    setting: PolicySetting
 
 
 class ForgetMember(Value):
@@ -120,8 +116,7 @@ class JobAccepted(Value):
 class SettingStored(Value):
     """The setting now in force and its version."""
 
-    policy: str
-    parameters: Mapping[str, float]
+    setting: PolicySetting
     version: int
 
 

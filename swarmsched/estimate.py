@@ -7,6 +7,7 @@ size says (statistical efficiency: Qiao et al., Pollux, OSDI 2021, section 3.1).
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from swarmsched.fields import U16, U32, Amount, Value
 
@@ -59,3 +60,36 @@ class Estimate(Value):
     remaining_error: Amount = 0.0  # relative, one standard deviation
     is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
     done: Amount = 0.0  # steps of the first batch; 0: not reported
+
+
+MERGED_POINTS = 8
+"""Configurations that are remembered of one job: as many as its card holds beside the rest."""
+
+
+def merged(before: Estimate | None, now: Estimate) -> Estimate:
+    """What is reported now, with the points that other configurations left behind, the oldest first."""
+    if before is None:
+        return now
+    new = {(each.ranks, each.nodes, each.local_batch) for each in now.points}
+    kept = [each for each in before.points if (each.ranks, each.nodes, each.local_batch) not in new]
+    return replace(now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise)
+
+
+def coarse(estimate: Estimate) -> Estimate:
+    """To two digits, so that only what matters makes news."""
+    points = [replace(each, step_s=_coarse(each.step_s), sync_s=_coarse(each.sync_s)) for each in estimate.points]
+    noise = [replace(each, noise=_coarse(each.noise)) for each in estimate.noise]
+    left = {"remaining": _coarse(estimate.remaining), "done": _coarse(estimate.done)}
+    return replace(estimate, points=tuple(points), noise=tuple(noise), **left)
+
+
+def _coarse(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def batches_of(estimate: Estimate | None) -> BatchRange:
+    """The global batch that was measured first: a script that says nothing else keeps it when its size changes."""
+    if estimate is None or not estimate.points:
+        return BatchRange()
+    batch = estimate.points[0].ranks * estimate.points[0].local_batch
+    return BatchRange(batch, batch, 1, batch)

@@ -1,6 +1,7 @@
 """Events: facts that a driver tells the core.  All are past tense; the core never asks for them synchronously."""
 
 from swarmsched.commands import Command
+from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import NodeResources
@@ -181,7 +182,16 @@ class TasksFound(Value):
 TaskFact = TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | TaskFreezeChanged | RankExited | TaskExited
 """What the runner tells of one task."""
 
-TaskEvent = RendezvousBound | RendezvousFailed | TaskFact | TasksFound
+
+class TaskEstimated(Value):
+    """What the ranks of a task have reported of their training so far, as a card would tell it."""
+
+    job_id: JobId
+    attempt: int
+    estimate: Estimate
+
+
+TaskEvent = RendezvousBound | RendezvousFailed | TaskFact | TasksFound | TaskEstimated
 
 Event = (
     TimerFired

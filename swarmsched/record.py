@@ -10,7 +10,7 @@ from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value, cleaned
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
-from swarmsched.resources import Share
+from swarmsched.resources import Share, world_size
 
 SIGTERM = 15
 FORCED_LEAP = 1_000
@@ -83,6 +83,7 @@ class JobRecord(Value):
     restarts: U32 = 0  # attempts whose ranks had run and were lost with a node
     preemptions: U32 = 0
     checkpoint: Checkpoint | None = None  # what the next attempt resumes from
+    rescales: U32 = 0  # attempts that were ended for another size or other hosts
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -93,6 +94,11 @@ class JobRecord(Value):
     def configuration(self) -> Configuration:
         """Who holds this record."""
         return Configuration(self.holders, self.leaving_holders)
+
+    @property
+    def gpus(self) -> int:
+        """What it holds; what it wants at least while it holds nothing."""
+        return world_size(self.shares) * self.spec.demand.gpus if self.shares else self.spec.total_gpus
 
     @property
     def attempts_in_doubt(self) -> int:

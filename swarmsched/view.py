@@ -156,6 +156,7 @@ class Plan(Value):
     policy_id: Name = ""
     elapsed_s: Amount = 0.0  # how long planning took
     review_s: Amount = 0.0  # after so long time alone changes the plan; 0: it does not
+    advice: Annotated[tuple[Decision, ...], Meta(max_length=JOBS_LIMIT)] = ()  # on running jobs: told, not followed
 
 
 class Policy(Protocol):
@@ -179,8 +180,17 @@ class Order(Protocol):
         """Why a running job need not stop for one with that key; empty when it must."""
 
 
+class Elasticity(Enum):
+    """How far plans may change the world sizes that jobs declared to take."""
+
+    OFF = "off"  # each job runs with its least
+    ADVISE = "advise"  # sizes are chosen at starts; what running jobs would gain is told, and not done
+    ON = "on"
+
+
 class PolicySetting(Value):
-    """Which policy the swarm uses: a name and its parameters, swarm-wide and versioned."""
+    """Which policy the swarm uses: a name, its parameters and how far it may go; swarm-wide and versioned."""
 
     name: str = "backfill"
     parameters: Mapping[str, float] = field(default_factory=dict)
+    elasticity: Elasticity = Elasticity.ADVISE

@@ -23,10 +23,14 @@ def _name(text: str) -> str:
     return text
 
 
-def _gpus(text: str) -> int:
-    if ":" in text:
-        raise ValueError("a range MIN:MAX (an elastic job) is not available in this version; give one number")
-    return whole(0, 4_096)(text)
+def _gpus(text: str) -> int | str:
+    """A number, or MIN:MAX as it is."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return whole(0, 4_096)(text)
+    if not 1 <= whole(0, 4_096)(least) <= whole(0, 4_096)(most):
+        raise ValueError("must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8")
+    return text
 
 
 class JobKey(Option):
@@ -53,7 +57,14 @@ class JobKey(Option):
 _NUMBER = (int,)
 
 KEYS: tuple[JobKey, ...] = (
-    JobKey("gpus", "-g --gpus", "N", "GPUs in all: N ranks with one GPU each", _gpus, kinds=_NUMBER),
+    JobKey(
+        "gpus",
+        "-g --gpus",
+        "N",
+        "GPUs in all: N ranks with one GPU each; MIN:MAX: as many as pay",
+        _gpus,
+        kinds=_NUMBER,
+    ),
     JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
     JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
     JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by", _name),

@@ -60,7 +60,8 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     command = arguments.command or values.get("command")
     if not command:
         raise UsageError("no command was given", "write it after `--`: swarm run -g 2 -- python train.py")
-    ranks, gpus_per_rank = _shape(values)
+    least, _, most = str(values.get("gpus", "")).partition(":")
+    ranks, gpus_per_rank = _shape(values | {"gpus": int(least)} if most else values)
     folder = os.path.normpath(os.path.join(cwd, os.path.expanduser(values.get("workdir", "."))))
     spec: dict[str, Any] = {
         "command": list(command),
@@ -71,6 +72,8 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         "env": _environment(values, config.environment, cwd),
         "umask": _umask(),
     }
+    if most:
+        spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
     for key, name in _PLAIN.items():
         if key in values:
             spec[name] = values[key]

@@ -8,7 +8,7 @@ from msgspec import Meta, field
 from swarmsched.errors import RemoteProtocolError, SwarmError
 from swarmsched.fields import U53, Name, Real, Value
 from swarmsched.ids import NodeId
-from swarmsched.view import PolicySetting
+from swarmsched.view import Elasticity, PolicySetting
 from swarmsched.wire.codec import decode_value, encode_value
 
 SETTING_ROOM = "setting"
@@ -27,6 +27,7 @@ class SwarmSetting(Value):
     node_id: Annotated[str, Meta(max_length=63)] = ""  # who set it
     policy: Name = "backfill"
     parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
+    elasticity: Elasticity = Elasticity.ADVISE
 
     @property
     def stamp(self) -> tuple[int, str]:
@@ -36,7 +37,7 @@ class SwarmSetting(Value):
     @property
     def policy_setting(self) -> PolicySetting:
         """What policies and planners take."""
-        return PolicySetting(self.policy, dict(self.parameters))
+        return PolicySetting(self.policy, dict(self.parameters), self.elasticity)
 
 
 class SettingRegister:
@@ -50,7 +51,8 @@ class SettingRegister:
     def propose(self, setting: PolicySetting) -> SwarmSetting:
         """Adopt a new setting of our own; SwarmError if it is not usable, and then nothing has changed."""
         self._check(setting)
-        proposed = SwarmSetting(self.current.version + 1, self._node_id, setting.name, dict(setting.parameters))
+        version, parameters = self.current.version + 1, dict(setting.parameters)
+        proposed = SwarmSetting(version, self._node_id, setting.name, parameters, setting.elasticity)
         encode_setting(proposed)
         self.current = proposed
         return proposed

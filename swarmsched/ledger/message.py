@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarmsched.checkpoint import Checkpoint
+from swarmsched.estimate import Estimate
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskOrder, TaskStatus
@@ -148,6 +149,15 @@ class TaskReport(Value):
     status: TaskStatus
     free: FreeReport
     origin: U53 = 0  # as in an answer
+
+
+class TaskEstimate(Value):
+    """Owner to shepherd: what the ranks report of their training.  Told with each change; one that is lost is made up
+    for by the next."""
+
+    job_id: Job
+    attempt: U32
+    estimate: Estimate
 
 
 class PreemptRequest(Value):

@@ -15,8 +15,9 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import MERGED_POINTS, BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.batch import Split, candidates, split
+from swarmsched.models.fit import fit_speed
 from swarmsched.models.speed import SpeedModel, StepTime
 
 BATCHES = 24
@@ -185,9 +186,14 @@ class GoodputBook:
         key = (points, estimate.speed, allowed, ranks_most, ranks_per_node)
         kept = self._tables.pop(key, None)
         if kept is None:
-            times = StepTimes(estimate.speed, estimate.points)
+            times = StepTimes(estimate.speed or _fitted(estimate.points), estimate.points)
             kept = (estimate.points, StepTable(times, allowed, ranks_most, ranks_per_node))
         self._tables[key] = kept
         if len(self._tables) > KEPT:
             self._tables.popitem(last=False)
         return Goodput(kept[1], estimate.noise)
+
+
+def _fitted(points: Sequence[SpeedPoint]) -> Sequence[float]:
+    """The model by the few points that a card carries without one; who brings a whole profile needs none."""
+    return fit_speed(points).model if 0 < len(points) <= MERGED_POINTS else ()

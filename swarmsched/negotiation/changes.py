@@ -7,7 +7,7 @@ table.
 
 from collections.abc import Callable
 
-from swarmsched.api import EndReason, JobState, StartPhase
+from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
 from swarmsched.ids import NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
 from swarmsched.negotiation.outcome import Failures
@@ -108,7 +108,8 @@ def stopped(why: EndReason, reason: str, end: Change) -> Change:
 
     def change(record: JobRecord) -> dict[str, object] | None:
         # One that makes room for another comes back; whoever wants it to end for good has the last word.
-        is_new = record.stop_reason is EndReason.NONE or EndReason.PREEMPTED is record.stop_reason is not why
+        comes_back = record.stop_reason in (EndReason.NONE, *COMING_BACK)
+        is_new = comes_back and (record.stop_reason is EndReason.NONE or why not in COMING_BACK)
         if record.is_ended or not is_new:
             return None
         if record.state is JobState.QUEUED:
@@ -140,11 +141,12 @@ def ended(event: JobEvent, failures: Failures, stop_reason: EndReason, utc_s: fl
 
 
 def made_room(reason: str, ran_s: float) -> Change:
-    """A preempted gang has ended: queued again with the service that it has had."""
+    """A gang that made room, or is to have another size, has ended: queued again with the service that it has had."""
 
     def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state is not JobState.STOPPING or record.stop_reason is not EndReason.PREEMPTED:
+        if record.state is not JobState.STOPPING or record.stop_reason not in COMING_BACK:
             return None
+        is_rescaled = record.stop_reason is EndReason.RESCALED
         return (
             _moved(record, JobEvent.REQUEUED)
             | _without_gang(reason)
@@ -152,7 +154,8 @@ def made_room(reason: str, ran_s: float) -> Change:
                 "stop_reason": EndReason.NONE,
                 "detail": "",
                 "leftovers": (),
-                "preemptions": record.preemptions + 1,
+                "preemptions": record.preemptions + (not is_rescaled),
+                "rescales": record.rescales + is_rescaled,
                 "attained_gpu_s": record.attained_gpu_s + served_gpu_s(record, ran_s),
                 "started_utc_s": 0.0,
             }
@@ -171,7 +174,7 @@ def served_gpu_s(record: JobRecord, ran_s: float) -> float:
 
     `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
     """
-    return record.spec.total_gpus * ran_s if record.started_utc_s and record.shares else 0.0
+    return record.gpus * ran_s if record.started_utc_s and record.shares else 0.0
 
 
 def _without_gang(reason: str) -> dict[str, object]:

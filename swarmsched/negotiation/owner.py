@@ -31,6 +31,7 @@ from swarmsched.events import (
     RankExited,
     RendezvousBound,
     RendezvousFailed,
+    TaskEstimated,
     TaskEvent,
     TaskExited,
     TaskFact,
@@ -59,6 +60,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    TaskEstimate,
     TaskReport,
     TaskReportReceived,
 )
@@ -175,6 +177,10 @@ class Owner:
                 return self._desk.bind_failed(event, now_s)
             case TasksFound():
                 return self._on_found(event, now_s)
+            case TaskEstimated():
+                shepherd = self.shepherd_of(event.job_id, event.attempt)
+                told = TaskEstimate(event.job_id, event.attempt, event.estimate)
+                return [SendPeer(shepherd, told)] if shepherd else []
             case _:
                 return self._on_task_event(event, now_s)
 

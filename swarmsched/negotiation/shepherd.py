@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import EndReason, Isolation, JobState, StartPhase
+from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState, StartPhase
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.commands import JobAccepted, Refused
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
+from swarmsched.estimate import Estimate, merged
 from swarmsched.fields import Value, cleaned
 from swarmsched.holders import Holders, Quorum, majority
 from swarmsched.ids import JobId, NodeId, handle
@@ -44,7 +45,7 @@ from swarmsched.negotiation.record_writer import Continuation, RecordWriter, She
 from swarmsched.negotiation.settlement import Settlement
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, Leftover, PlanState
-from swarmsched.resources import Share
+from swarmsched.resources import Share, world_size
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 STOP_RESEND_S = 2.0
@@ -125,6 +126,8 @@ class JobShepherd:
         self.running_since_s = float("inf")
         self._hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
         self._now_s = self._utc_offset_s = 0.0
+        self.estimate: Estimate | None = None  # of how it trains; volatile, and told by its card
+        self._next_place: tuple[Share, ...] = ()  # volatile: whoever takes over leaves it to the next plan
         self._asking: dict[int, bool] = {}  # clients who wait for what is decided, and whether they name a known job
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
 
@@ -492,7 +495,7 @@ class JobShepherd:
         first_utc_s = self._record.first_started_utc_s or utc_s
         started = self._announce(
             "job.started",
-            "its only rank runs" if self._record.spec.ranks == 1 else f"all {self._record.spec.ranks} ranks run",
+            "its only rank runs" if (ranks := world_size(self._record.shares)) == 1 else f"all {ranks} ranks run",
             queue_wait_s=max(0.0, first_utc_s - self._record.submitted_utc_s),
             start_s=max(0.0, now_s - self.queued_since_s),
         )
@@ -514,8 +517,8 @@ class JobShepherd:
         """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
         self._stop_resend_s = float("inf")
         failure = self._gang.failures.task
-        if self._record.stop_reason is EndReason.PREEMPTED:
-            return self._requeue_preempted(now_s)
+        if self._record.stop_reason in COMING_BACK:
+            return self._requeue_stopped(now_s)
         if failure is not None and failure.failure is TaskFailure.LOST and self._may_restart:
             return self._restart(failure.detail, (), now_s)
         blameless = failure is not None and failure.failure in (TaskFailure.PORT_TAKEN, *NODE_FAILURES)
@@ -524,10 +527,10 @@ class JobShepherd:
             return self._relaunch(failure, now_s)
         return self._finish(now_s)
 
-    def _requeue_preempted(self, now_s: float) -> list[ShepherdEffect]:
+    def _requeue_stopped(self, now_s: float) -> list[ShepherdEffect]:
         self._forget_attempt()
         told, ran_s = self._gang.dismissed(), self._ran_s(now_s)
-        reason = f"preempted: {self._record.reason}"
+        reason = f"{self._record.stop_reason.value}: {self._record.reason}"
         self._back_in_queue(cleaned(reason), now_s)
         # Somebody may have ordered it to end for good meanwhile; then it ends.
         return self._write(changes.made_room(reason, ran_s), lambda _now_s: [*told], self._finish)
@@ -683,7 +686,7 @@ class JobShepherd:
         """Another job wants this one's place; `refusal` is the policy's reason why not, by this node's own figures."""
         self._see(clock)
         record = self._record
-        is_stopping = record.stop_reason is EndReason.PREEMPTED
+        is_stopping = record.stop_reason in COMING_BACK
         if not refusal and not is_stopping and (record.state is not JobState.RUNNING or self.is_writing):
             refusal = f"it is {record.state.value}"
         told = PreemptAnswer(self.job_id, request.command_id, request.taker, not refusal, refusal[:REASON_LENGTH])
@@ -694,6 +697,27 @@ class JobShepherd:
         reason = f"makes room for {handle(request.taker)}"
         preempted = self._announce("job.preempted", reason, taker=request.taker)
         return [answer, preempted, *self._stop(EndReason.PREEMPTED, reason, clock.now_s)]
+
+    def rescale(self, shares: tuple[Share, ...], reason: str, clock: Clock) -> list[ShepherdEffect]:
+        """End the attempt, and begin the next one there if that place is still free; the caller has checked that it
+        runs and has committed a checkpoint."""
+        self._see(clock)
+        self._next_place = shares
+        self._stop_grace_s = self._record.spec.grace_s
+        sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": world_size(shares)}
+        rescaled = self._announce("job.rescaled", reason, **sizes)
+        return [rescaled, *self._stop(EndReason.RESCALED, reason, clock.now_s)]
+
+    def estimated(self, attempt: int, estimate: Estimate, clock: Clock) -> None:
+        """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
+        if attempt == self._record.attempt and self._record.state is JobState.RUNNING:
+            self._see(clock)
+            self.estimate = merged(self.estimate, estimate)
+
+    def take_next_place(self) -> tuple[Share, ...]:
+        """Where it was to go on when its attempt was ended for that; told once."""
+        place, self._next_place = self._next_place, ()
+        return place
 
     def asked_to_yield(self, request: YieldRequest, clock: Clock) -> list[ShepherdEffect]:
         """A hold of ours stands in the way of a job that ranks higher: give way while nothing is decided."""
@@ -798,7 +822,7 @@ class JobShepherd:
         return [self._commands.signal(share.node, record, signal) for share in record.shares]
 
     def _stop(self, why: EndReason, reason: str, now_s: float) -> list[ShepherdEffect]:
-        if self._record.stop_reason not in (EndReason.NONE, EndReason.PREEMPTED):
+        if self._record.stop_reason not in (EndReason.NONE, *COMING_BACK):
             return self._send_stops(now_s)
         self._reason = cleaned(reason)
         end = changes.ended(JobEvent.STOP_REQUESTED, self._gang.failures, why, self._utc_s(now_s), 0.0)
@@ -848,8 +872,8 @@ class JobShepherd:
 
         def end(record: JobRecord) -> dict[str, object] | None:
             has_gang = record.state in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
-            # A gang that ended by itself before its stop was durable need not make room any more.
-            is_obsolete = record.stop_reason is EndReason.PREEMPTED
+            # A gang that ended by itself before its stop was durable need not come back.
+            is_obsolete = record.stop_reason in COMING_BACK
             stop_reason = EndReason.NONE if is_obsolete else record.stop_reason
             failures, utc_s = self._gang.failures, self._utc_s(now_s)
             change = changes.ended(JobEvent.EXITED, failures, stop_reason, utc_s, self._ran_s(now_s))

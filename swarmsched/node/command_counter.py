@@ -41,7 +41,7 @@ from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, with_reason
 from swarmsched.policies.explain import explain
 from swarmsched.record import JobRecord
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.view import JobView
 
 SETTLE_S = 5.0  # after the start, until the swarm's totals are trusted
 
@@ -139,12 +139,12 @@ class CommandCounter:
 
     def _change_setting(self, request_id: int, command: SetSwarmSetting, clock: Clock) -> Iterable[CommandEffect]:
         try:
-            effects = self._state.propose_setting(PolicySetting(command.policy, command.parameters), clock.now_s)
+            effects = self._state.propose_setting(command.setting, clock.now_s)
         except ConfigError as error:
             problem = FieldProblem("/" + error.key.replace(".", "/"), error.problem, error.remedy)
             return [ReplyToClient(request_id, Refused("invalid", str(error), error.remedy, (problem,)))]
         setting = self._state.setting
-        return [*effects, ReplyToClient(request_id, SettingStored(setting.policy, setting.parameters, setting.version))]
+        return [*effects, ReplyToClient(request_id, SettingStored(setting.policy_setting, setting.version))]
 
     def _drain(self, request_id: int, command: DrainNode) -> Iterable[CommandEffect]:
         if self._own.is_witness:

@@ -60,6 +60,7 @@ from swarmsched.ledger.message import (
     OwnerCommand,
     PreemptAnswer,
     PreemptRequest,
+    TaskEstimate,
     TaskReport,
     TaskReportReceived,
     YieldRequest,
@@ -260,7 +261,7 @@ class Node:
             return self._custody.receive(event.sender, message, clock)
         if isinstance(message, ContactAnswered):
             return self._owner.contact_answered(event.sender, message, clock.now_s)
-        if isinstance(message, SilenceAnswer | CheckpointRequest):
+        if isinstance(message, SilenceAnswer | CheckpointRequest | TaskEstimate):
             return self._on_shepherd_asked(event.sender, message, clock)
         if isinstance(message, PreemptRequest | PreemptAnswer | YieldRequest):
             return self._on_making_room(message, clock)
@@ -345,7 +346,7 @@ class Node:
         return [*shepherd.task_reported(message, clock)]
 
     def _on_shepherd_asked(
-        self, sender: NodeId, message: SilenceAnswer | CheckpointRequest, clock: Clock
+        self, sender: NodeId, message: SilenceAnswer | CheckpointRequest | TaskEstimate, clock: Clock
     ) -> list[NodeEffect]:
         shepherd = self._placement.jobs.get(message.job_id)
         if shepherd is None:
@@ -353,6 +354,9 @@ class Node:
         self._touched[message.job_id] = None
         if isinstance(message, SilenceAnswer):
             return [*shepherd.silence_told(sender, message, clock)]
+        if isinstance(message, TaskEstimate):
+            self._placement.estimated(shepherd, message, clock)
+            return []
         if message.owner != sender:
             raise RemoteProtocolError(f"names owner {message.owner}", kind="CheckpointRequest", peer=sender)
         return [*shepherd.commit_checkpoint(message, clock)]

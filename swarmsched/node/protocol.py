@@ -29,6 +29,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    TaskEstimate,
     TaskReport,
     TaskReportReceived,
     YieldRequest,
@@ -66,6 +67,7 @@ PEER_KINDS: dict[int, type] = {
     94: PreemptAnswer,
     95: YieldRequest,
     96: Opening,
+    97: TaskEstimate,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 

@@ -17,7 +17,7 @@ from swarmsched.errors import ConfigError
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
 from swarmsched.policies.base import PolicyKind
-from swarmsched.view import ClusterView, Order, Plan, Policy, PolicySetting
+from swarmsched.view import Change, ClusterView, Decision, Elasticity, Order, Plan, Policy, PolicySetting
 
 ID_LENGTH_MAX = 63
 
@@ -156,8 +156,26 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
     ConfigError with field, value and nearest match if there is none.
     """
     kind = kind_of(setting)
-    plan = _policy(kind, tuple(_complete(kind, setting.parameters).items())).plan(view, now_s)
-    return replace(plan, version=view.version, policy_id=policy_id(setting))
+    policy = _policy(kind, tuple(_complete(kind, setting.parameters).items()))
+    plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)
+    advice: tuple[Decision, ...] = ()
+    running = {job.job_id for job in view.jobs if job.card.elastic and job.shares}
+    if running and setting.elasticity is Elasticity.ADVISE:
+        wished = policy.plan(view, now_s).decisions
+        advice = tuple([each for each in wished if each.job_id in running and each.change is not Change.KEEP])
+    return replace(plan, version=view.version, policy_id=policy_id(setting), advice=advice)
+
+
+def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
+    """The view in which only those jobs are elastic whose size may be decided on."""
+    if elasticity is Elasticity.ON or not any(job.card.elastic for job in view.jobs):
+        return view
+    is_off = elasticity is Elasticity.OFF
+    jobs = [
+        replace(job, card=replace(job.card, elastic=None)) if job.card.elastic and (is_off or job.shares) else job
+        for job in view.jobs
+    ]
+    return replace(view, jobs=tuple(jobs))
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import amount, joined, keep, wait
-from swarmsched.policies.placement import choose, start_or_claim, tie_break
+from swarmsched.policies.placement import choose, permitted, start_or_claim, tie_break
 from swarmsched.policies.reason import shortage
 from swarmsched.policies.room import Room
 from swarmsched.resources import Share
@@ -60,9 +60,9 @@ class Sized:
         reason = joined(amount(ranks, "rank"), self.why)
         if not self.held:
             return start_or_claim(job, target, now, reason)
-        if ranks == self.held:
-            return Decision(job.job_id, Change.MOVE, reason, target)
-        return Decision(job.job_id, Change.GROW if ranks > self.held else Change.SHRINK, reason, target)
+        if ranks > self.held:
+            return Decision(job.job_id, Change.GROW, reason, target)
+        return Decision(job.job_id, Change.MOVE if ranks == self.held else Change.SHRINK, reason, target, taker=taker)
 
     def _rebatched(self) -> Decision:
         job = self.job
@@ -102,7 +102,16 @@ def opened(
     for job in jobs:
         room.release(job.shares, job.demand)
     free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
-    return jobs, kept, room, free + sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+    free += sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
+    # Whoever fits nowhere must not be dealt GPUs that others could use.
+    nowhere = {job.job_id for job in jobs if not job.shares and not _fits_somewhere(job, room)}
+    kept += [wait(job, (), shortage(job, room)) for job in jobs if job.job_id in nowhere]
+    return [job for job in jobs if job.job_id not in nowhere], kept, room, free
+
+
+def _fits_somewhere(job: JobView, room: Room) -> bool:
+    allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
+    return not job.card.hides_constraints and sum(allowed.values()) >= elastic_of(job).ranks_least
 
 
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
@@ -111,8 +120,14 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
         if each.is_kept:
             room.take(each.job.shares, each.job.demand)
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
-    taker = next((each.job.job_id for each in ordered if each.ranks and not each.held), "")
-    return [each.placed(room, now, taker) for each in ordered]
+    takers = [each.job.job_id for each in ordered if each.ranks and not each.held]
+    takers += [each.job.job_id for each in ordered if each.ranks > each.held]
+    decisions = [each.placed(room, now, takers[0] if takers else "") for each in ordered]
+    for number, each in enumerate(ordered):  # what others could not be given for want of a place
+        if not each.ranks and not each.held:
+            each.ranks = elastic_of(each.job).ranks_least
+            decisions[number] = each.placed(room, now, "")
+    return decisions
 
 
 def elastic_of(job: JobView) -> Elastic:
@@ -130,8 +145,10 @@ def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: i
 
 
 def unmeasured(job: JobView, most: int) -> Floats:
-    """Speed by world size where nobody has measured it: 1 at the size that it asked for, in proportion below, and
-    nothing to gain above; nor beyond what its first batch can be dealt to."""
+    """Speed by world size where nobody has measured it: 1 at the size that it asked for, in proportion below, and as
+    the root above: a guess that favours whoever has measured more.  Nothing beyond what its first batch can be dealt
+    to."""
     batches = elastic_of(job).batches
     dealt_to = batches.first // batches.local_least if batches.local_least else most
-    return np.minimum(np.arange(most + 1), min(job.ranks, max(1, dealt_to))) / job.ranks
+    speed = np.minimum(np.arange(most + 1), max(1, dealt_to)) / job.ranks
+    return np.minimum(speed, np.sqrt(speed))

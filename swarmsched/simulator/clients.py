@@ -26,6 +26,7 @@ from swarmsched.resources import Free, counted, ranks_that_fit
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.workload import Work, WorkPlan, ends_of, spec_of
+from swarmsched.view import Elasticity, PolicySetting
 
 ANSWER_S = 3.0  # then the user asks somebody else
 AGAIN_S = 1.0  # after an answer that says: try again
@@ -123,8 +124,9 @@ class Clients:
             self._ask_for_ticket(submission)
             return
         if work.kind == "policy":
-            setting = SetSwarmSetting(work.parameters["policy"], work.parameters["parameters"])
-            self._ask(self._nearest(work.parameters["node"]), setting)
+            name, parameters = work.parameters["policy"], work.parameters["parameters"]
+            setting = PolicySetting(name, parameters, Elasticity(work.parameters["elasticity"]))
+            self._ask(self._nearest(work.parameters["node"]), SetSwarmSetting(setting))
             return
         if work.kind == "recover":
             self._recover()

@@ -18,6 +18,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import Command, CommitCheckpoint
 from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
+from swarmsched.estimate import Estimate, SpeedPoint
 from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
@@ -27,6 +28,7 @@ from swarmsched.events import (
     PlanComputed,
     PlanFailed,
     ResourcesRead,
+    TaskEstimated,
     TasksFound,
     TimerFired,
     WorkLagged,
@@ -43,7 +45,14 @@ from swarmsched.simulator.clock import START_UTC_S, HostClock
 from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
-from swarmsched.simulator.tasks import TASK_EFFECTS, Behaviour, RunningTask, TaskChange, TaskModel
+from swarmsched.simulator.tasks import (
+    TASK_EFFECTS,
+    Behaviour,
+    RunningTask,
+    TaskChange,
+    TaskModel,
+    checkpoint_number,
+)
 from swarmsched.task import TaskOrder
 
 TIMER_FLOOR_S = 0.001
@@ -51,6 +60,7 @@ DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the cl
 LAG_REPORTED_S = 0.2
 TELEMETRY_PERIOD_S = 5.0
 PLAN_S = 0.010
+SIMULATED_BATCH, SIMULATED_STEPS, SIMULATED_SPEED_UP = 64, 1e6, 0.8
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
 BACKLOG_MAX = 2_000  # effects behind a stalled disk; beyond it peers' messages are refused
 FAULT_S = 1.0  # until an agent whose core raised is up again
@@ -432,6 +442,8 @@ class Host:
         """A rank has completed a checkpoint and tells the agent of its own machine."""
         self._last_request_id -= 1
         self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
+        if order.spec.is_elastic:
+            self.post(TaskEstimated(order.job_id, order.attempt, simulated_estimate(order, checkpoint)))
 
     def _task_changed(self, task: RunningTask, change: TaskChange) -> None:
         for hook in self._on_task:
@@ -439,3 +451,10 @@ class Host:
 
 
 __all__ = ["START_UTC_S", "TELEMETRY_PERIOD_S", "Host", "MakeNode", "Observer", "Surroundings"]
+
+
+def simulated_estimate(order: TaskOrder, checkpoint: Checkpoint) -> Estimate:
+    """What ranks would report that have committed this: the more of them, the faster, though not in proportion."""
+    ranks, done = order.world_size, checkpoint_number(checkpoint)
+    point = SpeedPoint(ranks, len(order.shares), max(1, SIMULATED_BATCH // ranks), ranks**-SIMULATED_SPEED_UP)
+    return Estimate(points=(point,), remaining=max(1.0, SIMULATED_STEPS - done), done=float(done))

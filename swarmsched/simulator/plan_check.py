@@ -14,6 +14,7 @@ from swarmsched.errors import ConfigError
 from swarmsched.simulator.fault import FAULT_CLASSES
 from swarmsched.simulator.fault_draw import GPU_TROUBLES
 from swarmsched.simulator.workload import JOB_KINDS, WORK_KINDS
+from swarmsched.view import Elasticity
 
 REMEDY = "give one of the `violations` that -o json prints; what is left out of it must be left out as a whole"
 NODES_MAX, GPUS_MAX = 1_000, 64
@@ -88,6 +89,7 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "lost-database": _LASTING,
     "same-name": _LASTING,
 }
+ELASTICITY = _one_of(*(each.value for each in Elasticity))
 WORK: Mapping[str, Mapping[str, Kind]] = {
     "submit": {
         "job": WHOLE,
@@ -101,6 +103,7 @@ WORK: Mapping[str, Mapping[str, Kind]] = {
         "cores": WHOLE,
         "memory_gib": WHOLE,
         "per_node": FLAG,
+        "ranks_most": WHOLE,
         "nodes": NODES,
         "duration_s": AMOUNT,
         "checkpoint_period_s": AMOUNT,
@@ -113,7 +116,7 @@ WORK: Mapping[str, Mapping[str, Kind]] = {
     },
     "repeat": {"job": WHOLE},
     "cancel": {"job": WHOLE, "grace_s": AMOUNT},
-    "policy": {"node": NODE, "policy": TEXT, "parameters": NUMBERS},
+    "policy": {"node": NODE, "policy": TEXT, "parameters": NUMBERS, "elasticity": ELASTICITY},
     "recover": {},
 }
 PLAN: Mapping[str, Kind] = {

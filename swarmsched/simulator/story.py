@@ -33,7 +33,7 @@ from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.observer import InvariantViolated
 from swarmsched.simulator.plan_check import check_plan
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_work
+from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_work, made_elastic
 
 SIZES = ((1, 20), (2, 20), (3, 25), (5, 25), (30, 8), (200, 2))  # nodes, weight (protocol notes, 9)
 BEGIN_S = 2.0  # of faults and work
@@ -52,6 +52,7 @@ FORGETFUL_RATIO, FORGETFUL_JOBS = 0.2, 3  # of the small swarms: how many ended 
 LONG_RATIO, LONG_FAULTS_S = 0.01, (300.0, 4_000.0)  # of the small swarms: memories and fences run out
 MIXED_RATIO, WITNESS = 0.25, -1
 WITNESS_RATIO = 0.3  # of those with more than two machines: one of them holds records and runs nothing
+ELASTIC_RATIO = 0.1  # of the small swarms: jobs take several sizes, and a policy changes them
 MODULUS = 2**61 - 1
 
 
@@ -149,6 +150,8 @@ def draw_plan(seed: int, options: StoryOptions) -> StoryPlan:
     work = draw_work(
         stream(seed, "work"), nodes, gpus, BEGIN_S, heal_s, starves=starves, lasts_s=heal_s - BEGIN_S if lasts else 0.0
     )
+    if count <= SCENES_NODES_MAX and stream(seed, "elastic").random() < ELASTIC_RATIO:
+        work = made_elastic(stream(seed, "elastic sizes"), work, nodes, BEGIN_S)
     if faults:
         faults += draw_ambushes(stream(seed, "ambushes"), work, nodes, heal_s, options.fault_classes)
     faults.sort(key=lambda fault: fault.at_s)

@@ -10,7 +10,7 @@ everything in the same milliseconds, a gang that waits until its place is kept f
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from swarmsched.api import EndReason, Isolation, JobSpec
@@ -45,6 +45,7 @@ GIB = 2**30
 RUSH_S = 0.05  # jobs that are submitted together want the same GPUs at the same time
 QUIET_RATIO = 0.5  # of the jobs that come alone
 POLICIES = ("fifo", "backfill", "las")
+ELASTIC_POLICIES = ("swarm", "swarm", "elastic-tiresias", "optimus")
 SCENES_NODES_MAX = 5  # in larger swarms so long gangs cost more events than they are worth
 CONTEST_RATIO, CONTEST_S = 0.25, 0.008  # of the runs; between gangs that want everything: about as long as a hold takes
 PREEMPTING_RATIO = 0.25
@@ -124,7 +125,7 @@ class _Draw:
 
     def policy(self, at_s: float, name: str, parameters: Mapping[str, float]) -> None:
         """Somebody changes the order of all jobs."""
-        self.add(at_s, "policy", {"node": self._rng.choice(self._nodes), "policy": name, "parameters": parameters})
+        self.add(at_s, "policy", policy_work(self._rng.choice(self._nodes), name, parameters))
 
     def scenes(self, *, starves: bool) -> None:
         """What leads to rare paths."""
@@ -209,8 +210,27 @@ class _Draw:
         self._submit(self._begin_s + 3.0 * rng.random(), **often, **placed)
 
 
-PLAIN: Mapping[str, Any] = {"gpus": 1, "cores": 0, "memory_gib": 0, "per_node": False, "nodes": []}
-"""One GPU for each rank, wherever it is."""
+PLAIN: Mapping[str, Any] = {"gpus": 1, "cores": 0, "memory_gib": 0, "per_node": False, "nodes": [], "ranks_most": 0}
+"""One GPU for each rank, wherever it is, and always so many."""
+
+
+def policy_work(node: NodeId, name: str, parameters: Mapping[str, float], elasticity: str = "advise") -> dict[str, Any]:
+    """What a change of the policy is asked for with."""
+    return {"node": node, "policy": name, "parameters": parameters, "elasticity": elasticity}
+
+
+def made_elastic(rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], begin_s: float) -> list[Work]:
+    """The same jobs, but those that train take more ranks than they ask for, and a policy that gives them some."""
+    changed = [
+        replace(each, parameters={**each.parameters, "ranks": ranks, "ranks_most": ranks + rng.randint(1, 8)})
+        if each.kind == "submit" and each.parameters["does"] == "train"
+        else each
+        for each, ranks in ((each, min(each.parameters.get("ranks", 1), rng.randint(1, 3))) for each in work)
+        if each.kind != "policy"
+    ]
+    name, elasticity = rng.choice(ELASTIC_POLICIES), rng.choice(["on", "on", "on", "advise", "off"])
+    chosen = policy_work(rng.choice(nodes), name, {"pause_s": 1.0} if name == "swarm" else {}, elasticity)
+    return [Work(begin_s, "policy", chosen), *changed]
 
 
 def _submit(rng: random.Random, gpus: Mapping[NodeId, int], number: int) -> dict[str, Any]:
@@ -271,6 +291,7 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
     return JobSpec(
         command=(does, str(parameters["duration_s"]), str(parameters["checkpoint_period_s"])),
         ranks=parameters["ranks"],
+        ranks_most=parameters["ranks_most"],
         name=parameters["name"],
         user=parameters["name"],
         demand=Demand(parameters["gpus"], parameters["cores"], parameters["memory_gib"] * GIB),

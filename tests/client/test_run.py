@@ -73,6 +73,13 @@ def test_shape_follows_from_gpus_and_ranks(swarm, agent, options, shape):
     assert (spec_of(agent)["ranks"], spec_of(agent)["gpus_per_rank"]) == shape
 
 
+def test_a_range_of_gpus_is_a_range_of_world_sizes(swarm, agent):
+    swarm("submit", "--no-sync", "-g", "2:8", "--gpus-per-rank", "2", "--", "x")
+    spec = spec_of(agent)
+    assert (spec["ranks"], spec["ranks_most"], spec["gpus_per_rank"]) == (1, 4, 2)
+    assert spec["command"] == ["x"]
+
+
 def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
     (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
     words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]
@@ -122,7 +129,9 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "-f", "a.toml", "-f", "b.toml"], "-f was given twice"),
         (["run", "--tag", "x", "--", "y"], "unknown option --tag; did you mean --detach?"),
         (["kill", "k3j9x0ab"], "unknown command 'kill'; did you mean cancel?"),
-        (["run", "-g", "1:4", "--", "x"], "not available in this version"),
+        (["run", "-g", "4:1", "--", "x"], "must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8"),
+        (["run", "-g", "0:4", "--", "x"], "must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8"),
+        (["run", "-g", "1:4", "--gpus-per-rank", "2", "--", "x"], "cannot be split into ranks of 2"),
         (["run", "--array", "0-9", "--", "x"], "--array is not available in this version"),
         (["run", "--image=x", "--", "x"], "--image is not available in this version"),
         (["run", "-g", "two", "--", "x"], "must be a whole number"),

@@ -99,7 +99,7 @@ class ByRecord:
         """Finished attempts plus the running one."""
         record = self.record
         is_running = record.state in (JobState.RUNNING, JobState.STOPPING) and record.started_utc_s
-        return record.attained_gpu_s + (self.spec.total_gpus * self.elapsed_s if is_running else 0.0)
+        return record.attained_gpu_s + (record.gpus * self.elapsed_s if is_running else 0.0)
 
     def at_end(self, value: object) -> object:
         """Null until the job has ended."""
@@ -202,9 +202,11 @@ JOB: tuple[JobKey, ...] = (
     JobKey("ended_at", TIME, lambda job: time_or_none(job.record.ended_utc_s)),
     JobKey("elapsed_seconds", SECONDS, lambda job: job.elapsed_s),
     JobKey("queued_seconds", SECONDS, lambda job: job.queued_s),
-    JobKey("gpus", COUNT, lambda job: job.spec.total_gpus, lambda view: view.card.ranks * view.card.demand.gpus),
+    JobKey("gpus", COUNT, lambda job: job.record.gpus,
+           lambda view: view.card.attained_rate or view.card.ranks * view.card.demand.gpus),
     JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda view: view.card.demand.gpus),
     JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda view: view.card.ranks),
+    JobKey("ranks_most", COUNT, lambda job: job.spec.ranks_most),
     JobKey("world_size", COUNT, lambda job: world_size(job.record.shares)),
     JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda view: [
         {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in view.card.shares]),
@@ -219,6 +221,7 @@ JOB: tuple[JobKey, ...] = (
     JobKey("is_forced", FLAG, lambda job: job.record.is_forced),
     JobKey("restarts", COUNT, lambda job: job.record.restarts),
     JobKey("preemptions", COUNT, lambda job: job.record.preemptions),
+    JobKey("rescales", COUNT, lambda job: job.record.rescales),
     JobKey("leftovers", array(LEFTOVER),
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
     JobKey("checkpoint", record(properties(CHECKPOINT)),

@@ -17,11 +17,19 @@ from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
+from swarm_agent.http.views import (
+    aged,
+    listing,
+    node_document,
+    queue_documents,
+    setting_document,
+    status_document,
+)
 from swarmsched.api import nearest
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import NodeId
+from swarmsched.view import Elasticity, PolicySetting
 
 FRESH_S = 0.05
 AGED_S = 0.25
@@ -190,14 +198,16 @@ class Nodes:
 
     async def put_config(self, call: Call) -> Answer:
         """PUT /v1/config; with If-Match only if nobody has changed it since."""
-        document, expected = call.json("policy", "parameters"), call.headers.get("if-match", "")
+        document, expected = call.json("policy", "parameters", "elasticity"), call.headers.get("if-match", "")
         policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))
         current = self._setting()
+        elasticity = _elasticity(document.get("elasticity", current["elasticity"]))
         if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
             detail = f"the setting is {current['policy']} in version {current['version']} now"
             raise Problem("version_conflict", detail, headers={"ETag": _etag(current)})
-        reply = await commanded(self._agent, SetSwarmSetting(policy, parameters), SettingStored)
-        stored = {**current, "policy": reply.policy, "parameters": dict(reply.parameters), "version": reply.version}
+        setting = PolicySetting(policy, parameters, elasticity)
+        reply = await commanded(self._agent, SetSwarmSetting(setting), SettingStored)
+        stored = setting_document(reply.setting, reply.version)
         return answer(stored, headers={"ETag": _etag(stored)})
 
     def _setting(self) -> Document:
@@ -245,6 +255,14 @@ def _policy(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise invalid("/policy", f"{value!r} is not the name of a policy", "fifo, backfill or las")
     return value
+
+
+def _elasticity(value: object) -> Elasticity:
+    try:
+        return Elasticity(value)
+    except ValueError:
+        remedy = f"one of {', '.join(each.value for each in Elasticity)}"
+        raise invalid("/elasticity", f"{value!r} says nothing", remedy) from None
 
 
 def _parameters(value: object) -> dict[str, float]:

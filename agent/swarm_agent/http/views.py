@@ -179,6 +179,7 @@ def setting_document(setting: PolicySetting, version: int) -> Document:
         "api_version": API_VERSION,
         "policy": setting.name,
         "parameters": dict(setting.parameters),
+        "elasticity": setting.elasticity.value,
         "version": version,
     }
 

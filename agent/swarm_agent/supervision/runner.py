@@ -67,6 +67,7 @@ from swarmsched.events import (
     RankExited,
     RendezvousBound,
     RendezvousFailed,
+    TaskEstimated,
     TaskExited,
     TaskFreezeChanged,
     TaskPhaseChanged,
@@ -171,7 +172,7 @@ class TaskRunner:
             config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
-        self.reports = TaskReports(self._order_of)
+        self.reports = TaskReports(self._order_of, lambda key, estimate: self._post(TaskEstimated(*key, estimate)))
         self._sockets.on_request("report", self.reports.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")

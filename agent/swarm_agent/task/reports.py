@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm_agent.task.tasksocket import Refusal, Request
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, coarse
 from swarmsched.ids import TaskKey
 from swarmsched.models.progress import FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
@@ -23,6 +23,7 @@ RANK_MOST = 65_535
 PER_SECOND_MOST = 100  # of one task; each rank of swarm_elastic sends at most one a second
 PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
 STAMP_AGE_MOST_S = 60.0
+TELL_EVERY_S = 5.0
 SHOWN_LENGTH = 40
 ODDITIES = ("backward", "bad_type", "frozen", "not_finite", "out_of_range", "too_many")
 """What is counted beside the reports that were taken."""
@@ -36,6 +37,8 @@ class Reported:
     reported_utc_s: float = 0.0
     oddities: Counter[str] = field(default_factory=Counter)
     problem: str = ""
+    told: Estimate | None = None  # to the job's shepherd, and when
+    told_s: float = -math.inf
     second: int = 0  # which is counted in `in_second`
     in_second: int = 0
 
@@ -46,10 +49,12 @@ class TaskReports:
     def __init__(
         self,
         order_of: Callable[[TaskKey], TaskOrder | None],
+        tell: Callable[[TaskKey, Estimate], None] = lambda key, estimate: None,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._order_of, self._clock, self._now = order_of, clock, now
+        """`tell` hears what planners should know of a job, from the task that has its rank 0, when that has changed."""
+        self._order_of, self._tell, self._clock, self._now = order_of, tell, clock, now
         self._tasks: dict[TaskKey, Reported] = {}
         self.counters: Counter[str] = Counter(dict.fromkeys(("taken", *ODDITIES), 0))
 
@@ -83,6 +88,7 @@ class TaskReports:
         figures, ignored = self._sorted_out(reported, request)
         if figures:
             self._take(reported, rank, figures, request.get("time"))
+            self._tell_news(key, reported)
         elif ignored:
             raise Refusal("bad_report", "; ".join(each["problem"] for each in ignored), ignored[0]["remedy"])
         else:
@@ -119,6 +125,15 @@ class TaskReports:
         for oddity in reported.progress.take(rank, figures, self._moment(stamp)):
             grown = ", ".join(f"{name} {before.get(name, 0.0):g} -> {figures[name]:g}" for name in figures)
             self._note(reported, oddity, f"{oddity}: {grown}")
+
+    def _tell_news(self, key: TaskKey, reported: Reported) -> None:
+        order = self._order_of(key)
+        if order is None or order.node_rank or self._now() < reported.told_s + TELL_EVERY_S:
+            return
+        estimate = coarse(self.estimate(key) or Estimate())
+        if estimate not in (reported.told, Estimate()):
+            reported.told, reported.told_s = estimate, self._now()
+            self._tell(key, estimate)
 
     def _moment(self, stamp: object) -> float:
         """When it was true, by CLOCK_MONOTONIC, which ranks and agent share; else the moment at which it came."""

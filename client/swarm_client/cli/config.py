@@ -23,7 +23,7 @@ COMMAND = Command(
         Option("--origin", "view: where each value comes from"),
         Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
     ),
-    positionals="view | set KEY VALUE | unset KEY | set --swarm policy=NAME [PARAMETER=NUMBER...]",
+    positionals="view | set KEY VALUE | unset KEY | set --swarm [policy=NAME] [PARAMETER=NUMBER...] [elasticity=HOW]",
     details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.",
     examples=("swarm config set job.queue research", "swarm config set --swarm policy=las"),
 )
@@ -97,9 +97,6 @@ def _key_and_value(action: str, words: list[str]) -> tuple[str, str]:
 
 def _checked(key: str, section: str, name: str, text: str) -> Value:
     known = [*SETTINGS, *(f"job.{each}" for each in job_key.NAMES if each not in ("command", "env"))]
-    if key.startswith("contexts."):
-        name = key.removeprefix("contexts.").partition(".")[0]
-        raise UsageError(f"{key!r} is not a setting", f"swarm login HOST --name {name} remembers a swarm")
     if key not in known:
         raise UsageError(f"unknown key {key!r}{nearest(key, known)}", f"known keys: {', '.join(known)}")
     try:
@@ -125,20 +122,19 @@ def _set_swarm(session: Session, words: list[str]) -> int:
     """Change policy or parameters; a change by somebody else in between is a conflict (exit code 5)."""
     now = session.agents.call("cannot read the swarm's setting", "GET", "/v1/config")
     tag = session.agents.last_headers.get("etag", "")
-    policy, parameters = _swarm_values(words, now)
+    body = _swarm_values(words, now)
     headers = {"If-Match": tag} if tag else {}
-    body = {"policy": policy, "parameters": parameters}
     setting = session.agents.call("cannot change the setting", "PUT", "/v1/config", body=body, headers=headers)
     _print_setting(session, setting)
     return OK
 
 
-def _swarm_values(words: list[str], now: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+def _swarm_values(words: list[str], now: Mapping[str, Any]) -> dict[str, Any]:
     if len(words) == 2 and words[0] == "policy" and "=" not in words[1]:
         words = [f"policy={words[1]}"]
     if not words:
         raise UsageError("nothing to set", "for example swarm config set --swarm policy=las")
-    policy, parameters = str(now["policy"]), dict(now.get("parameters") or {})
+    policy, parameters, others = str(now["policy"]), dict(now.get("parameters") or {}), {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
@@ -147,17 +143,21 @@ def _swarm_values(words: list[str], now: Mapping[str, Any]) -> tuple[str, dict[s
             parameters = parameters if text == policy else {}
             policy = text
             continue
+        if key == "elasticity":
+            others[key] = text
+            continue
         try:
             parameters[key] = float(text)
         except ValueError:
             raise UsageError(f"parameter {key}: {text!r} is not a number", "parameters are numbers") from None
-    return policy, parameters
+    return {"policy": policy, "parameters": parameters, **others}
 
 
 def _print_setting(session: Session, setting: Mapping[str, Any]) -> None:
     if not session.printer.is_for_people:
         session.printer.document(setting)
         return
-    session.printer.line(f"policy {setting['policy']} (version {setting['version']})")
+    elasticity = setting.get("elasticity", "advise")
+    session.printer.line(f"policy {setting['policy']}, elasticity {elasticity} (version {setting['version']})")
     for name, value in sorted((setting.get("parameters") or {}).items()):
         session.printer.line(f"  {name} = {value:g}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from swarmsched.api import JobState
 from swarmsched.card import card_of
+from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.record import JobRecord
@@ -16,7 +17,7 @@ class _Kept:
     """A view and what it was made of."""
 
     record: JobRecord
-    rest: tuple[float, float, tuple[NodeId, ...]]
+    rest: tuple[float, float, tuple[NodeId, ...], Estimate | None]
     view: JobView
 
 
@@ -39,12 +40,13 @@ class OwnViews:
         """The same object until something of the job has changed."""
         record, now_s = job.record, clock.now_s
         avoided = tuple(node for node, until_s in sorted(job.avoided.items()) if until_s > now_s)
-        rest = (job.queued_since_s, job.running_since_s, avoided)
+        rest = (job.queued_since_s, job.running_since_s, avoided, job.estimate)
         known = self._kept.get(record.job_id)
         if known is not None and known.record is record and known.rest == rest:
             return known.view
         running_s = max(0.0, now_s - job.running_since_s)
         queued_s = max(0.0, now_s - job.queued_since_s) if record.state is JobState.QUEUED else 0.0
-        view = JobView(card_of(record, queued_s=queued_s, running_s=running_s), now_s, avoided)
+        card = card_of(record, queued_s=queued_s, running_s=running_s, estimate=job.estimate)
+        view = JobView(card, now_s, avoided)
         self._kept[record.job_id] = _Kept(record, rest, view)
         return view

@@ -21,18 +21,24 @@ from swarmsched.card import JobCard, RankKey, card_of
 from swarmsched.deadlines import Deadlines
 from swarmsched.effects import Announce
 from swarmsched.ids import JobId, NodeId
-from swarmsched.ledger.message import PreemptRequest
+from swarmsched.ledger.message import PreemptRequest, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.invitation import Inviter
 from swarmsched.negotiation.placement.own_view import OwnViews
 from swarmsched.negotiation.placement.planning import Planning
-from swarmsched.negotiation.placement.precondition import cannot_change, cannot_start, expected_start_s
+from swarmsched.negotiation.placement.precondition import (
+    RESCALES,
+    cannot_change,
+    cannot_rescale,
+    cannot_start,
+    expected_start_s,
+)
 from swarmsched.negotiation.placement.queue import Queue
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import PRODUCTION, Clock, JobShepherd, ShepherdParts
 from swarmsched.negotiation.window import Window
-from swarmsched.policies.placement import place_in
+from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
@@ -100,8 +106,8 @@ class Placement:
         self._planning = Planning()
         self._inviter = Inviter(me)
         self._history: deque[EndedJob] = deque(maxlen=HISTORY_LIMIT)
-        self._ignored: dict[JobId, str] = {}  # wishes of a plan that cannot be carried out, as last announced
-        self._look_s = float("inf")
+        self._said: dict[JobId, str] = {}  # of wishes of a plan that are not carried out, as last announced
+        self._look_s = self._backoff_s = float("inf")
         self._rest_until_s = float("-inf")
         self._invited_until_s = float("-inf")
 
@@ -167,15 +173,24 @@ class Placement:
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
         shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts, self._stir, self.window)
+        told = self._cluster.jobs.get(record.job_id)
+        shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
         self._jobs[record.job_id] = shepherd
         self._stir(record.job_id)
         return shepherd
+
+    def estimated(self, job: JobShepherd, told: TaskEstimate, clock: Clock) -> None:
+        """The ranks of a job of ours have reported: plans may change."""
+        before = job.estimate
+        job.estimated(told.attempt, told.estimate, clock)
+        if job.estimate != before:
+            self.look_soon(clock.now_s)
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         job = self._jobs.pop(job_id, None)
         self._own.drop(job_id)
-        self._ignored.pop(job_id, None)
+        self._said.pop(job_id, None)
         self._deadlines.drop(job_id)
         self.window.forget(job_id)
         self._moved[job_id] = None
@@ -330,6 +345,8 @@ class Placement:
     def look(self, clock: Clock) -> list[ShepherdEffect]:
         """Start what may start, and ask for a plan where its answer could concern a job here."""
         self._look_s = float("inf")
+        if clock.now_s >= self._backoff_s:
+            self._planning.has_news = True  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self._jobs.items() if job.is_waiting}
         is_idle_planner = kind_of(self._setting).plans_when_idle and bool(self._jobs)
@@ -338,12 +355,12 @@ class Placement:
         self._catch_up(clock)
         nodes = self._cluster.nodes()
         room = self._room(nodes)
-        effects: list[ShepherdEffect] = []
+        effects = self._go_on(room, mine, clock)
         if any(room.fits(demand) for demand in dict.fromkeys(job.record.spec.demand for job in mine.values())):
             effects += self._start_unplanned(room, mine, clock)
             effects += self._follow_starts(room, mine, clock)
         effects += self._claim_places(mine, nodes, clock)
-        effects += self._ignore_wishes(clock)
+        effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
         if waiting or is_idle_planner:
@@ -444,17 +461,45 @@ class Placement:
         self._planning.open = unused
         return effects
 
-    def _ignore_wishes(self, clock: Clock) -> list[ShepherdEffect]:
-        """Say what a plan wants of running jobs that nobody can do: none of ours changes its size while it runs."""
+    def _follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """What the plan wants of running jobs of ours: done where it can be, otherwise said once."""
         effects: list[ShepherdEffect] = []
-        for decision in self._planning.fresh(clock.now_s):
+        for decision in list(self._planning.fresh(clock.now_s)):
             job = self._jobs.get(decision.job_id)
-            problem = cannot_change(decision)
-            if job is None or not problem or self._ignored.get(decision.job_id) == problem:
+            if job is None or job.is_writing:
                 continue
-            self._ignored[decision.job_id] = problem
-            text = f"{decision.change.value} ignored: {problem}"
-            effects.append(Announce("plan.ignored", text, decision.job_id, self._me, {"change": decision.change.value}))
+            problem = self._problem_of(decision, job, room, clock)
+            if problem:
+                effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
+            elif decision.change in RESCALES:
+                self._planning.open.remove(decision)
+                effects += job.rescale(decision.target.shares, decision.reason, clock)
+        for decision in self._planning.advice:
+            if decision.job_id in self._jobs:
+                text = f"would {decision.change.value}, with elasticity=on: {decision.reason}"
+                effects += self._say(decision, "plan.advised", text)
+        return effects
+
+    def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
+        if decision.change not in RESCALES:
+            return cannot_change(decision)
+        is_there = decision.taker in self._jobs or decision.taker in self._cluster.jobs
+        return cannot_rescale(decision, self.view_of(job, clock), room, is_taker_there=is_there)
+
+    def _say(self, decision: Decision, kind: str, text: str) -> list[ShepherdEffect]:
+        """Once, until there is something else to say of that job."""
+        if self._said.get(decision.job_id) == text:
+            return []
+        self._said[decision.job_id] = text
+        return [Announce(kind, text, decision.job_id, self._me, {"change": decision.change.value})]
+
+    def _go_on(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Jobs that were ended to run elsewhere, or with another size, begin there."""
+        effects: list[ShepherdEffect] = []
+        for job in mine.values():
+            place = job.take_next_place()
+            if place and take_if_there(room, place, job.record.spec.demand):
+                effects += job.place(place, self._ranking(self.view_of(job, clock), clock.now_s), clock)
         return effects
 
     # Places kept for jobs that do not fit.
@@ -462,9 +507,14 @@ class Placement:
     def _claim_places(
         self, mine: Mapping[JobId, JobShepherd], nodes: Sequence[NodeView], clock: Clock
     ) -> list[ShepherdEffect]:
-        """Where a job of ours needs victims by the plan, or is the first in line and has waited for long."""
+        """Where a job of ours needs victims by the plan, or is the first in line and has waited for long.
+
+        Without an order nobody is first but in plans: a place kept from the job that they start would keep both out.
+        """
         effects = self._follow_stops(mine, clock)
-        if not any(job.is_starving(clock.now_s) and not job.is_claiming for job in mine.values()):
+        if self._order is None or not any(
+            job.is_starving(clock.now_s) and not job.is_claiming for job in mine.values()
+        ):
             return effects
         first = next((job for job in self._queue if job.job_id in mine or self._stands(job)), None)
         job = mine.get(first.job_id) if first is not None else None
@@ -506,7 +556,8 @@ class Placement:
         waits = [until_s for until_s in untils_s if until_s > now_s]
         if self.window.is_full(now_s):
             waits = [self.window.opens_s]
-        self._look_s = min([self._look_s, *waits])
+        self._backoff_s = min(waits, default=float("inf"))
+        self._look_s = min(self._look_s, self._backoff_s)
 
     def _ranking(self, view: JobView, now_s: float) -> Ranking:
         return Ranking(self._policy_id, self._rank_key(view, now_s))

@@ -22,6 +22,7 @@ class Planning:
     def __init__(self) -> None:
         self.told: dict[JobId, Decision] = {}  # the last plan's word on each live job
         self.open: list[Decision] = []  # of the last plan, in its order: not taken yet, nor out of date
+        self.advice: tuple[Decision, ...] = ()  # of the last plan, on running jobs: for people
         self.memory = b""  # of the policy in force
         self._version = 0
         self._is_pending = False
@@ -31,7 +32,7 @@ class Planning:
 
     def forget(self) -> None:
         """Another policy is in force: what the former one told counts no more."""
-        self.told, self.open, self.memory = {}, [], b""
+        self.told, self.open, self.advice, self.memory = {}, [], (), b""
         self._seen_s = float("-inf")
         self._version += 1  # an answer under way is of the former policy
         self._is_pending, self.has_news = False, True
@@ -44,6 +45,7 @@ class Planning:
         self._next_s = now_s + max(PLAN_INTERVAL_S, PLAN_INTERVAL_PER_PLAN_TIME * plan.elapsed_s)
         self.told = {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
+        self.advice = plan.advice
         return True
 
     def failed(self, version: int, now_s: float) -> None:

@@ -1,11 +1,13 @@
 """Whether a plan's decision can still be followed, by what is known now: each action checks for itself."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
+from swarmsched.api import JobState
+from swarmsched.estimate import Elastic
 from swarmsched.policies.placement import permitted
 from swarmsched.policies.room import Room
 from swarmsched.resources import Share
-from swarmsched.view import Change, Decision, JobView
+from swarmsched.view import Allocation, Change, Decision, JobView
 
 
 def expected_start_s(place: Sequence[Share], running: Sequence[JobView], now_s: float) -> float:
@@ -19,23 +21,47 @@ def expected_start_s(place: Sequence[Share], running: Sequence[JobView], now_s: 
 
 def cannot_start(decision: Decision, job: JobView, room: Room) -> str:
     """Why a job cannot be started as planned: its own preconditions, checked against what is known now."""
-    target = decision.target
-    if target.ranks != job.ranks:
-        return f"it takes {job.ranks} ranks, and the plan gives it {target.ranks}"
-    if target.global_batch:
+    return cannot_have(decision.target, job) or _taken(decision.target, job, room)
+
+
+def cannot_have(target: Allocation, job: JobView) -> str:
+    """Why an allocation is not one that the job takes."""
+    elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+    least, most = elastic.ranks_least, elastic.ranks_most
+    if not least <= target.ranks <= most:
+        takes = str(least) if least == most else f"{least} to {most}"
+        return f"it takes {takes} ranks, and the plan gives it {target.ranks}"
+    if target.global_batch not in (0, elastic.global_batch):
         return f"nothing can tell it to train with a global batch of {target.global_batch}"
+    return ""
+
+
+def cannot_rescale(decision: Decision, job: JobView, room: Room, *, is_taker_there: bool) -> str:
+    """Why a running job cannot be given other hosts, or more or fewer of them, as planned."""
+    if job.state is not JobState.RUNNING:
+        return f"it is {job.state.value}"
+    if job.card.elastic is None:
+        return "it has not said which sizes it takes, or its present attempt has no checkpoint"
+    if decision.change is not Change.GROW and not is_taker_there:
+        return "GPUs are given up to a named job only"
+    there = room.copy()
+    there.release(job.shares, job.demand)
+    return cannot_have(decision.target, job) or _taken(decision.target, job, there)
+
+
+def _taken(target: Allocation, job: JobView, room: Room) -> str:
     fits = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
     taken = [share.node for share in target.shares if fits.get(share.node, 0) < share.ranks]
     return f"the plan's place on {', '.join(taken[:3])} is taken" if taken else ""
 
 
-_UNCHANGEABLE: Collection[Change] = (Change.GROW, Change.SHRINK, Change.MOVE, Change.REBATCH)
+RESCALES = (Change.GROW, Change.SHRINK, Change.MOVE)
 
 
 def cannot_change(decision: Decision) -> str:
-    """What a plan wants of a running job that nobody can do: none changes its size, hosts or batch while it runs."""
-    if decision.change in _UNCHANGEABLE:
-        return "it keeps its size, its hosts and its batch while it runs"
+    """What a plan wants of a running job that nobody can do."""
+    if decision.change is Change.REBATCH:
+        return "nothing can tell it to train with another batch"
     if decision.change is Change.STOP and not decision.taker:
         return "jobs make room for a named job only"
     return ""

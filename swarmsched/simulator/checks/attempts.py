@@ -42,7 +42,7 @@ class AttemptChecker(Checker):
         attempts[order.attempt] = None
         self._decided.settle(host)
         record = self._decided.last(order.job_id)
-        causes = 0 if record is None else record.relaunches + record.restarts + record.preemptions
+        causes = 0 if record is None else record.relaunches + record.restarts + record.preemptions + record.rescales
         if len(attempts) > 1 + causes:
             raise Violation(
                 INVARIANT, f"{order.job_id} runs again without need: attempts {list(attempts)}, {causes} causes"

@@ -44,7 +44,7 @@ class ServiceChecker(Checker):
         if change is TaskChange.STARTED:
             order = task.order
             spans = self._spans.setdefault(order.job_id, {})
-            spans.setdefault(order.attempt, _Span(order.spec.total_gpus, host.loop.now_s))
+            spans.setdefault(order.attempt, _Span(order.world_size * order.spec.demand.gpus, host.loop.now_s))
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         if before is not None and after.attained_gpu_s < before.attained_gpu_s and not after.is_forced:

@@ -27,6 +27,7 @@ NAMES = {
     "holder replaced": "a decided record has other holders than the job's first, and none is leaving",
     "gang restarted after node loss": "a decided record counts one more restart",
     "gang preempted": "a decided record counts one more preemption",
+    "gang rescaled": "a decided record counts one more attempt that was ended for another size or other hosts",
     "gang relaunched": "a decided record counts one more relaunch",
     "leftover settled": "a decided record has no leftovers after one that had",
     "task frozen": "the ranks of a task were frozen",
@@ -151,6 +152,7 @@ class Sometimes(Checker):
         )
         self._count("gang restarted after node loss", after.restarts > before.restarts)
         self._count("gang preempted", after.preemptions > before.preemptions)
+        self._count("gang rescaled", after.rescales > before.rescales)
         self._count("gang relaunched", after.relaunches > before.relaunches)
         is_settled = bool(before.leftovers) and not after.leftovers and after.state is not JobState.ENDED
         self._count("leftover settled", is_settled)

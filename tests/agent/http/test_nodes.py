@@ -9,6 +9,7 @@ from swarm_agent.http.nodes import BodyCache
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
+from swarmsched.view import PolicySetting
 
 
 async def test_nodes_carry_the_gpus_that_their_owners_tell(n1):
@@ -92,7 +93,17 @@ async def test_a_setting_changed_by_another_is_not_overwritten(n1):
     third = await n1.ask("PUT", "/v1/config", json=body, headers={"If-Match": first.headers["ETag"]})
     assert (third.status, (await third.json(content_type=None))["code"]) == (412, "version_conflict")
     assert third.headers["ETag"] == second.headers["ETag"]
-    assert n1.agent.commands == [SetSwarmSetting("las", {"queues": 2.0})]
+    assert n1.agent.commands == [SetSwarmSetting(PolicySetting("las", {"queues": 2.0}))]
+
+
+async def test_how_elastic_jobs_are_is_part_of_the_setting_and_stays_when_it_is_not_named(n1):
+    assert (await (await n1.ask("GET", "/v1/config")).json())["elasticity"] == "advise"
+    for body, elasticity in (({"policy": "swarm", "elasticity": "on"}, "on"), ({"policy": "fifo"}, "on")):
+        answered = await n1.ask("PUT", "/v1/config", json=body)
+        assert (answered.status, (await answered.json())["elasticity"]) == (200, elasticity)
+    refused = await n1.ask("PUT", "/v1/config", json={"policy": "swarm", "elasticity": "yes"})
+    problem = await refused.json(content_type=None)
+    assert (refused.status, problem["errors"][0]["pointer"]) == (422, "/elasticity")
 
 
 async def test_a_setting_that_cannot_be_used_names_the_field(n1):

@@ -20,7 +20,7 @@ from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.task.reports import Reported
-from swarm_agent.telemetry.reading import GpuReading
+from swarm_agent.telemetry import GpuReading
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.commands import (
@@ -272,9 +272,9 @@ class AgentWithoutCore(Facts):
                 if self.known[job].state is not JobState.RUNNING:
                     return Refused("conflict", f"the job is {self.known[job].state.value}", "wait until it runs")
                 return JobAccepted(self.known[job])
-            case SetSwarmSetting(policy=policy, parameters=parameters):
-                self.policy = (PolicySetting(policy, parameters), self.policy[1] + 1)
-                return SettingStored(policy, parameters, self.policy[1])
+            case SetSwarmSetting(setting=setting):
+                self.policy = (setting, self.policy[1] + 1)
+                return SettingStored(*self.policy)
             case ForgetMember(node=node):
                 is_alive = self.swarm.statuses.get(node, "alive") == "alive"
                 return Refused("conflict", f"{node} is alive", "stop its agent first") if is_alive else Done()

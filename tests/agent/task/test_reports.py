@@ -8,7 +8,8 @@ import pytest
 from swarm_agent.task import reports as module
 from swarm_agent.task.reports import PER_SECOND_MOST, TaskReports
 from swarm_agent.task.tasksocket import Refusal
-from swarmsched.ids import make_job_id
+from swarmsched.estimate import Estimate
+from swarmsched.ids import TaskKey, make_job_id
 from swarmsched.models.progress import FIGURES
 from tests.agent.supervision.testing import make_order
 
@@ -21,7 +22,13 @@ class Desk(TaskReports):
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
-        super().__init__(lambda key: make_order("true") if key == KEY else None, lambda: 1.7e9, lambda: self.now_s)
+        self.told: list[tuple[TaskKey, Estimate]] = []
+        super().__init__(
+            lambda key: make_order("true") if key == KEY else None,
+            lambda key, estimate: self.told.append((key, estimate)),
+            lambda: 1.7e9,
+            lambda: self.now_s,
+        )
 
     async def tell(self, after_s: float = 1.0, **request) -> dict:
         self.now_s += after_s

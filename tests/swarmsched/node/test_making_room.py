@@ -6,6 +6,7 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.commands import CancelJob, SetSwarmSetting, SettingStored
 from swarmsched.ids import NodeId
 from swarmsched.simulator.tasks import RankPlan, read_command
+from swarmsched.view import PolicySetting
 from tests.swarmsched.simulator.testing import Watched
 
 N0, N1, N2 = NodeId("n000"), NodeId("n001"), NodeId("n002")
@@ -14,7 +15,7 @@ LAS = {"threshold1_gpu_s": 100.0, "minimum_run_s": 30.0}
 
 def las_swarm(behaviour=read_command, **parameters):
     watched = Watched(3, 2, 11, behaviour=behaviour)
-    stored = watched.swarm.ask(N0, SetSwarmSetting("las", {**LAS, **parameters}))
+    stored = watched.swarm.ask(N0, SetSwarmSetting(PolicySetting("las", {**LAS, **parameters})))
     assert isinstance(stored, SettingStored)
     watched.swarm.run_for(10.0)
     return watched

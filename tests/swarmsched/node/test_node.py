@@ -32,6 +32,7 @@ from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import PolicySetting
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import make_record, make_resources
 
@@ -198,10 +199,10 @@ def test_an_impossible_signal_is_refused(scene, signal):
 
 
 def test_a_setting_is_stored_and_a_wrong_one_is_refused_with_its_field(scene):
-    stored = scene.ask(SetSwarmSetting("backfill"))
+    stored = scene.ask(SetSwarmSetting(PolicySetting("backfill")))
     assert isinstance(stored, SettingStored)
     assert scene.node.setting.policy == "backfill"
-    refused = scene.ask(SetSwarmSetting("bakfill"))
+    refused = scene.ask(SetSwarmSetting(PolicySetting("bakfill")))
     assert refused.code == "invalid"
     assert refused.fields
     assert scene.node.setting.policy == "backfill"

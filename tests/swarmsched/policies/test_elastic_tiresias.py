@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from swarmsched.api import JobState
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Share
-from swarmsched.view import Change, ClusterView, JobView, Plan, PolicySetting
+from swarmsched.view import Change, ClusterView, Elasticity, JobView, Plan, PolicySetting
 from tests.swarmsched.building import job_id, make_node
 from tests.swarmsched.policies.test_policies import NOW_S, ONE, job, waiting
 from tests.swarmsched.policies.test_resizing import BATCHES, POINTS
@@ -26,7 +28,7 @@ def elastic(number: int, held: int, attained_gpu_s: float, **changes: Any) -> Jo
 
 def plan_of(free: int, *jobs: JobView, **parameters: float) -> Plan:
     view = ClusterView(1, (make_node("n1", free),), jobs)
-    return compute_plan(PolicySetting("elastic-tiresias", parameters), view, NOW_S)
+    return compute_plan(PolicySetting("elastic-tiresias", parameters, Elasticity.ON), view, NOW_S)
 
 
 def sizes(plan: Plan) -> dict[str, tuple[Change, int]]:
@@ -37,8 +39,26 @@ def test_a_running_job_grows_into_what_is_free() -> None:
     assert sizes(plan_of(2, elastic(1, 2, FIRST))) == {job_id(1): (Change.GROW, 4)}
 
 
-def test_a_job_of_which_nothing_was_measured_keeps_the_size_that_it_asked_for() -> None:
-    assert sizes(plan_of(2, elastic(1, 2, FIRST, estimate=None))) == {job_id(1): (Change.KEEP, 0)}
+def test_a_job_of_which_nothing_was_measured_grows_as_well_where_nobody_waits() -> None:
+    assert sizes(plan_of(2, elastic(1, 2, FIRST, estimate=None))) == {job_id(1): (Change.GROW, 4)}
+
+
+@pytest.mark.parametrize(
+    ("elasticity", "running", "waits", "advised"),
+    [
+        (Elasticity.ON, (Change.GROW, 4), (Change.START, 4), []),
+        (Elasticity.ADVISE, (Change.KEEP, 0), (Change.START, 4), [(Change.GROW, 4)]),
+        (Elasticity.OFF, (Change.KEEP, 0), (Change.START, 2), []),
+    ],
+)
+def test_sizes_are_changed_as_far_as_the_setting_goes(elasticity, running, waits, advised) -> None:
+    setting = PolicySetting("elastic-tiresias", {}, elasticity)
+    runs, starts = ((make_node("n1", free),) for free in (2, 4))
+    plan = compute_plan(setting, ClusterView(1, runs, (elastic(1, 2, FIRST),)), NOW_S)
+    assert sizes(plan) == {job_id(1): running}
+    assert [(each.change, each.target.ranks) for each in plan.advice] == advised
+    plan = compute_plan(setting, ClusterView(1, starts, (elastic(1, 0, 0.0, estimate=None),)), NOW_S)
+    assert (sizes(plan), plan.advice) == ({job_id(1): waits}, ())
 
 
 def test_a_waiting_job_counts_more_than_growth() -> None:

@@ -21,6 +21,7 @@ from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.tasks import RankPlan
+from swarmsched.view import PolicySetting
 from tests.swarmsched.simulator.testing import Watched
 
 
@@ -127,10 +128,10 @@ def test_a_time_limit_ends_the_job():
 
 def test_a_policy_set_at_one_agent_reaches_all():
     watched = Watched(5, 1, seed=8)
-    assert isinstance(watched.swarm.ask(watched.nodes[2], SetSwarmSetting("las")), SettingStored)
+    assert isinstance(watched.swarm.ask(watched.nodes[2], SetSwarmSetting(PolicySetting("las"))), SettingStored)
     names = [host.node for host in watched.swarm.up]
     assert watched.swarm.run_until(lambda: all(node.setting.policy == "las" for node in names), 10.0)
-    refused = watched.swarm.ask(watched.nodes[0], SetSwarmSetting("lass"))
+    refused = watched.swarm.ask(watched.nodes[0], SetSwarmSetting(PolicySetting("lass")))
     assert isinstance(refused, Refused)
     job = watched.submit(5, "sleep", "1")
     watched.finish([job], 20.0)

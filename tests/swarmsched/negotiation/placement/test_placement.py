@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import HoldRequest, Refusal
@@ -19,6 +20,7 @@ from swarmsched.negotiation.placement.placement import (
     Placement,
 )
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX, PLAN_REFRESH_S
+from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
 from swarmsched.resources import Demand, Share
@@ -100,9 +102,9 @@ class Scene:
         self.holds += holds
         return [letter for letter in "abcdefg" if any(hold.job_id == job_id(letter) for hold in holds)]
 
-    def answer_plan(self, *decisions, elapsed_s=0.01, memory=b""):
+    def answer_plan(self, *decisions, elapsed_s=0.01, memory=b"", advice=()):
         version = self.plans[-1].view.version
-        plan = Plan(tuple(decisions), memory, version, self.placement.policy_id, elapsed_s)
+        plan = Plan(tuple(decisions), memory, version, self.placement.policy_id, elapsed_s, advice=advice)
         self.placement.plan_computed(plan, self.clock)
 
 
@@ -378,9 +380,74 @@ def test_what_a_plan_wants_of_running_jobs_and_cannot_have_is_said_once():
     grow = Decision(job_id("a"), Change.GROW, "pays", Allocation((Share(A, 8),)))
     scene.answer_plan(grow)
     told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
-    assert [effect.text for effect in told] == [
-        "grow ignored: it keeps its size, its hosts and its batch while it runs"
-    ]
+    assert [effect.text for effect in told] == ["grow ignored: it is queued"]
+
+
+def running_elastic(scene, *, saved=True):
+    """A job of 2 to 6 ranks that runs on two GPUs of `a`; its present attempt has a checkpoint , or none."""
+    record = record_of("a", 2, UTC)
+    checkpoint = Checkpoint("step-1", attempt=1 if saved else 0, node=A)
+    running = {"state": JobState.RUNNING, "attempt": 1, "shares": (Share(A, 2),), "started_utc_s": UTC + 1}
+    spec = replace(record.spec, ranks_most=6)
+    job = scene.placement.add(replace(record, spec=spec, checkpoint=checkpoint, **running))
+    job.take_up((), scene.clock)
+    scene.submit("b", 9, UTC + 1)  # so that somebody waits, and plans are asked for
+    scene.look()
+    return job
+
+
+def change(kind, *shares, taker=""):
+    target = Allocation(tuple(Share(*share) for share in shares))
+    return Decision(job_id("a"), kind, "pays", target, taker=taker)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        change(Change.GROW, (A, 2), (B, 4)),
+        change(Change.SHRINK, (A, 2), (B, 1), taker=job_id("b")),
+        change(Change.MOVE, (B, 2), taker=job_id("b")),
+    ],
+)
+def test_a_running_job_is_rescaled_as_planned(decision):
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    scene.answer_plan(decision)
+    effects = scene.placement.look(scene.clock)
+    (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
+    assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
+    assert job.take_next_place() == decision.target.shares
+    assert scene.placement.look(scene.clock) == []  # once
+
+
+@pytest.mark.parametrize(
+    ("decision", "saved", "problem"),
+    [
+        (change(Change.GROW, (A, 2), (B, 4)), False, "its present attempt has no checkpoint"),
+        (change(Change.GROW, (A, 2), (B, 5)), True, "it takes 2 to 6 ranks, and the plan gives it 7"),
+        (change(Change.GROW, (A, 6)), True, "the plan's place on a is taken"),
+        (change(Change.MOVE, (B, 2)), True, "GPUs are given up to a named job only"),
+        (change(Change.MOVE, (B, 2), taker=job_id("f")), True, "GPUs are given up to a named job only"),
+        (replace(change(Change.GROW, (B, 4)), target=Allocation((Share(B, 4),), 64)), True, "global batch of 64"),
+    ],
+)
+def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, problem):
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene, saved=saved)
+    scene.answer_plan(decision)
+    told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    assert len(told) == 1
+    assert problem in told[0].text
+    assert not job.is_writing
+
+
+def test_what_is_only_advised_is_said_once_and_not_done():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    scene.answer_plan(advice=(change(Change.GROW, (A, 2), (B, 4)),))
+    told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    assert [(each.kind, each.text) for each in told] == [("plan.advised", "would grow, with elasticity=on: pays")]
+    assert not job.is_writing
 
 
 def test_a_plan_is_given_back_its_memory_until_the_policy_changes():

@@ -1,0 +1,94 @@
+"""Real nodes in virtual time: jobs that take several sizes get others while they run, as far as the swarm allows."""
+
+import pytest
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.commands import SetSwarmSetting, SettingStored
+from swarmsched.ids import NodeId
+from swarmsched.resources import world_size
+from swarmsched.simulator.workload import behave
+from swarmsched.view import Elasticity, PolicySetting
+from tests.swarmsched.simulator.testing import Watched
+
+N0, N1 = NodeId("n000"), NodeId("n001")
+
+
+def swarm(elasticity):
+    """Three machines of two GPUs; ranks commit a checkpoint each second, and report how fast they are."""
+    watched = Watched(3, 2, 5, behaviour=behave)
+    setting = PolicySetting("swarm", {"pause_s": 1.0}, elasticity)
+    assert isinstance(watched.swarm.ask(N0, SetSwarmSetting(setting)), SettingStored)
+    watched.swarm.run_for(5.0)
+    return watched
+
+
+def ranks(watched, job):
+    return world_size(watched.swarm.record(job).shares)
+
+
+def running(watched, seconds, **spec):
+    job = watched.submit(1, "train", seconds, "1.0", **spec)
+    assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 20.0)
+    return job
+
+
+def events(watched, kind):
+    return [event for host in watched.swarm.up for _, event in host.history if event.kind == kind]
+
+
+def beside(watched, seconds, **spec):
+    """A job that leaves one GPU to the next one, and that one, which would take up to six."""
+    other = watched.submit(5, "train", "12", "1.0", node=N1)
+    assert watched.swarm.run_until(lambda: watched.state(other) is JobState.RUNNING, 20.0)
+    job = running(watched, seconds, ranks_most=6, **spec)
+    assert ranks(watched, job) == 1
+    watched.finish([other], 60.0)
+    return job
+
+
+def test_a_job_grows_into_what_comes_free_and_gives_it_back_to_who_waits():
+    watched = swarm(Elasticity.ON)
+    job = beside(watched, "300")
+    assert watched.swarm.run_until(lambda: ranks(watched, job) > 3, 40.0)
+    late = watched.submit(3, "train", "20", "1.0", node=N1)
+    assert watched.swarm.run_until(lambda: watched.state(late) is JobState.RUNNING, 60.0)
+    record = watched.swarm.record(job)
+    assert record.rescales >= 2
+    assert (record.restarts, record.preemptions) == (0, 0)
+    assert record.checkpoint is not None
+    watched.finish([job, late], 900.0)
+    assert watched.swarm.record(job).end_reason is EndReason.COMPLETED
+    assert len(events(watched, "job.rescaled")) == watched.swarm.record(job).rescales
+
+
+def test_what_it_measured_with_other_sizes_is_told_after_its_shepherd_has_died():
+    watched = swarm(Elasticity.ON)
+    job = beside(watched, "300", node=N1)
+    assert watched.swarm.run_until(lambda: len(points(watched, job)) > 1, 60.0)
+    first = watched.swarm.record(job).shepherd
+    watched.swarm.hosts[first].cut_power()
+    assert watched.swarm.run_until(lambda: watched.swarm.record(job).shepherd != first, 60.0)
+    watched.swarm.run_for(5.0)
+    assert len(points(watched, job)) > 1
+
+
+def points(watched, job):
+    """Measured configurations, as another machine knows them from the job's card."""
+    views = [view for host in watched.swarm.up for view in host.node.foreign_jobs() if view.job_id == job]
+    return max((view.card.estimate.points for view in views if view.card.estimate), key=len, default=())
+
+
+@pytest.mark.parametrize(("elasticity", "advice"), [(Elasticity.ADVISE, True), (Elasticity.OFF, False)])
+def test_a_running_job_keeps_its_size_where_that_is_the_swarms_wish(elasticity, advice):
+    watched = swarm(elasticity)
+    job = beside(watched, "60")
+    watched.swarm.run_for(30.0)
+    assert (ranks(watched, job), watched.swarm.record(job).rescales) == (1, 0)
+    assert bool(events(watched, "plan.advised")) is advice
+
+
+def test_a_job_that_names_one_size_is_never_touched():
+    watched = swarm(Elasticity.ON)
+    job = running(watched, "60")
+    watched.swarm.run_for(40.0)
+    assert (ranks(watched, job), watched.swarm.record(job).rescales) == (1, 0)

@@ -1,0 +1,31 @@
+"""What is told of how a job trains: merged over its attempts, and to two digits."""
+
+from swarmsched.estimate import MERGED_POINTS, BatchRange, Estimate, NoisePoint, SpeedPoint, batches_of, coarse, merged
+
+
+def test_points_of_other_sizes_stay_and_those_of_the_same_are_replaced() -> None:
+    two = Estimate(points=(SpeedPoint(2, 1, 32, 0.5),), noise=(NoisePoint(64, 3.0),), done=10.0)
+    four = merged(two, Estimate(points=(SpeedPoint(4, 2, 16, 0.3),), done=20.0))
+    assert [(each.ranks, each.step_s) for each in four.points] == [(2, 0.5), (4, 0.3)]
+    assert (four.noise, four.done) == (two.noise, 20.0)
+    again = merged(four, Estimate(points=(SpeedPoint(2, 1, 32, 0.6),), done=30.0))
+    assert [(each.ranks, each.step_s) for each in again.points] == [(4, 0.3), (2, 0.6)]
+    assert merged(None, two) == two
+
+
+def test_only_so_many_sizes_are_remembered() -> None:
+    known: Estimate | None = None
+    for ranks in range(1, 100):
+        known = merged(known, Estimate(points=(SpeedPoint(ranks, 1, 8, 1.0),)))
+    assert known is not None
+    assert [each.ranks for each in known.points] == list(range(100 - MERGED_POINTS, 100))
+
+
+def test_two_digits_are_told() -> None:
+    told = coarse(Estimate(points=(SpeedPoint(2, 1, 32, 0.12345),), remaining=123_456.0, done=9.99))
+    assert (told.points[0].step_s, told.remaining, told.done) == (0.12, 120_000.0, 10.0)
+
+
+def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:
+    assert batches_of(Estimate(points=(SpeedPoint(4, 1, 16, 1.0),))) == BatchRange(64, 64, 1, 64)
+    assert batches_of(Estimate()) == batches_of(None) == BatchRange()
