@@ -123,9 +123,9 @@ def load(environment: Mapping[str, str], options: Mapping[str, Any], folder: str
     config.environment = environment
     for file in (SYSTEM_FILE, user_file(environment)):
         _merge_file(config, file, is_project=False)
-    project = project_file(folder)
+    project = folder_with(folder, PROJECT_NAME)
     if project:
-        _merge_file(config, project, is_project=True)
+        _merge_file(config, os.path.join(project, PROJECT_NAME), is_project=True)
     chosen = options.get("context") or environment.get("SWARM_CONTEXT")
     _use_context(config, chosen)
     _merge_environment(config, environment)
@@ -344,13 +344,11 @@ def _home(environment: Mapping[str, str], variable: str, default: str) -> str:
     return given if given.startswith("/") else os.path.join(os.path.expanduser("~"), default)
 
 
-def project_file(folder: str) -> str:
-    """The nearest `swarm.toml` upward, or an empty string."""
-    while True:
-        file = os.path.join(folder, PROJECT_NAME)
-        if os.path.exists(file):
-            return file
+def folder_with(folder: str, name: str) -> str:
+    """The folder itself, or the one above it that is nearest, that has such an entry; empty where none has."""
+    while not os.path.exists(os.path.join(folder, name)):
         parent = os.path.dirname(folder)
         if parent == folder:
             return ""
         folder = parent
+    return folder

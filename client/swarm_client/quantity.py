@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -96,6 +96,16 @@ def show_bytes(amount: float | None) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
         amount /= 1_024
     return f"{amount:.1f} TiB"
+
+
+def show_count(number: int, noun: str) -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def show_few(names: Sequence[str]) -> str:
+    """Names, shortened behind three: `a,b,c+2`; `-` for none."""
+    return ",".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "") or "-"
 
 
 def show_ratio(ratio: float | None) -> str:

@@ -6,7 +6,7 @@ directories are never shipped; neither are .git, .ssh, .aws, .env files and priv
 """
 
 # Importing pathlib costs a tenth of what `swarm run` may take.
-# ruff: noqa: PTH110, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123
+# ruff: noqa: PTH110, PTH111, PTH112, PTH114, PTH115, PTH118, PTH123
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from swarm_client.agents import Agents
 from swarm_client.cache import read_cache, write_cache
+from swarm_client.config import PROJECT_NAME, folder_with
 from swarm_client.failure import SWARM_FAILED, Failure, UsageError
 from swarm_client.http import SizedBody
 from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
@@ -60,7 +61,7 @@ def find_root(folder: str, home_folders: Sequence[str]) -> tuple[str, str]:
     """
     if not os.path.isdir(folder):
         raise UsageError(f"working directory {folder} does not exist here", "--no-sync uses a path of the nodes")
-    work_tree, project = _nearest(folder, ".git"), _nearest(folder, "swarm.toml")
+    work_tree, project = folder_with(folder, ".git"), folder_with(folder, PROJECT_NAME)
     root = max(work_tree, project, key=len) or folder  # both are `folder` or above it: the longer one is nearer
     kind = "git" if work_tree else "project" if project else "plain"
     real = os.path.realpath(root)
@@ -114,16 +115,6 @@ def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
 def _too_large(root: str) -> UsageError:
     limit = f"{SMALL_FILES:,} files or {SMALL_BYTES // 2**20} MB"
     return UsageError(f"{root} is neither a git work tree nor a project, and has more than {limit}", REFUSAL_REMEDY)
-
-
-def _nearest(folder: str, name: str) -> str:
-    """The folder itself, or the one above it that is nearest, that has such an entry; empty where none has."""
-    while not os.path.exists(os.path.join(folder, name)):
-        parent = os.path.dirname(folder)
-        if parent == folder:
-            return ""
-        folder = parent
-    return folder
 
 
 def _git_paths(root: str) -> list[str] | None:

@@ -7,7 +7,6 @@ reported to the core as `PeerSendFailed`.
 """
 
 import asyncio
-import logging
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable
@@ -44,8 +43,6 @@ KEEP_ALIVE_S = 60.0  # below the server's, so that a connection is not closed un
 LINK_IDLE_S = 90.0  # that a connection for batches may stand without one; the asking end closes it before
 MESSAGE_BYTES_MAX = 8 * 2**20
 SEND_FAILURES = (aiohttp.ClientError, OSError, SwarmError, TimeoutError)
-
-log = logging.getLogger("swarm.transport")
 
 
 class MessageCodec(Protocol):

@@ -13,6 +13,7 @@ from swarm_client.failure import FAILED, NOT_AUTHORISED, OK, Failure
 from swarm_client.http import Address, parse_address, spell
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
+from swarm_client.quantity import show_count
 
 COMMAND = Command(
     "doctor",
@@ -48,7 +49,7 @@ def _brief(items: list[Check]) -> list[Check]:
         well = sum(item["status"] == "ok" for item in here)
         if well:
             rest = "other " if well < len(here) else ""
-            rows.append(_check(place, "-", "ok", f"{well} {rest}check{'s' * (well != 1)} passed"))
+            rows.append(_check(place, "-", "ok", f"{show_count(well, f'{rest}check')} passed"))
         rows += [item for item in here if item["status"] != "ok"]
     return _together(rows)
 

@@ -8,7 +8,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
-from swarm_client.quantity import whole
+from swarm_client.quantity import show_count, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def _up(session: Session, swarm: LocalSwarm, arguments: Arguments) -> int:
         session.printer.items(swarm.items(), COLUMNS, name=swarm.name)
         return OK
     line = session.printer.line
-    kind = f"{gpus} simulated GPU{'s' * (gpus != 1)} each (no real device behind them)" if gpus else "no GPUs"
-    line(f"Started {agents} agent{'s' * (agents != 1)} with {kind}:")
+    kind = f"{show_count(gpus, 'simulated GPU')} each (no real device behind them)" if gpus else "no GPUs"
+    line(f"Started {show_count(agents, 'agent')} with {kind}:")
     for item in swarm.items():
         line(f"  {item['name']}  {item['address']}  pid {item['pid']}")
     example = f"swarm run -g {min(2 * gpus, agents * gpus)} -- COMMAND" if gpus else "swarm run -- COMMAND"
@@ -83,9 +83,9 @@ def _up(session: Session, swarm: LocalSwarm, arguments: Arguments) -> int:
 
 def _change(session: Session, swarm: LocalSwarm, action: str, rest: list[str], *, kill: bool) -> None:
     if action == "down":
-        count = len(swarm.nodes)
+        agents = show_count(len(swarm.nodes), "agent")
         swarm.down()
-        session.tell(f"the local swarm of {count} agent{'s' * (count != 1)} is removed")
+        session.tell(f"the local swarm of {agents} is removed")
     elif action == "stop":
         swarm.stop(rest[0], kill=kill)
         session.tell(

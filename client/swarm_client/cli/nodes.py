@@ -10,7 +10,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
-from swarm_client.quantity import show_bytes, show_duration, show_ratio
+from swarm_client.quantity import show_bytes, show_duration, show_few, show_ratio
 
 COMMAND = Command(
     "nodes",
@@ -43,13 +43,6 @@ def _memory(node: Mapping[str, Any]) -> str:
 
 def _load(key: str) -> Any:
     return lambda node: show_ratio(node.get(key)) if _is_present(node) else "-"
-
-
-def _jobs(node: Mapping[str, Any]) -> str:
-    jobs = node.get("jobs")
-    if jobs is None:
-        return "-"
-    return ",".join(job[HANDLE] for job in jobs[:3]) + (f"+{len(jobs) - 3}" if len(jobs) > 3 else "") or "-"
 
 
 def _models(node: Mapping[str, Any]) -> str:
@@ -88,7 +81,7 @@ COLUMNS = (
     Column("HEARD", lambda node: show_duration(node.get("staleness_seconds")), is_right=True),
     Column("VERSION", lambda node: str(node.get("version") or "-"), is_wide=True),
     Column("SINCE", lambda node: show_duration(node.get("since_seconds")), is_wide=True, is_right=True),
-    Column("JOBS", _jobs),
+    Column("JOBS", lambda node: show_few([job[HANDLE] for job in node.get("jobs") or []])),
     Column("MODEL", _models),
     Column("NOTE", note),
 )

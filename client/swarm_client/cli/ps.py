@@ -9,7 +9,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, state_style
-from swarm_client.quantity import show_duration, show_ratio, whole
+from swarm_client.quantity import show_duration, show_few, show_ratio, whole
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
 END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom", "preempted")
@@ -56,12 +56,6 @@ def shown_state(job: Mapping[str, Any]) -> str:
     return f"{job.get('state')} ({phase})" if phase else str(job.get("state"))
 
 
-def shown_nodes(job: Mapping[str, Any]) -> str:
-    """Names of the nodes, shortened behind three."""
-    names = [str(share["node"]) for share in job.get("nodes") or []]
-    return ",".join(names[:3]) + (f"+{len(names) - 3}" if len(names) > 3 else "") if names else "-"
-
-
 def _elapsed(job: Mapping[str, Any]) -> str:
     return show_duration(job.get("elapsed_seconds")) if job.get("started_at") else "-"
 
@@ -103,7 +97,7 @@ COLUMNS = (
     Column("USER", _text("user"), gives_way=True),
     Column("STATE", shown_state, style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
-    Column("NODES", shown_nodes, gives_way=True),
+    Column("NODES", lambda job: show_few([share["node"] for share in job.get("nodes") or []]), gives_way=True),
     Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
     Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
     Column("PROGRESS", lambda job: shown_ratio(job.get("progress") or {}), is_right=True, gives_way=True),

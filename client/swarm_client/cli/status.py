@@ -12,7 +12,7 @@ from swarm_client.job_id import job_path
 from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
-from swarm_client.quantity import show_bytes, show_duration, show_wait
+from swarm_client.quantity import show_bytes, show_count, show_duration, show_wait
 
 COMMAND = Command(
     "status",
@@ -42,10 +42,10 @@ def execute(session: Session, arguments: Arguments) -> int:
 
 def _show_swarm(session: Session) -> int:
     status = session.agents.call("cannot read the state of the swarm", "GET", "/v1/status")
-    if not session.printer.is_for_people:
+    if session.printer.is_for_people:
+        _print_facts(session, swarm_facts(status))
+    else:
         session.printer.document(status)
-        return OK
-    _print_facts(session, swarm_facts(status))
     return OK
 
 
@@ -66,20 +66,17 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     survival = status.get("survival") or {}
     for deaths, count in (survival.get("jobs") or {}).items():
         if count:
-            yield "Survival", f"{_jobs(count)} {'survive' if count > 1 else 'survives'} {_deaths(int(deaths))}"
+            told = f"{show_count(count, 'job')} survive{'s' * (count == 1)}"
+            yield "Survival", f"{told} {_deaths(int(deaths))}"
     if survival.get("without_majority"):
-        lost = survival["without_majority"]
-        yield "Survival", f"{_jobs(lost)} lost most holders: nothing is decided until they return (`swarm recover`)"
+        lost = show_count(survival["without_majority"], "job")
+        yield "Survival", f"{lost} lost most holders: nothing is decided until they return (`swarm recover`)"
     if survival.get("unknown"):
-        yield "Survival", f"of {_jobs(survival['unknown'])} it is not known: no holder answers"
+        yield "Survival", f"of {show_count(survival['unknown'], 'job')} it is not known: no holder answers"
     if survival.get("weakest"):
         yield "Weakest", ", ".join(_weak(job) for job in survival["weakest"])
     if status.get("silent_nodes"):
         yield "Silent", ", ".join(status["silent_nodes"])
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'s' * (count != 1)}"
 
 
 def _deaths(count: int) -> str:

@@ -9,6 +9,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
+from swarm_client.quantity import show_count
 from swarm_client.submission import submit
 
 COMMAND = Command(
@@ -51,6 +52,6 @@ def print_dry_run(session: Session, job: Mapping[str, Any]) -> int:
     if not printer.is_for_people:
         printer.document(job)
         return OK
-    shape = ", ".join(f"{job[key]} {noun}{'s' * (job[key] != 1)}" for key, noun in (("ranks", "rank"), ("gpus", "GPU")))
+    shape = f"{show_count(job['ranks'], 'rank')}, {show_count(job['gpus'], 'GPU')}"
     printer.line(f"would be accepted: {shape}; {job.get('reason') or 'it would be queued'}")
     return OK

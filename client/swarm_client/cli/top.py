@@ -13,7 +13,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column
-from swarm_client.quantity import duration, show_bytes, show_ratio
+from swarm_client.quantity import duration, show_bytes, show_count, show_ratio
 from swarm_client.signals import Keyboard
 
 COMMAND = Command(
@@ -131,8 +131,7 @@ def headline(status: Mapping[str, Any]) -> str:
     members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
     away = sum(members.get(key) or 0 for key in ("suspect", "failed", "conflict"))
     parts = [
-        f"{members.get('alive', 0)} node{'' if members.get('alive') == 1 else 's'}"
-        + (f" ({away} away)" if away else ""),
+        show_count(members.get("alive", 0), "node") + (f" ({away} away)" if away else ""),
         f"{gpus.get('leased', 0)} of {gpus.get('total', 0)} GPUs busy, {gpus.get('free', 0)} free",
         f"{jobs.get('running', 0)} running, {jobs.get('queued', 0)} queued",
         f"policy {(status.get('policy') or {}).get('name') or '-'}",

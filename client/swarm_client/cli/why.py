@@ -11,6 +11,7 @@ from swarm_client.failure import OK
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain
+from swarm_client.quantity import show_count
 
 COMMAND = Command("why", "Why a job is pending, or why it has what it has.", positionals="JOB")
 SHOWN = 10
@@ -38,7 +39,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
     free = report.get("free") or {}
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
-    yield f"Free now: {gpus} on {_count(free.get('nodes', 0), 'node')}."
+    yield f"Free now: {gpus} on {show_count(free.get('nodes', 0), 'node')}."
     obstacles = [node for node in report.get("nodes") or [] if node.get("obstacle")]
     if obstacles and report["state"] == "queued":
         yield "What stands against it on each node:"
@@ -46,7 +47,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         yield from _more(obstacles)
     ahead = report.get("ahead") or []
     if ahead:
-        yield f"{_count(len(ahead), 'job')} ahead of it (policy {report.get('policy') or 'unknown'}):"
+        yield f"{show_count(len(ahead), 'job')} ahead of it (policy {report.get('policy') or 'unknown'}):"
         yield from (f"  {_job(job)}: {job.get('reason') or 'earlier in the order'}" for job in ahead[:SHOWN])
         yield from _more(ahead)
     elif report["state"] == "queued":
@@ -63,7 +64,7 @@ def _total(wanted: Mapping[str, Any]) -> str:
 
 def _fitting(node: Mapping[str, Any]) -> str:
     fits = node.get("fits_ranks")
-    return f"{_count(fits, 'rank')} would fit; " if fits else ""
+    return f"{show_count(fits, 'rank')} would fit; " if fits else ""
 
 
 def _job(job: Mapping[str, Any]) -> str:
@@ -73,10 +74,6 @@ def _job(job: Mapping[str, Any]) -> str:
     if job.get("user"):
         words.append(f"of {job['user']}")
     return " ".join(words)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _more(items: list[Any]) -> Iterator[str]:
