@@ -25,7 +25,7 @@ from swarm_agent.transport.udp import UdpTransport
 from swarmsched.commands import Command, Refused, Reply
 from swarmsched.effects import Announce, ComputePlan, Effect, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.events import ClientCommandReceived, DiskChanged, Event, PeerMessageReceived
+from swarmsched.events import ClientCommandReceived, DiskChanged, PeerMessageReceived
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.node import Node
@@ -79,6 +79,7 @@ class Agent:
             on_refused=self._on_refused,
             on_failed=self._on_failed,
         )
+        self.post = self.driver.post  # hands an event to the core; only from the loop's thread
         self.udp = UdpTransport(config.listen, udp_sealer, self.post)
         self.channel = PeerChannel(config.name, body_sealer, codec, self.driver, node.address_of)
         self.rpc = PeerRpc(config.name, body_sealer, self.channel)
@@ -100,10 +101,6 @@ class Agent:
     def now_s(self) -> float:
         """The clock that the core runs on; hand it to the node's snapshots."""
         return now()
-
-    def post(self, event: Event) -> None:
-        """Hand an event to the core; only from the loop's thread."""
-        self.driver.post(event)
 
     def on_announce(self, observer: Callable[[Announce], None]) -> None:
         """Tell an observer (metrics) of each announcement, once it is durable."""

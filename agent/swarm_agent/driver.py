@@ -59,7 +59,7 @@ class Driver:
         self._perform_port = perform
         self._clock = clock
         self._urgency = Urgency()
-        self._barrier = Barrier(store, self._perform_in_turn, on_disk_health)
+        self.barrier = Barrier(store, self._perform_in_turn, on_disk_health)
         self._inbox: Lanes[Event | Marker] = Lanes()
         self._turn_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -78,14 +78,9 @@ class Driver:
         self.observe_lag: Callable[[float], None] = lambda lag_s: None  # hears once a second of the longest one in it
 
     @property
-    def barrier(self) -> Barrier:
-        """The durable barrier, for its figures."""
-        return self._barrier
-
-    @property
     def is_overloaded(self) -> bool:
         """True while the disk stalls and the backlog is at its limit: peers must be told to try again."""
-        return bool(self._barrier.complaint) and self._barrier.backlog >= BACKLOG_LIMIT
+        return bool(self.barrier.complaint) and self.barrier.backlog >= BACKLOG_LIMIT
 
     def start(self) -> None:
         """Begin to hand over events; those posted before are handed over first."""
@@ -98,7 +93,7 @@ class Driver:
         for handle in (self._timer, self._turn_handle):
             if handle is not None:
                 handle.cancel()
-        return await self._barrier.close(timeout_s)
+        return await self.barrier.close(timeout_s)
 
     def on_stepped(self, callback: Callable[[], None]) -> None:
         """Call back after each turn in which the core took in something; must be cheap and must not raise."""
@@ -141,12 +136,12 @@ class Driver:
         for _ in range(min(len(self._inbox), EVENTS_PER_TURN)):
             item = self._inbox.take()
             if isinstance(item, Marker):
-                self._barrier.add(item)
+                self.barrier.add(item)
             else:
                 self._step(item)
         if self._machine.next_deadline_s <= self._clock():
             self._step(TimerFired())
-        self._barrier.flush()
+        self.barrier.flush()
         self._arm()
         if self._inbox:
             self._schedule_turn()
@@ -162,7 +157,7 @@ class Driver:
             self._lag_s, self._lag_told_s = 0.0, now_s
         if lag_s > LAG_REPORTED_S:
             self._step(LoopLagged(lag_s))
-        if (lag_s := self._inbox.news_of_lag_s(now_s, self._barrier.waited_s)) > 0.0:
+        if (lag_s := self._inbox.news_of_lag_s(now_s, self.barrier.waited_s)) > 0.0:
             self._step(WorkLagged(lag_s))
 
     def _step(self, event: Event) -> None:
@@ -181,7 +176,7 @@ class Driver:
             if self._urgency.may_pass(effect):
                 self._perform(effect)
             else:
-                self._barrier.add(effect)
+                self.barrier.add(effect)
 
     def _perform_in_turn(self, effect: Effect) -> None:
         self._urgency.performed(effect)

@@ -31,11 +31,20 @@ CONTEXT_KEYS = ("hosts", "token_file")
 TOKEN_BYTES_LIMIT = 4_096
 
 
-def _hosts(value: object) -> list[str]:
+def _several(value: object, problem: str) -> list[str]:
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError('must be a list of addresses such as ["10.0.0.5:7433"]')
+        raise ValueError(problem)
+    return texts
+
+
+def _hosts(value: object) -> list[str]:
+    texts = _several(value, 'must be a list of addresses such as ["10.0.0.5:7433"]')
     return [text.strip() for text in texts if text.strip()]
+
+
+def _patterns(value: object) -> list[str]:
+    return _several(value, "must be a list of patterns")
 
 
 def _text(value: object) -> str:
@@ -58,13 +67,6 @@ def _color(value: object) -> str:
 
 def _seconds(value: object) -> float:
     return duration(str(value))
-
-
-def _patterns(value: object) -> list[str]:
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("must be a list of patterns")
-    return names
 
 
 SETTINGS: dict[str, tuple[Callable[[object], Any], Any, str]] = {

@@ -154,8 +154,8 @@ class Commits:
 
     async def _pack_and_copy(self, order: TaskOrder, name: str) -> Checkpoint:
         folder = self._folders.of(order.job_id, order.attempt)
-        tree, sizes = await asyncio.to_thread(pack, folder, name, self._blobs, self._folders.account.uid)
-        self._blobs.admit(sizes)
+        tree = await asyncio.to_thread(pack, folder, name, self._blobs, self._folders.account.uid)
+        self._blobs.admit(tree.blobs)
         if self._blobs.missing(tree.blobs):
             raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
         with self._blobs.pinned(tree.blobs):

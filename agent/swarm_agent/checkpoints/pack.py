@@ -33,22 +33,13 @@ Reader = Callable[[int], tuple[str, int]]
 """From an open file to its SHA-256 and size."""
 
 
-def pack(folder: Path, name: str, blobs: BlobStore, uid: int = -1) -> tuple[Tree, dict[str, int]]:
+def pack(folder: Path, name: str, blobs: BlobStore, uid: int = -1) -> Tree:
     """Copy every file below `folder`/`name` into the store, on disk before this returns; for a worker thread.
 
-    Returns the manifest and the sizes of the blobs, which the loop's thread hands to `BlobStore.admit`.  With `uid`
-    0 or above, files of other accounts are refused.  Raises `Refusal`.
+    The loop's thread hands the manifest's blobs to `BlobStore.admit`.  With `uid` 0 or above, files of other accounts
+    are refused.  Raises `Refusal`.
     """
-    sizes: dict[str, int] = {}
-
-    def store(source: int) -> tuple[str, int]:
-        digest, size_bytes = blobs.import_file(source)
-        sizes[digest] = size_bytes
-        return digest, size_bytes
-
-    walk = _Walk(store, uid)
-    tree = walk.tree(folder, name)
-    return tree, sizes
+    return _Walk(blobs.import_file, uid).tree(folder, name)
 
 
 def manifest(folder: Path, name: str) -> Tree:

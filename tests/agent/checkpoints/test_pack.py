@@ -43,22 +43,21 @@ def test_a_file_and_a_folder_are_copied_whole(folder: Path, blobs: BlobStore) ->
     (folder / "ck" / "last").symlink_to("deep/b.pt")
     (folder / "other").write_text("is not part of it")
 
-    tree, sizes = pack(folder, "ck", blobs)
+    tree = pack(folder, "ck", blobs)
     assert [(entry.path, entry.kind, entry.mode if entry.sha256 else 0) for entry in tree.entries] == [
         ("ck/a.pt", EntryKind.FILE, (folder / "ck" / "a.pt").stat().st_mode & 0o777),
         ("ck/deep/b.pt", EntryKind.FILE, 0o640),
         ("ck/empty", EntryKind.DIR, 0),
         ("ck/last", EntryKind.LINK, 0),
     ]
-    assert sizes == tree.blobs
-    assert blobs.missing(sizes) == tuple(sizes), "not before they are admitted"
-    blobs.admit(sizes)
-    assert blobs.missing(sizes) == ()
-    for digest in sizes:
+    assert blobs.missing(tree.blobs) == tuple(tree.blobs) != (), "not before they are admitted"
+    blobs.admit(tree.blobs)
+    assert blobs.missing(tree.blobs) == ()
+    for digest in tree.blobs:
         assert hashlib.sha256(blobs.path(digest).read_bytes()).hexdigest() == digest
 
     (folder / "one.pt").write_bytes(b"weights")
-    tree, _ = pack(folder, "one.pt", blobs)
+    tree = pack(folder, "one.pt", blobs)
     assert [entry.path for entry in tree.entries] == ["one.pt"]
     assert manifest(folder, "one.pt").digest == tree.digest
     assert (size_of(folder, "one.pt"), size_of(folder, "ck")) == (7, 3_000_001 + len("deep/b.pt"))
