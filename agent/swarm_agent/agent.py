@@ -14,11 +14,11 @@ from swarm_agent.planner import Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
 from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.storage import Store
+from swarm_agent.storage.store import Store
 from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.runner import TaskEffect, TaskRunner
 from swarm_agent.task.shim import now
-from swarm_agent.telemetry import Telemetry
+from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.peer import MessageCodec, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport

@@ -48,11 +48,6 @@ class Planner:
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    @property
-    def child_pid(self) -> int | None:
-        """Process id of the child while there is one."""
-        return self._child.pid if self._child is not None else None
-
     def submit(self, request: ComputePlan) -> None:
         """Plan, and post `PlanComputed` or `PlanFailed`; a request still waiting is answered as superseded."""
         if self._waiting is not None:

@@ -24,12 +24,12 @@ from swarm_agent.http import build_app
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
 from swarm_agent.staging.blobs import BlobStore
-from swarm_agent.storage import DataDirectoryLock, Store
-from swarm_agent.storage.store import DATABASE_FILE
+from swarm_agent.storage.lock import DataDirectoryLock
+from swarm_agent.storage.store import DATABASE_FILE, Store
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.task import shim
-from swarm_agent.telemetry import Telemetry
+from swarm_agent.telemetry.source import Telemetry
 from swarm_agent.transport.arrivals import ARRIVALS, Arrivals
 from swarm_agent.version import software_version
 from swarmsched.errors import ConfigError, StorageError

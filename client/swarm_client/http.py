@@ -109,12 +109,7 @@ class Connection:
         self._socket.close()
 
     def request(
-        self,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: bytes | SizedBody,
-        answer_limit_s: float,
+        self, method: str, target: str, headers: dict[str, str], body: bytes | SizedBody, answer_limit_s: float
     ) -> Response:
         """Send a request and read the head of its answer.  Raises `ConnectionBroken`."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {spell(self.address)}"]

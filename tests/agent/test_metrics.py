@@ -22,7 +22,7 @@ from swarm_agent.metrics import jobs
 from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.task.reports import Reported
-from swarm_agent.telemetry import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
+from swarm_agent.telemetry.reading import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.effects import Announce

@@ -12,7 +12,7 @@ import uvloop
 from aiohttp import web
 
 from swarm_agent.driver import Driver
-from swarm_agent.storage import Store
+from swarm_agent.storage.store import Store
 from swarm_agent.transport.peer import PeerChannel
 from swarm_agent.transport.udp import UdpTransport
 from swarmsched.effects import Effect, Persist, SendPeer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
 from swarm_agent.task.reports import Reported
-from swarm_agent.telemetry import GpuReading
+from swarm_agent.telemetry.reading import GpuReading
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus

@@ -17,14 +17,7 @@ from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.http.views import (
-    aged,
-    listing,
-    node_document,
-    queue_documents,
-    setting_document,
-    status_document,
-)
+from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
 from swarmsched.api import nearest
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus

@@ -13,7 +13,7 @@ from swarm_agent.agent import Agent
 from swarm_agent.http.attendance import attendance_by
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
-from swarm_agent.telemetry import TelemetrySnapshot
+from swarm_agent.telemetry.reading import TelemetrySnapshot
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
@@ -84,10 +84,7 @@ def _node_families(agent: Agent) -> Iterator[Metric]:
 
 
 def _survival_families(
-    members: Sequence[MemberView],
-    nodes: Sequence[NodeStatus],
-    held: Iterable[JobRecord],
-    acting: Iterable[JobRecord],
+    members: Sequence[MemberView], nodes: Sequence[NodeStatus], held: Iterable[JobRecord], acting: Iterable[JobRecord]
 ) -> Iterator[Metric]:
     attendance = attendance_by(members, nodes)
     deaths = Counter(attendance.survives_deaths(job.configuration) for job in acting)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from swarm_agent.telemetry import GpuReading, TelemetrySnapshot, TelemetryState
+from swarm_agent.telemetry.reading import GpuReading, TelemetrySnapshot, TelemetryState
 from swarmsched.ids import NodeId
 from swarmsched.resources import GpuHealth
 

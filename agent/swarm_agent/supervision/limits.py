@@ -76,10 +76,7 @@ class Limits:
             properties += [("MemoryMax", "t", str(memory_bytes)), ("MemorySwapMax", "t", "0")]
         if devices is not None:
             allowed = [word for device in devices for word in (device, "rwm")]
-            properties += [
-                ("DevicePolicy", "s", "closed"),
-                ("DeviceAllow", "a(ss)", str(len(devices)), *allowed),
-            ]
+            properties += [("DevicePolicy", "s", "closed"), ("DeviceAllow", "a(ss)", str(len(devices)), *allowed)]
         words = [word for each in properties for word in each]
         call = (shutil.which("busctl") or "", f"--timeout={CALL_LIMIT_S}", "call", *SYSTEMD, "StartTransientUnit")
         return (*call, "ssa(sv)a(sa(sv))", name, "fail", str(len(properties)), *words, "0")

@@ -89,6 +89,5 @@ class TelemetrySnapshot:
     gpus: tuple[GpuReading, ...]
     host: HostReading
     age_s: float  # of the last complete round; inf before the first, 0 for simulated GPUs
-    driver_version: str = ""
     is_simulated: bool = False
     restarts: int = 0  # times the sampler child had to be started again

@@ -111,15 +111,9 @@ class Telemetry:
             gpus=gpus,
             host=self._host,
             age_s=now_s - self._round_s if self._asks_driver else 0.0,
-            driver_version=self._driver_version,
             is_simulated=self._is_simulated,
             restarts=self._restarts,
         )
-
-    @property
-    def sampler_pid(self) -> int:
-        """Process id of the current or last sampler child, 0 if there was none."""
-        return self._child.pid if self._child else 0
 
     async def start(self) -> None:
         """Begin to sample; returns at once."""

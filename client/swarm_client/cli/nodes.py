@@ -12,11 +12,7 @@ from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_bytes, show_duration, show_few, show_ratio
 
-COMMAND = Command(
-    "nodes",
-    "List nodes; with a name, the GPUs of one node.",
-    positionals="[NODE]",
-)
+COMMAND = Command("nodes", "List nodes; with a name, the GPUs of one node.", positionals="[NODE]")
 HANDLE = slice(10, 18)
 
 

@@ -20,7 +20,7 @@ from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.task.reports import Reported
-from swarm_agent.telemetry import GpuReading
+from swarm_agent.telemetry.reading import GpuReading
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.commands import (

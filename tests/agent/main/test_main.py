@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.__main__ import _parse, main
-from swarm_agent.storage import Store
+from swarm_agent.storage.store import Store
 from tests.agent.testing import OWN_ACCOUNT, free_port, start_agents, wait_until_sync
 
 

@@ -43,6 +43,10 @@ async def make() -> AsyncIterator[Callable[..., tuple[Planner, list[Event]]]]:
         await planner.stop()
 
 
+def child_pid(planner: Planner) -> int | None:
+    return planner._child.pid if planner._child else None
+
+
 def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -51,11 +55,11 @@ async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., t
     planner, events = make()
     planner.submit(request(7))
     await wait_until(lambda: events)
-    first = planner.child_pid
+    first = child_pid(planner)
     planner.submit(request(8))
     await wait_until(lambda: len(events) == 2)
 
-    assert planner.child_pid == first
+    assert child_pid(planner) == first
     for version, event in zip((7, 8), events, strict=True):
         assert isinstance(event, PlanComputed)
         assert event.plan.version == version
@@ -121,7 +125,7 @@ async def test_a_plan_that_takes_too_long_costs_the_child_its_life(
     planner, events = make()
     planner.submit(request(1))
     await wait_until(lambda: events)
-    stuck = planner.child_pid
+    stuck = child_pid(planner)
     assert stuck is not None
     os.kill(stuck, signal.SIGSTOP)
     planner._deadline_s = 0.2
@@ -141,8 +145,9 @@ async def test_a_child_that_died_is_replaced(make: Callable[..., tuple[Planner, 
     planner, events = make()
     planner.submit(request(1))
     await wait_until(lambda: events)
-    assert planner.child_pid is not None
-    os.kill(planner.child_pid, signal.SIGKILL)
+    pid = child_pid(planner)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     await wait_until(lambda: planner._child is not None and planner._child.returncode is not None)
     planner.submit(request(2))
     await wait_until(lambda: len(events) == 2)
@@ -154,6 +159,6 @@ async def test_an_idle_child_is_ended(make: Callable[..., tuple[Planner, list[Ev
     planner, events = make(idle_s=0.1)
     planner.submit(request(1))
     await wait_until(lambda: events)
-    pid = planner.child_pid
+    pid = child_pid(planner)
 
-    await wait_until(lambda: planner.child_pid is None and (pid is None or not is_running(pid)))
+    await wait_until(lambda: child_pid(planner) is None and (pid is None or not is_running(pid)))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.storage import SCHEMA_VERSION, DataDirectoryLock, Store
+from swarm_agent.storage.lock import DataDirectoryLock
+from swarm_agent.storage.store import SCHEMA_VERSION, Store
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
@@ -293,7 +294,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_a_second_agent_on_one_data_directory_is_told_the_first_ones_process(tmp_path: Path) -> None:
-    script = "import sys, pathlib; from swarm_agent.storage import DataDirectoryLock; "
+    script = "import sys, pathlib; from swarm_agent.storage.lock import DataDirectoryLock; "
     script += "DataDirectoryLock(pathlib.Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

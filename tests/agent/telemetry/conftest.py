@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.config import AgentConfig
-from swarm_agent.telemetry import Telemetry
+from swarm_agent.telemetry.source import Telemetry
 from swarmsched.ids import NodeId
 
 TESTBED = Path(__file__).parents[2] / "testbed"
