@@ -5,6 +5,7 @@ These are hints for people; what decides whether work may come is `swarm_agent.r
 
 import resource
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig, ephemeral_ports
 from swarm_agent.faults import Faults
+from swarm_agent.staging.requirements import default_python
+from swarm_agent.task.account import Account, find_account, may_reach
 from swarm_agent.transport.udp import RECEIVE_BUFFER_BYTES
 
 DESCRIPTORS_WANTED = 4_096
@@ -43,6 +46,7 @@ def examine(agent: Agent) -> tuple[Diagnosis, ...]:
         _strangers(agent.udp.drops.counters + agent.channel.drops.counters),
         _lag(agent.driver.lag_s_max),
         _core(agent.faults),
+        _python(find_account(agent.config.job_user), [Path(sys.executable), Path(default_python())]),
         _limits(agent.tasks.limits.complaint, is_witness=agent.config.witness),
         _refused([event.text for event in agent.events.since() if event.kind == "member.refused"]),
     )
@@ -61,6 +65,16 @@ def _refused(told: Sequence[str]) -> Diagnosis:
 def _work(agent: Agent) -> Diagnosis:
     remedy = f"swarm drain {agent.config.name} --off, once it is done"
     return _judged("work", agent.work_sentence, remedy, is_ok=not agent.node.ledger.is_draining)
+
+
+def _python(account: Account, programs: Sequence[Path]) -> Diagnosis:
+    """What lies below root's home, as many a Python of pyenv or uv does, is closed to the account of jobs."""
+    places = dict.fromkeys(place for each in programs for place in (each, each.resolve()))
+    closed = [str(place) for place in places if account.uid >= 0 and not may_reach(place, account)]
+    what = "so `swarm` inside tasks and --requirements fail" if closed else "and so `swarm` inside tasks works"
+    detail = f"{account.name} {'cannot' if closed else 'can'} execute {', '.join(closed) or programs[0]}, {what}"
+    remedy = "install the agent with a Python that every account may execute, below /usr or /opt, or open its folders"
+    return _judged("job_python", detail, remedy, is_ok=not closed)
 
 
 def _limits(complaint: str, *, is_witness: bool) -> Diagnosis:

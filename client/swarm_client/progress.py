@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from swarm_client.annotations import Self, TextIO
 from swarm_client.output import terminal_width
 from swarm_client.quantity import show_duration
-
-if TYPE_CHECKING:
-    from typing import Self, TextIO
 
 PATIENCE_S = 1.0
 """What is done sooner needs no bar."""

@@ -47,9 +47,11 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
     if request.requirements:
         request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
     if blobs and not is_dry_run:
+        from swarm_client.progress import Progress
         from swarm_client.tree import ship
 
-        request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell)]
+        with Progress("shipping", is_quiet=session.is_quiet) as progress:
+            request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell, progress.show)]
 
 
 def _add_tree(session: Session, request: JobRequest, blobs: dict[str, bytes | str], sizes: dict[str, int]) -> None:

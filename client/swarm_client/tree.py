@@ -23,6 +23,7 @@ from swarm_client.cache import read_cache, write_cache
 from swarm_client.config import PROJECT_NAME, folder_with
 from swarm_client.failure import SWARM_FAILED, Failure, UsageError
 from swarm_client.http import SizedBody
+from swarm_client.quantity import show_bytes
 from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
 
 SMALL_FILES = 1_000
@@ -39,6 +40,9 @@ SECRET_FOLDERS = (".git", ".hg", ".svn", ".ssh", ".aws", ".gnupg")
 CACHE_FOLDERS = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules")
 SECRET_FILES = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".git-credentials", ".pypirc")
 KEY_HEADER_BYTES = 8_192
+
+Show = Callable[[float, str], None]
+"""Told after each piece which part of all was sent, and how much that is in words."""
 
 REFUSAL_REMEDY = "use --no-sync (the same path on the nodes), or put a swarm.toml into the folder that is to be shipped"
 
@@ -293,7 +297,9 @@ def cache_file(cache_home: str, root: str) -> str:
     return os.path.join(cache_home, "swarm", "digests", f"{zlib.crc32(os.fsencode(root)):08x}.json")
 
 
-def ship(agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None]) -> str:
+def ship(
+    agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None], show: Show
+) -> str:
     """Bring missing blobs to one agent and return its name.  `blobs`: digest -> content, or path of the file.
 
     Repeatable: a blob that arrived stays.  An agent that fails on the way is replaced by the next one.
@@ -301,7 +307,7 @@ def ship(agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], t
     for _ in range(len(agents.addresses)):
         address = agents.addresses[0]
         try:
-            return _ship_to_first(agents, blobs, sizes, tell)
+            return _ship_to_first(agents, blobs, sizes, tell, show)
         except Failure as failure:
             if failure.exit_code != SWARM_FAILED or len(agents.addresses) == 1:
                 raise
@@ -311,7 +317,7 @@ def ship(agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], t
 
 
 def _ship_to_first(
-    agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None]
+    agents: Agents, blobs: dict[str, bytes | str], sizes: dict[str, int], tell: Callable[[str], None], show: Show
 ) -> str:
     missing, node = _missing(agents, list(blobs))
     if not missing:
@@ -319,13 +325,22 @@ def _ship_to_first(
     total = sum(sizes[digest] for digest in missing)
     if total > PACK_BYTES:
         tell(f"shipping {total / 2**20:.0f} MiB in {len(missing)} files to {node}")
+    sent = 0
+
+    def counted(parts: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal sent
+        for part in parts:
+            yield part
+            sent += len(part)
+            show(min(1.0, sent / (total or 1)), f"{show_bytes(sent)} of {show_bytes(total)}")
+
     small = [digest for digest in missing if sizes[digest] <= PACKED_BLOB_BYTES]
     for pack in _packs(small, sizes):
-        body = SizedBody(sum(40 + sizes[digest] for digest in pack), _packed(pack, blobs, sizes))
+        body = SizedBody(sum(40 + sizes[digest] for digest in pack), counted(_packed(pack, blobs, sizes)))
         node = _upload(agents, "POST", "/v1/blobs", PACKED_TYPE, body)
     for digest in missing:
         if sizes[digest] > PACKED_BLOB_BYTES:
-            body = SizedBody(sizes[digest], _content(digest, blobs[digest], sizes[digest]))
+            body = SizedBody(sizes[digest], counted(_content(digest, blobs[digest], sizes[digest])))
             node = _upload(agents, "PUT", f"/v1/blobs/{digest}", "application/octet-stream", body)
     return node
 

@@ -163,6 +163,9 @@ def test_config_set_writes_checked_values_that_are_read_back(home, swarm):
     out = swarm("config", "view", "--origin", "-o", "json")[1]
     assert '"name": "job.priority",\n      "value": 7' in out
     assert swarm("config", "set", "job.prioritty", "7")[0] == 2
+    for key in ("contexts.lab", "contexts.lab.hosts"):
+        code, _, told = swarm("config", "set", key, "10.0.0.5")
+        assert (code, "swarm login HOST --name lab" in told) == (2, True)
     assert swarm("config", "set", "output", "xml")[0] == 2
     assert swarm("config", "unset", "output")[0] == 0
     assert swarm("config", "unset", "job.priority")[0] == 0

@@ -1,9 +1,12 @@
+import io
 import os
 import subprocess
 
 import pytest
 
+from swarm_client import progress
 from swarm_client import tree as tree_module
+from swarm_client.cli import main
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
 from swarm_client.tree import find_root, scan
@@ -189,3 +192,23 @@ def test_no_sync_uses_the_same_path(swarm, agent, tmp_path):
 def test_a_program_that_mentions_a_key_header_is_no_key(project):
     (project / "train.py").write_text('HEADER = "-----BEGIN RSA PRIVATE KEY-----"\n')
     assert "train.py" in paths(project)[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_sees_how_much_is_shipped_and_a_pipe_does_not(swarm, agent, project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "PAUSE_S", 0.0)
+    assert "shipping" not in swarm("run", "-d", "--", "true")[2]
+    (project / "train.py").write_text("x" * 4096)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main(["run", "-d", "--", "true"]) == 0
+    shown = terminal.getvalue()
+    assert "shipping [" in shown
+    assert "100%" in shown
+    assert shown.endswith(progress.CLEAR_LINE), "the bar is gone when all is sent"

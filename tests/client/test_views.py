@@ -410,7 +410,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
         '"config view -q") printf "color\\ncontexts.lab\\n" ;; esac; }\n'
     )
 
-    def completed(*words):
+    def completed(*words, fake=fake):
         asked = f'COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}; _swarm; echo "${{COMPREPLY[@]}}"'
         done = subprocess.run(["bash", "-c", fake + script + asked], capture_output=True, text=True, check=True)
         return set(done.stdout.split())
@@ -419,6 +419,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "nodes", "n") == {"node1", "node2"}
     assert completed("swarm", "run", "--node", "node2") == {"node2"}
     assert completed("swarm", "ps", "--context", "l") == {"lab"}
+    assert completed("swarm", "ps", "--context", "''", fake=fake.replace("contexts.lab", "x")) == set(), "no file names"
     assert completed("swarm", "logs", "d") == {"digits"}
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}
@@ -426,6 +427,8 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
         code, out, _ = swarm("completion", shell)
         assert code == 0
         assert all(name in out for name in [*COMMANDS, *ALIASES])
+    contexts = "-l context -r -a \"(swarm config view -q 2>/dev/null | string replace -rf '^contexts\\.' '')\""
+    assert out.count(contexts) == len(COMMANDS) + len(ALIASES)
 
 
 def test_the_version_is_that_of_the_distribution(swarm):

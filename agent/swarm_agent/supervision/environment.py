@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
-from swarm_agent.task.account import Account
+from swarm_agent.task.account import Account, may_reach
 from swarmsched.resources import Gpu
 from swarmsched.task import TaskOrder
 
@@ -38,21 +38,7 @@ def passable_path(path: str, account: Account) -> str:
     """The folders of a PATH that an account can enter: those below root's home lead nowhere and tell of it."""
     if account.uid < 0:
         return path
-    return ":".join(folder for folder in path.split(":") if _may_enter(Path(folder), account)) or FALLBACK_PATH
-
-
-def _may_enter(folder: Path, account: Account) -> bool:
-    if not folder.is_absolute():
-        return False
-    try:
-        found = [part.stat() for part in (folder, *folder.parents)]
-    except OSError:
-        return False
-    groups = {account.gid, *account.groups}
-    return all(
-        each.st_mode & (0o100 if each.st_uid == account.uid else 0o010 if each.st_gid in groups else 0o001)
-        for each in found
-    )
+    return ":".join(folder for folder in path.split(":") if may_reach(Path(folder), account)) or FALLBACK_PATH
 
 
 def common_environment(

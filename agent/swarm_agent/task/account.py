@@ -3,6 +3,7 @@
 import os
 import pwd
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarmsched.errors import ConfigError
 
@@ -37,6 +38,21 @@ def find_account(job_user: str) -> Account:
         raise ConfigError("job_user", problem, "start the agent as root, or remove job_user")
     groups = tuple(os.getgrouplist(job_user, entry.pw_gid))
     return Account(job_user, entry.pw_dir, entry.pw_shell, entry.pw_uid, entry.pw_gid, groups)
+
+
+def may_reach(path: Path, account: Account) -> bool:
+    """True when the account may enter the folder, or execute the program, and pass through all that is above it."""
+    if not path.is_absolute():
+        return False
+    try:
+        found = [part.stat() for part in (path, *path.parents)]
+    except OSError:
+        return False
+    groups = {account.gid, *account.groups}
+    return all(
+        each.st_mode & (0o100 if each.st_uid == account.uid else 0o010 if each.st_gid in groups else 0o001)
+        for each in found
+    )
 
 
 def _own_account() -> Account:

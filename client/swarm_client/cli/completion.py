@@ -25,11 +25,12 @@ TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "recover", "wait", "d
 JOBS = "$(swarm ps --format '{{.handle}} {{.name}}' 2>/dev/null)"
 NODES = "$(swarm nodes -q 2>/dev/null)"
 CONTEXTS = r"$(swarm config view -q 2>/dev/null | sed -n 's/^contexts\.//p')"
+FISH_CONTEXTS = "(swarm config view -q 2>/dev/null | string replace -rf '^contexts\\.' '')"
 VALUES = (
     '        *:-o|*:--output) words="table wide json jsonl yaml name" ;;',
     f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
     f'        *:--node|*:--exclude|nodes:nodes|drain:drain) words="{NODES}" ;;',
-    f'        *:--context) words="{CONTEXTS}" ;;',
+    f'        *:--context) words="{CONTEXTS}"; [[ -n "$words" ]] || return ;;',
     '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)" ;;',
 )
 WORDS = {
@@ -106,6 +107,8 @@ def _fish_option(option: Option) -> str:
         words.append("-r")
     if option.choices:
         words.append(f"-a '{' '.join(option.choices)}'")
+    elif option.key == "context":
+        words.append(f'-a "{FISH_CONTEXTS}"')
     elif option.metavar in ("FILE", "PATH"):
         words.append("-F")
     return " ".join([*words, f"-d {_quoted(option.summary)}"])

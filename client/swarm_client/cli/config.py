@@ -97,6 +97,9 @@ def _key_and_value(action: str, words: list[str]) -> tuple[str, str]:
 
 def _checked(key: str, section: str, name: str, text: str) -> Value:
     known = [*SETTINGS, *(f"job.{each}" for each in job_key.NAMES if each not in ("command", "env"))]
+    if key.startswith("contexts."):
+        name = key.removeprefix("contexts.").partition(".")[0]
+        raise UsageError(f"{key!r} is not a setting", f"swarm login HOST --name {name} remembers a swarm")
     if key not in known:
         raise UsageError(f"unknown key {key!r}{nearest(key, known)}", f"known keys: {', '.join(known)}")
     try:

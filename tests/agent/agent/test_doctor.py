@@ -1,5 +1,6 @@
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from swarm_agent import doctor
 from swarm_agent.config import AgentConfig
 from swarm_agent.startup import running_agent
 from swarm_agent.storage.store import DATABASE_FILE, Store
+from swarm_agent.task.account import Account
 from swarmsched.ids import NodeId
 from tests.agent.testing import agent_config
 
@@ -40,6 +42,9 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
     kernel.write_text("1024 65535")
     monkeypatch.setattr(config_module, "EPHEMERAL_RANGE_FILE", kernel)
     monkeypatch.setattr(doctor, "FREE_BYTES_WANTED", 2**60)
+    hidden = tmp_path / "root" / "python"
+    hidden.parent.mkdir(0o700)
+    hidden.touch(0o755)
     troubles = [
         doctor._descriptors(256),
         doctor._space(tmp_path),
@@ -48,6 +53,7 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
         doctor._rendezvous(AgentConfig(name=NodeId("a"))),
         doctor._strangers(Counter(wrong_key=3, malformed=9)),
         doctor._lag(30.0),
+        doctor._python(Account("trainer", "/", "/bin/sh", uid=54_321, gid=54_321), [hidden]),
         doctor._refused(["a claim about b is refused for its generation"]),
     ]
 
@@ -55,3 +61,11 @@ def test_each_trouble_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
     assert all(each.remedy for each in troubles)
     assert "3 wrong_key" in troubles[5].detail
     assert "malformed" not in troubles[5].detail
+    assert str(hidden) in troubles[7].detail
+
+
+def test_a_python_that_the_account_of_jobs_may_execute_is_no_trouble(tmp_path: Path) -> None:
+    trainer = Account("trainer", "/", "/bin/sh", uid=54_321, gid=54_321)
+    assert doctor._python(trainer, [Path("/bin/sh")]).status == "ok"
+    (tmp_path / "closed").touch(0o700)
+    assert doctor._python(replace(trainer, uid=-1), [tmp_path / "closed"]).status == "ok", "the agent's own account"
