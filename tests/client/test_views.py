@@ -361,7 +361,7 @@ def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent
     agent.answers["PUT /v1/config"] = lambda body, query: setting | body | {"version": 4}
     assert swarm("config", "set", "--swarm", "policy=las", "quantum=3.5")[:2] == (
         0,
-        "policy las (version 4)\n  quantum = 3.5\n",
+        "policy las, elasticity advise (version 4)\n  quantum = 3.5\n",
     )
 
 
