@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from ipaddress import ip_address
 
 from aiohttp import web
@@ -20,7 +21,8 @@ from swarm_agent import metrics
 from swarm_agent.agent import Agent
 from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
-from swarm_agent.http import build_app
+from swarm_agent.http.facts import Facts
+from swarm_agent.http.server import build_api
 from swarm_agent.readiness import Check
 from swarm_agent.security import Secrets, check_job_user, job_user_warning, load_secrets
 from swarm_agent.staging.blobs import BlobStore
@@ -196,7 +198,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     observed = metrics.OBSERVED
     agent.on_announce(observed.observe_announce)
     observed.watch_driver(agent.driver)
-    app = build_app(agent)
+    app = build_api(agent, Facts(agent), agent.secrets.token, partial(metrics.render, agent))
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
     runner = web.AppRunner(
