@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from swarmsched.fields import U16, U32, Amount, Value
+from swarmsched.fields import U8, U16, U32, Amount, Value
 
 POINTS_LIMIT = 16_384
 
@@ -49,6 +49,20 @@ class Elastic(Value):
     global_batch: U32 = 0
 
 
+class Work(Value):
+    """What a step of one rank computes and moves, by the model and its input alone: known before the job ever ran."""
+
+    local_batch: U32  # samples of a rank in a step
+    sample_flops: Amount  # forward and backward
+    parameter_bytes: Amount
+    moved_bytes: Amount  # of gradients in a step: all, but of embeddings the rows that a batch touches
+    largest_bytes: Amount = 0.0  # the largest tensor's part of them, where servers hold tensors whole; 0: split evenly
+    activation_bytes: Amount = 0.0  # of a sample
+    optimizer_slots: U8 = 0  # copies of the parameters
+    sample_bytes: Amount = 0.0
+    decode_core_s: Amount = 0.0  # core-seconds that the input pipeline spends on a sample
+
+
 class Estimate(Value):
     """A job's models by their parameters.  Empty where nothing was measured."""
 
@@ -60,6 +74,7 @@ class Estimate(Value):
     remaining_error: Amount = 0.0  # relative, one standard deviation
     is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
     done: Amount = 0.0  # steps of the first batch; 0: not reported
+    work: Work | None = None
 
 
 MERGED_POINTS = 8
@@ -72,7 +87,9 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
         return now
     new = {(each.ranks, each.nodes, each.local_batch) for each in now.points}
     kept = [each for each in before.points if (each.ranks, each.nodes, each.local_batch) not in new]
-    return replace(now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise)
+    return replace(
+        now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
+    )
 
 
 def coarse(estimate: Estimate) -> Estimate:

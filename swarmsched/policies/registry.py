@@ -114,6 +114,13 @@ POLICIES: Mapping[str, PolicyKind] = {
             resizes=True,
         ),
         PolicyKind(
+            "dike",
+            "fifo, each job on the hosts where its model would train fastest, by what it and they are (Dike)",
+            (Spec("network_gbit_s", "network of each node, in Gbit a second", 10.0, 0.1, 10_000.0),),
+            f"{_ROOM}dike:Dike",
+            resizes=True,
+        ),
+        PolicyKind(
             "elastic-tiresias",
             "tiresias, and running jobs grow into free GPUs and shrink while many wait (EDL)",
             (

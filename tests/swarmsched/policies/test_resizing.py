@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, decode_card, encode_card
-from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint, Work
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.policies.resizing import elastic_of
@@ -34,6 +34,7 @@ ESTIMATES = (
     Estimate(points=POINTS, remaining=2_000.0),
     Estimate(points=POINTS[:2], noise=(NoisePoint(32, 1.0), NoisePoint(256, 9.0))),
     Estimate(speed=(0.01, 0.001, 0.01, 0.001, 0.05, 0.002, 1.5), noise=(NoisePoint(32, 3.0),), remaining=100.0),
+    Estimate(work=Work(32, 24.6e9, 1e8, 1e8)),
 )
 ELASTICS = (None, Elastic(1, 8, BATCHES), Elastic(2, 3, BATCHES, 64), Elastic(1, 1), Elastic(3, 16))
 

@@ -1,0 +1,74 @@
+"""Dike: in order of submission, each job on the hosts where its model would train fastest (Electronics 8(3):327, 2019).
+
+By what the card tells of its model, the class of GPUs and the cores that are free beside them; without knowing of
+earlier runs.  The number of workers is its owner's, or, where the card allows several, the least that is nearly as fast
+as the best.  Once it runs a job stays as it is.  Jobs here reduce among themselves: no servers are placed.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from swarmsched.card import RankKey
+from swarmsched.errors import ConfigError
+from swarmsched.ids import NodeId
+from swarmsched.models.hosts import Host, peak_flops
+from swarmsched.policies.base import joined, start
+from swarmsched.policies.fifo import Fifo
+from swarmsched.policies.hosting import Choice, choose
+from swarmsched.policies.placement import permitted
+from swarmsched.policies.reason import start_reason
+from swarmsched.policies.resizing import elastic_of
+from swarmsched.policies.room import Room
+from swarmsched.resources import Demand, Share, suits
+from swarmsched.view import Decision, JobView
+
+RANKS_MOST = 256
+BITS = 8
+GIGA = 1e9
+
+
+class Dike(Fifo):
+    """The head of the line blocks all behind it, as in `fifo`, which also places whatever is not known well enough."""
+
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        self._network_bytes_per_s = parameters["network_gbit_s"] * GIGA / BITS
+
+    def _decide(self, job: JobView, key: RankKey, room: Room, ahead: list[JobView]) -> Decision:
+        if ahead:
+            return super()._decide(job, key, room, ahead)
+        found = self._chosen(job, room)
+        if isinstance(found, str):
+            decision = super()._decide(job, key, room, ahead)
+            return replace(decision, reason=joined(decision.reason, f"as fifo would: {found}"))
+        shares = tuple([Share(host.node, tasks.workers) for host, tasks in found.layout])
+        room.take(shares, job.demand)
+        told = f"{found.samples_per_s:.3g} samples/s by its model and the hosts"
+        return start(job, key, shares, joined(start_reason(job, shares), told))
+
+    def _chosen(self, job: JobView, room: Room) -> Choice | str:
+        """Or why there is none."""
+        work = job.card.estimate.work if job.card.estimate else None
+        if work is None:
+            return "its card does not tell what its model needs"
+        if not job.demand.gpus or job.card.hides_constraints:
+            return "it asks for no GPU" if not job.demand.gpus else "its card hides where it may go"
+        allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
+        hosts = [_host(room, node, ranks, job.demand, self._network_bytes_per_s) for node, ranks in allowed.items()]
+        if not all(host.flops_per_s for host in hosts):
+            return "of a class of GPUs here no peak is known"
+        elastic = elastic_of(job)
+        try:
+            found = choose(work, hosts, range(elastic.ranks_least, min(elastic.ranks_most, RANKS_MOST) + 1))
+        except ConfigError as error:
+            return f"{error}"
+        return found or "no free hosts hold its model and input"
+
+
+def _host(room: Room, node: NodeId, ranks: int, demand: Demand, network_bytes_per_s: float) -> Host:
+    """Its slowest suitable GPUs count: which ones a rank gets is its owner's choice."""
+    free = room.free(node)
+    kinds = [each for each in free.gpus if suits(each, demand)]
+    peak = min([peak_flops(each.model) for each in kinds])
+    memory_bytes = demand.gpus * min([each.memory_bytes for each in kinds])
+    return Host(node, ranks, free.cpus, free.memory_bytes, demand.gpus * peak, memory_bytes, network_bytes_per_s)

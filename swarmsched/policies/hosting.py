@@ -1,0 +1,164 @@
+"""Dike's choice for one job: how many workers and servers, and on which hosts, by the predicted speed.
+
+So many workers to a host, on the hosts where these would compute fastest; servers on hosts without GPUs, on those of
+the workers, or on both.  All such layouts are tried, as there are few of them; the fastest are improved by one task at
+a time, and the cheapest of those that are nearly as fast as the best is taken.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+from swarmsched.errors import ConfigError
+from swarmsched.estimate import Work
+from swarmsched.ids import NodeId
+from swarmsched.models.hosts import Host, Layout, Tasks, check, local_s, throughput
+
+NEARLY = 0.02
+"""Of the speed: what fewer workers, servers or hosts may cost.  Stopping at the first small gain, as a knee rule does,
+would end where the second host costs more than it brings."""
+SERVERS_MOST = 16
+BEGINNINGS = 12
+"""Layouts that are improved: of the fastest numbers of workers and servers."""
+IMPROVED_HOSTS = 8
+"""Beyond so many one task more or less changes little."""
+GAIN_LEAST = 1.001
+
+
+class Choice(NamedTuple):
+    """A layout and its predicted samples a second."""
+
+    layout: Layout
+    samples_per_s: float
+
+    @property
+    def workers(self) -> int:
+        """On all hosts."""
+        return sum([tasks.workers for _, tasks in self.layout])
+
+    @property
+    def servers(self) -> int:
+        """On all hosts; 0: the workers reduce in a ring."""
+        return sum([tasks.servers for _, tasks in self.layout])
+
+
+def choose(
+    work: Work, hosts: Sequence[Host], sizes: range, *, has_servers: bool = False, is_synchronous: bool = True
+) -> Choice | None:
+    """The best layout with so many workers, or None where none fits; ConfigError where `work` or a host cannot be."""
+    check(work)
+    for host in hosts:
+        if host.workers < 0 or host.cpus < 0 or not host.network_bytes_per_s > 0.0 or not host.flops_per_s >= 0.0:
+            raise ConfigError(f"host {host.node}", f"{host} cannot be", "counts of 0 or more, and a network")
+    rate = partial(throughput, work, is_synchronous=is_synchronous)
+    hosts = sorted(hosts, key=lambda host: host.node)
+    orders = _orders(work, hosts)
+    rated: list[Choice] = []
+    for workers in [each for each in sizes if each > 0]:
+        for each in _dealt(orders, workers):
+            layouts = _with_servers(hosts, each) if has_servers else (_in_ring(each),)
+            rated += [Choice(layout, rate(layout)) for layout in layouts]
+    rated.sort(key=_speed)
+    beginnings = list({(each.workers, each.servers): each for each in rated}.values())
+    rated += [_improved(each, hosts, sizes, rate) for each in sorted(beginnings, key=_speed)[-BEGINNINGS:]]
+    fastest = max([each.samples_per_s for each in rated], default=0.0)
+    if not fastest:
+        return None
+    enough = [each for each in rated if each.samples_per_s >= (1.0 - NEARLY) * fastest]
+    return min(enough, key=lambda one: (one.workers, one.servers, len(one.layout), -one.samples_per_s))
+
+
+def _speed(choice: Choice) -> float:
+    return choice.samples_per_s
+
+
+def _orders(work: Work, hosts: Sequence[Host]) -> list[list[tuple[Host, int]]]:
+    """Hosts with at most so many workers each, the fastest first, for each such number."""
+    able = [host for host in hosts if host.workers and host.flops_per_s]
+    orders = []
+    for most in sorted({host.workers for host in able} | {1}) if able else ():
+        given = [(host, min(most, host.workers)) for host in able]
+        keyed = [(local_s(work, host, Tasks(count, 0)), -count, host.node, host, count) for host, count in given]
+        orders.append([(host, count) for *_, host, count in sorted(keyed)])
+    return orders
+
+
+def _dealt(orders: Sequence[Sequence[tuple[Host, int]]], workers: int) -> Iterator[dict[Host, int]]:
+    """Even shares on the first hosts of each order that hold so many."""
+    for order in orders:
+        held = 0
+        for count, (_, room) in enumerate(order, start=1):
+            held += room
+            if held >= workers:
+                yield _even([host for host, _ in order[:count]], [room for _, room in order[:count]], workers)
+                break
+
+
+def _in_ring(workers: Mapping[Host, int]) -> Layout:
+    return [(host, Tasks(count, 0)) for host, count in workers.items()]
+
+
+def _with_servers(hosts: Sequence[Host], workers: Mapping[Host, int]) -> Iterator[Layout]:
+    for count in range(1, min(SERVERS_MOST, max(sum(workers.values()), len(hosts))) + 1):
+        for places in _places(hosts, list(workers)):
+            servers = _even(places, [count] * len(places), count)
+            both = dict.fromkeys([*workers, *servers])
+            yield [(host, Tasks(workers.get(host, 0), servers.get(host, 0))) for host in both]
+
+
+def _improved(choice: Choice, hosts: Sequence[Host], sizes: range, rate: Callable[[Layout], float]) -> Choice:
+    """One task added, taken away or moved at a time, while that makes it faster."""
+    while len(choice.layout) <= IMPROVED_HOSTS:
+        found = [Choice(layout, rate(layout)) for layout in _neighbours(choice, hosts, sizes)]
+        best = max(found, key=_speed, default=choice)
+        if best.samples_per_s <= choice.samples_per_s * GAIN_LEAST:
+            break
+        choice = best
+    return choice
+
+
+def _neighbours(choice: Choice, hosts: Sequence[Host], sizes: range) -> Iterator[Layout]:
+    tasks = dict(choice.layout)
+    others = {host._replace(node=NodeId("")): host for host in reversed(hosts) if host not in tasks}  # one of each kind
+    workers, servers = choice.workers, choice.servers
+    for role in (0, 1) if servers else (0,):
+        sources = [None, *[host for host, each in tasks.items() if each[role]]]
+        for source, target in product(sources, [None, *tasks, *others.values()]):
+            change = (target is not None) - (source is not None)
+            is_size = workers + change in sizes if role == 0 else 0 < servers + change <= SERVERS_MOST
+            if source != target and is_size:
+                moved = dict(tasks)
+                for host, by in ((source, -1), (target, 1)):
+                    if host is not None:
+                        now = moved.get(host, Tasks(0, 0))
+                        moved[host] = Tasks(now.workers + by * (role == 0), now.servers + by * (role == 1))
+                yield [(host, each) for host, each in moved.items() if any(each)]
+
+
+def _places(hosts: Sequence[Host], with_workers: Sequence[Host]) -> Iterator[Sequence[Host]]:
+    """Hosts for servers: without GPUs, one or more of them; with workers; both; and only where most workers are."""
+    plain = sorted(
+        [host for host in hosts if not host.workers or not host.flops_per_s],
+        key=lambda one: (-one.network_bytes_per_s, -one.cpus, one.node),
+    )
+    for count in range(1, min(len(plain), SERVERS_MOST) + 1):
+        yield plain[:count]
+    yield with_workers
+    yield with_workers[:1]
+    if plain:
+        yield [*with_workers, *plain]
+
+
+def _even(hosts: Sequence[Host], rooms: Sequence[int], count: int) -> dict[Host, int]:
+    """Dealt in turn while there is room; those with none are left out."""
+    dealt = dict.fromkeys(hosts, 0)
+    while count:
+        before = count
+        for host, room in zip(hosts, rooms, strict=True):
+            if count and dealt[host] < room:
+                dealt[host] += 1
+                count -= 1
+        if before == count:
+            break
+    return {host: number for host, number in dealt.items() if number}
