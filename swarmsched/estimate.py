@@ -75,6 +75,7 @@ class Estimate(Value):
     is_prior: bool = False  # taken from jobs of the same kind, not from its own reports
     done: Amount = 0.0  # steps of the first batch; 0: not reported
     work: Work | None = None
+    is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
 
 
 MERGED_POINTS = 8

@@ -193,4 +193,4 @@ class PolicySetting(Value):
 
     name: str = "backfill"
     parameters: Mapping[str, float] = field(default_factory=dict)
-    elasticity: Elasticity = Elasticity.ADVISE
+    elasticity: Elasticity = Elasticity.ON

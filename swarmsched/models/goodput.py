@@ -15,7 +15,7 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from swarmsched.estimate import MERGED_POINTS, BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.batch import Split, candidates, split
 from swarmsched.models.fit import fit_speed
 from swarmsched.models.speed import SpeedModel, StepTime
@@ -183,17 +183,13 @@ class GoodputBook:
         """The job's rates for 1 to `ranks_most` ranks."""
         # Thousands of points are shared by jobs and plans, and too long to hash each time; what is kept stays alive.
         points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
-        key = (points, estimate.speed, allowed, ranks_most, ranks_per_node)
+        key = (points, estimate.speed, estimate.is_partial, allowed, ranks_most, ranks_per_node)
         kept = self._tables.pop(key, None)
         if kept is None:
-            times = StepTimes(estimate.speed or _fitted(estimate.points), estimate.points)
+            is_fitted = estimate.is_partial and estimate.points and not estimate.speed
+            times = StepTimes(fit_speed(estimate.points).model if is_fitted else estimate.speed, estimate.points)
             kept = (estimate.points, StepTable(times, allowed, ranks_most, ranks_per_node))
         self._tables[key] = kept
         if len(self._tables) > KEPT:
             self._tables.popitem(last=False)
         return Goodput(kept[1], estimate.noise)
-
-
-def _fitted(points: Sequence[SpeedPoint]) -> Sequence[float]:
-    """The model by the few points that a card carries without one; who brings a whole profile needs none."""
-    return fit_speed(points).model if 0 < len(points) <= MERGED_POINTS else ()

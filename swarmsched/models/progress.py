@@ -207,12 +207,14 @@ class Progress:
         batch = round(step_s * samples_per_s) if step_s and samples_per_s else 0
         local_batch, noise = round(batch / ranks), self._figures.get("grad_noise")
         is_known = step_s is not None and local_batch > 0 and batch <= BATCH_MOST
+        points = (SpeedPoint(ranks, nodes, local_batch, step_s),) if step_s and is_known else ()
         return Estimate(
-            points=(SpeedPoint(ranks, nodes, local_batch, step_s),) if step_s and is_known else (),
+            points=points,
             noise=(NoisePoint(batch, noise),) if noise is not None and is_known else (),
             remaining=self._steps_left(step),
             remaining_error=self._error(step),
             done=step,
+            is_partial=bool(points),
         )
 
     def _steps_left(self, step: float) -> float:

@@ -17,7 +17,7 @@ from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.workload import TraceJob
-from swarmsched.view import Elasticity, PolicySetting
+from swarmsched.view import PolicySetting
 
 KNOWLEDGE = {
     "perfect": "profiles and lengths as they are: isolates the policy",
@@ -56,8 +56,7 @@ def prepared(
     for profile in profiles.values():
         _check_classes(profile, cluster)
     jobs = [_job(number, job, profiles, settings, cluster.total) for number, job in enumerate(trace)]
-    setting = PolicySetting(settings.policy.name, settings.policy.parameters, Elasticity.ON)
-    plan = partial(compute_plan, setting)
+    plan = partial(compute_plan, settings.policy)
     return PerfectReplay(jobs, cluster, plan, _knowledge(settings, cluster), settings.pacing, clock)
 
 

@@ -457,4 +457,4 @@ def simulated_estimate(order: TaskOrder, checkpoint: Checkpoint) -> Estimate:
     """What ranks would report that have committed this: the more of them, the faster, though not in proportion."""
     ranks, done = order.world_size, checkpoint_number(checkpoint)
     point = SpeedPoint(ranks, len(order.shares), max(1, SIMULATED_BATCH // ranks), ranks**-SIMULATED_SPEED_UP)
-    return Estimate(points=(point,), remaining=max(1.0, SIMULATED_STEPS - done), done=float(done))
+    return Estimate((), 0.0, (point,), remaining=max(1.0, SIMULATED_STEPS - done), done=float(done), is_partial=True)

@@ -95,7 +95,7 @@ class AgentWithoutCore(Facts):
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
-        self.policy = (PolicySetting("fifo"), 1)
+        self.policy = (PolicySetting("fifo", {}, Elasticity.ADVISE), 1)
         self.commands: list[Command] = []
         self.answer: Callable[[Command], Awaitable[Reply]] = self.obey
         self.queries: dict[str, Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]] = {}

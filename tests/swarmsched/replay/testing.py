@@ -77,7 +77,11 @@ def replay(
     servers = cluster or Cluster({NodeId("n001"): 2})
     known = knowledge or PerfectKnowledge(4, servers.total)
     return PerfectReplay(
-        jobs, servers, partial(compute_plan, PolicySetting(policy, parameters)), known, pacing or Pacing(0, 0)
+        jobs,
+        servers,
+        partial(compute_plan, PolicySetting(policy, parameters)),
+        known,
+        pacing or Pacing(0, 0),
     ).run()
 
 

@@ -4,13 +4,17 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
+from swarmsched.ids import NodeId
 from swarmsched.record import PlanState
+from swarmsched.resources import Share
 from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.service import ServiceChecker
 from swarmsched.simulator.checks.suite import Suite
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.tasks import RankPlan, RunningTask, TaskChange
-from tests.swarmsched.simulator.checks.testing import JOB, History, gang, order_of
+from tests.swarmsched.simulator.checks.testing import JOB, History, order_of
+
+TWO = (Share(NodeId("b"), 2),)
 
 
 def make_suite():
@@ -34,7 +38,7 @@ def run(history, attempt):
             attempt=attempt,
             plan_state=PlanState.LAUNCHED,
             state=JobState.RUNNING,
-            shares=gang("b"),
+            shares=TWO,
         )
     )
     task = RunningTask(order_of(record, "b"), (), {0: RankPlan(1.0)})
@@ -91,10 +95,8 @@ def test_the_next_attempt_adds_its_own(history):
     give_up(history, 20.0)
     history.wait(100.0)
     history.decide(history.record(version=4, attempt=1, plan_state=PlanState.ABORTED, attained_gpu_s=20.0))
-    history.decide(
-        history.record(version=5, attempt=2, plan_state=PlanState.LAUNCHED, shares=gang("b"), attained_gpu_s=20.0)
-    )
-    record = history.record(attempt=2, shares=gang("b"))
+    history.decide(history.record(version=5, attempt=2, plan_state=PlanState.LAUNCHED, shares=TWO, attained_gpu_s=20.0))
+    record = history.record(attempt=2, shares=TWO)
     task = RunningTask(order_of(record, "b"), (), {0: RankPlan(1.0)})
     history.suite.task_changed(history["b"].host, task, TaskChange.STARTED)
     history.wait(5.0)
