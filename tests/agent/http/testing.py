@@ -51,7 +51,7 @@ from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
 from swarmsched.task import TaskStage, TaskStatus
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.view import Elasticity, JobView, PolicySetting
 
 TOKEN = "a-token-for-tests-only"  # not a secret
 SUBMITTED_UTC_S = 1_700_000_000.0
