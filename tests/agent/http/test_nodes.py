@@ -9,7 +9,7 @@ from swarm_agent.http.nodes import BodyCache
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
-from swarmsched.view import PolicySetting
+from swarmsched.view import Elasticity, PolicySetting
 
 
 async def test_nodes_carry_the_gpus_that_their_owners_tell(n1):
@@ -93,7 +93,7 @@ async def test_a_setting_changed_by_another_is_not_overwritten(n1):
     third = await n1.ask("PUT", "/v1/config", json=body, headers={"If-Match": first.headers["ETag"]})
     assert (third.status, (await third.json(content_type=None))["code"]) == (412, "version_conflict")
     assert third.headers["ETag"] == second.headers["ETag"]
-    assert n1.agent.commands == [SetSwarmSetting(PolicySetting("las", {"queues": 2.0}))]
+    assert n1.agent.commands == [SetSwarmSetting(PolicySetting("las", {"queues": 2.0}, Elasticity.ADVISE))]
 
 
 async def test_how_elastic_jobs_are_is_part_of_the_setting_and_stays_when_it_is_not_named(n1):
