@@ -96,16 +96,17 @@ async def test_rank_zero_binds_the_port_at_once_after_it_was_probed(tmp_path: Pa
 
 
 async def test_unreachable_rank_zero_is_reported_with_both_nodes(tmp_path: Path) -> None:
-    port = free_ports(1)[0]
-    async with Bench(tmp_path, node="n2") as bench:
-        order = make_order(
-            "true", node="n2", shares=(Share(NodeId("n1"), 1), Share(NodeId("n2"), 1)), ranks=2, port=port
-        )
-        bench.runner.perform(StageTask(order))
-        failed = await bench.wait_for(TaskStageFailed)
-        assert failed.failure is TaskFailure.UNREACHABLE
-        assert f"n2 cannot reach 127.0.0.1:{port} of n1" in failed.detail
-        assert f"n2 cannot reach 127.0.0.1:{port} of n1".encode() in bench.output(order, rank=1)
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))  # and does not listen: refused, and nobody else can listen there meanwhile
+        port = taken.getsockname()[1]
+        shares = (Share(NodeId("n1"), 1), Share(NodeId("n2"), 1))
+        order = make_order("true", node="n2", shares=shares, ranks=2, port=port)
+        async with Bench(tmp_path, node="n2") as bench:
+            bench.runner.perform(StageTask(order))
+            failed = await bench.wait_for(TaskStageFailed)
+            assert failed.failure is TaskFailure.UNREACHABLE
+            assert f"n2 cannot reach 127.0.0.1:{port} of n1" in failed.detail
+            assert f"n2 cannot reach 127.0.0.1:{port} of n1".encode() in bench.output(order, rank=1)
 
 
 async def test_a_port_lost_before_the_start_is_reported(tmp_path: Path) -> None:
