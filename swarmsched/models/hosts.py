@@ -94,7 +94,7 @@ def check(work: Work) -> None:
 def throughput(work: Work, layout: Layout, is_synchronous: bool = True) -> float:
     """Samples a second of all workers; 0 where something does not fit.  `work` was checked."""
     workers, servers = (sum([tasks[at] for _, tasks in layout]) for at in (0, 1))
-    if not workers or not all(_fits(work, host, tasks, servers) for host, tasks in layout):
+    if not workers or not all(fits(work, host, tasks, servers) for host, tasks in layout):
         return 0.0
     moving = _served_s(work, layout) if servers else [_ring_s(work, layout)] * len(layout)
     local = [local_s(work, host, tasks) if tasks.workers else 0.0 for host, tasks in layout]
@@ -103,6 +103,22 @@ def throughput(work: Work, layout: Layout, is_synchronous: bool = True) -> float
     busiest_s = max([seconds for seconds, (_, tasks) in zip(moving, layout, strict=True) if tasks.servers], default=0.0)
     each = zip(layout, local, moving, strict=True)
     return sum([tasks.workers * work.local_batch / (mine + max(own, busiest_s)) for (_, tasks), mine, own in each])
+
+
+def fits(work: Work, host: Host, tasks: Tasks, servers: int) -> bool:
+    """Whether a host has GPUs, cores and memory for its tasks, of so many servers in all."""
+    worker_bytes = 1.1 * (2.0 * work.parameter_bytes + work.local_batch * work.activation_bytes)
+    input_bytes = 2.0 * PREFETCHED * work.local_batch * work.sample_bytes + GIB
+    server_bytes = 0.0
+    if servers:
+        part = max(1.0 / servers, work.largest_bytes / work.moved_bytes)
+        server_bytes = 1.2 * part * work.parameter_bytes * (2 + work.optimizer_slots) + 0.5 * GIB
+    return (
+        tasks.workers <= host.workers
+        and (not tasks.workers or (host.flops_per_s > 0.0 and worker_bytes <= host.gpu_memory_bytes))
+        and tasks.workers + SERVER_CORES * tasks.servers <= host.cpus
+        and tasks.workers * input_bytes + tasks.servers * server_bytes <= host.memory_bytes
+    )
 
 
 def local_s(work: Work, host: Host, tasks: Tasks) -> float:
@@ -135,18 +151,3 @@ def _held_bytes(work: Work, tasks: Sequence[Tasks]) -> list[float]:
     other = (work.moved_bytes - largest) / (servers - 1) if servers > 1 else 0.0
     first = max(range(len(tasks)), key=lambda at: (tasks[at].servers > 0, tasks[at].workers, -at))
     return [each.servers * other + (largest - other if at == first else 0.0) for at, each in enumerate(tasks)]
-
-
-def _fits(work: Work, host: Host, tasks: Tasks, servers: int) -> bool:
-    worker_bytes = 1.1 * (2.0 * work.parameter_bytes + work.local_batch * work.activation_bytes)
-    input_bytes = 2.0 * PREFETCHED * work.local_batch * work.sample_bytes + GIB
-    server_bytes = 0.0
-    if servers:
-        part = max(1.0 / servers, work.largest_bytes / work.moved_bytes)
-        server_bytes = 1.2 * part * work.parameter_bytes * (2 + work.optimizer_slots) + 0.5 * GIB
-    return (
-        tasks.workers <= host.workers
-        and (not tasks.workers or (host.flops_per_s > 0.0 and worker_bytes <= host.gpu_memory_bytes))
-        and tasks.workers + SERVER_CORES * tasks.servers <= host.cpus
-        and tasks.workers * input_bytes + tasks.servers * server_bytes <= host.memory_bytes
-    )

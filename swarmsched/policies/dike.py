@@ -41,7 +41,8 @@ class Dike(Fifo):
         if isinstance(found, str):
             decision = super()._decide(job, key, room, ahead)
             return replace(decision, reason=joined(decision.reason, f"as fifo would: {found}"))
-        shares = tuple([Share(host.node, tasks.workers) for host, tasks in found.layout])
+        layout = sorted(found.layout, key=lambda one: (-one[1].workers, one[0].node))
+        shares = tuple([Share(host.node, tasks.workers) for host, tasks in layout])
         room.take(shares, job.demand)
         told = f"{found.samples_per_s:.3g} samples/s by its model and the hosts"
         return start(job, key, shares, joined(start_reason(job, shares), told))

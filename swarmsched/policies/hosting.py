@@ -13,7 +13,7 @@ from typing import NamedTuple
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import Work
 from swarmsched.ids import NodeId
-from swarmsched.models.hosts import Host, Layout, Tasks, check, local_s, throughput
+from swarmsched.models.hosts import Host, Layout, Tasks, check, fits, local_s, throughput
 
 NEARLY = 0.02
 """Of the speed: what fewer workers, servers or hosts may cost.  Stopping at the first small gain, as a knee rule does,
@@ -78,10 +78,15 @@ def _orders(work: Work, hosts: Sequence[Host]) -> list[list[tuple[Host, int]]]:
     able = [host for host in hosts if host.workers and host.flops_per_s]
     orders = []
     for most in sorted({host.workers for host in able} | {1}) if able else ():
-        given = [(host, min(most, host.workers)) for host in able]
-        keyed = [(local_s(work, host, Tasks(count, 0)), -count, host.node, host, count) for host, count in given]
+        given = [(host, _room(work, host, most)) for host in able]
+        keyed = [(local_s(work, host, Tasks(n, 0)), -n, host.node, host, n) for host, n in given if n]
         orders.append([(host, count) for *_, host, count in sorted(keyed)])
     return orders
+
+
+def _room(work: Work, host: Host, most: int) -> int:
+    counts = range(min(most, host.workers), 0, -1)
+    return next((count for count in counts if fits(work, host, Tasks(count, 0), 0)), 0)
 
 
 def _dealt(orders: Sequence[Sequence[tuple[Host, int]]], workers: int) -> Iterator[dict[Host, int]]:
@@ -140,7 +145,7 @@ def _places(hosts: Sequence[Host], with_workers: Sequence[Host]) -> Iterator[Seq
     """Hosts for servers: without GPUs, one or more of them; with workers; both; and only where most workers are."""
     plain = sorted(
         [host for host in hosts if not host.workers or not host.flops_per_s],
-        key=lambda one: (-one.network_bytes_per_s, -one.cpus, one.node),
+        key=lambda one: (-one.network_bytes_per_s, -one.memory_bytes, -one.cpus, one.node),
     )
     for count in range(1, min(len(plain), SERVERS_MOST) + 1):
         yield plain[:count]

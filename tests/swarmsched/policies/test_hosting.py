@@ -128,6 +128,13 @@ def test_workers_go_where_cores_feed_them_and_servers_beside_them_where_the_netw
     assert [(host.node, *tasks) for host, tasks in choice.layout] == [("v1", 1, 1)]
 
 
+def test_fast_gpus_that_cannot_hold_the_model_are_passed_over() -> None:
+    small = [host._replace(gpu_memory_bytes=2 * GB, cpus=16) for host in LARGE]
+    for has_servers in (False, True):
+        choice = choose(MODELS["vgg-16"], [*small, *GAMER], range(2, 3), has_servers=has_servers)
+        assert {host.node[0] for host, tasks in choice.layout if tasks.workers} == {"g"}
+
+
 def test_a_tensor_that_is_placed_whole_makes_further_servers_useless() -> None:
     whole = MODELS["vgg-16"]
     hosts = [host._replace(network_bytes_per_s=1.25e9) for host in CLUSTERS["one class"]]
