@@ -384,6 +384,8 @@ class Owner:
         key = (task.order.job_id, task.order.attempt)
         if task.is_orphan:  # that it obeyed our signal says nothing about the job
             changes |= {"failure": TaskFailure.LOST, "detail": f"{self._node_id} had lost its order"}
+            if not task.is_released:  # else its result is kept for ever if whoever asked for it forgets the job
+                self._watch(task, now_s)
         self._line.ended(*key)
         _, durable = self._ledger.end(*key, now_s)
         effects: list[Effect] = [*self._desk.drop_port(key), *durable]

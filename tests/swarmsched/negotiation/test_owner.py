@@ -494,6 +494,17 @@ def test_task_that_nobody_ordered_has_its_gpus_until_it_has_ended():
     assert ledger.free.gpu_count == make_ledger().free.gpu_count
 
 
+def test_a_result_of_a_task_that_nobody_ordered_goes_when_its_job_is_over_although_whoever_asked_forgot_it():
+    """The shepherd asked for it, lost its own disk before it acknowledged, and says nothing to reports for ever."""
+    launched(other := owner_of(make_ledger()))
+    owner = owner_of(make_ledger())
+    owner.step(TasksFound((found_task(other, replace(other.tasks[0], stage=TaskStage.STARTED)),)), 0.0)
+    owner.obey(BOSS, StatusRequest(JOB, 1, 1, 7, BOSS), 1.0)
+    owner.step(TaskExited(JOB, 1, (RankExit(0, 0), RankExit(1, 0))), 2.0)
+    told_that_it_is_over(owner, 4.0)
+    assert owner.tasks == ()
+
+
 @pytest.mark.parametrize("is_found_again", [True, False])
 def test_task_that_nobody_ordered_and_that_ended_while_no_agent_ran_has_no_gpus(is_found_again):
     launched(other := owner_of(make_ledger()))
