@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
+from swarmsched.estimate import BatchRange
 from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, Name, NodeName, Seconds, Text, Value, is_text
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
@@ -25,6 +26,8 @@ DEFAULT_MAX_RESTARTS = 5
 RESTARTS_LIMIT = 1_000
 PRIORITY_LIMIT = 1_000
 RANKS_LIMIT = 4_096
+BATCH_LIMIT = 2**31
+BATCH_KEYS = ("global_batch", "global_batch_most", "local_batch_least", "local_batch_most")
 ENVIRONMENT_BYTES_LIMIT = 32_768
 COMMAND_BYTES_LIMIT = 32_768
 PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
@@ -119,11 +122,12 @@ class JobSpec(Value):
     held_bytes: U53 = 0  # bytes of the shipped tree, for display
     max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
     ranks_most: U16 = 0  # 0: its world size is `ranks`, always
+    batches: BatchRange = BatchRange()  # frozen; which global batches its script lets the swarm choose
 
     @property
     def is_elastic(self) -> bool:
-        """True for a job that takes several world sizes."""
-        return self.ranks_most > self.ranks
+        """True for a job that takes several world sizes, or several batches."""
+        return self.ranks_most > self.ranks or self.batches.most > self.batches.first
 
     @property
     def total_gpus(self) -> int:
@@ -148,6 +152,10 @@ class JobSpec(Value):
             "priority": self.priority,
             "ranks": self.ranks,
             "ranks_most": self.ranks_most,
+            "global_batch": self.batches.first,
+            "global_batch_most": self.batches.most,
+            "local_batch_least": self.batches.local_least,
+            "local_batch_most": self.batches.local_most,
             "gpus_per_rank": self.demand.gpus,
             "cpus_per_rank": self.demand.cpus,
             "memory_bytes_per_rank": self.demand.memory_bytes,
@@ -201,6 +209,7 @@ class _SpecReader:
             priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
             ranks=self._integer("ranks", 1, RANKS_LIMIT, 1),
             ranks_most=self._ranks_most(),
+            batches=self._batches(),
             demand=Demand(
                 gpus=self._integer("gpus_per_rank", 0, 64, 0),
                 cpus=self._integer("cpus_per_rank", 0, 4_096, 0),
@@ -284,6 +293,27 @@ class _SpecReader:
         if most and isinstance(least, int) and most < least:
             self._complain("ranks_most", f"{most} is less than the {least} of ranks", "the larger of the two, or 0")
         return most
+
+    def _batches(self) -> BatchRange:
+        """Without a first one nothing is said of batches; of the others those that are left out bind nothing."""
+        given = {key: self._integer(key, 0, BATCH_LIMIT, 0) for key in BATCH_KEYS}
+        first, most, least, local = given.values()
+        ranks = self._document.get("ranks", 1)
+        if not first:
+            unbound = next((key for key, value in given.items() if value), "")
+            problems = {unbound: "says nothing without a global_batch"} if unbound else {}
+        else:
+            most, least, local = most or first, least or 1, local or most or first
+            problems = {
+                "global_batch_most": f"{most} is less than the {first} of global_batch" * (most < first),
+                "local_batch_most": f"{local} is less than the {least} of local_batch_least" * (local < least),
+                "local_batch_least": f"{least} for each of {ranks} ranks is more than a global batch of {most}"
+                * (isinstance(ranks, int) and ranks * least > most),
+            }
+        for key, problem in problems.items():
+            if problem:
+                self._complain(key, problem, "correct one of the two")
+        return BatchRange(first, most, least, local) if first else BatchRange()
 
     def _number(self, key: str, low: float, high: float, default: float) -> float:
         value = self._document.get(key, default)

@@ -139,8 +139,8 @@ def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     spec, has_saved = record.spec, record.checkpoint is not None and record.checkpoint.attempt == record.attempt
     if not spec.is_elastic or not (has_saved or record.state is JobState.QUEUED):
         return None
-    batches = batches_of(estimate)
-    return Elastic(spec.ranks, spec.ranks_most, batches, batches.first)
+    batches = spec.batches if spec.batches.first else batches_of(estimate)
+    return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)
 
 
 def tombstone(card: JobCard) -> JobCard:

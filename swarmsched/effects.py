@@ -93,6 +93,14 @@ class SignalTask(Value):
     signal: int
 
 
+class SetBatch(Value):
+    """Tell the ranks with which global batch to go on."""
+
+    job_id: JobId
+    attempt: int
+    global_batch: int
+
+
 class StopTask(Value):
     """SIGTERM, wait `grace_s`, then SIGKILL to all descendants; staging is abandoned too.
 
@@ -144,6 +152,7 @@ Effect = (
     | StageTask
     | StartTask
     | SignalTask
+    | SetBatch
     | StopTask
     | ExtendTask
     | ForgetTask

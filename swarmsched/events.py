@@ -189,6 +189,7 @@ class TaskEstimated(Value):
     job_id: JobId
     attempt: int
     estimate: Estimate
+    global_batch: int = 0  # with which they train; 0: they have not told
 
 
 TaskEvent = RendezvousBound | RendezvousFailed | TaskFact | TasksFound | TaskEstimated

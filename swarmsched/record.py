@@ -84,6 +84,7 @@ class JobRecord(Value):
     preemptions: U32 = 0
     checkpoint: Checkpoint | None = None  # what the next attempt resumes from
     rescales: U32 = 0  # attempts that were ended for another size or other hosts
+    global_batch: U32 = 0  # that the ranks are told to train with; 0: they have chosen themselves
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -35,6 +35,7 @@ class TaskOrder(Value):
     configuration: Configuration = Configuration()  # frozen; whose word the ranks run on
     version: U32 = 0  # of the record that this was made from
     checkpoint: Checkpoint | None = None  # to resume from
+    global_batch: U32 = 0  # as in the record
 
     @property
     def world_size(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from swarm_client.options import Option
 from swarm_client.quantity import duration, size, whole
 
+BATCH_MOST = 2**31
+
 
 def _gres(text: str) -> int:
     """Slurm's `gpu:4` or `gpu:h200:4`; only the count is taken."""
@@ -30,6 +32,14 @@ def _gpus(text: str) -> int | str:
         return whole(0, 4_096)(text)
     if not 1 <= whole(0, 4_096)(least) <= whole(0, 4_096)(most):
         raise ValueError("must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8")
+    return text
+
+
+def _batch(text: str) -> str:
+    """FIRST, or FIRST:MOST, as it is."""
+    first, colon, most = text.partition(":")
+    if not 1 <= whole(1, BATCH_MOST)(first) <= (whole(1, BATCH_MOST)(most) if colon else BATCH_MOST):
+        raise ValueError("must be FIRST:MOST with 1 <= FIRST <= MOST, as in 128:4096")
     return text
 
 
@@ -67,6 +77,22 @@ KEYS: tuple[JobKey, ...] = (
     ),
     JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
     JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
+    JobKey(
+        "batch",
+        "--batch",
+        "N:MAX",
+        "global batch to begin with, and the largest that the swarm may choose",
+        _batch,
+        kinds=(str, int),
+    ),
+    JobKey(
+        "local_batch",
+        "--local-batch",
+        "MIN:MAX",
+        "samples of one rank in a step (default 1:MAX of --batch)",
+        _batch,
+        kinds=(str, int),
+    ),
     JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by", _name),
     JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
     JobKey("mem", "--mem", "SIZE", "memory for each rank, for example 16G", size, kinds=(str, int)),

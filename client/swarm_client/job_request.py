@@ -74,6 +74,9 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     }
     if most:
         spec["ranks_most"] = _shape(values | {"gpus": int(most)})[0]
+    for key, names in _RANGES.items():
+        parts = [int(part) for part in str(values.get(key, "")).split(":") if part]
+        spec |= dict(zip(names[-len(parts) :] if parts and key == "local_batch" else names, parts, strict=False))
     for key, name in _PLAIN.items():
         if key in values:
             spec[name] = values[key]
@@ -105,6 +108,10 @@ def refuse_unreadable(spec: Mapping[str, Any]) -> None:
                 raise UsageError(f"{key}: {text!r} is not UTF-8", remedy) from None
 
 
+_RANGES = {
+    "batch": ("global_batch", "global_batch_most"),
+    "local_batch": ("local_batch_least", "local_batch_most"),  # a single number is the most
+}
 _PLAIN = {
     "queue": "queue",
     "priority": "priority",

@@ -17,9 +17,18 @@ from __future__ import annotations
 
 from swarm_elastic._commits import CheckpointRefused, CheckpointResult, checkpoint, flush
 from swarm_elastic._commits import state as _state
-from swarm_elastic._reports import report
+from swarm_elastic._reports import global_batch, report
 
-__all__ = ["CheckpointRefused", "CheckpointResult", "checkpoint", "dropped", "flush", "last_result", "report"]
+__all__ = [
+    "CheckpointRefused",
+    "CheckpointResult",
+    "checkpoint",
+    "dropped",
+    "flush",
+    "global_batch",
+    "last_result",
+    "report",
+]
 
 dropped: int
 last_result: CheckpointResult | None

@@ -65,6 +65,15 @@ def report(
     return _reporter().put({name: _number(name, value) for name, value in given.items() if value is not None})
 
 
+def global_batch(default: int) -> int:
+    """The global batch to train with: the swarm's choice where the job declared a range (`--batch`), else `default`.
+
+    Ask on one rank, between two steps, and broadcast the answer: ranks hear of a change at different moments.  What was
+    answered last is told with each report of this process.
+    """
+    return _reporter().ask_batch(default)
+
+
 def _number(name: str, value: Number) -> float:
     if isinstance(value, (int, float)):
         return value
@@ -87,6 +96,9 @@ class Reporter:
         self._pid = os.getpid()
         self._goals: dict[str, float] = {}
         self._warned: set[str] = set()
+        first = os.environ.get("SWARM_GLOBAL_BATCH", "")
+        self._told_batch = int(first) if first.isdecimal() else 0  # by the agent
+        self._batch = 0  # with which the script trains, if it has asked
 
     def put(self, figures: dict[str, float]) -> bool:
         """Have the figures sent."""
@@ -98,6 +110,11 @@ class Reporter:
             _thread.start_new_thread(self._run, ())
             atexit.register(self._flush_at_exit)
         return True
+
+    def ask_batch(self, default: int) -> int:
+        """See `global_batch`."""
+        self._batch = self._told_batch or self._batch or default
+        return self._batch
 
     def _flush_at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -125,7 +142,8 @@ class Reporter:
         """False when no agent answered."""
         self._goals.update({name: figures[name] for name in GOALS if name in figures})
         request = {"v": VERSION, "type": "report", "token": self._token, "rank": self._rank, "time": at_s}
-        line = json.dumps({**request, **self._goals, **figures}).encode() + b"\n"
+        batch = {"global_batch": self._batch} if self._batch else {}
+        line = json.dumps({**request, **self._goals, **batch, **figures}).encode() + b"\n"
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(AWAY_S)
@@ -144,7 +162,10 @@ class Reporter:
         return True
 
     def _tell(self, answer: dict[str, object]) -> None:
-        """What was left out, once for each figure."""
+        """With which batch to go on; and what was left out, once for each figure."""
+        batch = answer.get("global_batch")
+        if isinstance(batch, int) and batch > 0:
+            self._told_batch = batch
         ignored = answer.get("ignored")
         problems = ignored if isinstance(ignored, list) else []
         if answer.get("ok") is not True:

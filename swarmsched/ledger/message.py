@@ -158,6 +158,15 @@ class TaskEstimate(Value):
     job_id: Job
     attempt: U32
     estimate: Estimate
+    global_batch: U32 = 0  # with which they train; 0: they have not told
+
+
+class TaskBatch(Value):
+    """Shepherd to the owner of rank 0, in answer to an estimate: the ranks are to train with another batch."""
+
+    job_id: Job
+    attempt: U32
+    global_batch: U32
 
 
 class PreemptRequest(Value):

@@ -19,7 +19,7 @@ COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
 """What a script may declare, in the order in which it is believed, and the count that grows to it."""
 GOALS = (*TOTALS, "target_loss")
-FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise")
+FIGURES = (*COUNTS, *GOALS, "loss", "grad_noise", "global_batch")
 
 BLOCKS_LIMIT = 64
 BLOCKS_FOR_INTERVAL = 4
@@ -164,6 +164,11 @@ class Progress:
         return 1.0 / seconds if seconds else None
 
     @property
+    def global_batch(self) -> int:
+        """With which it trains; 0 where it does not say."""
+        return min(round(self._figures.get("global_batch", 0.0)), BATCH_MOST)
+
+    @property
     def end(self) -> End | None:
         """By what was declared, or where the loss will come down to its target; None where neither tells."""
         for total, count in TOTALS.items():
@@ -204,7 +209,7 @@ class Progress:
         declared; the batch is taken to be the first one.
         """
         step, step_s, samples_per_s = self._figures.get("step", 0.0), self.step_s, self.samples_per_s
-        batch = round(step_s * samples_per_s) if step_s and samples_per_s else 0
+        batch = self.global_batch or (round(step_s * samples_per_s) if step_s and samples_per_s else 0)
         local_batch, noise = round(batch / ranks), self._figures.get("grad_noise")
         is_known = step_s is not None and local_batch > 0 and batch <= BATCH_MOST
         points = (SpeedPoint(ranks, nodes, local_batch, step_s),) if step_s and is_known else ()

@@ -241,6 +241,7 @@ class Attempt:
             configuration=record.configuration,
             version=record.version,
             checkpoint=record.checkpoint,
+            global_batch=record.global_batch,
         )
         return CommitRequest(*self._head(), order)
 

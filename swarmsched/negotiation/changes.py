@@ -12,13 +12,13 @@ from swarmsched.ids import NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
 from swarmsched.negotiation.outcome import Failures
 from swarmsched.record import JobRecord, Leftover, PlanState
-from swarmsched.resources import Share
+from swarmsched.view import Allocation
 
 REASON_LENGTH = 1_024
 Change = Callable[[JobRecord], dict[str, object] | None]
 
 
-def prepared(attempt: int, shares: tuple[Share, ...], rendezvous: tuple[str, int]) -> Change:
+def prepared(attempt: int, target: Allocation, rendezvous: tuple[str, int]) -> Change:
     """Every owner holds: durable before any commit."""
     host, port = rendezvous
 
@@ -30,7 +30,8 @@ def prepared(attempt: int, shares: tuple[Share, ...], rendezvous: tuple[str, int
             "reason": "",
             "attempt": attempt,
             "plan_state": PlanState.PREPARED,
-            "shares": shares,
+            "shares": target.shares,
+            "global_batch": target.global_batch or record.global_batch,
             "rendezvous_host": host,
             "rendezvous_port": port,
         }
@@ -50,6 +51,16 @@ def started(utc_s: float) -> Change:
             "started_utc_s": utc_s,
             "first_started_utc_s": record.first_started_utc_s or utc_s,
         }
+
+    return change
+
+
+def rebatched(global_batch: int) -> Change:
+    """Its ranks are to train with another batch from now on."""
+
+    def change(record: JobRecord) -> dict[str, object] | None:
+        is_new = record.state is JobState.RUNNING and record.global_batch != global_batch
+        return {"global_batch": global_batch} if is_new else None
 
     return change
 

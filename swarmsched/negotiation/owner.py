@@ -20,6 +20,7 @@ from swarmsched.effects import (
     ForgetTask,
     Persist,
     SendPeer,
+    SetBatch,
     SignalTask,
     StageTask,
     StartTask,
@@ -60,6 +61,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    TaskBatch,
     TaskEstimate,
     TaskReport,
     TaskReportReceived,
@@ -179,7 +181,7 @@ class Owner:
                 return self._on_found(event, now_s)
             case TaskEstimated():
                 shepherd = self.shepherd_of(event.job_id, event.attempt)
-                told = TaskEstimate(event.job_id, event.attempt, event.estimate)
+                told = TaskEstimate(event.job_id, event.attempt, event.estimate, event.global_batch)
                 return [SendPeer(shepherd, told)] if shepherd else []
             case _:
                 return self._on_task_event(event, now_s)
@@ -216,6 +218,13 @@ class Owner:
         what = "new work again" if reason is None else f"no new work: {reason}" if reason else "no new work"
         told = Announce("node.draining", f"{self._node_id} takes {what}", node=self._node_id)
         return [*self._ledger.set_draining(reason), told]
+
+    def answered(self, message: TaskReportReceived | TaskBatch) -> list[Effect]:
+        """A shepherd's answer to our news: it has heard a revision, or says with which batch live ranks go on."""
+        if isinstance(message, TaskReportReceived):
+            return self.acknowledge(message)
+        is_live = self.shepherd_of(message.job_id, message.attempt) is not None
+        return [SetBatch(message.job_id, message.attempt, message.global_batch)] if is_live else []
 
     def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
         """The shepherd has heard a revision; an ended task is then forgotten."""

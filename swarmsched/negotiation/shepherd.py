@@ -28,6 +28,8 @@ from swarmsched.ledger.message import (
     PreemptAnswer,
     PreemptRequest,
     Refusal,
+    TaskBatch,
+    TaskEstimate,
     TaskReport,
     YieldRequest,
 )
@@ -47,6 +49,7 @@ from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.resources import Share, world_size
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
+from swarmsched.view import Allocation
 
 STOP_RESEND_S = 2.0
 UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
@@ -127,7 +130,8 @@ class JobShepherd:
         self._hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
         self._now_s = self._utc_offset_s = 0.0
         self.estimate: Estimate | None = None  # of how it trains; volatile, and told by its card
-        self._next_place: tuple[Share, ...] = ()  # volatile: whoever takes over leaves it to the next plan
+        self._next_place = Allocation()  # volatile: whoever takes over leaves it to the next plan
+        self._global_batch = 0  # that the attempt was planned with; 0: as before
         self._asking: dict[int, bool] = {}  # clients who wait for what is decided, and whether they name a known job
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
 
@@ -275,11 +279,14 @@ class JobShepherd:
 
     # Placement.
 
-    def place(self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
-        """Try these nodes; the caller has checked `is_waiting`."""
+    def place(
+        self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock, global_batch: int = 0
+    ) -> list[ShepherdEffect]:
+        """Try these nodes, with that batch (0: the one of before); the caller has checked `is_waiting`."""
         self._see(clock)
         self._namesakes.forget()  # what was said of leftovers says nothing of what begins now
         self._silent.clear()
+        self._global_batch = global_batch
         self._attempt = self._new_attempt(self._pacing.next_number(self._record), shares, ranking)
         return [*self._attempt.begin(clock.now_s)]
 
@@ -370,7 +377,7 @@ class JobShepherd:
     def _write_prepared(self, attempt: Attempt) -> list[ShepherdEffect]:
         self._phase, self._reason = StartPhase.PLACE, ""
         return self._write(
-            changes.prepared(attempt.number, attempt.shares, attempt.rendezvous),
+            changes.prepared(attempt.number, Allocation(attempt.shares, self._global_batch), attempt.rendezvous),
             lambda then_s: self._prepared(attempt, then_s),
         )
 
@@ -698,25 +705,37 @@ class JobShepherd:
         preempted = self._announce("job.preempted", reason, taker=request.taker)
         return [answer, preempted, *self._stop(EndReason.PREEMPTED, reason, clock.now_s)]
 
-    def rescale(self, shares: tuple[Share, ...], reason: str, clock: Clock) -> list[ShepherdEffect]:
+    def rescale(self, target: Allocation, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """End the attempt, and begin the next one there if that place is still free; the caller has checked that it
         runs and has committed a checkpoint."""
         self._see(clock)
-        self._next_place = shares
+        self._next_place = target
         self._stop_grace_s = self._record.spec.grace_s
-        sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": world_size(shares)}
+        sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": target.ranks}
         rescaled = self._announce("job.rescaled", reason, **sizes)
         return [rescaled, *self._stop(EndReason.RESCALED, reason, clock.now_s)]
 
-    def estimated(self, attempt: int, estimate: Estimate, clock: Clock) -> None:
-        """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
-        if attempt == self._record.attempt and self._record.state is JobState.RUNNING:
-            self._see(clock)
-            self.estimate = merged(self.estimate, estimate)
+    def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:
+        """Its ranks go on with another batch; they are told in answer to what they report."""
+        self._see(clock)
+        batches = {"batch_before": self._record.global_batch, "batch_after": global_batch}
+        rebatched = self._announce("job.rebatched", reason, **batches)
+        return [rebatched, *self._write(changes.rebatched(global_batch), _nothing)]
 
-    def take_next_place(self) -> tuple[Share, ...]:
+    def estimated(self, sender: NodeId, told: TaskEstimate, clock: Clock) -> list[ShepherdEffect]:
+        """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
+        record = self._record
+        if told.attempt != record.attempt or record.state is not JobState.RUNNING:
+            return []
+        self._see(clock)
+        self.estimate = merged(self.estimate, told.estimate)
+        if told.global_batch in (0, record.global_batch) or not record.global_batch:
+            return []
+        return [SendPeer(sender, TaskBatch(record.job_id, record.attempt, record.global_batch))]
+
+    def take_next_place(self) -> Allocation:
         """Where it was to go on when its attempt was ended for that; told once."""
-        place, self._next_place = self._next_place, ()
+        place, self._next_place = self._next_place, Allocation()
         return place
 
     def asked_to_yield(self, request: YieldRequest, clock: Clock) -> list[ShepherdEffect]:

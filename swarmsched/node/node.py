@@ -60,6 +60,7 @@ from swarmsched.ledger.message import (
     OwnerCommand,
     PreemptAnswer,
     PreemptRequest,
+    TaskBatch,
     TaskEstimate,
     TaskReport,
     TaskReportReceived,
@@ -255,8 +256,8 @@ class Node:
             return self._owner.obey(event.sender, message, clock.now_s)
         if isinstance(message, OwnerAnswer | TaskReport | Opening):
             return self._on_owner_said(event.sender, message, clock)
-        if isinstance(message, TaskReportReceived):
-            return self._owner.acknowledge(message)
+        if isinstance(message, TaskReportReceived | TaskBatch):
+            return self._owner.answered(message)
         if isinstance(message, CUSTODY_MESSAGES):
             return self._custody.receive(event.sender, message, clock)
         if isinstance(message, ContactAnswered):
@@ -355,8 +356,7 @@ class Node:
         if isinstance(message, SilenceAnswer):
             return [*shepherd.silence_told(sender, message, clock)]
         if isinstance(message, TaskEstimate):
-            self._placement.estimated(shepherd, message, clock)
-            return []
+            return [*self._placement.estimated(shepherd, sender, message, clock)]
         if message.owner != sender:
             raise RemoteProtocolError(f"names owner {message.owner}", kind="CheckpointRequest", peer=sender)
         return [*shepherd.commit_checkpoint(message, clock)]

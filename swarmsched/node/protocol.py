@@ -29,6 +29,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    TaskBatch,
     TaskEstimate,
     TaskReport,
     TaskReportReceived,
@@ -68,6 +69,7 @@ PEER_KINDS: dict[int, type] = {
     95: YieldRequest,
     96: Opening,
     97: TaskEstimate,
+    98: TaskBatch,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 

@@ -18,7 +18,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import Command, CommitCheckpoint
 from swarmsched.effects import Announce, ComputePlan, Effect, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
-from swarmsched.estimate import Estimate, SpeedPoint
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
@@ -53,14 +53,13 @@ from swarmsched.simulator.tasks import (
     TaskModel,
     checkpoint_number,
 )
-from swarmsched.task import TaskOrder
 
 TIMER_FLOOR_S = 0.001
 DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the clock
 LAG_REPORTED_S = 0.2
 TELEMETRY_PERIOD_S = 5.0
 PLAN_S = 0.010
-SIMULATED_BATCH, SIMULATED_STEPS, SIMULATED_SPEED_UP = 64, 1e6, 0.8
+SIMULATED_STEPS, SIMULATED_SPEED_UP = 1e6, 0.8
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
 BACKLOG_MAX = 2_000  # effects behind a stalled disk; beyond it peers' messages are refused
 FAULT_S = 1.0  # until an agent whose core raised is up again
@@ -438,12 +437,14 @@ class Host:
         elif request_id > 0:
             self.replies[request_id] = reply
 
-    def _commit(self, order: TaskOrder, checkpoint: Checkpoint) -> None:
+    def _commit(self, task: RunningTask, checkpoint: Checkpoint) -> None:
         """A rank has completed a checkpoint and tells the agent of its own machine."""
+        order = task.order
         self._last_request_id -= 1
         self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
         if order.spec.is_elastic:
-            self.post(TaskEstimated(order.job_id, order.attempt, simulated_estimate(order, checkpoint)))
+            estimate = simulated_estimate(task, checkpoint_number(checkpoint))
+            self.post(TaskEstimated(*task.key, estimate, task.global_batch))
 
     def _task_changed(self, task: RunningTask, change: TaskChange) -> None:
         for hook in self._on_task:
@@ -453,8 +454,11 @@ class Host:
 __all__ = ["START_UTC_S", "TELEMETRY_PERIOD_S", "Host", "MakeNode", "Observer", "Surroundings"]
 
 
-def simulated_estimate(order: TaskOrder, checkpoint: Checkpoint) -> Estimate:
-    """What ranks would report that have committed this: the more of them, the faster, though not in proportion."""
-    ranks, done = order.world_size, checkpoint_number(checkpoint)
-    point = SpeedPoint(ranks, len(order.shares), max(1, SIMULATED_BATCH // ranks), ranks**-SIMULATED_SPEED_UP)
-    return Estimate((), 0.0, (point,), remaining=max(1.0, SIMULATED_STEPS - done), done=float(done), is_partial=True)
+def simulated_estimate(task: RunningTask, done: int) -> Estimate:
+    """What ranks would report after so many checkpoints: the more of them, the faster, though not in proportion, and
+    the longer they train, the more a larger batch is worth."""
+    ranks, batch = task.order.world_size, task.global_batch
+    point = SpeedPoint(ranks, len(task.order.shares), max(1, batch // ranks), ranks**-SIMULATED_SPEED_UP)
+    noise = (NoisePoint(batch, float(done)),)
+    left = max(1.0, SIMULATED_STEPS - done)
+    return Estimate((), 0.0, (point,), noise, remaining=left, done=float(done), is_partial=True)

@@ -16,6 +16,7 @@ from swarmsched.effects import (
     ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
+    SetBatch,
     SignalTask,
     StageTask,
     StartTask,
@@ -38,9 +39,17 @@ from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 
 TaskEffect = (
-    BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ExtendTask | ForgetTask
+    BindRendezvous
+    | ReleaseRendezvous
+    | StageTask
+    | StartTask
+    | SignalTask
+    | SetBatch
+    | StopTask
+    | ExtendTask
+    | ForgetTask
 )
-TASK_EFFECTS = (BindRendezvous, ReleaseRendezvous, StageTask, StartTask, SignalTask, StopTask, ExtendTask, ForgetTask)
+TASK_EFFECTS = TaskEffect.__args__
 TaskFact = (
     RendezvousBound
     | TaskPhaseChanged
@@ -130,6 +139,7 @@ class RunningTask:
     failure: TaskFailure = TaskFailure.NONE  # why no rank was started, or how all were lost
     detail: str = ""
     checkpoint_count: int = 0  # of the job, with those of earlier attempts
+    global_batch: int = 0  # with which its ranks train
 
     @property
     def key(self) -> TaskKey:
@@ -171,7 +181,7 @@ class TaskModel:
         tell: Callable[[TaskFact], None],
         behaviour: Behaviour,
         clock: HostClock | None = None,
-        commit: Callable[[TaskOrder, Checkpoint], None] = lambda order, checkpoint: None,
+        commit: Callable[[RunningTask, Checkpoint], None] = lambda task, checkpoint: None,
         watch: Callable[[RunningTask, TaskChange], None] = lambda task, change: None,
     ) -> None:
         self._loop = loop
@@ -260,6 +270,9 @@ class TaskModel:
                 self._start(effect)
             case SignalTask(job_id=job_id, attempt=attempt, signal=signal):
                 self._signal((job_id, attempt), signal)
+            case SetBatch(job_id=job_id, attempt=attempt, global_batch=global_batch):
+                if (task := self._tasks.get((job_id, attempt))) is not None:
+                    task.global_batch = global_batch
             case StopTask(job_id=job_id, attempt=attempt, grace_s=grace_s):
                 self._stop((job_id, attempt), grace_s)
             case ExtendTask(job_id=job_id, attempt=attempt, until_s=until_s):
@@ -300,7 +313,8 @@ class TaskModel:
         count = 1 if order.spec.per_node else order.local_ranks
         plans = {order.first_rank + n: self._behaviour(order, order.first_rank + n) for n in range(count)}
         uuids = tuple(gpu.uuid for gpu in effect.gpus)
-        task = RunningTask(order, uuids, plans, effect.until_s, began_s=self._loop.now_s)
+        batch = order.global_batch or order.spec.batches.first
+        task = RunningTask(order, uuids, plans, effect.until_s, began_s=self._loop.now_s, global_batch=batch)
         self._tasks[key] = task
         self.start_count += 1
         self._watch(task, TaskChange.STARTED)
@@ -344,7 +358,7 @@ class TaskModel:
             task.checkpoint_count += 1
             order = task.order
             name = f"step-{task.checkpoint_count}"
-            self._commit(order, Checkpoint(name, order.attempt, order.node, self._clock.utc_s))
+            self._commit(task, Checkpoint(name, order.attempt, order.node, self._clock.utc_s))
         self._plan_checkpoint(task)
 
     def _exit_later(self, task: RunningTask, rank_exit: RankExit, delay_s: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from swarmsched.api import EndReason, Isolation, JobSpec
+from swarmsched.estimate import BatchRange
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
 from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan
@@ -285,6 +286,10 @@ def _rounded(value: float) -> float:
     return round(value, 3)
 
 
+BATCHES = BatchRange(64, 1_024, 1, 64)
+"""Of jobs that take several sizes."""
+
+
 def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
     """The job that a submit asks for.  Its command tells `behave` what the ranks do."""
     does = parameters["does"]
@@ -292,6 +297,7 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
         command=(does, str(parameters["duration_s"]), str(parameters["checkpoint_period_s"])),
         ranks=parameters["ranks"],
         ranks_most=parameters["ranks_most"],
+        batches=BATCHES if parameters["ranks_most"] else BatchRange(),
         name=parameters["name"],
         user=parameters["name"],
         demand=Demand(parameters["gpus"], parameters["cores"], parameters["memory_gib"] * GIB),

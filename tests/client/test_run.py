@@ -80,6 +80,32 @@ def test_a_range_of_gpus_is_a_range_of_world_sizes(swarm, agent):
     assert spec["command"] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--batch", "128"], {"global_batch": 128}),
+        (
+            ["--batch", "128:1024", "--local-batch", "32"],
+            {"global_batch": 128, "global_batch_most": 1024, "local_batch_most": 32},
+        ),
+        (
+            ["--batch=128:256", "--local-batch=8:32"],
+            {"global_batch": 128, "global_batch_most": 256, "local_batch_least": 8, "local_batch_most": 32},
+        ),
+    ],
+)
+def test_batches_that_the_swarm_may_choose(swarm, agent, options, expected):
+    swarm("submit", "--no-sync", *options, "--", "x")
+    assert {key: value for key, value in spec_of(agent).items() if "batch" in key} == expected
+
+
+@pytest.mark.parametrize("value", ["0", "64:32", "64:", ":64", "x", "1:2:3"])
+def test_batches_that_cannot_be_are_refused(swarm, value):
+    code, _, err = swarm("submit", "--no-sync", "--batch", value, "--", "x")
+    assert code == 2
+    assert "--batch" in err
+
+
 def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
     (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
     words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]

@@ -145,3 +145,22 @@ os.environ.pop("SWARM_TASK_SOCKET")
 print(swarm_elastic.report(step=1, loss=float("nan")), threading.active_count())
 """
     assert Script(folder, text).finish() == (0, "False 1\n", "")
+
+
+def test_a_script_goes_on_with_the_batch_that_the_answer_to_a_report_names(folder: Path) -> None:
+    """Outside of a swarm, or where nobody chooses one, it keeps its own."""
+    text = """
+print(swarm_elastic.global_batch(8), flush=True)
+swarm_elastic.report(step=1)
+while (batch := swarm_elastic.global_batch(8)) == 64:
+    pass
+print(batch, flush=True)
+swarm_elastic.report(step=2)
+"""
+    with ScriptedAgent(folder / "s", lambda _: {**TAKEN, "global_batch": 256}) as agent:
+        script = Script(folder, text, SWARM_GLOBAL_BATCH="64")
+        assert [script.line(), script.line()] == ["64", "256"]
+        assert script.finish() == (0, "", "")
+        assert [(each["step"], each["global_batch"]) for each in told(agent)] == [(1, 64), (2, 256)]
+    alone = Script(folder, "print(swarm_elastic.global_batch(8))", SWARM_TASK_SOCKET="")
+    assert alone.finish() == (0, "8\n", "")

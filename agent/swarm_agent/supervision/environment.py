@@ -105,7 +105,7 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_NODE_RANK": str(order.node_rank),
         "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
-    }
+    } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
 
 
 def _gpu_variables(gpus: Sequence[Gpu]) -> dict[str, str]:

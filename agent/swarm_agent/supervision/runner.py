@@ -55,6 +55,7 @@ from swarmsched.effects import (
     ExtendTask,
     ForgetTask,
     ReleaseRendezvous,
+    SetBatch,
     SignalTask,
     StageTask,
     StartTask,
@@ -82,7 +83,15 @@ from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskSta
 log = logging.getLogger(__name__)
 
 TaskEffect = (
-    BindRendezvous | ReleaseRendezvous | StageTask | StartTask | SignalTask | StopTask | ExtendTask | ForgetTask
+    BindRendezvous
+    | ReleaseRendezvous
+    | StageTask
+    | StartTask
+    | SignalTask
+    | SetBatch
+    | StopTask
+    | ExtendTask
+    | ForgetTask
 )
 
 NOTICE_BYTES = 2**16
@@ -172,7 +181,7 @@ class TaskRunner:
             config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
-        self.reports = TaskReports(self._order_of, lambda key, estimate: self._post(TaskEstimated(*key, estimate)))
+        self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key, *told)))
         self._sockets.on_request("report", self.reports.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
@@ -252,6 +261,8 @@ class TaskRunner:
                 self._extend((effect.job_id, effect.attempt), effect.until_s)
             case SignalTask():
                 self._tell((effect.job_id, effect.attempt), f"signal {effect.signal}")
+            case SetBatch():
+                self.reports.set_batch((effect.job_id, effect.attempt), effect.global_batch)
             case StopTask():
                 self._stop_task((effect.job_id, effect.attempt), effect.grace_s)
             case ForgetTask():

@@ -39,6 +39,7 @@ class Reported:
     problem: str = ""
     told: Estimate | None = None  # to the job's shepherd, and when
     told_s: float = -math.inf
+    batch: int = 0  # with which it is to go on, if it was told
     second: int = 0  # which is counted in `in_second`
     in_second: int = 0
 
@@ -49,7 +50,7 @@ class TaskReports:
     def __init__(
         self,
         order_of: Callable[[TaskKey], TaskOrder | None],
-        tell: Callable[[TaskKey, Estimate], None] = lambda key, estimate: None,
+        tell: Callable[[TaskKey, Estimate, int], None] = lambda key, estimate, batch: None,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +68,11 @@ class TaskReports:
         """What a card may tell planners of the job, by what its ranks here have reported; None where they have not."""
         order, reported = self._order_of(key), self._tasks.get(key)
         return reported.progress.estimate(order.world_size, len(order.shares)) if order and reported else None
+
+    def set_batch(self, key: TaskKey, global_batch: int) -> None:
+        """Answers tell the ranks from now on to train with that."""
+        if key in self._tasks:
+            self._tasks[key].batch = global_batch
 
     def forget(self, key: TaskKey) -> None:
         """The task is no more."""
@@ -93,7 +99,7 @@ class TaskReports:
             raise Refusal("bad_report", "; ".join(each["problem"] for each in ignored), ignored[0]["remedy"])
         else:
             raise Refusal("bad_report", "it has no figure", f"send some of {', '.join(FIGURES)}")
-        return {"ok": True, "ignored": ignored}
+        return {"ok": True, "ignored": ignored} | ({"global_batch": reported.batch} if reported.batch else {})
 
     def _is_too_many(self, reported: Reported) -> bool:
         second = int(self._now())
@@ -130,10 +136,11 @@ class TaskReports:
         order = self._order_of(key)
         if order is None or order.node_rank or self._now() < reported.told_s + TELL_EVERY_S:
             return
-        estimate = coarse(self.estimate(key) or Estimate())
-        if estimate not in (reported.told, Estimate()):
+        estimate, batch = coarse(self.estimate(key) or Estimate()), reported.progress.global_batch
+        # The answer to a batch says with which one to go on, however little else is new.
+        if batch or estimate not in (reported.told, Estimate()):
             reported.told, reported.told_s = estimate, self._now()
-            self._tell(key, estimate)
+            self._tell(key, estimate, batch)
 
     def _moment(self, stamp: object) -> float:
         """When it was true, by CLOCK_MONOTONIC, which ranks and agent share; else the moment at which it came."""

@@ -10,7 +10,17 @@ from swarm_client.options import Arguments, Command, nearest
 from swarm_client.task_socket import ask_agent
 
 TIMEOUT_S = 2.0
-FIGURES = ("step", "samples", "epoch", "loss", "grad_noise", "total_steps", "total_epochs", "target_loss")
+FIGURES = (
+    "step",
+    "samples",
+    "epoch",
+    "loss",
+    "grad_noise",
+    "total_steps",
+    "total_epochs",
+    "target_loss",
+    "global_batch",
+)
 
 COMMAND = Command(
     "report",

@@ -179,12 +179,13 @@ class Placement:
         self._stir(record.job_id)
         return shepherd
 
-    def estimated(self, job: JobShepherd, told: TaskEstimate, clock: Clock) -> None:
+    def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
         """The ranks of a job of ours have reported: plans may change."""
         before = job.estimate
-        job.estimated(told.attempt, told.estimate, clock)
+        effects = job.estimated(sender, told, clock)
         if job.estimate != before:
             self.look_soon(clock.now_s)
+        return effects
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
@@ -457,7 +458,8 @@ class Placement:
                 self._planning.has_news = True
                 continue
             room.take(decision.target.shares, view.demand)
-            effects += job.place(decision.target.shares, self._ranking(view, clock.now_s), clock)
+            target = decision.target
+            effects += job.place(target.shares, self._ranking(view, clock.now_s), clock, target.global_batch)
         self._planning.open = unused
         return effects
 
@@ -473,7 +475,10 @@ class Placement:
                 effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
             elif decision.change in RESCALES:
                 self._planning.open.remove(decision)
-                effects += job.rescale(decision.target.shares, decision.reason, clock)
+                effects += job.rescale(decision.target, decision.reason, clock)
+            elif decision.change is Change.REBATCH:
+                self._planning.open.remove(decision)
+                effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
         for decision in self._planning.advice:
             if decision.job_id in self._jobs:
                 text = f"would {decision.change.value}, with elasticity=on: {decision.reason}"
@@ -481,7 +486,7 @@ class Placement:
         return effects
 
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
-        if decision.change not in RESCALES:
+        if decision.change not in (*RESCALES, Change.REBATCH):
             return cannot_change(decision)
         is_there = decision.taker in self._jobs or decision.taker in self._cluster.jobs
         return cannot_rescale(decision, self.view_of(job, clock), room, is_taker_there=is_there)
@@ -498,8 +503,9 @@ class Placement:
         effects: list[ShepherdEffect] = []
         for job in mine.values():
             place = job.take_next_place()
-            if place and take_if_there(room, place, job.record.spec.demand):
-                effects += job.place(place, self._ranking(self.view_of(job, clock), clock.now_s), clock)
+            if place.shares and take_if_there(room, place.shares, job.record.spec.demand):
+                ranking = self._ranking(self.view_of(job, clock), clock.now_s)
+                effects += job.place(place.shares, ranking, clock, place.global_batch)
         return effects
 
     # Places kept for jobs that do not fit.

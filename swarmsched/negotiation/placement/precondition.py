@@ -31,8 +31,12 @@ def cannot_have(target: Allocation, job: JobView) -> str:
     if not least <= target.ranks <= most:
         takes = str(least) if least == most else f"{least} to {most}"
         return f"it takes {takes} ranks, and the plan gives it {target.ranks}"
-    if target.global_batch not in (0, elastic.global_batch):
-        return f"nothing can tell it to train with a global batch of {target.global_batch}"
+    batches = elastic.batches
+    if target.global_batch and not batches.first <= target.global_batch <= batches.most:
+        takes = (
+            f"it takes global batches of {batches.first} to {batches.most}" if batches.first else "it names no batches"
+        )
+        return f"{takes}, and the plan gives it one of {target.global_batch}"
     return ""
 
 
@@ -42,11 +46,17 @@ def cannot_rescale(decision: Decision, job: JobView, room: Room, *, is_taker_the
         return f"it is {job.state.value}"
     if job.card.elastic is None:
         return "it has not said which sizes it takes, or its present attempt has no checkpoint"
+    if decision.change is Change.REBATCH:
+        return cannot_have(decision.target, job) or _moved(decision.target, job)
     if decision.change is not Change.GROW and not is_taker_there:
         return "GPUs are given up to a named job only"
     there = room.copy()
     there.release(job.shares, job.demand)
     return cannot_have(decision.target, job) or _taken(decision.target, job, there)
+
+
+def _moved(target: Allocation, job: JobView) -> str:
+    return "" if target.shares == job.shares else "its hosts are other ones than in the plan"
 
 
 def _taken(target: Allocation, job: JobView, room: Room) -> str:
@@ -60,8 +70,6 @@ RESCALES = (Change.GROW, Change.SHRINK, Change.MOVE)
 
 def cannot_change(decision: Decision) -> str:
     """What a plan wants of a running job that nobody can do."""
-    if decision.change is Change.REBATCH:
-        return "nothing can tell it to train with another batch"
     if decision.change is Change.STOP and not decision.taker:
         return "jobs make room for a named job only"
     return ""

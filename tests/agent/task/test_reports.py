@@ -23,12 +23,17 @@ class Desk(TaskReports):
     def __init__(self) -> None:
         self.now_s = 1_000.0
         self.told: list[tuple[TaskKey, Estimate]] = []
+        self.told_batches: list[int] = []
         super().__init__(
             lambda key: make_order("true") if key == KEY else None,
-            lambda key, estimate: self.told.append((key, estimate)),
+            self.hear,
             lambda: 1.7e9,
             lambda: self.now_s,
         )
+
+    def hear(self, key: TaskKey, estimate: Estimate, batch: int) -> None:
+        self.told.append((key, estimate))
+        self.told_batches.append(batch)
 
     async def tell(self, after_s: float = 1.0, **request) -> dict:
         self.now_s += after_s
@@ -142,6 +147,16 @@ async def test_a_task_that_reports_yields_an_estimate(desk) -> None:
     ]
     assert (estimate.remaining, estimate.done) == (8.0, 2.0)
     assert desk.estimate(OTHER) is None
+
+
+async def test_ranks_that_tell_their_batch_are_answered_with_the_one_to_go_on_with(desk) -> None:
+    """It is told every five seconds although nothing else is new: the answer may have been lost."""
+    answers = [await desk.tell(step=0, global_batch=64) for _ in range(11)]
+    assert answers[-1] == {"ok": True, "ignored": []}
+    assert desk.told_batches == [64, 64, 64]
+    assert desk.told[-1][0] == KEY
+    desk.set_batch(KEY, 256)
+    assert (await desk.tell(step=1))["global_batch"] == 256
 
 
 async def test_whatever_comes_as_json_is_answered(desk) -> None:

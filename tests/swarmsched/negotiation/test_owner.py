@@ -13,6 +13,7 @@ from swarmsched.effects import (
     Persist,
     ReleaseRendezvous,
     SendPeer,
+    SetBatch,
     SignalTask,
     StageTask,
     StartTask,
@@ -44,6 +45,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    TaskBatch,
     TaskReport,
     TaskReportReceived,
 )
@@ -468,6 +470,15 @@ def test_a_restored_result_is_forgotten_once_the_holders_say_that_the_job_is_ove
     assert [status.stage for status in after.tasks] == [TaskStage.EXITED]
     told_that_it_is_over(after, 3.0)
     assert after.tasks == ()
+
+
+def test_live_ranks_are_told_with_which_batch_to_go_on(owner):
+    launched(owner)
+    told = TaskBatch(JOB, 1, 256)
+    assert owner.answered(told) == [SetBatch(JOB, 1, 256)]
+    assert owner.answered(replace(told, attempt=2)) == []
+    owner.step(TaskExited(JOB, 1, ()), 1.0)
+    assert owner.answered(told) == []
 
 
 def test_task_that_nobody_ordered_is_stopped():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import BATCH_KEYS, JobSpec, JobState
 from swarmsched.commands import CancelJob
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
@@ -33,6 +33,7 @@ HOSTILE = {
     "blob_sources": NODES | st.integers(14, 18).map(lambda count: [f"n{n}" for n in range(count)]),
     "priority": st.integers(),
     "ranks": st.integers(-1, 3) | st.integers(),
+    **dict.fromkeys(BATCH_KEYS, st.integers(-1, 4) | st.integers()),
     "gpus_per_rank": st.integers(0, 1) | st.integers(),
     "cpus_per_rank": st.integers(0, 1) | st.integers(),
     "gpu_type": ANYTHING,

@@ -9,8 +9,9 @@ from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import Announce, ComputePlan, SendPeer
+from swarmsched.estimate import BatchRange, Estimate
 from swarmsched.ids import JobId, NodeId
-from swarmsched.ledger.message import HoldRequest, Refusal
+from swarmsched.ledger.message import HoldRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.placement import (
     INVITED_S,
@@ -357,7 +358,7 @@ def test_a_start_goes_to_the_hosts_that_the_plan_names():
     [
         (start("b", (B, 4)), "the plan's place on b is taken"),
         (start("b", (A, 2)), "it takes 4 ranks, and the plan gives it 2"),
-        (start("b", (A, 4), batch=64), "nothing can tell it to train with a global batch of 64"),
+        (start("b", (A, 4), batch=64), "it names no batches, and the plan gives it one of 64"),
     ],
 )
 def test_a_start_that_cannot_be_followed_is_told_and_planned_anew(decision, reason):
@@ -384,11 +385,12 @@ def test_what_a_plan_wants_of_running_jobs_and_cannot_have_is_said_once():
 
 
 def running_elastic(scene, *, saved=True):
-    """A job of 2 to 6 ranks that runs on two GPUs of `a`; its present attempt has a checkpoint , or none."""
+    """A job of 2 to 6 ranks, and batches of 64 to 256, that runs on two GPUs of `a`; its present attempt has a
+    checkpoint, or none."""
     record = record_of("a", 2, UTC)
     checkpoint = Checkpoint("step-1", attempt=1 if saved else 0, node=A)
     running = {"state": JobState.RUNNING, "attempt": 1, "shares": (Share(A, 2),), "started_utc_s": UTC + 1}
-    spec = replace(record.spec, ranks_most=6)
+    spec = replace(record.spec, ranks_most=6, batches=BatchRange(64, 256, 1, 64))
     job = scene.placement.add(replace(record, spec=spec, checkpoint=checkpoint, **running))
     job.take_up((), scene.clock)
     scene.submit("b", 9, UTC + 1)  # so that somebody waits, and plans are asked for
@@ -396,9 +398,24 @@ def running_elastic(scene, *, saved=True):
     return job
 
 
-def change(kind, *shares, taker=""):
-    target = Allocation(tuple(Share(*share) for share in shares))
+def change(kind, *shares, taker="", batch=0):
+    target = Allocation(tuple(Share(*share) for share in shares), batch)
     return Decision(job_id("a"), kind, "pays", target, taker=taker)
+
+
+def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_when_they_report():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    scene.answer_plan(change(Change.REBATCH, (A, 2), batch=128))
+    (update,) = [each.update for each in scene.placement.look(scene.clock) if isinstance(each, WriteRecord)]
+    assert (update.value.state, update.value.global_batch) == (JobState.RUNNING, 128)
+    assert job.written(update.update_id, update.value, scene.clock) == []
+    told = TaskEstimate(job.job_id, 1, Estimate(done=5.0), 64)
+    answered = [SendPeer(A, TaskBatch(job.job_id, 1, 128))]
+    assert scene.placement.estimated(job, A, told, scene.clock) == answered
+    assert scene.placement.estimated(job, A, replace(told, global_batch=128), scene.clock) == []
+    assert scene.placement.estimated(job, A, replace(told, attempt=0), scene.clock) == []  # of ranks that are gone
+    assert scene.placement.view_of(job, scene.clock).card.elastic.global_batch == 128
 
 
 @pytest.mark.parametrize(
@@ -416,7 +433,7 @@ def test_a_running_job_is_rescaled_as_planned(decision):
     effects = scene.placement.look(scene.clock)
     (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
-    assert job.take_next_place() == decision.target.shares
+    assert job.take_next_place() == decision.target
     assert scene.placement.look(scene.clock) == []  # once
 
 
@@ -428,7 +445,9 @@ def test_a_running_job_is_rescaled_as_planned(decision):
         (change(Change.GROW, (A, 6)), True, "the plan's place on a is taken"),
         (change(Change.MOVE, (B, 2)), True, "GPUs are given up to a named job only"),
         (change(Change.MOVE, (B, 2), taker=job_id("f")), True, "GPUs are given up to a named job only"),
-        (replace(change(Change.GROW, (B, 4)), target=Allocation((Share(B, 4),), 64)), True, "global batch of 64"),
+        (change(Change.GROW, (B, 4), batch=512), True, "it takes global batches of 64 to 256"),
+        (change(Change.REBATCH, (A, 2), batch=32), True, "and the plan gives it one of 32"),
+        (change(Change.REBATCH, (A, 1), (B, 1), batch=128), True, "its hosts are other ones"),
     ],
 )
 def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, problem):
