@@ -78,6 +78,35 @@ class Estimate(Value):
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
 
 
+class SpeedQuestion(Value):
+    """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node."""
+
+    estimate: Estimate
+    ranks_least: U16
+    ranks_most: U16
+    ranks_per_node: U16
+    held: U16 = 0  # its ranks now
+    held_nodes: U16 = 0
+
+
+class SpeedRow(Value):
+    """Seconds of a step with so many ranks on so many nodes, and samples a second of all of them."""
+
+    ranks: U16
+    nodes: U16
+    step_s: Amount
+    samples_per_s: Amount
+    is_measured: bool  # else predicted by the fit
+
+
+class SpeedTable(Value):
+    """The model of a job's speed, by world size, ascending."""
+
+    rows: Annotated[tuple[SpeedRow, ...], Meta(max_length=64)] = ()
+    global_batch: U32 = 0
+    error: Amount = 0.0  # of the fit around what was measured: relative, one standard deviation
+
+
 MERGED_POINTS = 8
 """Configurations that are remembered of one job: as many as its card holds beside the rest."""
 

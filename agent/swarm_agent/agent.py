@@ -87,6 +87,7 @@ class Agent:
         self.on_query, self.on_stream = self.rpc.on_query, self.rpc.on_stream
         self.on_stepped = self.driver.on_stepped
         self.planner = Planner(self.post)
+        self.tabulate = self.planner.tabulate
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._last_request_id = 0
         self._observers: list[Callable[[Announce], None]] = []

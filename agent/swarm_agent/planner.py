@@ -1,8 +1,8 @@
-"""Planning outside the loop: one child process that runs policies, started on need, ended when idle.
+"""Planning outside the loop: one child process that runs policies and fits models, started on need, ended when idle.
 
 Only the child imports policies, so numpy never enters the agent's process.  Parent and child speak frames of 4 bytes
-of length and msgpack over the child's stdin and stdout.
-A plan that takes longer than `DEADLINE_S` costs the child its life and the core gets `PlanFailed`.
+of length and msgpack over the child's stdin and stdout: a pair, of which one half is null (a plan, a table of speeds).
+What takes longer than `DEADLINE_S` costs the child its life; of a plan the core gets `PlanFailed`.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from swarm_agent.task.shim import now
 from swarmsched.effects import ComputePlan
+from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.events import Event, PlanComputed, PlanFailed
 from swarmsched.models import ONE_THREAD
 from swarmsched.view import ClusterView, Plan, PolicySetting
@@ -27,16 +29,19 @@ from swarmsched.view import ClusterView, Plan, PolicySetting
 DEADLINE_S = 30.0
 IDLE_S = 60.0
 STOP_TIMEOUT_S = 2.0
+TABLE_TIMEOUT_S = 2.0  # a person waits
+QUESTIONS_MOST = 16
 NICENESS = 5
 _LENGTH = struct.Struct(">I")
-_REQUEST = Decoder(tuple[PolicySetting, ClusterView, float])  # the last is the time
-_ANSWER = Decoder(Plan | str)
+_REQUEST = Decoder(tuple[tuple[PolicySetting, ClusterView, float] | None, SpeedQuestion | None])  # the float: the time
+_Answer = tuple[Plan | None, SpeedTable | None, str]  # the last: what went wrong, if neither is there
+_ANSWER: Decoder[_Answer] = Decoder(_Answer)
 
 log = logging.getLogger("swarm.planner")
 
 
 class Planner:
-    """Runs one request at a time; of those that wait only the newest counts, older ones are obsolete."""
+    """Runs one request at a time; of plans that wait only the newest counts, older ones are obsolete."""
 
     def __init__(self, post: Callable[[Event], None], deadline_s: float = DEADLINE_S, idle_s: float = IDLE_S) -> None:
         self._post = post
@@ -44,6 +49,7 @@ class Planner:
         self._idle_s = idle_s
         self._child: asyncio.subprocess.Process | None = None
         self._waiting: ComputePlan | None = None
+        self._questions: deque[tuple[SpeedQuestion, asyncio.Future[SpeedTable]]] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -51,8 +57,23 @@ class Planner:
     def submit(self, request: ComputePlan) -> None:
         """Plan, and post `PlanComputed` or `PlanFailed`; a request still waiting is answered as superseded."""
         if self._waiting is not None:
-            self._fail(self._waiting, "superseded by a newer view")
+            self._post(self._failed(self._waiting, "superseded by a newer view"))
         self._waiting = request
+        self._wake()
+
+    async def tabulate(self, question: SpeedQuestion, timeout_s: float = TABLE_TIMEOUT_S) -> SpeedTable | None:
+        """A job's speed by world size; None where there is no answer in time, or too many ask."""
+        if len(self._questions) >= QUESTIONS_MOST:
+            return None
+        answer: asyncio.Future[SpeedTable] = asyncio.get_running_loop().create_future()
+        self._questions.append((question, answer))
+        self._wake()
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            return None
+
+    def _wake(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
         if self._worker is None:
@@ -61,6 +82,7 @@ class Planner:
     async def stop(self) -> None:
         """End the child."""
         self._waiting = None
+        self._questions.clear()
         if self._idle is not None:
             self._idle.cancel()
         if self._worker is not None:
@@ -70,38 +92,56 @@ class Planner:
         await asyncio.gather(*self._ending)
 
     async def _work(self) -> None:
-        while self._waiting is not None:
+        while self._waiting is not None or self._questions:
             request, self._waiting = self._waiting, None
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    self._post(await self._plan(request))
-            except TimeoutError:
-                await self._abandon(request, f"planning took longer than {self._deadline_s:g} s")
-            except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
-                await self._abandon(request, f"the planner process ended: {error}")
+            if request is not None:
+                self._post(await self._planned(request))
+            else:
+                await self._told(*self._questions.popleft())
         self._worker = None
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._retire)
 
-    async def _abandon(self, request: ComputePlan, error: str) -> None:
-        await self._end_child(kill=True)
-        self._fail(request, error)
+    async def _planned(self, request: ComputePlan) -> Event:
+        plan, _, problem = await self._ask(((request.setting, request.view, now()), None))
+        if plan is not None:
+            return PlanComputed(plan)
+        return self._failed(request, problem)
 
-    def _fail(self, request: ComputePlan, error: str) -> None:
+    async def _told(self, question: SpeedQuestion, answer: "asyncio.Future[SpeedTable]") -> None:
+        if answer.done():  # nobody waits any more
+            return
+        _, table, problem = await self._ask((None, question))
+        if problem:
+            log.warning("no table of speeds error=%s", problem)
+        if table is not None and not answer.done():
+            answer.set_result(table)
+
+    def _failed(self, request: ComputePlan, error: str) -> PlanFailed:
         log.debug("no plan version=%d error=%s", request.view.version, error)
-        self._post(PlanFailed(request.view.version, error))
+        return PlanFailed(request.view.version, error)
 
-    async def _plan(self, request: ComputePlan) -> Event:
+    async def _ask(self, request: object) -> _Answer:
+        """What the child says; one that is late or has ended is replaced when it is needed again."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await self._exchange(encode(request))
+        except TimeoutError:
+            problem = f"planning took longer than {self._deadline_s:g} s"
+        except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
+            problem = f"the planner process ended: {error}"
+        await self._end_child(kill=True)
+        return None, None, problem
+
+    async def _exchange(self, frame: bytes) -> _Answer:
         if self._child is None or self._child.returncode is not None:
             self._child = await _start_child()
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
-        frame = encode((request.setting, request.view, now()))
         stdin.write(_LENGTH.pack(len(frame)) + frame)
         await stdin.drain()
         (length,) = _LENGTH.unpack(await stdout.readexactly(_LENGTH.size))
-        answer = _ANSWER.decode(await stdout.readexactly(length))
-        return PlanComputed(answer) if isinstance(answer, Plan) else PlanFailed(request.view.version, answer)
+        return _ANSWER.decode(await stdout.readexactly(length))
 
     def _retire(self) -> None:
         task = asyncio.get_running_loop().create_task(self._end_child())
@@ -148,15 +188,27 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(frame: bytes) -> bytes:
-    from swarmsched.policies.registry import compute_plan  # noqa: PLC0415  # nor does the parent run policies
-
-    setting, view, now_s = _REQUEST.decode(frame)
-    started_s = time.monotonic()
+    plan, question = _REQUEST.decode(frame)
     try:
-        plan = compute_plan(setting, view, now_s)
-        return encode(replace(plan, elapsed_s=time.monotonic() - started_s))
-    except Exception as error:  # noqa: BLE001  # a fault of a policy is an answer, not the end of the planner
-        return encode(f"{setting.name} raised {type(error).__name__}: {error}")
+        return encode((plan and _plan(*plan), question and _table(question), ""))
+    except Exception as error:  # noqa: BLE001  # a fault of a policy or a fit is an answer, not the end of the planner
+        name = plan[0].name if plan else "the fit"
+        return encode((None, None, f"{name} raised {type(error).__name__}: {error}"))
+
+
+def _plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
+    from swarmsched.policies.registry import compute_plan, policy_of  # noqa: PLC0415  # nor does the parent run policies
+
+    policy_of(setting)  # its import is not the time that the next plan takes
+    started_s = time.monotonic()
+    plan = compute_plan(setting, view, now_s)
+    return replace(plan, elapsed_s=time.monotonic() - started_s)
+
+
+def _table(question: SpeedQuestion) -> SpeedTable:
+    from swarmsched.models.table import tabulate  # noqa: PLC0415  # nor does it import numpy
+
+    return tabulate(question)
 
 
 if __name__ == "__main__":

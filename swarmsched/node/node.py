@@ -14,6 +14,7 @@ from swarmsched.authority.message import ContactAnswered, SilenceAnswer
 from swarmsched.commands import CancelJob, RecoverJob, Refused, SignalJob, SubmitJob
 from swarmsched.effects import Announce, Effect, ReplyToClient, SendPeer
 from swarmsched.errors import LocalProtocolError, RemoteProtocolError
+from swarmsched.estimate import SpeedQuestion
 from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
@@ -87,7 +88,7 @@ from swarmsched.node.planes import (
 from swarmsched.node.publication import Publication
 from swarmsched.node.recovery import Recovery
 from swarmsched.node.submission import Submission, past_retention
-from swarmsched.policies.explain import WhyReport, explain
+from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question
 from swarmsched.record import JobRecord
 from swarmsched.resources import Free
 from swarmsched.task import TaskStage, TaskStatus
@@ -852,6 +853,20 @@ class Node:
         notes |= {each.node_id: f"{each.status.value}, {each.since_s:.0f} s ago" for each in away}
         told = self._placement.told
         return explain(record, self.cluster_view(now_s), self._placement.setting, now_s, node_notes=notes, told=told)
+
+    def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
+        """What to ask the planner for the model of a job's speed; None of one size, and where nothing was measured."""
+        job, heard, record = self._placement.jobs.get(job_id), self._state.jobs.get(job_id), self.record(job_id)
+        estimate = job.estimate if job is not None else heard.card.estimate if heard is not None else None
+        if estimate is None or not estimate.points or record is None or not record.spec.is_elastic:
+            return None
+        return speed_question(record, estimate, self._cluster.nodes())
+
+    def size_reason(self, record: JobRecord) -> str:
+        """Why a job that takes several sizes has this one; empty for others."""
+        if not record.spec.is_elastic or not record.shares:
+            return ""
+        return size_reason(self._placement.setting, self._placement.told.get(record.job_id))
 
     def tasks(self) -> Sequence[TaskStatus]:
         """Tasks on this node."""

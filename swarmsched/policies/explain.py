@@ -8,16 +8,17 @@ from typing import Any
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.errors import CapacityError
+from swarmsched.estimate import Estimate, SpeedQuestion
 from swarmsched.fields import Value
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.policies.base import ahead_sentence, amount, in_rank_order, is_waiting, joined, need
 from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import fits_now, shortage, start_reason
-from swarmsched.policies.registry import make_order, policy_id
+from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Share, ranks_that_fit, suitable, suits
-from swarmsched.view import Change, ClusterView, Decision, JobView, NodeView, Order, PolicySetting
+from swarmsched.resources import Demand, Free, Share, ranks_that_fit, suitable, suits, world_size
+from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, NodeView, Order, PolicySetting
 
 AHEAD_LIMIT = 20
 AHEAD_PLACED_MAX = 200
@@ -116,7 +117,8 @@ def explain(
     """
     spec, demand = record.spec, record.spec.demand
     ahead: list[JobView] = []
-    reason = "it has ended" if record.is_ended else _placement_reason(record)
+    decision = (told or {}).get(record.job_id)
+    reason = "it has ended" if record.is_ended else _placement_reason(record, setting, decision)
     if record.state is JobState.QUEUED:
         ahead = _jobs_ahead(record.job_id, view, make_order(setting), now_s)
         reason = _waiting_reason(record.job_id, view, ahead, told or {})
@@ -126,7 +128,7 @@ def explain(
         job_id=record.job_id,
         state=record.state,
         policy_id=policy_id(setting),
-        needs=need(demand, spec.ranks),
+        needs=need(demand, spec.ranks) + (f", or up to {spec.ranks_most} ranks" if spec.is_elastic else ""),
         free=_free_sentence(view.nodes, demand),
         reason=reason,
         position=len(ahead) + 1 if record.state is JobState.QUEUED else 0,
@@ -136,6 +138,21 @@ def explain(
         nodes=tuple(verdicts[:NODES_LIMIT]),
         shares=record.shares,
         job_reason=record.reason or record.detail,
+    )
+
+
+def speed_question(record: JobRecord, estimate: Estimate, nodes: Sequence[NodeView]) -> SpeedQuestion:
+    """What the model of a job's speed is to be asked: the sizes that it takes, as far as there are GPUs for them."""
+    spec, per_rank = record.spec, max(1, record.spec.demand.gpus)
+    held = world_size(record.shares)
+    there = sum(node.capacity.gpu_count for node in nodes) // per_rank if spec.demand.gpus else spec.ranks_most
+    return SpeedQuestion(
+        estimate,
+        ranks_least=spec.ranks,
+        ranks_most=max(spec.ranks, held, min(spec.ranks_most, there)),
+        ranks_per_node=max(1, max((node.total_gpus for node in nodes), default=1) // per_rank),
+        held=held,
+        held_nodes=len(record.shares),
     )
 
 
@@ -217,14 +234,34 @@ def _waiting_reason(job_id: JobId, view: ClusterView, ahead: Sequence[JobView], 
     return decision.reason if decision is not None else joined(shortage(job, room), ahead_sentence(ahead))
 
 
-def _placement_reason(record: JobRecord) -> str:
+def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decision | None) -> str:
     """Why a running job has what it has: it gets what it asked for, on as few nodes as could hold it."""
+    spec = record.spec
     if not record.shares:
         return "no node has taken it yet"
-    asked = f"it asked for {need(record.spec.demand, record.spec.ranks)}"
     where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares[:SENTENCE_NODES_LIMIT])
-    choice = "on the named nodes" if record.spec.nodes else "on the fewest nodes that had room"
+    if spec.is_elastic:
+        takes = f"takes {spec.ranks} to {spec.ranks_most} ranks and has {world_size(record.shares)}"
+        return joined(takes, size_reason(setting, decision), f"on {where}")
+    asked = f"it asked for {need(spec.demand, spec.ranks)}"
+    choice = "on the named nodes" if spec.nodes else "on the fewest nodes that had room"
     return joined(asked, f"placed {choice}: {where}")
+
+
+def size_reason(setting: PolicySetting, decision: Decision | None) -> str:
+    """Why a job that takes several sizes has this one."""
+    if not kind_of(setting).resizes:
+        return f"{setting.name} gives jobs the least that they take"
+    if setting.elasticity is Elasticity.OFF:
+        return "elasticity=off gives jobs the least that they take"
+    if decision is None:
+        return "the next plan tells why"
+    if decision.change not in (Change.GROW, Change.SHRINK, Change.MOVE, Change.STOP):
+        return decision.reason
+    size = f" to {amount(decision.target.ranks, 'rank')}" if decision.target.ranks else ""
+    is_advice = setting.elasticity is Elasticity.ADVISE
+    wish, needed = ("would", " with elasticity=on") if is_advice else ("is to", "")
+    return f"{wish} {decision.change.value}{size}{needed}: {decision.reason}"
 
 
 def _verdict(node: NodeView, spec: JobSpec, note: str) -> NodeVerdict:

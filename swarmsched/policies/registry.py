@@ -162,15 +162,17 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
     ConfigError with field, value and nearest match if there is none.
     """
-    kind = kind_of(setting)
-    policy = _policy(kind, tuple(_complete(kind, setting.parameters).items()))
+    policy = policy_of(setting)
     plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)
+    decisions = plan.decisions
     advice: tuple[Decision, ...] = ()
     running = {job.job_id for job in view.jobs if job.card.elastic and job.shares}
     if running and setting.elasticity is Elasticity.ADVISE:
-        wished = policy.plan(view, now_s).decisions
-        advice = tuple([each for each in wished if each.job_id in running and each.change is not Change.KEEP])
-    return replace(plan, version=view.version, policy_id=policy_id(setting), advice=advice)
+        wished = {each.job_id: each for each in policy.plan(view, now_s).decisions if each.job_id in running}
+        kept = {job_id: each for job_id, each in wished.items() if each.change is Change.KEEP}
+        advice = tuple([each for job_id, each in wished.items() if job_id not in kept])
+        decisions = tuple([kept.get(each.job_id, each) for each in decisions])  # they say why it has its size
+    return replace(plan, decisions=decisions, version=view.version, policy_id=policy_id(setting), advice=advice)
 
 
 def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
@@ -183,6 +185,12 @@ def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
         for job in view.jobs
     ]
     return replace(view, jobs=tuple(jobs))
+
+
+def policy_of(setting: PolicySetting) -> Policy:
+    """The policy that a setting names; asked for first it is imported, which takes a while.  ConfigError as above."""
+    kind = kind_of(setting)
+    return _policy(kind, tuple(_complete(kind, setting.parameters).items()))
 
 
 @lru_cache(maxsize=8)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
@@ -40,6 +41,11 @@ class Sized:
         return ""
 
     @property
+    def why_waiting(self) -> str:
+        """The same of one that gets nothing."""
+        return self.why
+
+    @property
     def is_kept(self) -> bool:
         """True when it keeps its size, and so its hosts."""
         return 0 < self.ranks == self.held
@@ -53,11 +59,11 @@ class Sized:
             if self.held:
                 whom = f"makes room for {handle(JobId(taker))}" if taker else "others gain more from its GPUs"
                 return Decision(job.job_id, Change.STOP, joined(whom, self.why), taker=taker)
-            return wait(job, (), joined(shortage(job, room), self.why))
+            return wait(job, (), joined(shortage(job, room), self.why_waiting))
         room.take(shares, job.demand)
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
-        reason = joined(amount(ranks, "rank"), self.why)
+        reason = self.why or f"with {amount(ranks, 'rank')}"
         if not self.held:
             return start_or_claim(job, target, now, reason)
         if ranks > self.held:
@@ -69,7 +75,8 @@ class Sized:
         batch = self.goodput.batch(self.held, len(job.shares)) if self.goodput else 0
         now = job.card.elastic.global_batch if job.card.elastic else 0
         if batch in (0, now):
-            return keep(job, ())
+            decision = keep(job, ())
+            return replace(decision, reason=self.why) if job.card.elastic and self.why else decision
         reason = f"a batch of {batch} makes more progress than one of {now}"
         return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
 

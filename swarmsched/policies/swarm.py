@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swarmsched.models.goodput import Floats, GoodputBook
+from swarmsched.policies.base import joined
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
 from swarmsched.policies.room import Room, may_resize
@@ -33,15 +34,34 @@ RANKS_MOST = 256
 
 @dataclass
 class Candidate(Sized):
-    """A job that may get more, less or other GPUs; `value` by world size."""
+    """A job that may get more, less or other GPUs; `rate` and `value` by world size."""
 
+    rate: Floats
     value: Floats
     left_s: float  # on an equal share
 
     @property
     def why(self) -> str:
-        """As its size was chosen by gain."""
-        return f"gains most there, {self.left_s:.0f} s left on an equal share"
+        """What one more rank would bring, and how long it lasts: who has less left counts more."""
+        return joined(self._next, self._left)
+
+    @property
+    def why_waiting(self) -> str:
+        """Of what there is, others make more."""
+        return joined("others gain more from what there is", self._left)
+
+    @property
+    def _left(self) -> str:
+        return f"{self.left_s:.0f} s left on an equal share" if _is_known(self.job) else ""
+
+    @property
+    def _next(self) -> str:
+        more = self.ranks + 1
+        if not self.ranks or more >= len(self.rate) or not self.rate[self.ranks]:
+            return ""
+        source = "by its model" if self.goodput else "as far as one can guess"
+        gain = float(self.rate[more] / self.rate[self.ranks]) - 1.0
+        return f"one more rank would make it {gain:.0%} faster, {source}" if gain >= 0.005 else "more would not help it"
 
 
 class Swarm:
@@ -87,7 +107,7 @@ class Swarm:
         if 0 < held <= most:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
             value[held] = max(value[held], there / usual)
-        return Candidate(job, goodput, value, left_s)
+        return Candidate(job, goodput, rate, value, left_s)
 
     def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
         """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
@@ -100,3 +120,8 @@ class Swarm:
         """Speed after a pause for each world size: the pause is paid from the time that the change lasts."""
         lasts_s = np.minimum(self._horizon_s, left_s / np.maximum(speed, LEAST_GAIN))
         return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
+
+
+def _is_known(job: JobView) -> bool:
+    """True when it was told how much is left of it."""
+    return job.card.estimate is not None and job.card.estimate.remaining > 0.0

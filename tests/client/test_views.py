@@ -269,6 +269,67 @@ def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
     )
 
 
+SPEED = [
+    {"ranks": 1, "nodes": 1, "step_seconds": 0.4, "samples_per_second": 160.0, "source": "measured"},
+    {"ranks": 2, "nodes": 1, "step_seconds": 0.22, "samples_per_second": 290.9, "source": "measured"},
+    {"ranks": 4, "nodes": 2, "step_seconds": 0.131, "samples_per_second": 488.5, "source": "fitted"},
+]
+MODEL = {
+    "global_batch": 64,
+    "speed": [{**row, "is_current": row["ranks"] == 2} for row in SPEED],
+    "speed_error_ratio": 0.03,
+    "grad_noise": 12.5,
+    "is_prior": False,
+}
+TABLE = """\
+Speed by its model (2 sizes measured, the fit is off by 3%), global batch 64, gradient noise 12.5:
+  RANKS  GPUS  NODES  S/STEP  SAMPLES/S  SPEED-UP  BY
+      1     2      1     0.4        160      1.00  measured
+      2     4      1    0.22      290.9      1.82  measured, now
+      4     8      2   0.131      488.5      3.05  fitted
+"""
+
+
+def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_this_one(swarm, agent):
+    spec = {"ranks": 1, "ranks_most": 4, "gpus_per_rank": 2}
+    agent.answers["GET /v1/events"] = {"items": [], "next_cursor": None}
+    shown = {"model": MODEL, "size_reason": "one more rank would make it 30% faster, by its model", "world_size": 2}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(spec=spec, gpus_per_rank=2, **shown)
+    _, out, _ = swarm("status", HANDLE)
+    assert "Needs:         1 to 4 ranks with 2 GPUs each\n" in out
+    assert "Has:           2 ranks: one more rank would make it 30% faster, by its model\n" in out
+    assert TABLE in out
+    left = {
+        "source": "steps",
+        "remaining_seconds": 90.0,
+        "remaining_seconds_low": 80.0,
+        "remaining_seconds_high": 101.0,
+    }
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = {
+        "handle": HANDLE,
+        "state": "running",
+        "summary": "takes 1 to 4 ranks and has 2",
+        "needs": {**spec, "gpus": 2},
+        "free": {"gpus": 0, "total_gpus": 8, "nodes": 2},
+        "progress": left,
+        "model": MODEL,
+    }
+    assert swarm("why", HANDLE)[1] == (
+        f"Job {HANDLE} is running: takes 1 to 4 ranks and has 2\n"
+        "It needs 1 to 4 ranks with 2 GPUs each.\n"
+        "Left: 1:30 (1:20 to 1:41), by the declared steps.\n"
+        "Free now: 0 of 8 GPUs on 2 nodes.\n" + TABLE
+    )
+
+
+def test_sizes_that_nobody_ran_are_not_told_for_more_than_they_are(swarm, agent):
+    agent.answers["GET /v1/events"] = {"items": [], "next_cursor": None}
+    model = {**MODEL, "speed": [{**row, "is_current": False} for row in SPEED[1:]]}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(model=model, gpus_per_rank=1)
+    told = "(1 size measured, and other sizes are taken to scale perfectly until one was run), global batch 64"
+    assert told in swarm("status", HANDLE)[1]
+
+
 def test_status_of_an_ended_job(swarm, agent):
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended(
         3, "failed", detail="rank 2 exited with 3", failed_node="gpu2", failed_rank=2

@@ -116,7 +116,7 @@ def schemas() -> Schema:
         "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}),
         "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
         "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
-        "position": COUNT, **AGE,
+        "position": COUNT, "progress": JOB["progress"], "model": JOB["model"], **AGE,
     }  # fmt: skip
     survival = {
         "jobs": {"type": "object", "additionalProperties": COUNT}, "without_majority": COUNT, "unknown": COUNT,

@@ -7,6 +7,7 @@ from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuReading
+from swarmsched.estimate import SpeedQuestion
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
@@ -93,6 +94,14 @@ class Facts:
         report = self._agent.node.why(job_id, self._agent.now_s())
         assert report is not None, "asked for a job that is here"
         return report
+
+    def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
+        """What the planner is to tell of a job that takes several sizes and has reported; None of others."""
+        return self._agent.node.speed_question(job_id)
+
+    def size_reason(self, record: JobRecord) -> str:
+        """Why such a job has the size that it has; empty for others."""
+        return self._agent.node.size_reason(record)
 
     def gpus(self) -> Sequence[GpuFacts]:
         """The GPUs of this node with what the ledger and NVML say of each."""

@@ -15,6 +15,7 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import trimmed
 from swarm_agent.http.keys import TASK, document
+from swarm_agent.http.model import model_document
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
@@ -147,8 +148,17 @@ class Jobs:
             share["is_paused"] = None
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
-        record = self._record(job_id)
-        return await self._shown(job_document_now(record, self._facts), call, stamp_header(record.stamp))
+        record, fields = self._record(job_id), call.words("fields")
+        document = job_document_now(record, self._facts)
+        if not record.is_ended and (not fields or {"model", "size_reason"}.intersection(fields)):
+            document["model"] = await self._model(job_id)
+            document["size_reason"] = self._facts.size_reason(record) or None
+        return await self._shown(document, call, stamp_header(record.stamp))
+
+    async def _model(self, job_id: JobId) -> Document | None:
+        question = self._facts.speed_question(job_id)
+        table = await self._agent.tabulate(question) if question is not None else None
+        return model_document(question, table) if question and table and table.rows else None
 
     async def _show_card(self, job: JobView, call: Call) -> Answer:
         place, document = self._facts.places().get(job.job_id), card_document(job, time.time())
@@ -180,7 +190,12 @@ class Jobs:
         return {"tasks": tasks, "reports": reported_here(self._facts, job_id)}
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
-        return answer(why_document(self._record(job_id), self._facts))
+        record = self._record(job_id)
+        job = job_document_now(record, self._facts)
+        if job["progress"]:
+            await self._ask_owners(job)
+        model = None if record.is_ended else await self._model(job_id)
+        return answer({**why_document(record, self._facts), "progress": job["progress"], "model": model})
 
     def _record(self, job_id: JobId) -> JobRecord:
         record = self._facts.record(job_id)

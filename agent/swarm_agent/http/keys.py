@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import GpuFacts
+from swarm_agent.http.model import MODEL
 from swarm_agent.http.progress import PROGRESS, by_time_limit
 from swarm_agent.http.schema import (
     COUNT,
@@ -227,6 +228,8 @@ JOB: tuple[JobKey, ...] = (
     JobKey("checkpoint", record(properties(CHECKPOINT)),
            lambda job: document(CHECKPOINT, job.record.checkpoint) if job.record.checkpoint else None),
     JobKey("progress", maybe(record(PROGRESS)), lambda job: job.progress(), card_progress),
+    JobKey("model", maybe(record(MODEL)), lambda _: None, lambda _: None),
+    JobKey("size_reason", maybe(TEXT), lambda _: None, lambda _: None),
     JobKey("attained_gpu_seconds", SECONDS,
            lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
     JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),
@@ -241,8 +244,8 @@ AGE: Schema = {"as_of": TIME, "staleness_seconds": SECONDS}
 """How old what is told is: at the end of documents of jobs, nodes and lists."""
 
 NEEDS: Schema = {
-    "ranks": COUNT, "gpus_per_rank": COUNT, "gpus": COUNT, "cpus_per_rank": COUNT, "memory_bytes_per_rank": COUNT,
-    "gpu_memory_bytes": COUNT, "gpu_type": TEXT,
+    "ranks": COUNT, "ranks_most": COUNT, "gpus_per_rank": COUNT, "gpus": COUNT, "cpus_per_rank": COUNT,
+    "memory_bytes_per_rank": COUNT, "gpu_memory_bytes": COUNT, "gpu_type": TEXT,
 }
 """What is told of a specification where it is explained why a job waits."""
 

@@ -10,6 +10,7 @@ from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.logs import LogStore
 from swarmsched.commands import Command, Refused, Reply
+from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.ids import NodeId
 
 R = TypeVar("R")
@@ -43,6 +44,9 @@ class AgentPort(Protocol):
 
     async def command(self, command: Command, timeout_s: float = 10.0) -> Reply:
         """Ask the core."""
+
+    async def tabulate(self, question: SpeedQuestion) -> SpeedTable | None:
+        """A job's speed by world size, from the planner; None where it does not tell in time."""
 
     async def query(
         self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from swarm_client.annotations import Any
+from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure
@@ -36,6 +37,9 @@ def execute(session: Session, arguments: Arguments) -> int:
         session.printer.document(job)
         return OK
     _print_facts(session, facts(job))
+    if job.get("model"):
+        for line in model_lines(job["model"], job.get("gpus_per_rank") or 0, session.printer):
+            session.printer.line(line)
     _print_events(session, job)
     return OK
 
@@ -109,8 +113,7 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if job.get("state") == "ended":
         yield from _outcome(job)
     yield "Needs", needs(spec) if spec else f"{job.get('gpus')} GPUs"
-    if job.get("nodes"):
-        yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
+    yield from _place(job)
     yield from _command(spec)
     yield from _times(job, spec)
     if job.get("progress"):
@@ -131,6 +134,14 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Note", f"as of {age} ago: whoever answers for the job at this moment knows an older state"
 
 
+def _place(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How many ranks it has, why so many, and where."""
+    if job.get("size_reason"):
+        yield "Has", plain(f"{show_count(job['world_size'], 'rank')}: {job['size_reason']}")
+    if job.get("nodes"):
+        yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
+
+
 def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """How far it has come, how fast, and what is left."""
     done = [shown_ratio(progress)] if progress.get("ratio") is not None else []
@@ -142,7 +153,7 @@ def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     speed += [f"{progress['samples_per_second']:.4g} samples/s"] if progress.get("samples_per_second") else []
     if speed:
         yield "Speed", ", ".join(speed)
-    yield "Remaining", _remaining(progress)
+    yield "Remaining", remaining(progress)
     if progress.get("reported_at"):
         odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
         newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
@@ -154,7 +165,8 @@ def _of_total(progress: Mapping[str, Any], name: str) -> str:
     return f"{name} {progress[name]:.10g}" + (f" of {total:.10g}" if total else "")
 
 
-def _remaining(progress: Mapping[str, Any]) -> str:
+def remaining(progress: Mapping[str, Any]) -> str:
+    """Time that is left, its interval, and by what."""
     source, left = str(progress.get("source")), show_duration(progress.get("remaining_seconds"))
     if source == "time_limit":
         return f"{left} at most, by its time limit"
@@ -227,7 +239,7 @@ def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def needs(spec: Mapping[str, Any]) -> str:
-    """`4 ranks with 1 GPU (H200, >= 80.0 GiB), 8 cores, 16.0 GiB each`."""
+    """`4 ranks with 1 GPU (H200, >= 80.0 GiB), 8 cores, 16.0 GiB each`, or `1 to 4 ranks ...`."""
     each = []
     gpus = spec.get("gpus_per_rank") or 0
     if gpus:
@@ -239,8 +251,9 @@ def needs(spec: Mapping[str, Any]) -> str:
     if spec.get("memory_bytes_per_rank"):
         each.append(show_bytes(spec["memory_bytes_per_rank"]))
     ranks = spec.get("ranks") or 1
-    text = f"{ranks} rank{'s' * (ranks > 1)}"
-    return f"{text} with {', '.join(each)}{' each' * (ranks > 1)}" if each else f"{text}, no GPU"
+    most = max(ranks, spec.get("ranks_most") or 0)
+    text = f"{ranks} to {most} ranks" if most > ranks else show_count(ranks, "rank")
+    return f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU"
 
 
 def _share(share: Mapping[str, Any]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from swarm_client.annotations import Any
+from swarm_client.cli.model import model_lines
 from swarm_client.cli.session import Session, one_positional
-from swarm_client.cli.status import needs
+from swarm_client.cli.status import needs, remaining
 from swarm_client.failure import OK
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
@@ -27,6 +28,9 @@ def execute(session: Session, arguments: Arguments) -> int:
         return OK
     for sentence in sentences(report):
         session.printer.line(plain(sentence))
+    if report.get("model"):
+        for line in model_lines(report["model"], report["needs"].get("gpus_per_rank") or 0, session.printer):
+            session.printer.line(line)
     return OK
 
 
@@ -37,6 +41,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"Job {report['handle']} is {report['state']}: {report['summary']}"
     yield f"It needs {needs(report['needs'])}{_total(report['needs'])}."
+    if report.get("progress"):
+        yield f"Left: {remaining(report['progress'])}."
     free = report.get("free") or {}
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
     yield f"Free now: {gpus} on {show_count(free.get('nodes', 0), 'node')}."
@@ -59,7 +65,9 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _total(wanted: Mapping[str, Any]) -> str:
     gpus = wanted.get("gpus") or 0
-    return f", {gpus} GPUs in all" if gpus > 1 and wanted.get("ranks", 1) > 1 else ""
+    ranks, most = wanted.get("ranks", 1), wanted.get("ranks_most") or 0
+    at_least = " at least" if most > ranks else ""
+    return f", {gpus} GPUs in all{at_least}" if gpus > 1 and ranks > 1 else ""
 
 
 def _fitting(node: Mapping[str, Any]) -> str:

@@ -128,8 +128,8 @@ class Placement:
 
     @property
     def told(self) -> Mapping[JobId, Decision]:
-        """What the last plan said of each live job."""
-        return self._planning.told
+        """What the last plan said of each live job, and its advice where it had any."""
+        return {**self._planning.told, **{each.job_id: each for each in self._planning.advice}}
 
     @property
     def update_ids(self) -> Iterator[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from swarm_agent.task.reports import Reported
 from swarmsched.api import JobSpec, JobState
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint, SpeedQuestion
 from swarmsched.ids import JobId
 from tests.agent.http.test_openapi import Checker
 from tests.agent.http.testing import a_card, a_record, job_id
@@ -156,3 +157,30 @@ async def test_fields_pick_it_and_documents_are_as_promised(n1, n2) -> None:
     checker = Checker(n1, await n1.get("/openapi.json"))
     await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{JOB}")
     await checker.check("GET", "/v1/jobs")
+
+
+@pytest.mark.parametrize("asked", ["n1", "n2"])
+async def test_a_job_that_takes_several_sizes_is_shown_with_its_model(desks, asked) -> None:
+    running(desks["n1"])
+    points, noise = (SpeedPoint(1, 1, 64, 0.4), SpeedPoint(2, 1, 32, 0.25)), (NoisePoint(64, 12.5),)
+    estimate = Estimate(points=points, noise=noise, remaining=900.0, remaining_error=0.1, is_partial=True)
+    desks["n1"].agent.questions[JOB] = SpeedQuestion(estimate, 1, 4, 2, held=2, held_nodes=1)
+    job = await desks[asked].get(f"/v1/jobs/{JOB}")
+    model = job["model"]
+    assert [(row["ranks"], row["nodes"], row["source"], row["is_current"]) for row in model["speed"]] == [
+        (1, 1, "measured", False),
+        (2, 1, "measured", True),
+        (3, 2, "fitted", False),
+        (4, 2, "fitted", False),
+    ]
+    assert (model["speed"][1]["step_seconds"], model["speed"][1]["samples_per_second"]) == (0.25, 256.0)
+    assert (model["global_batch"], model["grad_noise"]) == (64, 12.5)
+    assert (model["remaining_steps"], model["remaining_error_ratio"]) == (900.0, 0.1)
+    assert job["size_reason"] == "more would not help it"
+    why = await desks[asked].get(f"/v1/jobs/{JOB}/why")
+    assert why["model"] == model
+    assert why["progress"].keys() == job["progress"].keys()
+    checker = Checker(desks[asked], await desks[asked].get("/openapi.json"))
+    await checker.check("GET", "/v1/jobs/{job}/why", path=f"/v1/jobs/{JOB}/why")
+    await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{JOB}")
+    assert (await desks[asked].get(f"/v1/jobs/{JOB}?fields=state")).keys() == {"id", "state"}

@@ -42,11 +42,13 @@ from swarmsched.commands import (
     TicketIssued,
 )
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import GpuGroup, NodeFlag, NodeRecord, NodeStatus
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.models.table import tabulate
 from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
@@ -92,6 +94,7 @@ class AgentWithoutCore(Facts):
         self.known_tasks: list[TaskStatus] = []
         self.witnesses: set[NodeId] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
+        self.questions: dict[JobId, SpeedQuestion] = {}
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
@@ -239,6 +242,18 @@ class AgentWithoutCore(Facts):
             shares=(),
             job_reason="",
         )
+
+    def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
+        """As set by the test."""
+        return self.questions.get(job_id)
+
+    def size_reason(self, record: JobRecord) -> str:
+        """For jobs of which there is a question."""
+        return "more would not help it" if record.job_id in self.questions else ""
+
+    async def tabulate(self, question: SpeedQuestion) -> SpeedTable | None:
+        """As the planner's process."""
+        return tabulate(question)
 
     def gpus(self) -> list[GpuFacts]:
         """Two simulated devices."""

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from swarm_agent.planner import Planner
 from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.effects import ComputePlan
+from swarmsched.estimate import Estimate, SpeedPoint, SpeedQuestion
 from swarmsched.events import Event, PlanComputed, PlanFailed
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Free, GpuCount
@@ -102,6 +104,39 @@ async def test_a_policy_that_raises_is_a_failed_plan_and_the_child_goes_on(
 
     assert isinstance(events[0], PlanFailed)
     assert "no-such-policy" in events[0].error
+    assert isinstance(events[1], PlanComputed)
+
+
+async def test_speeds_are_fitted_in_the_same_child_between_plans(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    question = SpeedQuestion(Estimate(points=(SpeedPoint(1, 1, 64, 0.4),)), 1, 2, 2)
+    planner.submit(request(1))
+    first, second = await asyncio.gather(planner.tabulate(question, 60.0), planner.tabulate(question, 60.0))
+    planner.submit(request(2))
+    await wait_until(lambda: len(events) == 2)
+
+    assert first == second
+    assert first is not None
+    assert [(row.ranks, row.is_measured) for row in first.rows] == [(1, True), (2, False)]
+    assert all(isinstance(event, PlanComputed) for event in events)
+
+
+async def test_who_asks_for_speeds_does_not_wait_for_a_stuck_child(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner.submit(request(1))
+    await wait_until(lambda: events)
+    stuck = child_pid(planner)
+    assert stuck is not None
+    os.kill(stuck, signal.SIGSTOP)
+    question = SpeedQuestion(Estimate(points=(SpeedPoint(1, 1, 64, 0.4),)), 1, 2, 2)
+    assert await planner.tabulate(question, 0.1) is None
+    os.kill(stuck, signal.SIGCONT)
+    planner.submit(request(2))
+    await wait_until(lambda: len(events) == 2)
     assert isinstance(events[1], PlanComputed)
 
 

@@ -2,18 +2,30 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
+from swarmsched.estimate import Estimate
 from swarmsched.ids import NodeId, handle
-from swarmsched.policies.explain import explain, impossible
+from swarmsched.policies.explain import explain, impossible, speed_question
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
-from swarmsched.view import ClusterView, JobView, NodeView, PolicySetting
+from swarmsched.view import (
+    Allocation,
+    Change,
+    ClusterView,
+    Decision,
+    Elasticity,
+    JobView,
+    NodeView,
+    PolicySetting,
+)
 from tests.swarmsched.building import job_id, make_node, make_record
 
 FIFO = PolicySetting("fifo")
+GROWN = Decision(job_id(5), Change.GROW, "it gains", Allocation((Share(NodeId("n2"), 2),)))
 
 
 def node(name: str, free: int, model: str = "A100", *, is_available: bool = True) -> NodeView:
@@ -112,3 +124,33 @@ def test_impossible_looks_at_each_resource_and_at_the_nodes_allowed() -> None:
     assert verdict(1, Demand(gpus=1), "zz").startswith("asked for node zz; the swarm has no such node, only a")
     assert "0 GPUs of that kind (there are " in verdict(1, Demand(gpus=1, gpu_type="typo"))
     assert verdict(1, Demand(), "a") == "None"
+
+
+@pytest.mark.parametrize(
+    ("policy", "elasticity", "decision", "told"),
+    [
+        ("backfill", Elasticity.ON, None, "backfill gives jobs the least that they take"),
+        ("swarm", Elasticity.OFF, None, "elasticity=off gives jobs the least that they take"),
+        ("swarm", Elasticity.ON, None, "the next plan tells why"),
+        ("swarm", Elasticity.ON, Decision(job_id(5), Change.KEEP, "more would not help it"), "more would not help it"),
+        ("swarm", Elasticity.ON, GROWN, "is to grow to 2 ranks: it gains"),
+        ("swarm", Elasticity.ADVISE, GROWN, "would grow to 2 ranks with elasticity=on: it gains"),
+    ],
+)
+def test_of_a_job_that_takes_several_sizes_it_is_told_why_it_has_this_one(
+    policy: str, elasticity: Elasticity, decision: Decision | None, told: str
+) -> None:
+    running = record(1, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n2"), 1),))
+    running = replace(running, spec=replace(running.spec, ranks_most=4))
+    setting = PolicySetting(policy, {}, elasticity)
+    report = explain(running, view_of(running), setting, 0.0, told={running.job_id: decision} if decision else None)
+    assert report.reason == f"takes 1 to 4 ranks and has 1; {told}; on n2 (1)"
+    assert report.needs == "1 GPU, or up to 4 ranks"
+
+
+def test_the_model_is_asked_of_the_sizes_for_which_there_are_gpus() -> None:
+    running = record(2, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n1"), 1), Share(NodeId("n2"), 2)))
+    running = replace(running, spec=replace(running.spec, ranks_most=100))
+    question = speed_question(running, Estimate(), view_of(running).nodes)
+    assert (question.ranks_least, question.ranks_most, question.ranks_per_node) == (2, 10, 2)
+    assert (question.held, question.held_nodes) == (3, 2)
