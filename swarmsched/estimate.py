@@ -79,7 +79,7 @@ class Estimate(Value):
 
 
 class SpeedQuestion(Value):
-    """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node."""
+    """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node, with its present batch."""
 
     estimate: Estimate
     ranks_least: U16
@@ -87,6 +87,8 @@ class SpeedQuestion(Value):
     ranks_per_node: U16
     held: U16 = 0  # its ranks now
     held_nodes: U16 = 0
+    batches: BatchRange = BatchRange()  # frozen; as declared: without it the batch that was measured first stays
+    global_batch: U32 = 0  # 0: the first one
 
 
 class SpeedRow(Value):

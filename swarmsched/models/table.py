@@ -2,8 +2,8 @@
 
 from math import ceil, isfinite
 
-from swarmsched.estimate import BatchRange, SpeedPoint, SpeedQuestion, SpeedRow, SpeedTable, batches_of
-from swarmsched.models.batch import split
+from swarmsched.estimate import SpeedPoint, SpeedQuestion, SpeedRow, SpeedTable, batches_of
+from swarmsched.models.batch import Split, split
 from swarmsched.models.fit import fit_speed
 from swarmsched.models.goodput import StepTimes
 
@@ -11,15 +11,17 @@ ROWS_MOST = 10
 
 
 def tabulate(question: SpeedQuestion) -> SpeedTable:
-    """No rows where nothing was measured.  The global batch is the one that was measured first."""
+    """No rows where nothing was measured."""
     estimate = question.estimate
     if not estimate.points:
         return SpeedTable()
     fitted = fit_speed(estimate.points)
-    times, batches = StepTimes(estimate.speed or fitted.model, estimate.points), batches_of(estimate)
-    rows = [_row(question, times, batches, ranks) for ranks in _sizes(question)]
+    times = StepTimes(estimate.speed or fitted.model, estimate.points)
+    batches = question.batches if question.batches.first else batches_of(estimate)
+    batch = question.global_batch or batches.first
+    rows = [_row(question, times, split(batch, ranks, batches), ranks) for ranks in _sizes(question)]
     error = estimate.speed_error if estimate.speed else fitted.error
-    return SpeedTable(tuple([row for row in rows if row is not None]), batches.first, error)
+    return SpeedTable(tuple([row for row in rows if row is not None]), batch, error)
 
 
 def _sizes(question: SpeedQuestion) -> list[int]:
@@ -32,20 +34,24 @@ def _sizes(question: SpeedQuestion) -> list[int]:
     return sorted(size for size in sizes if least <= size <= most)
 
 
-def _row(question: SpeedQuestion, times: StepTimes, batches: BatchRange, ranks: int) -> SpeedRow | None:
-    point = _measured(question, ranks)
-    if point is not None:
-        batch = point.ranks * point.local_batch
-        return SpeedRow(ranks, point.nodes, point.step_s, batch / point.step_s, is_measured=True)
-    nodes, dealt = ceil(ranks / question.ranks_per_node), split(batches.first, ranks, batches)
-    step_s = times.step_s(ranks, nodes, *dealt) if dealt else 0.0
+def _row(question: SpeedQuestion, times: StepTimes, dealt: Split | None, ranks: int) -> SpeedRow | None:
+    if dealt is None:
+        return None
+    point = _measured(question, ranks, dealt.local_batch)
+    nodes = point.nodes if point is not None else ceil(ranks / question.ranks_per_node)
+    is_measured = point is not None and dealt.micro_steps == 1
+    step_s = point.step_s if point is not None and is_measured else times.step_s(ranks, nodes, *dealt)
     if not step_s or not isfinite(step_s):
         return None
-    return SpeedRow(ranks, nodes, step_s, batches.first / step_s, is_measured=False)
+    return SpeedRow(ranks, nodes, step_s, dealt.batch(ranks) / step_s, is_measured)
 
 
-def _measured(question: SpeedQuestion, ranks: int) -> SpeedPoint | None:
-    """Where it runs now if it is of that size, else on the fewest nodes."""
-    points = [point for point in question.estimate.points if point.ranks == ranks and point.step_s]
+def _measured(question: SpeedQuestion, ranks: int, local_batch: int) -> SpeedPoint | None:
+    """Where it runs now if it is of that size, else on the fewest nodes; local batches are told in whole samples."""
+    points = [
+        point
+        for point in question.estimate.points
+        if point.ranks == ranks and abs(point.local_batch - local_batch) <= 1 and point.step_s
+    ]
     here = [point for point in points if (ranks, point.nodes) == (question.held, question.held_nodes)]
     return min(here or points, key=lambda point: point.nodes, default=None)

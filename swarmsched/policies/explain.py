@@ -128,7 +128,8 @@ def explain(
         job_id=record.job_id,
         state=record.state,
         policy_id=policy_id(setting),
-        needs=need(demand, spec.ranks) + (f", or up to {spec.ranks_most} ranks" if spec.is_elastic else ""),
+        needs=need(demand, spec.ranks)
+        + (f", or up to {spec.ranks_most} ranks" if spec.ranks_most > spec.ranks else ""),
         free=_free_sentence(view.nodes, demand),
         reason=reason,
         position=len(ahead) + 1 if record.state is JobState.QUEUED else 0,
@@ -153,6 +154,8 @@ def speed_question(record: JobRecord, estimate: Estimate, nodes: Sequence[NodeVi
         ranks_per_node=max(1, max((node.total_gpus for node in nodes), default=1) // per_rank),
         held=held,
         held_nodes=len(record.shares),
+        batches=spec.batches,
+        global_batch=record.global_batch,
     )
 
 
@@ -241,7 +244,10 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
         return "no node has taken it yet"
     where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares[:SENTENCE_NODES_LIMIT])
     if spec.is_elastic:
-        takes = f"takes {spec.ranks} to {spec.ranks_most} ranks and has {world_size(record.shares)}"
+        most, has = max(spec.ranks, spec.ranks_most), world_size(record.shares)
+        takes = (
+            f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"
+        )
         return joined(takes, size_reason(setting, decision), f"on {where}")
     asked = f"it asked for {need(spec.demand, spec.ranks)}"
     choice = "on the named nodes" if spec.nodes else "on the fewest nodes that had room"

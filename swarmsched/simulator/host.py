@@ -59,7 +59,7 @@ DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the cl
 LAG_REPORTED_S = 0.2
 TELEMETRY_PERIOD_S = 5.0
 PLAN_S = 0.010
-SIMULATED_STEPS, SIMULATED_SPEED_UP = 1e6, 0.8
+SIMULATED_BATCH, SIMULATED_STEPS, SIMULATED_SPEED_UP = 64, 1e6, 0.8
 MAILBOX_MAX = 10_000  # events that wait for a paused node; the oldest are lost
 BACKLOG_MAX = 2_000  # effects behind a stalled disk; beyond it peers' messages are refused
 FAULT_S = 1.0  # until an agent whose core raised is up again
@@ -457,7 +457,7 @@ __all__ = ["START_UTC_S", "TELEMETRY_PERIOD_S", "Host", "MakeNode", "Observer", 
 def simulated_estimate(task: RunningTask, done: int) -> Estimate:
     """What ranks would report after so many checkpoints: the more of them, the faster, though not in proportion, and
     the longer they train, the more a larger batch is worth."""
-    ranks, batch = task.order.world_size, task.global_batch
+    ranks, batch = task.order.world_size, task.global_batch or SIMULATED_BATCH
     point = SpeedPoint(ranks, len(task.order.shares), max(1, batch // ranks), ranks**-SIMULATED_SPEED_UP)
     noise = (NoisePoint(batch, float(done)),)
     left = max(1.0, SIMULATED_STEPS - done)

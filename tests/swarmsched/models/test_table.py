@@ -1,14 +1,16 @@
 """The model of a job's speed as people see it: what was measured stays as it is, the rest is the fit's."""
 
+from typing import Any
+
 import pytest
 
-from swarmsched.estimate import Estimate, SpeedPoint, SpeedQuestion
+from swarmsched.estimate import BatchRange, Estimate, SpeedPoint, SpeedQuestion
 from swarmsched.models.table import tabulate
 
 ALONE, PAIR = SpeedPoint(1, 1, 64, 0.4), SpeedPoint(2, 1, 32, 0.22)
 
 
-def question(*points: SpeedPoint, least: int = 1, most: int = 4, **more: int) -> SpeedQuestion:
+def question(*points: SpeedPoint, least: int = 1, most: int = 4, **more: Any) -> SpeedQuestion:
     return SpeedQuestion(Estimate(points=points, is_partial=True), least, most, 2, **more)
 
 
@@ -32,6 +34,15 @@ def test_of_several_measurements_of_one_size_that_of_its_present_hosts_counts() 
     assert (rows[1].nodes, rows[1].step_s) == (2, 0.3)
     rows = tabulate(question(ALONE, PAIR, spread, held=1, held_nodes=1)).rows
     assert (rows[1].nodes, rows[1].step_s) == (1, 0.22)
+
+
+def test_speeds_are_told_with_the_batch_that_it_has_now() -> None:
+    declared: dict[str, Any] = {"batches": BatchRange(64, 256, 1, 64), "global_batch": 128}
+    table = tabulate(question(ALONE, PAIR, SpeedPoint(2, 1, 64, 0.4), **declared))
+    assert table.global_batch == 128
+    assert [row.is_measured for row in table.rows] == [False, True, False, False]
+    assert table.rows[0].step_s == pytest.approx(0.8), "two micro-steps of what was measured"
+    assert table.rows[1].samples_per_s == pytest.approx(128 / 0.4)
 
 
 def test_of_many_sizes_the_ends_powers_of_two_and_what_was_measured_are_told() -> None:
