@@ -142,6 +142,7 @@ class Decision(Value):
     rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)] = ()  # its place in the order, for owners that must choose
     gain_s: Real = 0.0
     cost_s: Real = 0.0
+    step_s: Amount = 0.0  # which the model predicts for the target; 0: it does not
 
 
 class Plan(Value):
@@ -157,6 +158,7 @@ class Plan(Value):
     elapsed_s: Amount = 0.0  # how long planning took
     review_s: Amount = 0.0  # after so long time alone changes the plan; 0: it does not
     advice: Annotated[tuple[Decision, ...], Meta(max_length=JOBS_LIMIT)] = ()  # on running jobs: told, not followed
+    fault: Text = ""  # of the policy, in whose place another one made this plan
 
 
 class Policy(Protocol):

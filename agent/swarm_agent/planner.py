@@ -53,6 +53,7 @@ class Planner:
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self.observe_plan: Callable[[str, str, float], None] = lambda policy, result, elapsed_s: None
 
     def submit(self, request: ComputePlan) -> None:
         """Plan, and post `PlanComputed` or `PlanFailed`; a request still waiting is answered as superseded."""
@@ -103,9 +104,14 @@ class Planner:
 
     async def _planned(self, request: ComputePlan) -> Event:
         plan, _, problem = await self._ask(((request.setting, request.view, now()), None))
-        if plan is not None:
-            return PlanComputed(plan)
-        return self._failed(request, problem)
+        name = request.setting.name
+        if plan is None:
+            self.observe_plan(name, "failed", 0.0)
+            return self._failed(request, problem)
+        if plan.fault:
+            log.warning("backfill planned in the place of %s: %s", name, plan.fault)
+        self.observe_plan(name, "fell_back" if plan.fault else "planned", plan.elapsed_s)
+        return PlanComputed(plan)
 
     async def _told(self, question: SpeedQuestion, answer: "asyncio.Future[SpeedTable]") -> None:
         if answer.done():  # nobody waits any more
@@ -197,11 +203,11 @@ def _answer(frame: bytes) -> bytes:
 
 
 def _plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    from swarmsched.policies.registry import compute_plan, policy_of  # noqa: PLC0415  # nor does the parent run policies
+    from swarmsched.policies.registry import plan_anyway, policy_of  # noqa: PLC0415  # nor does the parent run policies
 
     policy_of(setting)  # its import is not the time that the next plan takes
     started_s = time.monotonic()
-    plan = compute_plan(setting, view, now_s)
+    plan = plan_anyway(setting, view, now_s)
     return replace(plan, elapsed_s=time.monotonic() - started_s)
 
 

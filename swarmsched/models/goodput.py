@@ -155,6 +155,12 @@ class Goodput:
         """The global batch that makes most of so many ranks there."""
         return int(self._table.batches[(self._gains / self._table.on(ranks, nodes)).argmax()])
 
+    def step_s(self, ranks: int, nodes: int) -> float:
+        """Seconds of a step with that batch; 0 where nothing is known."""
+        row = self._table.on(ranks, nodes)
+        seconds = float(row[(self._gains / row).argmax()])
+        return seconds if seconds < inf else 0.0
+
     def on(self, ranks: int, nodes: int) -> float:
         """Progress a second on so many nodes."""
         return float((self._gains / self._table.on(ranks, nodes)).max())

@@ -439,9 +439,9 @@ class Node:
         if isinstance(event, PlanFailed):
             self._placement.plan_failed(event.version, clock.now_s)
             return []
-        self._placement.plan_computed(event.plan, clock)
+        told = self._placement.plan_computed(event.plan, clock)
         self._touched |= dict.fromkeys(self._placement.jobs)
-        return []
+        return [*told]
 
     def _on_disk(self, event: DiskChanged, clock: Clock) -> list[Effect]:
         is_stalled = not event.is_writing

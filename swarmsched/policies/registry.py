@@ -14,12 +14,14 @@ from msgspec.structs import replace
 
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
+from swarmsched.fields import cleaned
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
 from swarmsched.policies.base import PolicyKind
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, Order, Plan, Policy, PolicySetting
 
 ID_LENGTH_MAX = 63
+FALLBACK = "backfill"
 
 _BACKFILL = (
     Spec("assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9),
@@ -173,6 +175,18 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
         advice = tuple([each for job_id, each in wished.items() if job_id not in kept])
         decisions = tuple([kept.get(each.job_id, each) for each in decisions])  # they say why it has its size
     return replace(plan, decisions=decisions, version=view.version, policy_id=policy_id(setting), advice=advice)
+
+
+def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
+    """As `compute_plan`; where the policy raises, `backfill` plans in its place, and `Plan.fault` says why."""
+    try:
+        return compute_plan(setting, view, now_s)
+    except Exception as error:
+        if setting.name not in POLICIES:
+            raise
+        fault = cleaned(f"{setting.name} raised {type(error).__name__}: {error}")
+    plan = compute_plan(PolicySetting(FALLBACK, {}, Elasticity.OFF), view, now_s)
+    return replace(plan, policy_id=policy_id(setting), fault=fault)
 
 
 def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:

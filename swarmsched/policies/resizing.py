@@ -63,12 +63,14 @@ class Sized:
         room.take(shares, job.demand)
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
+        step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
         reason = self.why or f"with {amount(ranks, 'rank')}"
         if not self.held:
-            return start_or_claim(job, target, now, reason)
+            return replace(start_or_claim(job, target, now, reason), step_s=step_s)
         if ranks > self.held:
-            return Decision(job.job_id, Change.GROW, reason, target)
-        return Decision(job.job_id, Change.MOVE if ranks == self.held else Change.SHRINK, reason, target, taker=taker)
+            return Decision(job.job_id, Change.GROW, reason, target, step_s=step_s)
+        change = Change.MOVE if ranks == self.held else Change.SHRINK
+        return Decision(job.job_id, change, reason, target, taker=taker, step_s=step_s)
 
     def _rebatched(self) -> Decision:
         job = self.job

@@ -38,7 +38,7 @@ from swarmsched.node.config import RETAINED_JOBS, NodeConfig, Restored
 from swarmsched.node.lanes import Lanes
 from swarmsched.node.node import Node
 from swarmsched.node.urgency import Urgency
-from swarmsched.policies.registry import compute_plan
+from swarmsched.policies.registry import plan_anyway
 from swarmsched.resources import NodeResources
 from swarmsched.simulator.chance import stream
 from swarmsched.simulator.clock import START_UTC_S, HostClock
@@ -419,7 +419,7 @@ class Host:
         try:
             if self.planner_fails:
                 raise ConfigError("planner", "the process died", "")
-            plan = compute_plan(effect.setting, effect.view, self.clock.now_s)
+            plan = plan_anyway(effect.setting, effect.view, self.clock.now_s)
             answer = PlanComputed(replace(plan, elapsed_s=self.plan_s))
         except ConfigError as error:
             answer = PlanFailed(effect.view.version, str(error))

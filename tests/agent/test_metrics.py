@@ -292,6 +292,23 @@ def test_lag_and_commits_become_histograms(observed):
     assert samples(text, "swarm_commit_seconds_bucket")[("0.01",)] == 0.0
 
 
+def test_plans_and_what_models_were_off_by_become_histograms(observed):
+    planner = SimpleNamespace()
+    observed.watch_planner(planner)
+    planner.observe_plan("swarm", "planned", 0.02)
+    planner.observe_plan("swarm", "fell_back", 0.3)
+    observed.observe_announce(Announce("model.checked", "", JobId(JOB), None, {"error_ratio": 0.08}))
+    text = page(agent())
+    assert samples(text, "swarm_plan_seconds_sum") == {("swarm",): 0.02}
+    assert samples(text, "swarm_plans_total") == {
+        ("swarm", "planned"): 1.0,
+        ("swarm", "fell_back"): 1.0,
+        ("swarm", "failed"): 0.0,
+    }
+    assert samples(text, "swarm_model_error_ratio_bucket")[("0.1",)] == 1.0
+    assert samples(text, "swarm_model_error_ratio_bucket")[("0.05",)] == 0.0
+
+
 def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):
     for number in range(ROUTES_LIMIT * 2):
         observed.observe_http(f"M{number}", f"/v1/{number}", 200, 0.0)

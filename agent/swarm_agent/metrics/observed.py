@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFam
 
 from swarm_agent.agent import Agent
 from swarm_agent.driver import Driver
+from swarm_agent.planner import Planner
 from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce
@@ -22,8 +23,11 @@ ROUTES_LIMIT = 200  # distinct (method, route, code); further ones are counted u
 WAIT_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 START_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+PLAN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+ERROR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
+PLAN_RESULTS = ("planned", "fell_back", "failed")
 DIRECTIONS = ("received", "sent")
 PLANES = ("liveness", "state")
 COUNTED = {
@@ -75,6 +79,11 @@ class Observed:
         self._loop_lag = histogram("swarm_loop_lag_seconds", lag, LAG_BUCKETS_S)
         commit = "Time that the disk took for a group of durable writes."
         self._commit = histogram("swarm_commit_seconds", commit, LAG_BUCKETS_S)
+        plan = "Time that the planner's process took for a plan, by policy."
+        self._plan = histogram("swarm_plan_seconds", plan, PLAN_BUCKETS_S, ("policy",))
+        error = "Relative error of the time of a step that a model predicted where a job was then sent."
+        self._model_error = histogram("swarm_model_error_ratio", error, ERROR_BUCKETS)
+        self._plans: Counter[tuple[str, str]] = Counter()
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
         self._rounds: Counter[str] = Counter()
@@ -99,6 +108,8 @@ class Observed:
             case "job.ended":
                 reason = str(fields.get("end_reason", ""))
                 self._ends[reason if reason in END_REASONS else "unknown"] += 1
+            case "model.checked":
+                self._model_error.observe(float(fields.get("error_ratio", 0.0)))
             case "job.placed":
                 self._rounds["placed"] += 1
             case "negotiation.round":
@@ -108,11 +119,23 @@ class Observed:
         """Hear of the loop's lag and of the times of commits."""
         driver.observe_lag, driver.barrier.observe_commit = self._loop_lag.observe, self._commit.observe
 
+    def watch_planner(self, planner: Planner) -> None:
+        """Hear of plans and their times."""
+        planner.observe_plan = self._observe_plan
+
+    def _observe_plan(self, policy: str, result: str, elapsed_s: float) -> None:
+        for each in PLAN_RESULTS:  # a series that began with 1 would hide its first increase
+            self._plans[policy, each] += each == result
+        if result == "planned":
+            self._plan.labels(policy).observe(elapsed_s)
+
     def families(self, agent: Agent, *, is_openmetrics: bool) -> Iterator[Metric]:
         """The counters that are kept here, or by the parts of the agent, rather than in the registry."""
         yield self._ended_jobs(is_openmetrics=is_openmetrics)
         rounds = "Rounds of holds by this agent's shepherds."
         yield _counter("swarm_negotiation_rounds", rounds, ("result",), _by_one(self._rounds))
+        plans = "Plans by policy: planned, fell_back (it raised, and backfill planned in its place) or failed."
+        yield _counter("swarm_plans", plans, ("policy", "result"), self._plans)
         events = "Events that this agent wrote to the cluster log."
         yield _counter("swarm_events", events, ("kind",), _by_one(self._events))
         core, faults = agent.node.counters, agent.faults.counts

@@ -24,6 +24,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import PreemptRequest, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
+from swarmsched.negotiation.placement.foretold import Foretold
 from swarmsched.negotiation.placement.invitation import Inviter
 from swarmsched.negotiation.placement.own_view import OwnViews
 from swarmsched.negotiation.placement.planning import Planning
@@ -107,6 +108,8 @@ class Placement:
         self._inviter = Inviter(me)
         self._history: deque[EndedJob] = deque(maxlen=HISTORY_LIMIT)
         self._said: dict[JobId, str] = {}  # of wishes of a plan that are not carried out, as last announced
+        self._fault = ""  # of the policy, as last announced
+        self._foretold = Foretold()
         self._look_s = self._backoff_s = float("inf")
         self._rest_until_s = float("-inf")
         self._invited_until_s = float("-inf")
@@ -185,13 +188,14 @@ class Placement:
         effects = job.estimated(sender, told, clock)
         if job.estimate != before:
             self.look_soon(clock.now_s)
-        return effects
+        return [*effects, *self._foretold.check(job.job_id, told.estimate)]
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         job = self._jobs.pop(job_id, None)
         self._own.drop(job_id)
         self._said.pop(job_id, None)
+        self._foretold.forget(job_id)
         self._deadlines.drop(job_id)
         self.window.forget(job_id)
         self._moved[job_id] = None
@@ -316,15 +320,18 @@ class Placement:
 
     # Plans.
 
-    def plan_computed(self, plan: Plan, clock: Clock) -> None:
+    def plan_computed(self, plan: Plan, clock: Clock) -> list[Announce]:
         """Take the planner's advice; an answer to an older question is ignored."""
         if not self._planning.computed(plan, clock.now_s):
-            return
+            return []
         for job_id, job in self._jobs.items():
             decision = self._planning.told.get(job_id)
             if decision is not None and decision.change is Change.WAIT:
                 job.explain(decision.reason)
         self._look_s = min(self._look_s, clock.now_s)
+        is_news, self._fault = plan.fault not in ("", self._fault), plan.fault
+        text = f"{plan.fault}; backfill plans in its place"
+        return [Announce("plan.fell_back", text, node=self._me)] if is_news else []
 
     def plan_failed(self, version: int, now_s: float) -> None:
         """No advice this time."""
@@ -459,6 +466,7 @@ class Placement:
                 continue
             room.take(decision.target.shares, view.demand)
             target = decision.target
+            self._foretold.note(decision)
             effects += job.place(target.shares, self._ranking(view, clock.now_s), clock, target.global_batch)
         self._planning.open = unused
         return effects
@@ -475,6 +483,7 @@ class Placement:
                 effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
             elif decision.change in RESCALES:
                 self._planning.open.remove(decision)
+                self._foretold.note(decision)
                 effects += job.rescale(decision.target, decision.reason, clock)
             elif decision.change is Change.REBATCH:
                 self._planning.open.remove(decision)

@@ -69,22 +69,37 @@ async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., t
         assert 0 < event.plan.elapsed_s < 60
 
 
-async def test_a_plan_hands_its_memory_and_the_history_through(
-    make: Callable[..., tuple[Planner, list[Event]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A policy of somebody else's, found by its dotted path."""
-    (tmp_path / "counting.py").write_text(
-        "from swarmsched.view import Plan\n"
-        "from swarmsched.policies.base import ParameterSpec, PolicyKind\n"
-        "from swarmsched.policies import registry\n"
-        "class Counting:\n"
-        "    def __init__(self, parameters): pass\n"
-        "    def plan(self, view, now_s):\n"
-        "        return Plan((), view.memory + bytes([len(view.history)]))\n"
-        "registry.POLICIES['counting'] = PolicyKind('counting', 'x', (), 'counting:Counting')\n"
-    )
-    (tmp_path / "sitecustomize.py").write_text("import counting\n")
+SOMEBODYS_POLICIES = """
+from swarmsched.view import Plan
+from swarmsched.policies.base import PolicyKind
+from swarmsched.policies import registry
+
+class Counting:
+    def __init__(self, parameters): pass
+    def plan(self, view, now_s):
+        return Plan((), view.memory + bytes([len(view.history)]))
+
+class Raising(Counting):
+    def plan(self, view, now_s):
+        raise ZeroDivisionError("nobody waits")
+
+for name in ("Counting", "Raising"):
+    registry.POLICIES[name.lower()] = PolicyKind(name.lower(), "x", (), f"somebodys:{name}")
+"""
+
+
+@pytest.fixture
+def somebodys_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that are found by their dotted path."""
+    (tmp_path / "somebodys.py").write_text(SOMEBODYS_POLICIES)
+    (tmp_path / "sitecustomize.py").write_text("import somebodys\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("somebodys_policies")
+async def test_a_plan_hands_its_memory_and_the_history_through(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
     planner, events = make()
     ended = EndedJob(job(9).card, has_completed=True, ended_utc_s=5.0)
     planner.submit(ComputePlan(PolicySetting("counting"), ClusterView(1, (), (), (ended,), b"then")))
@@ -93,7 +108,24 @@ async def test_a_plan_hands_its_memory_and_the_history_through(
     assert events[0].plan.memory == b"then\x01"
 
 
-async def test_a_policy_that_raises_is_a_failed_plan_and_the_child_goes_on(
+@pytest.mark.usefixtures("somebodys_policies")
+async def test_where_a_policy_raises_backfill_plans_in_its_place_and_that_is_counted(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    seen = []
+    planner.observe_plan = lambda policy, result, elapsed_s: seen.append((policy, result))
+    planner.submit(request(3, policy="raising"))
+    await wait_until(lambda: events)
+    assert isinstance(events[0], PlanComputed), events
+    plan = events[0].plan
+    assert (plan.version, plan.policy_id) == (3, "raising")
+    assert plan.fault == "raising raised ZeroDivisionError: nobody waits"
+    assert [(each.job_id, each.change) for each in plan.decisions] == [(JOB, Change.START)]
+    assert seen == [("raising", "fell_back")]
+
+
+async def test_a_policy_that_is_not_there_is_a_failed_plan_and_the_child_goes_on(
     make: Callable[..., tuple[Planner, list[Event]]],
 ) -> None:
     planner, events = make()

@@ -117,6 +117,19 @@ def test_every_job_starts_while_all_ahead_of_it_fit():
     assert scene.plans == []
 
 
+def test_a_policy_that_raised_is_told_of_once():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    told = []
+    for fault in ("", "it raised", "it raised", "", "it raised", "it raised otherwise"):
+        scene.now_s += 30.0
+        scene.look()
+        plan = Plan((), version=scene.plans[-1].view.version, policy_id="backfill", fault=fault)
+        told += [event.text for event in scene.placement.plan_computed(plan, scene.clock)]
+    once, otherwise = "it raised; backfill plans in its place", "it raised otherwise; backfill plans in its place"
+    assert told == [once, once, otherwise]
+
+
 def test_no_more_is_begun_than_is_answered_in_time():
     scene = Scene([node(A, 40)])
     letters = "0123456789abcdefghjkmnpqrs"
