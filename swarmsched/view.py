@@ -193,6 +193,6 @@ class Elasticity(Enum):
 class PolicySetting(Value):
     """Which policy the swarm uses: a name, its parameters and how far it may go; swarm-wide and versioned."""
 
-    name: str = "backfill"
+    name: str = "swarm"
     parameters: Mapping[str, float] = field(default_factory=dict)
     elasticity: Elasticity = Elasticity.ON

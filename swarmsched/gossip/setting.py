@@ -25,7 +25,7 @@ class SwarmSetting(Value):
 
     version: U53 = 0
     node_id: Annotated[str, Meta(max_length=63)] = ""  # who set it
-    policy: Name = "backfill"
+    policy: Name = "swarm"
     parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
     elasticity: Elasticity = Elasticity.ADVISE
 

@@ -44,6 +44,7 @@ class PolicyKind:
     plans_when_idle: bool = False  # also while nothing waits: it changes what runs
     resizes: bool = False  # it chooses world sizes
     rebatches: bool = False  # it chooses batch sizes
+    spares_rigid: bool = False  # of what runs it changes only jobs that take several sizes; its order is for starts
 
 
 def inverse_priority(job: JobView) -> int:

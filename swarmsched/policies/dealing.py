@@ -27,11 +27,13 @@ class Bidder:
     gpus_per_rank: int
 
 
-def deal(bidders: Sequence[Bidder], gpus: int) -> list[int]:
-    """The world size of each, together at most `gpus`."""
-    ranks = [0] * len(bidders)
-    left = auction(bidders, ranks, gpus, EXACT_GPUS) if gpus > EXACT_GPUS else gpus
-    deal_exactly(bidders, ranks, left)
+def deal(bidders: Sequence[Bidder], gpus: int, least: Sequence[int] = ()) -> list[int]:
+    """The world size of each, together at most `gpus`; at least `least`, which must be there."""
+    ranks = list(least) or [0] * len(bidders)
+    left = gpus - sum([had * each.gpus_per_rank for had, each in zip(ranks, bidders, strict=True)])
+    if left > EXACT_GPUS:
+        left = auction(bidders, ranks, left, EXACT_GPUS)
+    deal_exactly(bidders, ranks, max(0, left))
     return ranks
 
 

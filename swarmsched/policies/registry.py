@@ -151,9 +151,11 @@ POLICIES: Mapping[str, PolicyKind] = {
             "each GPU where it gains most by fitted models, jobs with least left first",
             _SWARM,
             f"{_ROOM}swarm:Swarm",
+            _SUBMIT_ORDER,
             plans_when_idle=True,
             resizes=True,
             rebatches=True,
+            spares_rigid=True,
         ),
     )
 }

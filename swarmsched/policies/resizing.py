@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
-from swarmsched.policies.base import amount, joined, keep, wait
+from swarmsched.policies.base import joined, keep, wait
 from swarmsched.policies.placement import choose, permitted, start_or_claim, tie_break
-from swarmsched.policies.reason import shortage
-from swarmsched.policies.room import Room
+from swarmsched.policies.reason import shortage, start_reason
+from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 
@@ -64,7 +64,7 @@ class Sized:
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
         step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
-        reason = self.why or f"with {amount(ranks, 'rank')}"
+        reason = self.why or start_reason(job, shares)
         if not self.held:
             return replace(start_or_claim(job, target, now, reason), step_s=step_s)
         if ranks > self.held:
@@ -136,6 +136,50 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
         if not each.ranks and not each.held:
             each.ranks = elastic_of(each.job).ranks_least
             decisions[number] = each.placed(room, now, "")
+    return decisions
+
+
+def at_least(view: ClusterView) -> ClusterView:
+    """The swarm if every job that may be resized had only the least that it takes, on the first of its hosts."""
+    room = Room(view.nodes)
+    jobs = []
+    for job in view.jobs:
+        least = elastic_of(job).ranks_least
+        if not may_resize(job, room):
+            jobs.append(job)
+            continue
+        kept, given_up = _split(job.shares, least)
+        room.release(given_up, job.demand)
+        jobs.append(replace(job, card=replace(job.card, ranks=least, shares=kept)))
+    nodes = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
+    return replace(view, nodes=tuple(nodes), jobs=tuple(jobs))
+
+
+def _split(shares: Sequence[Share], ranks: int) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
+    """The first so many ranks, and the rest."""
+    first, rest = [], []
+    for share in shares:
+        taken = min(share.ranks, ranks)
+        ranks -= taken
+        first += [Share(share.node, taken)] if taken else []
+        rest += [Share(share.node, share.ranks - taken)] if taken < share.ranks else []
+    return tuple(first), tuple(rest)
+
+
+def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
+    """What was planned `at_least`: who has more than that gives it up to the first that is started."""
+    now, by_id = Room(view.nodes), {job.job_id: job for job in view.jobs}
+    starts = [each for each in admitted if each.change is Change.START]
+    decisions = [start_or_claim(by_id[each.job_id], each.target, now, each.reason) for each in starts]
+    taker, starting = starts[0].job_id, {each.job_id for each in starts}
+    for job in [job for job in view.jobs if job.job_id not in starting]:
+        least, held = elastic_of(job).ranks_least, sum([share.ranks for share in job.shares])
+        if job.card.elastic is None or held <= least or not may_resize(job, now):
+            decisions.append(keep(job, ()))
+            continue
+        target = Allocation(_split(job.shares, least)[0], job.card.elastic.global_batch)
+        reason = f"makes room for {handle(taker)}"
+        decisions.append(Decision(job.job_id, Change.SHRINK, reason, target, taker=taker))
     return decisions
 
 

@@ -11,25 +11,34 @@ grow with a power of the rank are optimal for jobs of equal, known, sublinear sp
 heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
 `horizon_s` or the rest of the job; a job that keeps its GPUs pays nothing.
 
-The sum is maximised by `dealing`.  Jobs of unknown length are taken to have as much left as they have had, as heavy
-tails go (Tiresias).
+The sum is maximised by `dealing`, for jobs of higher priority before others.  Running jobs of unknown length are taken
+to have as much left as they have had, as heavy tails go (Tiresias).
+
+While a job waits of which nothing is known there is nothing to weigh it by: then `backfill` says who starts, on the
+ground that each job that takes several sizes needs its least alone, and only what is beyond that is dealt by gain.
+Where no job takes several sizes, all is as under `backfill`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
+from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
-from swarmsched.policies.base import joined
+from swarmsched.policies.backfill import Backfill
+from swarmsched.policies.base import inverse_priority, is_waiting, joined
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
-from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
+from swarmsched.policies.resizing import Sized, at_least, elastic_of, measured, opened, placed, shrunk, unmeasured
 from swarmsched.policies.room import Room, may_resize
-from swarmsched.view import ClusterView, JobView, Plan
+from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 LEAST_LEFT_S = 1.0
 RANKS_MOST = 256
 """Ranks of one job that are looked at."""
+ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
+"""As `backfill` has it by default."""
 
 
 @dataclass
@@ -72,15 +81,38 @@ class Swarm:
         self._horizon_s = parameters["horizon_s"]
         self._pause_s = parameters["pause_s"]
         self._book = GoodputBook()
+        self._admission = Backfill(ADMISSION)
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
-        """Sizes first, then hosts, the largest job first; whoever keeps its size keeps its hosts."""
+        """Who starts, if nothing is known of some that wait; then sizes; then hosts, the largest job first."""
+        if not any(is_waiting(job) and not _is_known(job) for job in view.jobs):
+            return Plan(tuple(self._dealt(view, now_s)))
+        if not any(job.card.elastic or (is_waiting(job) and _is_known(job)) for job in view.jobs):
+            return self._admission.plan(view, now_s)
+        admitted = self._admission.plan(at_least(view), now_s).decisions
+        waiting = {each.job_id: each for each in admitted if each.change is Change.WAIT}
+        others = replace(view, jobs=tuple([job for job in view.jobs if job.job_id not in waiting]))
+        decisions = self._dealt(others, now_s, is_admitted=True)
+        started = {each.job_id for each in admitted if each.change is Change.START}
+        if any(each.job_id in started and not each.target.shares for each in decisions):
+            decisions = shrunk(others, admitted)  # what keeps its hosts leaves them no place
+        return Plan((*decisions, *waiting.values()))
+
+    def _dealt(self, view: ClusterView, now_s: float, *, is_admitted: bool = False) -> list[Decision]:
+        """All GPUs that may be decided on by gain, those of higher priority first; `is_admitted`: each has its least.
+
+        Whoever keeps its size keeps its hosts.
+        """
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
-        bidders = [Bidder(each.value, each.per_rank) for each in candidates]
-        for each, ranks in zip(candidates, deal(bidders, free), strict=True):
-            each.ranks = ranks
-        return Plan((*kept, *placed(candidates, room, Room(view.nodes))))
+        left = free
+        for of_priority in _by_priority(candidates, is_admitted=is_admitted):
+            bidders = [Bidder(each.value, each.per_rank) for each in of_priority]
+            least = [elastic_of(each.job).ranks_least for each in of_priority] if is_admitted else ()
+            for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
+                each.ranks = ranks
+                left -= ranks * each.per_rank
+        return [*kept, *placed(candidates, room, Room(view.nodes))]
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
@@ -102,7 +134,7 @@ class Swarm:
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = self._left_s(job, usual, share * per_rank, now_s)
-        value = self._worth(rate / usual, left_s)
+        value = self._worth(rate / usual, left_s if _is_known(job) else inf)
         held = sum([each.ranks for each in job.shares])
         if 0 < held <= most:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
@@ -120,6 +152,16 @@ class Swarm:
         """Speed after a pause for each world size: the pause is paid from the time that the change lasts."""
         lasts_s = np.minimum(self._horizon_s, left_s / np.maximum(speed, LEAST_GAIN))
         return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
+
+
+def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[list[Candidate]]:
+    """Groups that are dealt GPUs one after the other; one where all must have their least."""
+    if is_admitted:
+        return [list(candidates)]
+    groups: dict[int, list[Candidate]] = {}
+    for each in candidates:
+        groups.setdefault(inverse_priority(each.job), []).append(each)
+    return [groups[rank] for rank in sorted(groups)]
 
 
 def _is_known(job: JobView) -> bool:

@@ -33,7 +33,7 @@ from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.observer import InvariantViolated
 from swarmsched.simulator.plan_check import check_plan
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_work, made_elastic
+from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_policy, draw_work, made_elastic
 
 SIZES = ((1, 20), (2, 20), (3, 25), (5, 25), (30, 8), (200, 2))  # nodes, weight (protocol notes, 9)
 BEGIN_S = 2.0  # of faults and work
@@ -152,6 +152,8 @@ def draw_plan(seed: int, options: StoryOptions) -> StoryPlan:
     )
     if count <= SCENES_NODES_MAX and stream(seed, "elastic").random() < ELASTIC_RATIO:
         work = made_elastic(stream(seed, "elastic sizes"), work, nodes, BEGIN_S)
+    else:
+        work = [draw_policy(stream(seed, "policy"), nodes, BEGIN_S), *work]
     if faults:
         faults += draw_ambushes(stream(seed, "ambushes"), work, nodes, heal_s, options.fault_classes)
     faults.sort(key=lambda fault: fault.at_s)

@@ -220,6 +220,11 @@ def policy_work(node: NodeId, name: str, parameters: Mapping[str, float], elasti
     return {"node": node, "policy": name, "parameters": parameters, "elasticity": elasticity}
 
 
+def draw_policy(rng: random.Random, nodes: Sequence[NodeId], begin_s: float) -> Work:
+    """The default of a new swarm, or what most others would choose."""
+    return Work(begin_s, "policy", policy_work(rng.choice(nodes), rng.choice(["backfill", "swarm"]), {}))
+
+
 def made_elastic(rng: random.Random, work: WorkPlan, nodes: Sequence[NodeId], begin_s: float) -> list[Work]:
     """The same jobs, but those that train take more ranks than they ask for, and a policy that gives them some."""
     changed = [

@@ -79,7 +79,7 @@ def test_why_counts_no_gpu_of_a_dead_node_and_says_since_when_it_is_gone(fresh_s
     wait_until_sync(lambda: member(first, "n3")["status"] == "failed")
     why = first.get(f"/v1/jobs/{job['id']}/why")
     assert why["free"] == {"gpus": 4, "total_gpus": 4, "nodes": 2}
-    assert why["policy"] == "backfill"
+    assert why["policy"] == "swarm"
     (gone,) = (each for each in why["nodes"] if each["node"] == "n3")
     assert re.fullmatch(r"failed, \d+ s ago", gone["obstacle"])
 

@@ -49,6 +49,7 @@ from swarmsched.view import (
     Change,
     ClusterView,
     Decision,
+    Elasticity,
     EndedJob,
     JobView,
     NodeView,
@@ -342,7 +343,7 @@ class Placement:
         job = self._jobs[request.job_id]
         if request.policy_id != self._policy_id:
             return f"the policy here is {self._policy_id}, not {request.policy_id}"
-        if self._order is not None:
+        if self._order is not None and not kind_of(self._setting).spares_rigid:
             return self._order.refuses_to_make_room(self.view_of(job, clock), request.rank_key, clock.now_s)
         decision = self._planning.told.get(request.job_id)
         is_told = decision is not None and decision.change is Change.STOP and decision.taker == request.taker
@@ -357,7 +358,7 @@ class Placement:
             self._planning.has_news = True  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self._jobs.items() if job.is_waiting}
-        is_idle_planner = kind_of(self._setting).plans_when_idle and bool(self._jobs)
+        is_idle_planner = self._plans_when_idle
         if not mine and not is_idle_planner:
             return []
         self._catch_up(clock)
@@ -383,6 +384,16 @@ class Placement:
             self._look_s = min(self._look_s, again_s)
         return effects
 
+    @property
+    def _plans_when_idle(self) -> bool:
+        """Whether a plan could change a job of ours although none waits."""
+        kind = kind_of(self._setting)
+        if kind.spares_rigid and self._setting.elasticity is Elasticity.OFF:
+            return False
+        return kind.plans_when_idle and any(
+            not kind.spares_rigid or job.record.spec.is_elastic for job in self._jobs.values()
+        )
+
     def _room(self, nodes: Sequence[NodeView]) -> Room:
         """Free resources less what our own unanswered holds will take."""
         room = Room(nodes)
@@ -399,11 +410,14 @@ class Placement:
         effects: list[ShepherdEffect] = []
         is_invited = clock.now_s < self._invited_until_s
         left, walked = len(mine), 0
+        sizes_are_chosen = kind_of(self._setting).resizes and self._setting.elasticity is not Elasticity.OFF
         for job in self._queue if self._order is not None else ():
             shepherd = mine.get(job.job_id)
             if shepherd is None and not self._stands(job):
                 continue
             walked += 1
+            if sizes_are_chosen and job.card.elastic is not None:
+                break  # with which size it starts, and what that leaves to those behind it, a plan says
             if not left or walked > WALK_MAX or self.window.is_full(clock.now_s):
                 break
             if shepherd is not None:

@@ -10,6 +10,7 @@ from swarmsched.card import card_of
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange, Estimate
+from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import HoldRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
@@ -25,7 +26,7 @@ from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
 from swarmsched.resources import Demand, Share
-from swarmsched.view import Allocation, Change, Decision, JobView, Plan, PolicySetting
+from swarmsched.view import Allocation, Change, Decision, Elasticity, JobView, Plan, PolicySetting
 from tests.swarmsched.building import answer_to, make_node, make_record
 
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
@@ -115,6 +116,24 @@ def test_every_job_starts_while_all_ahead_of_it_fit():
     scene.submit("b", 3, UTC + 1)
     assert scene.look() == ["a", "b"]
     assert scene.plans == []
+
+
+def test_under_the_default_policy_a_job_that_fits_starts_without_a_plan():
+    scene = Scene([node(A, 4)], policy=SwarmSetting().policy)
+    scene.submit("a", 1, UTC)
+    assert scene.look() == ["a"]
+    assert scene.plans == []
+
+
+def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_to_those_behind_it():
+    scene = Scene([node(A, 4)], policy="swarm")
+    spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
+    scene.placement.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+    assert len(scene.plans) == 1
+    scene.placement.set_policy(PolicySetting("swarm", {}, Elasticity.OFF), scene.now_s)
+    assert scene.look() == ["a", "b"]
 
 
 def test_a_policy_that_raised_is_told_of_once():

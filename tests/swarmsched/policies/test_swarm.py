@@ -1,0 +1,84 @@
+"""The policy `swarm` where nothing is known of who waits: they start as under backfill, the rest is dealt by gain."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import assume, given, settings
+
+from swarmsched.api import JobState
+from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
+from swarmsched.ids import NodeId
+from swarmsched.policies.registry import compute_plan
+from swarmsched.resources import Demand, Share
+from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, PolicySetting
+from tests.swarmsched.building import job_id, make_node
+from tests.swarmsched.policies.test_policies import NOW_S, job
+from tests.swarmsched.policies.test_resizing import views
+
+A, B = NodeId("n0"), NodeId("n1")
+ONE_GPU = Demand(gpus=1)
+MEASURED = Estimate(
+    points=tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (1, 2, 4)), remaining=10_000.0
+)
+SIZES = Elastic(1, 4, BatchRange(64, 64, 1, 64), 64)
+
+
+def decided(view: ClusterView, policy: str = "swarm") -> dict[str, Decision]:
+    plan = compute_plan(PolicySetting(policy, {}, Elasticity.ON), view, NOW_S)
+    return {each.job_id: each for each in plan.decisions}
+
+
+def held(number: int, *shares: Share, **more: Any) -> JobView:
+    """An elastic job that runs there and has reported."""
+    more = {"elastic": SIZES, "estimate": MEASURED, "running_s": 600.0, **more}
+    return job(number, JobState.RUNNING, 1, ONE_GPU, shares=shares, **more)
+
+
+@settings(max_examples=200, deadline=None)
+@given(view=views())
+def test_where_no_job_takes_several_sizes_nor_reports_all_is_as_under_backfill(view: ClusterView) -> None:
+    jobs = [msgspec.structs.replace(each.card, elastic=None, estimate=None) for each in view.jobs]
+    fixed = [card for card in jobs if not card.shares or sum(share.ranks for share in card.shares) == card.ranks]
+    assume(any(not card.shares for card in fixed))
+    rigid = msgspec.structs.replace(view, jobs=tuple(JobView(card, NOW_S) for card in fixed))
+    assert decided(rigid) == decided(rigid, "backfill")
+
+
+def test_whoever_waits_and_is_not_known_gets_its_place_from_a_job_that_may_shrink() -> None:
+    view = ClusterView(1, (make_node(A, 0),), (held(1, Share(A, 4)), job(2, JobState.QUEUED, 2, ONE_GPU)))
+    plan = decided(view)
+    assert (plan[job_id(1)].change, plan[job_id(1)].target.ranks) == (Change.SHRINK, 2)
+    assert plan[job_id(1)].taker == job_id(2)
+    assert plan[job_id(2)].target.shares == (Share(A, 2),)
+
+
+def test_a_job_that_may_shrink_is_never_stopped_for_one_that_is_not_known() -> None:
+    view = ClusterView(1, (make_node(A, 0),), (held(1, Share(A, 4)), job(2, JobState.QUEUED, 4, ONE_GPU)))
+    plan = decided(view)
+    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.KEEP, Change.WAIT]
+
+
+def test_where_its_hosts_would_leave_no_place_a_job_shrinks_to_its_least() -> None:
+    nodes = (make_node(A, 1, 2), make_node(B, 1, 2))
+    pair = job(2, JobState.QUEUED, 1, Demand(gpus=2))
+    plan = decided(ClusterView(1, nodes, (held(1, Share(A, 1), Share(B, 1)), pair)))
+    assert (plan[job_id(1)].change, plan[job_id(1)].target.shares) == (Change.SHRINK, (Share(A, 1),))
+    assert plan[job_id(2)].target.shares == (Share(B, 1),)
+
+
+def test_a_gang_at_the_head_of_the_line_is_not_delayed_by_jobs_of_several_sizes() -> None:
+    """The rigid job ends within 60 s; then the gang fits, and nobody behind it may still be there."""
+    rigid = job(1, JobState.RUNNING, 2, ONE_GPU, shares=(Share(A, 2),), time_limit_s=60.0)
+    gang, behind = job(2, JobState.QUEUED, 4, ONE_GPU), job(3, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES)
+    plan = decided(ClusterView(1, (make_node(A, 2),), (rigid, gang, behind)))
+    assert [plan[job_id(number)].change for number in (2, 3)] == [Change.WAIT, Change.WAIT]
+
+
+def test_of_jobs_that_are_known_the_higher_priority_is_dealt_gpus_first() -> None:
+    short, urgent = (msgspec.structs.replace(MEASURED, remaining=left) for left in (100.0, 9_000.0))
+    jobs = (
+        job(1, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=short),
+        job(2, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=urgent, priority=1),
+    )
+    plan = decided(ClusterView(1, (make_node(A, 1),), jobs))
+    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.WAIT, Change.START]
