@@ -712,7 +712,8 @@ class JobShepherd:
         self._next_place = target
         self._stop_grace_s = self._record.spec.grace_s
         sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": target.ranks}
-        rescaled = self._announce("job.rescaled", reason, **sizes)
+        text = f"from {sizes['ranks_before']} to {sizes['ranks_after']} ranks; {reason}"
+        rescaled = self._announce("job.rescaled", text, **sizes)
         return [rescaled, *self._stop(EndReason.RESCALED, reason, clock.now_s)]
 
     def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:

@@ -70,6 +70,7 @@ class Sized:
         if ranks > self.held:
             return Decision(job.job_id, Change.GROW, reason, target, step_s=step_s)
         change = Change.MOVE if ranks == self.held else Change.SHRINK
+        reason = joined(f"makes room for {handle(JobId(taker))}" if taker else "", reason)
         return Decision(job.job_id, change, reason, target, taker=taker, step_s=step_s)
 
     def _rebatched(self) -> Decision:

@@ -504,8 +504,9 @@ class Placement:
                 effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
         for decision in self._planning.advice:
             if decision.job_id in self._jobs:
-                text = f"would {decision.change.value}, with elasticity=on: {decision.reason}"
-                effects += self._say(decision, "plan.advised", text)
+                size = f" to {decision.target.ranks} ranks" if decision.target.ranks else ""
+                wish = f"would {decision.change.value}{size} with elasticity=on"
+                effects += self._say(decision, "plan.advised", wish, decision.reason)
         return effects
 
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
@@ -514,11 +515,12 @@ class Placement:
         is_there = decision.taker in self._jobs or decision.taker in self._cluster.jobs
         return cannot_rescale(decision, self.view_of(job, clock), room, is_taker_there=is_there)
 
-    def _say(self, decision: Decision, kind: str, text: str) -> list[ShepherdEffect]:
-        """Once, until there is something else to say of that job."""
+    def _say(self, decision: Decision, kind: str, text: str, reason: str = "") -> list[ShepherdEffect]:
+        """Once, until there is something else to say of that job; that its reason has changed is no news."""
         if self._said.get(decision.job_id) == text:
             return []
         self._said[decision.job_id] = text
+        text = f"{text}: {reason}" if reason else text
         return [Announce(kind, text, decision.job_id, self._me, {"change": decision.change.value})]
 
     def _go_on(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:

@@ -495,9 +495,15 @@ def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, pro
 def test_what_is_only_advised_is_said_once_and_not_done():
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene)
-    scene.answer_plan(advice=(change(Change.GROW, (A, 2), (B, 4)),))
-    told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
-    assert [(each.kind, each.text) for each in told] == [("plan.advised", "would grow, with elasticity=on: pays")]
+    told = []
+    for reason in ("pays", "still pays"):
+        grow = replace(change(Change.GROW, (A, 2), (B, 4)), reason=reason)
+        scene.now_s += 30.0
+        scene.look()
+        scene.answer_plan(advice=(grow,))
+        told += [effect for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    text = "would grow to 6 ranks with elasticity=on: pays"
+    assert [(each.kind, each.text) for each in told] == [("plan.advised", text)]
     assert not job.is_writing
 
 
