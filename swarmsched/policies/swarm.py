@@ -9,7 +9,8 @@ an equal share of the GPUs, so that a job that can use but one of them is not ou
 `rank` counts the jobs from the one with most left: finishing a job relieves all that wait behind it.  Weights that
 grow with a power of the rank are optimal for jobs of equal, known, sublinear speed-up (Berg, Vesilo, Harchol-Balter,
 heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
-`horizon_s` or the rest of the job; a job that keeps its GPUs pays nothing.
+`horizon_s`, the rest of the job, or the time for which the job has kept what it has, whichever is shortest; a job that
+keeps its GPUs pays nothing.
 
 The sum is maximised by `dealing`, for jobs of higher priority before others.  Running jobs of unknown length are taken
 to have as much left as they have had, as heavy tails go (Tiresias).
@@ -134,7 +135,8 @@ class Swarm:
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = self._left_s(job, usual, share * per_rank, now_s)
-        value = self._worth(rate / usual, left_s if _is_known(job) else inf)
+        lasted_s = job.running_s(now_s) if job.shares else inf
+        value = self._worth(rate / usual, left_s if _is_known(job) else inf, lasted_s)
         held = sum([each.ranks for each in job.shares])
         if 0 < held <= most:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
@@ -148,9 +150,12 @@ class Swarm:
             return max(LEAST_LEFT_S, estimate.remaining / usual)
         return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
 
-    def _worth(self, speed: Floats, left_s: float) -> Floats:
-        """Speed after a pause for each world size: the pause is paid from the time that the change lasts."""
-        lasts_s = np.minimum(self._horizon_s, left_s / np.maximum(speed, LEAST_GAIN))
+    def _worth(self, speed: Floats, left_s: float, lasted_s: float) -> Floats:
+        """Speed after a pause for each world size: the pause is paid from the time that the change lasts.
+
+        That is taken to be no longer than the job has kept its present GPUs.
+        """
+        lasts_s = np.minimum(min(self._horizon_s, lasted_s), left_s / np.maximum(speed, LEAST_GAIN))
         return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
 
 
