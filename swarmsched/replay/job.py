@@ -79,6 +79,11 @@ class ReplayJob:
             self.rescales += 1
             self.migrations += bool(before) and sum([share.ranks for share in before]) == self.ranks
 
+    def leave(self, now_s: float) -> None:
+        """Its ranks were stopped in order: it waits, and has lost nothing."""
+        self._save()
+        self.shares, self.pause_s, self.changed_s = (), 0.0, now_s
+
     def lose_hosts(self, now_s: float) -> float:
         """A node of it has failed: it waits again, at its newest checkpoint; tells the GPU-seconds of training lost."""
         lost_gpu_s = self.ranks * self.unsaved_s

@@ -19,7 +19,10 @@ class Knowledge(Protocol):
     """Where the estimates in the cards of a replay come from."""
 
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
-        """What is believed of the job now."""
+        """What is believed of the job now, with a report of its own where it trains."""
+
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """The same without a report: by what its card tells, if it does."""
 
 
 class NothingKnown:
@@ -28,6 +31,10 @@ class NothingKnown:
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
         """None."""
         return None
+
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """What it tells."""
+        return told
 
 
 class PerfectKnowledge:
@@ -51,6 +58,10 @@ class PerfectKnowledge:
             noise=_noise(profile, profile.epoch_at(job.progress)),
             remaining=max(0.0, profile.total_progress - job.progress),
         )
+
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """As it is: no card could carry it."""
+        return self.estimate(job, 0.0)
 
 
 @lru_cache(maxsize=256)

@@ -66,6 +66,13 @@ class LearnedKnowledge:
             kind.lengths.append(job.progress)
         return self._believed(job, physics, kind)
 
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """Until a job has reported: by its kind."""
+        physics = job.physics
+        if not isinstance(physics, ProfiledPhysics) or (told is not None and (told.speed or told.points)):
+            return told
+        return self._believed(job, physics, self._kinds.setdefault(job.kind, _Kind()))
+
     def _report(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> None:
         dealt = split(job.batch or physics.batches.first, job.ranks, physics.batches)
         if dealt is None:

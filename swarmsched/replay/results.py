@@ -41,6 +41,7 @@ class Observer:
     reversed_decisions: int = 0
     elapsed_s: float = 0.0
     plan_s: list[float] = field(default_factory=list)
+    view_ages_s: list[float] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
     policy_errors: int = 0
     first_policy_error: str = ""
@@ -65,6 +66,10 @@ class Observer:
     def planned(self, seconds: float) -> None:
         """A plan was made in so long."""
         self.plan_s.append(seconds)
+
+    def seen(self, age_s: float) -> None:
+        """A planner saw a job's GPUs as they were last so long ago; 0: as they are."""
+        self.view_ages_s.append(age_s)
 
     def refused(self) -> None:
         """A decision could not be followed: its place was taken, or the job does not take the size."""
@@ -125,8 +130,8 @@ class Observer:
             "restarts": self.restarts,
             "lost_gpu_s": _rounded(self.lost_gpu_s),
             "policy_errors": self.policy_errors,
-            "view_age_p50_s": 0.0,  # everybody knows everything at once
-            "view_age_p99_s": 0.0,
+            "view_age_p50_s": _rounded(np.percentile(self.view_ages_s, 50), 3) if self.view_ages_s else 0.0,
+            "view_age_p99_s": _rounded(np.percentile(self.view_ages_s, 99), 3) if self.view_ages_s else 0.0,
             "plan_ms_p50": _rounded(np.percentile(self.plan_s, 50) * 1e3, 3) if self.plan_s else None,
             "plan_ms_p99": _rounded(np.percentile(self.plan_s, 99) * 1e3, 3) if self.plan_s else None,
             "refused_holds": self.refused_holds,

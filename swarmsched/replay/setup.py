@@ -10,6 +10,7 @@ from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.ids import JobId
 from swarmsched.policies.registry import check_setting, compute_plan, kind_of
 from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.gossip import GossipReplay
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
@@ -17,6 +18,7 @@ from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.workload import TraceJob
+from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
 KNOWLEDGE = {
@@ -27,13 +29,17 @@ KNOWLEDGE = {
 }
 
 
+VIEWS = ("perfect", "gossip")
 CHECKPOINT_S = 600.0
 """Seconds of training between the checkpoints of a job: what came after the last of them is lost with a node."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """All that decides how a replay goes, beside the trace and its profiles."""
+    """All that decides how a replay goes, beside the trace and its profiles.
+
+    `asks_least`: jobs that take several sizes ask for the least, as with `--gpus MIN:MAX`, not for what the trace says.
+    """
 
     policy: PolicySetting
     cluster: Cluster = field(default_factory=lambda: Cluster.even(16, 4))
@@ -42,6 +48,9 @@ class Replay:
     seed: int = 0
     gpus_most: Mapping[str, int] = field(default_factory=dict)  # by model
     checkpoint_s: float = CHECKPOINT_S
+    view: str = "perfect"
+    faults: NetworkFaults = field(default_factory=NetworkFaults)
+    asks_least: bool = False
 
 
 def prepared(
@@ -49,15 +58,23 @@ def prepared(
     profiles: Mapping[str, Profile],
     settings: Replay,
     clock: Callable[[], float] = lambda: 0.0,
-) -> PerfectReplay:
+) -> PerfectReplay | GossipReplay:
     """Ready to run; ConfigError names the job that has neither a profile nor a duration, or what else is wrong."""
     check_setting(settings.policy)
     cluster = replace(settings.cluster, down=set())  # of this replay alone
     for profile in profiles.values():
         _check_classes(profile, cluster)
     jobs = [_job(number, job, profiles, settings, cluster.total) for number, job in enumerate(trace)]
-    plan = partial(compute_plan, settings.policy)
-    return PerfectReplay(jobs, cluster, plan, _knowledge(settings, cluster), settings.pacing, clock)
+    knowledge = _knowledge(settings, cluster)
+    match settings.view:
+        case "perfect":
+            plan = partial(compute_plan, settings.policy)
+            return PerfectReplay(jobs, cluster, plan, knowledge, settings.pacing, clock)
+        case "gossip":
+            network = (settings.seed, settings.faults)
+            return GossipReplay(jobs, cluster, settings.policy, knowledge, settings.pacing, *network, clock)
+        case other:
+            raise ConfigError("view", f"{other!r} is not known", f"one of {', '.join(VIEWS)}")
 
 
 def _check_classes(profile: Profile, cluster: Cluster) -> None:
@@ -109,7 +126,7 @@ def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: 
     most = max(1, min(limit, largest // limits.local_batch_min))
     return ReplayJob(
         *named,
-        min(job.gpus, most) if kind.resizes else job.gpus,
+        (1 if settings.asks_least else min(job.gpus, most)) if kind.resizes else job.gpus,
         physics,
         Elastic(1, most, batches) if kind.resizes else None,
         user=job.user,

@@ -41,8 +41,10 @@ OnReply = Callable[[object], None]
 class Submission:
     """One job as its user sees it."""
 
-    work: Work
     spec: JobSpec
+    node: NodeId  # which its user asks first
+    may_end: tuple[EndReason, ...] = (EndReason.COMPLETED,)  # if nobody cancels it
+    copies: int = 0  # of the request, to several holders at once
     ticket: TicketIssued | None = None
     tries: int = 0
     answers_to_lose: int = 0
@@ -113,15 +115,16 @@ class Clients:
     def ends(self) -> dict[JobId, tuple[EndReason, ...]]:
         """How each accepted job may end for which nobody has asked for a cancel."""
         left = [each for each in self.submissions.values() if each.is_accepted and not each.wants_cancel]
-        return {each.job_id: ends_of(each.work.parameters) for each in left if each.job_id is not None}
+        return {each.job_id: each.may_end for each in left if each.job_id is not None}
 
     def _begin(self, work: Work) -> None:
         self._planned_count -= 1
         if work.kind == "submit":
             parameters = work.parameters
-            submission = Submission(work, spec_of(parameters), answers_to_lose=parameters["answers_lost"])
-            self.submissions[parameters["job"]] = submission
-            self._ask_for_ticket(submission)
+            lost, copies = parameters["answers_lost"], parameters["copies"]
+            spec, node = spec_of(parameters), parameters["node"]
+            submission = Submission(spec, node, ends_of(parameters), copies, answers_to_lose=lost)
+            self.submit(parameters["job"], submission)
             return
         if work.kind == "policy":
             name, parameters = work.parameters["policy"], work.parameters["parameters"]
@@ -141,19 +144,24 @@ class Clients:
 
     # --- submits
 
+    def submit(self, number: int, submission: Submission) -> None:
+        """Have a job accepted, whatever happens to agents and answers."""
+        self.submissions[number] = submission
+        self._ask_for_ticket(submission)
+
     def _ask_for_ticket(self, submission: Submission) -> None:
         def heard(reply: object) -> None:
             if submission.ticket is not None or self._is_closed:
                 return
             if isinstance(reply, TicketIssued):
                 submission.ticket = reply
-                for _ in range(1 + submission.work.parameters["copies"]):
+                for _ in range(1 + submission.copies):
                     self._give(submission, reply)
                 self._loop.post_later(ANSWER_S, self._insist, submission, reply)
             else:
                 self._loop.post_later(AGAIN_S, self._ask_for_ticket, submission)
 
-        self._ask(self._nearest(submission.work.parameters["node"]), CreateTicket(), heard)
+        self._ask(self._nearest(submission.node), CreateTicket(), heard)
 
     def _insist(self, submission: Submission, ticket: TicketIssued) -> None:
         """No answer yet: the next holder is asked."""

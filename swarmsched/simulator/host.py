@@ -53,6 +53,7 @@ from swarmsched.simulator.tasks import (
     TaskModel,
     checkpoint_number,
 )
+from swarmsched.view import ClusterView, Plan, PolicySetting
 
 TIMER_FLOOR_S = 0.001
 DEADLINE_SLACK_S = 1e-9  # what rounding may leave between a deadline and the clock
@@ -80,6 +81,7 @@ class Surroundings(Protocol):
         """True while messages pass both ways in good time and hardly any is lost."""
 
 
+MakePlan = Callable[[PolicySetting, ClusterView, float], Plan]
 MakeNode = Callable[[NodeConfig, Restored, random.Random], Node]
 """The seam for substitutes that break one rule on purpose; production code has no switch for that."""
 
@@ -118,6 +120,7 @@ class Host:
         self.step_count = 0
         self.is_lost = False  # for ever; it is not started again
         self.plan_s = PLAN_S  # until its planner answers
+        self.make_plan: MakePlan = plan_anyway
         self.planner_fails = False
         self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, self._commit, self._task_changed)
         self._seeds = seeds
@@ -419,11 +422,12 @@ class Host:
         try:
             if self.planner_fails:
                 raise ConfigError("planner", "the process died", "")
-            plan = plan_anyway(effect.setting, effect.view, self.clock.now_s)
-            answer = PlanComputed(replace(plan, elapsed_s=self.plan_s))
+            plan = self.make_plan(effect.setting, effect.view, self.clock.now_s)
+            answer = PlanComputed(replace(plan, elapsed_s=plan.elapsed_s or self.plan_s))
         except ConfigError as error:
             answer = PlanFailed(effect.view.version, str(error))
-        self.loop.post_later(self.plan_s, self._take, answer, self._life)
+        delay_s = answer.plan.elapsed_s if isinstance(answer, PlanComputed) else self.plan_s
+        self.loop.post_later(delay_s, self._take, answer, self._life)
 
     # --- clients and ranks
 

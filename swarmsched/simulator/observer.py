@@ -49,7 +49,8 @@ class Witness(Protocol):
         """From now on a second machine may answer under this name; its steps are not seen."""
 
     def task_changed(self, host: "Host", task: RunningTask, change: TaskChange) -> None:
-        """Processes of a task were started, frozen, thawed, or have all ended, whether or not an agent lives."""
+        """Processes of a task were started, frozen, thawed, told another batch, or have all ended, with or without an
+        agent."""
 
 
 def hooks(observers: Sequence[Observer], name: str) -> tuple[Callable[..., None], ...]:

@@ -118,6 +118,7 @@ class TaskChange(Enum):
     STARTED = "started"  # they exist and run
     FROZEN = "frozen"
     THAWED = "thawed"
+    REBATCHED = "rebatched"  # they go on with another global batch
     ENDED = "ended"  # none is left
 
 
@@ -252,6 +253,11 @@ class TaskModel:
             for rank, (_, _, rank_exit) in list(task.ends.items()):
                 self._exit_later(task, rank_exit, self._left_s(task.plans[rank], left_s_max))
 
+    def finish(self, task: RunningTask) -> None:
+        """Its ranks have done their work: they exit with 0."""
+        for rank in list(task.plans):
+            self._exited(task, RankExit(rank, 0))
+
     def clock_changed(self) -> None:
         """The machine's clock runs at another rate: what was planned by it is planned again."""
         for task in self.running:
@@ -273,6 +279,7 @@ class TaskModel:
             case SetBatch(job_id=job_id, attempt=attempt, global_batch=global_batch):
                 if (task := self._tasks.get((job_id, attempt))) is not None:
                     task.global_batch = global_batch
+                    self._watch(task, TaskChange.REBATCHED)
             case StopTask(job_id=job_id, attempt=attempt, grace_s=grace_s):
                 self._stop((job_id, attempt), grace_s)
             case ExtendTask(job_id=job_id, attempt=attempt, until_s=until_s):

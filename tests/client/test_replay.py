@@ -55,6 +55,16 @@ def test_servers_of_a_table_fail_and_return(capsys, jobs, tmp_path):
     ] == pytest.approx(4 * 10.0)
 
 
+def test_jobs_run_through_nodes_that_gossip(capsys, jobs):
+    words = ["--view", "gossip", "--select", "cluster=x", "--policy", "fifo", "--rescale-cost-s", "0", "--loss", "0.01"]
+    code, out, _ = replay(capsys, str(jobs), "--nodes", "2", *words, "-o", "json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["view"], document["membership"], document["loss_ratio"]) == ("gossip", "swim", 0.01)
+    assert (document["jobs"], document["finished"]) == (2, 2)
+    assert document["avg_jct_s"] == pytest.approx(75.0, abs=3.0)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -67,6 +77,10 @@ def test_servers_of_a_table_fail_and_return(capsys, jobs, tmp_path):
         (("{jobs}", "--select", "cluster=z"), "no row of"),
         (("{jobs}", "--knows", "all"), "'all' is not known"),
         (("{jobs}", "--nodes", "0"), "is no number of servers"),
+        (("{jobs}", "--view", "central"), "'central' is not known"),
+        (("{jobs}", "--view", "gossip", "--tick-s", "60"), "nodes plan when there is news"),
+        (("{jobs}", "--loss", "0.1"), "--loss needs a network"),
+        (("{jobs}", "--view", "gossip", "--loss", "1"), "must be a part"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
         (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
         (("{jobs}", "--cluster", "/nowhere.csv"), "No such file"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from swarmsched.replay.results import Observer
     from swarmsched.replay.setup import Replay
     from swarmsched.replay.workload import TraceJob
+    from swarmsched.simulator.network import NetworkFaults
     from swarmsched.view import PolicySetting
 
 TABLES = ("throughput", "validation", "models")
@@ -58,6 +59,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _ratio(text: str) -> float:
+    value = _seconds(text)
+    if value >= 1.0:
+        raise ValueError("must be a part, from 0 to below 1")
+    return value
+
+
 OPTIONS = (
     Option("--profiles", "folder with *throughput.csv, *validation.csv and *models.csv (replay)", "DIR"),
     Option(
@@ -73,6 +81,10 @@ OPTIONS = (
     ),
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
     Option("--knows", "what is known of jobs: perfect, declared, learned or nothing (replay)", "HOW"),
+    Option("--view", "perfect, or gossip: a node on each server, through the whole protocol (replay)", "HOW"),
+    Option("--loss", "part of all messages that is lost, with --view gossip (replay; default 0)", "RATIO", read=_ratio),
+    Option("--delay-s", "median delay of a message, with --view gossip (replay; default 0.0002)", "S", read=_seconds),
+    Option("--asks-least", "jobs of several sizes ask for the least; always so with --view gossip (replay)"),
     Option("--tick-s", "seconds between plans; 0: at each arrival and end (replay; default 60)", "S", read=_seconds),
     Option("--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
@@ -134,10 +146,12 @@ def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
 
     head = {
         "policy": policy_id(settings.policy),
-        "view": "perfect",
-        "membership": "perfect",
+        "view": settings.view,
+        "membership": "swim" if settings.view == "gossip" else "perfect",
         "knows": settings.knowledge,
         "declared": settings.knowledge == "declared",
+        "asks_least": settings.asks_least,
+        "loss_ratio": settings.faults.loss_ratio,
     }
     return {**head, **observer.summary()}
 
@@ -165,8 +179,27 @@ def _settings(arguments: Arguments) -> list[Replay]:
     limits = {model: int(_number("--gpus-most", model, value)) for model, value in _pairs("--gpus-most", arguments)}
     pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
     knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
-    cluster, seed = _cluster(arguments), arguments.get("seed", 0)
-    return [Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s) for each in _policies(arguments)]
+    cluster, seed, (view, faults) = _cluster(arguments), arguments.get("seed", 0), _view(arguments)
+    asks_least = view == "gossip" or bool(arguments["asks_least"])
+    return [
+        Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s, view, faults, asks_least)
+        for each in _policies(arguments)
+    ]
+
+
+def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
+    """How planners see the cluster, and what the network between them does."""
+    from swarmsched.simulator.network import NetworkFaults
+
+    view, usual = arguments["view"] or "perfect", NetworkFaults()
+    network = [option for option in ("loss", "delay_s") if arguments[option] is not None]
+    if network and view != "gossip":
+        option = f"--{network[0].replace('_', '-')}"
+        raise UsageError(f"{option} needs a network", "add --view gossip")
+    if view == "gossip" and arguments["tick_s"] is not None:
+        raise UsageError("--tick-s is for --view perfect", "with --view gossip nodes plan when there is news")
+    delay_s = arguments.get("delay_s", usual.delay_median_s) or usual.delay_median_s
+    return view, NetworkFaults(loss_ratio=arguments.get("loss", 0.0), delay_median_s=delay_s)
 
 
 def _cluster(arguments: Arguments) -> Cluster:

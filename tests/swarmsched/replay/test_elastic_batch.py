@@ -11,6 +11,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import NothingKnown
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import ProfiledPhysics
 from swarmsched.replay.profiles import EpochStatistics, Limits, Measured, Profile
@@ -35,7 +36,7 @@ def profile(parameters_bytes: float, sample_s: float) -> Profile:
     return Profile("made-up", limits, measured, {BATCHES.first: epochs, BATCHES.most: epochs})
 
 
-class Measurements:
+class Measurements(NothingKnown):
     """What was measured of the kind; nothing of noise, nor of what is left."""
 
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate:

@@ -22,6 +22,7 @@ from swarmsched.policies.resizing import opened
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import NothingKnown
 from swarmsched.replay.perfect import Pacing, PerfectReplay, Planner
 from swarmsched.replay.physics import Pace
 from swarmsched.replay.profiles import Shape
@@ -78,7 +79,7 @@ class Servers:
         return 0.0
 
 
-class Measurements:
+class Measurements(NothingKnown):
     """Speeds as they are in even layouts on the fewest servers of three pairs, and the steps that are left."""
 
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate:

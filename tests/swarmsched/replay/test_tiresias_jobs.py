@@ -13,6 +13,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import compute_plan, kind_of
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import NothingKnown
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Pace
 from swarmsched.replay.profiles import Shape
@@ -48,7 +49,7 @@ class Sublinear:
         return self.total
 
 
-class Measurements:
+class Measurements(NothingKnown):
     """The speed-up of each size, and the seconds that are left on the GPUs that were asked for."""
 
     points = tuple(

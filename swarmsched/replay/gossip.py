@@ -1,0 +1,349 @@
+"""Replay through the whole protocol: a real node on each server, in virtual time, knows what it has heard.
+
+Jobs are submitted as users do it; nodes gossip, plan, hold, commit and start them.  Their ranks are this replay's: they
+train as measured, report every few seconds with noise, commit a checkpoint once they train, and end when they are done.
+What a change costs is what the protocol takes, and the pause at each start.
+
+The table of kinds, by which planners know of jobs that have not reported yet, is one for all: what is measured here is
+how late cards and free GPUs are known, and what is decided twice.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from msgspec.structs import replace
+
+from swarmsched.api import JobSpec
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.commands import CommitCheckpoint, SetSwarmSetting, SettingStored
+from swarmsched.effects import Announce, Effect, SendPeer
+from swarmsched.errors import ConfigError
+from swarmsched.estimate import MERGED_POINTS, Estimate, coarse
+from swarmsched.events import TaskEstimated
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import OwnerAnswer, Refusal
+from swarmsched.policies.registry import plan_anyway
+from swarmsched.replay.cluster import GPU, Cluster
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import Knowledge
+from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.results import Observer
+from swarmsched.resources import NodeResources, Share
+from swarmsched.simulator.clients import Clients, Submission
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.network import NetworkFaults
+from swarmsched.simulator.swarm import SimulatedSwarm
+from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan, RunningTask, TaskChange
+from swarmsched.task import TaskFailure, TaskOrder
+from swarmsched.view import ClusterView, JobView, Plan, PolicySetting
+
+REPORT_S = 5.0
+"""Between two reports of a job that trains: as often as agents tell them on."""
+START_S = 10.0
+"""In which the swarm finds itself, before the replay begins."""
+STEP_S = 60.0
+STUCK_S = 1_800.0
+MAX_RESTARTS = 1_000
+GRACE_S = 5.0
+
+
+@dataclass(eq=False)
+class Gang:
+    """A job that the swarm knows, and its present tasks by host."""
+
+    job: ReplayJob
+    attempt: int = 0
+    tasks: dict[NodeId, RunningTask] = field(default_factory=dict)
+    has_trained: bool = False  # in this attempt
+    has_saved: bool = False  # in this attempt
+    last_shares: tuple[Share, ...] = ()
+    changed_s: float = 0.0  # when its GPUs became others
+    turn: int = 0  # grows with each change: what was planned for an earlier one is void
+
+    @property
+    def is_whole(self) -> bool:
+        """All of its ranks live and none stands still."""
+        running = [task for task in self.tasks.values() if not (task.is_over or task.is_frozen)]
+        return bool(running) and sum(task.order.local_ranks for task in running) == running[0].order.world_size
+
+    @property
+    def is_lost(self) -> bool:
+        """A part of it went with its machine."""
+        return any(task.failure is TaskFailure.LOST for task in self.tasks.values())
+
+    @property
+    def holds(self) -> set[tuple[NodeId, int]]:
+        """Nodes, by the names of the replay, with the ranks on each."""
+        return {(share.node, share.ranks) for share in self.job.shares}
+
+    @property
+    def first(self) -> RunningTask:
+        """The task that has rank 0."""
+        return next(task for task in self.tasks.values() if not task.order.node_rank)
+
+
+class GossipReplay:
+    """One workload under one policy."""
+
+    def __init__(
+        self,
+        jobs: Sequence[ReplayJob],
+        cluster: Cluster,
+        setting: PolicySetting,
+        knowledge: Knowledge,
+        pacing: Pacing,
+        seed: int = 0,
+        faults: NetworkFaults | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`clock` gives seconds: plans take as long as it says."""
+        self._jobs, self._cluster, self._setting = jobs, cluster, setting
+        self._knowledge, self._pacing, self._clock = knowledge, pacing, clock
+        self._swarm = SimulatedSwarm(
+            len(cluster.gpus), 0, seed, faults, behaviour=self._ranks_of, observers=[self], gpu_counts=_counts(cluster)
+        )
+        self._loop = self._swarm.loop
+        self._names = dict(zip(self._swarm.hosts, cluster.gpus, strict=True))
+        self._hosts = dict(zip(cluster.gpus, self._swarm.hosts.values(), strict=True))
+        for name, model in cluster.models.items():
+            self._hosts[name].resources = _with_model(self._hosts[name], model)
+        for host in self._swarm.hosts.values():
+            host.make_plan = self._planned
+        self._gangs: dict[JobId, Gang] = {}
+        self._open: dict[str, ReplayJob] = {}  # not ended, by the name under which they were submitted
+        self._advanced_s = self._begin_s = self._busy_s = 0.0
+        self._commits = 0
+        self.observer = Observer(cluster, len(jobs))
+        self._start()
+        self._clients = Clients(self._swarm)
+
+    def run(self) -> Observer:
+        """Until all jobs have ended, or the time is over."""
+        for _ in self.steps():
+            continue
+        return self.observer
+
+    def steps(self) -> Iterator[float]:
+        """The same by minutes of virtual time, in seconds."""
+        while len(self.observer.finished) < len(self._jobs) and self._now_s < self._pacing.limit_s:
+            self._loop.run_for(STEP_S)
+            yield self._now_s
+            if self._is_stuck:
+                break
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Nothing has run for long, or will come: these jobs never run."""
+        is_over = len(self._open) + len(self.observer.finished) == len(self._jobs)
+        is_idle = not any(job.shares for job in self._open.values()) and self._cluster.next_event_s == inf
+        return is_over and is_idle and self._now_s > self._busy_s + STUCK_S
+
+    def _start(self) -> None:
+        """The nodes find one another and take the policy; then the replay's time begins."""
+        self._swarm.start()
+        self._swarm.run_for(START_S)
+        stored = self._swarm.ask(next(iter(self._swarm.hosts)), SetSwarmSetting(self._setting))
+        if not isinstance(stored, SettingStored):
+            raise ConfigError("policy", f"was not taken: {stored}", "see the reason")
+        self._swarm.run_for(START_S)
+        self._begin_s = self._loop.now_s
+        for number, job in enumerate(self._jobs):
+            self._loop.post_at(self._begin_s + job.submitted_s, self._submit, number, job)
+        for event in self._cluster.events:
+            self._loop.post_at(self._begin_s + event.time_s, self._churn, event.node)
+
+    @property
+    def _now_s(self) -> float:
+        return self._loop.now_s - self._begin_s
+
+    # Users, machines and ranks.
+
+    def _submit(self, number: int, job: ReplayJob) -> None:
+        self._advance()
+        self._open[str(number)] = job
+        elastic = job.elastic
+        spec = JobSpec(
+            ("replay", str(number)),
+            name=job.kind,
+            user=job.user,
+            demand=GPU,
+            ranks=elastic.ranks_least if elastic else job.gpus,
+            grace_s=GRACE_S,
+            max_restarts=MAX_RESTARTS,
+        )
+        if elastic:
+            spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)
+        node = self._swarm.rng.choice([host.node_id for host in self._swarm.up])
+        self._clients.submit(number, Submission(spec, node))
+
+    def _churn(self, node: NodeId) -> None:
+        """A machine loses power, or has it again."""
+        was_down = node in self._cluster.down
+        failed = self._cluster.pass_to(self._now_s)
+        if failed:
+            self.observer.nodes_failed(len(failed), [])
+            for each in failed:
+                self._hosts[each].cut_power()
+        if was_down and node not in self._cluster.down:
+            self._hosts[node].bring_up()
+        self._decided()
+
+    def _ranks_of(self, order: TaskOrder, rank: int) -> RankPlan:
+        """They run until this replay ends them; those of a job that is done have nothing to do."""
+        del rank
+        return RankPlan(FOR_EVER_S if order.spec.command[1] in self._open else 0.0)
+
+    def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
+        """Training begins when all ranks of a gang live, and stands when one does not."""
+        job = self._open.get(task.order.spec.command[1])
+        if job is None:
+            return
+        gang = self._gangs.setdefault(task.order.job_id, Gang(job))
+        if change is TaskChange.STARTED and task.order.attempt > gang.attempt:
+            gang.attempt, gang.tasks = task.order.attempt, {}
+            gang.has_trained = gang.has_saved = False
+        if task.order.attempt == gang.attempt:
+            gang.tasks[host.node_id] = task
+            self._settle(gang)
+
+    def _settle(self, gang: Gang) -> None:
+        """Let the job train as its ranks are now."""
+        self._advance()
+        job, before = gang.job, gang.holds
+        if job.ended_s is not None:
+            return
+        gang.turn += 1
+        if job.shares and not gang.is_whole:
+            if gang.is_lost:
+                self.observer.restarts += 1
+                self.observer.lost_gpu_s += job.lose_hosts(self._now_s)
+            else:
+                job.leave(self._now_s)
+        elif gang.is_whole:
+            self._train(gang)
+        if gang.holds != before:
+            gang.changed_s = self._now_s
+        self._decided()
+
+    def _train(self, gang: Gang) -> None:
+        job, first = gang.job, gang.first
+        shares = tuple(Share(self._names[share.node], share.ranks) for share in first.order.shares)
+        pause_s = 0.0 if gang.has_trained else self._pacing.pause_s
+        job.physics = job.physics.on(self._cluster.classes(shares))
+        is_move = bool(gang.last_shares) and set(gang.last_shares) != set(shares)
+        job.migrations += is_move and sum(share.ranks for share in shares) == sum(s.ranks for s in gang.last_shares)
+        job.allocate(shares, first.global_batch, self._now_s, pause_s)
+        gang.has_trained, gang.last_shares = True, shares
+        if (ends_s := job.ends_in_s()) < inf:
+            self._loop.post_later(ends_s, self._end, gang, gang.turn)
+        self._loop.post_later(job.pause_s, self._report, gang, gang.turn)
+
+    def _end(self, gang: Gang, turn: int) -> None:
+        if turn == gang.turn:
+            self._advance()
+
+    def _report(self, gang: Gang, turn: int) -> None:
+        """Rank 0 tells how it trains; the first time it has saved a checkpoint too, so that it may be moved."""
+        job = gang.job
+        if turn != gang.turn or job.ended_s is not None:
+            return
+        self._advance()
+        task = gang.first
+        host = self._swarm.hosts[task.order.node]
+        if not gang.has_saved:
+            gang.has_saved = True
+            self._commit(host, task)
+        estimate = self._knowledge.estimate(job, self._now_s) or Estimate(done=job.progress)
+        told = coarse(replace(estimate, points=estimate.points[-MERGED_POINTS:]))
+        host.post(TaskEstimated(*task.key, told, task.global_batch))
+        self._loop.post_later(REPORT_S, self._report, gang, turn)
+
+    def _commit(self, host: Host, task: RunningTask) -> None:
+        self._commits += 1
+        name = f"step-{self._commits}"
+        checkpoint = Checkpoint(name, task.order.attempt, task.order.node, host.clock.utc_s)
+        host.command(-FIRST_COMMIT - self._commits, CommitCheckpoint(task.order.job_id, task.order.attempt, checkpoint))
+
+    # Time.
+
+    def _advance(self) -> None:
+        """All jobs have trained until now."""
+        now_s, before_s = self._now_s, self._advanced_s
+        if now_s <= before_s:
+            return
+        for job in self._open.values():
+            job.advance(before_s, now_s)
+        self.observer.passed(list(self._open.values()), now_s - before_s)
+        self._advanced_s = now_s
+        for gang in list(self._gangs.values()):
+            if gang.job.ended_s is not None:
+                self._ended(gang)
+
+    def _ended(self, gang: Gang) -> None:
+        job = gang.job
+        self._knowledge.estimate(job, self._now_s)
+        del self._open[gang.first.order.spec.command[1]]
+        del self._gangs[gang.first.order.job_id]
+        self.observer.ended(job)
+        self._decided()
+        for node, task in gang.tasks.items():
+            self._swarm.hosts[node].tasks.finish(task)
+
+    def _decided(self) -> None:
+        self._busy_s = self._now_s
+        self.observer.decided(list(self._open.values()), self._now_s)
+
+    # Planners, and what is counted.
+
+    def _planned(self, setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
+        """As a planner process would, with the table of kinds beside it."""
+        began_s = self._clock()
+        plan = plan_anyway(setting, replace(view, jobs=tuple([self._informed(job) for job in view.jobs])), now_s)
+        took_s = self._clock() - began_s
+        self.observer.planned(took_s)
+        if plan.fault:
+            self.observer.policy_failed(plan.fault)
+        return replace(plan, elapsed_s=took_s)
+
+    def _informed(self, view: JobView) -> JobView:
+        gang = self._gangs.get(view.job_id)
+        job = gang.job if gang else self._waiting(view.job_id)
+        if job is None:
+            return view
+        if gang is not None:
+            is_true = {(self._names[share.node], share.ranks) for share in view.shares} == gang.holds
+            self.observer.seen(0.0 if is_true else self._now_s - gang.changed_s)
+        known = self._knowledge.believed(job, view.card.estimate)
+        return view if known is view.card.estimate else replace(view, card=replace(view.card, estimate=known))
+
+    def _waiting(self, job_id: JobId) -> ReplayJob | None:
+        """One that never ran."""
+        submissions = self._clients.submissions.items()
+        found = (number for number, each in submissions if each.job_id == job_id)
+        return self._open.get(str(next(found, "")))
+
+    def stepped(self, host: Host, event: object, effects: Sequence[Effect]) -> None:
+        """Nothing to see here."""
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """Counts holds that were refused, and jobs that made room."""
+        if type(effect) is SendPeer:
+            message = effect.message
+            if type(message) is OwnerAnswer and message.refusal in (Refusal.DOES_NOT_FIT, Refusal.CLAIMED):
+                self.observer.refused()
+        elif type(effect) is Announce and effect.kind == "job.preempted" and effect.job_id in self._gangs:
+            self._gangs[effect.job_id].job.preemptions += 1
+
+
+FIRST_COMMIT = 10**9
+"""Far from the numbers of clients and of a machine's own commands."""
+
+
+def _counts(cluster: Cluster) -> Mapping[NodeId, int]:
+    return {NodeId(f"n{index:03}"): gpus for index, gpus in enumerate(cluster.gpus.values())}
+
+
+def _with_model(host: Host, model: str) -> NodeResources:
+    gpus = [replace(gpu, model=model) for gpu in host.resources.gpus]
+    return replace(host.resources, gpus=tuple(gpus))

@@ -1,0 +1,80 @@
+"""Replays through real nodes: the same jobs end, a little later, whatever becomes of messages and machines."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from swarmsched.ids import NodeId
+from swarmsched.replay.churn import NodeEvent
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.gossip import GossipReplay
+from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
+from swarmsched.replay.learning import LearnedKnowledge
+from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.results import Observer
+from swarmsched.simulator.network import NetworkFaults
+from swarmsched.view import PolicySetting
+from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid
+
+
+def gossip(
+    jobs: Sequence[ReplayJob],
+    policy: str,
+    cluster: Cluster | None = None,
+    cost_s: float = 0.0,
+    knowledge: Knowledge | None = None,
+    faults: NetworkFaults | None = None,
+    **parameters: float,
+) -> Observer:
+    servers = cluster or Cluster({NodeId("one"): 2})
+    known = knowledge or PerfectKnowledge(4, servers.total)
+    setting = PolicySetting(policy, parameters)
+    return GossipReplay(jobs, servers, setting, known, Pacing(0.0, cost_s), 1, faults).run()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill"])
+def test_rigid_jobs_end_a_moment_after_those_of_the_exact_view(policy: str) -> None:
+    jobs = [(1, 0.0, 2, 20.0), (2, 5.0, 2, 60.0), (3, 10.0, 1, 80.0)]
+    exact = ends(replay([rigid(*each) for each in jobs], policy))
+    heard = ends(gossip([rigid(*each) for each in jobs], policy))
+    assert heard == pytest.approx(exact, abs=5.0)
+    assert heard != exact
+
+
+def test_what_can_never_run_ends_the_replay_and_is_missing_among_the_finished() -> None:
+    observer = gossip([rigid(1, 0.0, 3, 1.0), rigid(2, 0.0, 1, 1.0)], "backfill")
+    assert ends(observer).keys() == {"job2"}
+
+
+def test_elastic_jobs_grow_and_change_their_batches_by_what_their_cards_tell() -> None:
+    jobs = [elastic(number, 20.0 * number, made_up(), most=8) for number in range(4)]
+    known = LearnedKnowledge(1, declares=True)
+    observer = gossip(jobs, "swarm", Cluster.even(2, 4), 0.5, known, pause_s=0.5)
+    summary = observer.summary()
+    assert (summary["finished"], summary["policy_errors"], summary["restarts"]) == (4, 0, 0)
+    assert summary["rescales"] > 0
+    assert max(job.batch for job in observer.finished) > 32
+    assert summary["view_age_p50_s"] == 0.0
+    assert observer.busy_gpu_s <= 8 * observer.elapsed_s
+
+
+def test_the_same_seed_gives_the_same_replay() -> None:
+    def run() -> dict[str, float]:
+        jobs = [elastic(number, 7.0 * number, made_up(), most=8) for number in range(3)]
+        return ends(gossip(jobs, "swarm", Cluster.even(2, 4), 5.0, LearnedKnowledge(1, declares=True)))
+
+    assert run() == run()
+
+
+def test_nothing_is_lost_with_messages_and_machines() -> None:
+    """A machine goes down with what it trains, and comes back; every twentieth message is lost."""
+    cluster = Cluster.even(3, 2)
+    down = [NodeEvent(at_s, NodeId("n002"), is_up) for at_s, is_up in ((40.0, False), (120.0, True))]
+    cluster.events = down
+    jobs = [rigid(number, float(number), 2, 60.0) for number in range(4)]
+    for job in jobs:
+        job.checkpoint_s = 10.0
+    summary = gossip(jobs, "backfill", cluster, 1.0, faults=NetworkFaults(loss_ratio=0.05)).summary()
+    assert (summary["finished"], summary["node_failures"], summary["restarts"]) == (4, 1, 1)
+    assert 0.0 < summary["lost_gpu_s"] <= 20.0
