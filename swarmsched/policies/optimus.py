@@ -120,6 +120,8 @@ def _decision(each: _Sized, room: Room, now: Room) -> Decision:
             return Decision(job.job_id, Change.STOP, "its GPUs shorten other jobs more")
         return wait(job, (), shortage(job, room))
     room.take(shares, job.demand)
+    if shares == job.shares:
+        return keep(job, ())
     ranks = sum([share.ranks for share in shares])
     left = f": {each.left_s[ranks]:.0f} s left" if each.left_s[ranks] else ""
     reason = f"{amount(ranks, 'rank')}{left}"

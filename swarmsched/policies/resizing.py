@@ -61,6 +61,8 @@ class Sized:
                 return Decision(job.job_id, Change.STOP, joined(whom, self.why), taker=taker)
             return wait(job, (), joined(shortage(job, room), self.why_waiting))
         room.take(shares, job.demand)
+        if shares == job.shares:
+            return self._rebatched()
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
         step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
@@ -84,7 +86,7 @@ class Sized:
         return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
 
     def _hosts(self, room: Room) -> tuple[Share, ...]:
-        """Where as many of its ranks as possible go."""
+        """Where as many of its ranks as possible go; nobody is moved for no more than it has."""
         job = self.job
         if job.card.hides_constraints:
             return ()
@@ -96,6 +98,8 @@ class Sized:
 
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
             fits = room.fits(job.demand)
+            if ranks == self.held and all(fits.get(share.node, 0) >= share.ranks for share in job.shares):
+                return job.shares
             found = choose(fits, room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
             if found:
                 return found

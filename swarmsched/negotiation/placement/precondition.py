@@ -48,6 +48,8 @@ def cannot_rescale(decision: Decision, job: JobView, room: Room, *, is_taker_the
         return "it has not said which sizes it takes, or its present attempt has no checkpoint"
     if decision.change is Change.REBATCH:
         return cannot_have(decision.target, job) or _moved(decision.target, job)
+    if decision.target.shares == job.shares:
+        return "it has just that"
     if decision.change is not Change.GROW and not is_taker_there:
         return "GPUs are given up to a named job only"
     there = room.copy()

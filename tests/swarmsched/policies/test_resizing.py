@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,11 @@ def views(draw: Any) -> ClusterView:
         shares = _taken(free, held)
         state = JobState.RUNNING if shares else JobState.QUEUED
         more: dict[str, Any] = {"user": draw(st.sampled_from(["", "ada", "bob"])), "priority": draw(st.integers(-1, 1))}
+        if draw(st.booleans()):  # not where it runs
+            others = [
+                f"n{at}" for at in range(len(available)) if NodeId(f"n{at}") not in {share.node for share in shares}
+            ]
+            more["exclude"] = tuple(NodeId(each) for each in others)
         if shares:
             more["running_s"] = draw(st.sampled_from([0.0, 900.0]))
         if shares or draw(st.booleans()):
@@ -93,6 +99,8 @@ def check(view: ClusterView, plan: Plan) -> None:
             elastic = elastic_of(one)
             assert elastic.ranks_least <= target.ranks <= elastic.ranks_most
             assert all(share.node in free for share in target.shares)
+        if decision.change in (Change.GROW, Change.SHRINK, Change.MOVE):
+            assert target.shares != one.shares, "each of these costs a pause"
         if decision.change is Change.START:
             for share in target.shares:
                 free[share.node] -= share.ranks
@@ -140,3 +148,15 @@ def test_cards_of_an_older_version_are_planned_for_at_the_size_that_they_asked_f
     rigid = [each for each in jobs if not each.shares or sum(share.ranks for share in each.shares) == each.ranks]
     old = ClusterView(1, view.nodes, tuple(rigid))
     check(old, compute_plan(PolicySetting(name), old, NOW_S))
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in POLICIES.values() if kind.resizes])
+def test_a_job_that_can_have_no_more_than_it_has_is_not_moved(name: str) -> None:
+    """It would take more, and what is free is where it may not go."""
+    shares, estimate = (Share(NodeId("n0"), 1),), Estimate(points=POINTS, remaining=2_000.0)
+    more: dict[str, Any] = {"running_s": 900.0, "first_started_utc_s": 1.0, "exclude": (NodeId("n1"),)}
+    elastic = Elastic(1, 9, BATCHES)
+    running = job(0, JobState.RUNNING, 1, Demand(gpus=1), shares=shares, elastic=elastic, estimate=estimate, **more)
+    view = ClusterView(1, (make_node("n0", 0, 1), make_node("n1", 1, 1)), (running,))
+    (decision,) = compute_plan(PolicySetting(name), view, NOW_S).decisions
+    assert decision.change in (Change.KEEP, Change.REBATCH)

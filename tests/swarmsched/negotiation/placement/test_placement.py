@@ -475,6 +475,7 @@ def test_a_running_job_is_rescaled_as_planned(decision):
         (change(Change.GROW, (A, 2), (B, 4)), False, "its present attempt has no checkpoint"),
         (change(Change.GROW, (A, 2), (B, 5)), True, "it takes 2 to 6 ranks, and the plan gives it 7"),
         (change(Change.GROW, (A, 6)), True, "the plan's place on a is taken"),
+        (change(Change.MOVE, (A, 2), taker=job_id("b")), True, "it has just that"),
         (change(Change.MOVE, (B, 2)), True, "GPUs are given up to a named job only"),
         (change(Change.MOVE, (B, 2), taker=job_id("f")), True, "GPUs are given up to a named job only"),
         (change(Change.GROW, (B, 4), batch=512), True, "it takes global batches of 64 to 256"),
