@@ -1,8 +1,9 @@
 """Replay on the exact view: one loop over arrivals, ends, ticks and reviews asks the policy, as a planner would.
 
 No nodes, no gossip: what a policy is worth when everybody knows everything.  With a tick the policy is asked at its
-multiples alone, as central schedulers are; without one at each arrival, end, failure and return of a node, and when
-its plan asked for it.  A policy that raises, or plans GPUs that are not there, is counted; then `FALLBACK` plans.
+multiples alone, as central schedulers are; without one at each arrival, end, failure and return of a node, when its
+plan asked for it, and, while jobs that it may resize train and report, as often as agents ask at least.  A policy that
+raises, or plans GPUs that are not there, is counted; then `FALLBACK` plans.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.estimate import Elastic
 from swarmsched.ids import NodeId
+from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
@@ -82,6 +84,7 @@ class PerfectReplay:
             yield at_s
             if at_s < decide_s and self._pacing.tick_s:
                 continue
+            self._review_s = inf
             if self._live:
                 self._decide()
             if self._is_stuck:
@@ -129,9 +132,15 @@ class PerfectReplay:
         began_s = self._clock()
         plan = self._planned(view)
         self.observer.planned(self._clock() - began_s)
-        self._review_s = self._now_s + plan.review_s if plan.review_s else inf
         self._follow(plan)
+        self._review_s = self._now_s + min(plan.review_s or inf, self._news_in_s)
         self.observer.decided(self._live, self._now_s)
+
+    @property
+    def _news_in_s(self) -> float:
+        """When a plan may come out differently by what jobs have reported alone; without a tick."""
+        is_reporting = any(job.elastic and job.shares for job in self._live)
+        return PLAN_REFRESH_S if is_reporting else inf
 
     def _planned(self, view: ClusterView) -> Plan:
         now_s = self._now_s + EPOCH_UTC_S

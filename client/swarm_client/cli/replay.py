@@ -85,7 +85,12 @@ OPTIONS = (
     Option("--loss", "part of all messages that is lost, with --view gossip (replay; default 0)", "RATIO", read=_ratio),
     Option("--delay-s", "median delay of a message, with --view gossip (replay; default 0.0002)", "S", read=_seconds),
     Option("--asks-least", "jobs of several sizes ask for the least; always so with --view gossip (replay)"),
-    Option("--tick-s", "seconds between plans; 0: at each arrival and end (replay; default 60)", "S", read=_seconds),
+    Option(
+        "--tick-s",
+        "seconds between plans; 0: at arrivals, ends and on news of jobs (replay; default 60)",
+        "S",
+        read=_seconds,
+    ),
     Option("--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
 )

@@ -11,11 +11,12 @@ from swarmsched.policies.registry import POLICIES
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
+from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing
 from swarmsched.replay.workload import rows, select, trace_jobs
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan
-from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid, traces
+from tests.swarmsched.replay.testing import BATCHES, elastic, ends, made_up, replay, rigid, traces
 
 
 def test_fifo_blocks_behind_the_head_and_ends_at_the_exact_moments() -> None:
@@ -50,6 +51,19 @@ def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
     assert len(observer.finished) == 40
     assert observer.refused_holds == 0
     assert 0.0 < observer.busy_gpu_s <= 8 * observer.elapsed_s
+
+
+def test_without_a_tick_a_job_that_nobody_disturbs_gets_a_larger_batch_once_it_has_reported_its_noise() -> None:
+    known = LearnedKnowledge(0, declares=True)
+    (alone,) = replay([elastic(1, 0.0, made_up())], "swarm", Cluster.even(1, 4), Pacing(0.0, 1.0), known).finished
+    assert alone.batch > BATCHES.first
+
+
+def test_without_a_tick_an_idle_cluster_is_not_asked_until_the_next_arrival() -> None:
+    jobs = [elastic(1, 0.0, made_up()), elastic(2, 1e5, made_up())]
+    observer = replay(jobs, "swarm", Cluster.even(1, 4), Pacing(0.0, 1.0))
+    assert ends(observer)["job2"] == pytest.approx(1e5 + ends(observer)["job1"], abs=1e-3)
+    assert len(observer.plan_s) < 50
 
 
 def test_perfect_knowledge_tells_each_size_on_the_fewest_nodes() -> None:
