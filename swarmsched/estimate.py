@@ -114,14 +114,32 @@ MERGED_POINTS = 8
 
 
 def merged(before: Estimate | None, now: Estimate) -> Estimate:
-    """What is reported now, with the points that other configurations left behind, the oldest first."""
-    if before is None:
+    """What is reported now, with the points that other configurations left behind, the oldest first.
+
+    Those of other jobs of its kind are dropped once one of them proves wrong.
+    """
+    if before is None or (before.is_prior and _belies(before, now)):
         return now
     new = {(each.ranks, each.nodes, each.local_batch) for each in now.points}
     kept = [each for each in before.points if (each.ranks, each.nodes, each.local_batch) not in new]
     return replace(
         now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
     )
+
+
+PRIOR_RATIO = 1.5
+"""Times by which a step may differ from that of another job of the same kind."""
+
+
+def _belies(before: Estimate, now: Estimate) -> bool:
+    """Whether it trains with another batch than they did, or takes another time for the same step."""
+    known = {(each.ranks, each.nodes, each.local_batch): each.step_s for each in before.points}
+    for each in now.points:
+        batch, there = each.ranks * each.local_batch, known.get((each.ranks, each.nodes, each.local_batch), each.step_s)
+        has_batch = any(abs(one.ranks * one.local_batch - batch) <= each.ranks + one.ranks for one in before.points)
+        if not has_batch or max(there, each.step_s) > PRIOR_RATIO * min(there, each.step_s):
+            return True
+    return False
 
 
 def coarse(estimate: Estimate) -> Estimate:

@@ -28,6 +28,7 @@ from swarmsched.gossip.exchange import (
     unpack_buckets,
     unpack_listing,
 )
+from swarmsched.gossip.kinds import Kinds
 from swarmsched.gossip.location import KEY_LENGTH, Location, LocationStore, decode_location, key_of
 from swarmsched.gossip.record import RECORD_BYTES_LIMIT, NodeRecord, decode_record
 from swarmsched.gossip.replica import Entry, Replica, Verdict, fair_order
@@ -85,6 +86,7 @@ class Library:
         self.claims: list[Stamp] = []  # stamps of records under our own name that others hold
         self.nodes: Replica[NodeRecord] = Replica(NODES_LIMIT, NODE_KEEP_S)
         self.cards: Replica[JobCard] = Replica(CARDS_LIMIT, CARD_KEEP_S)
+        self.kinds = Kinds()
         self.jobs: dict[JobId, JobView] = {}  # of the cards of live jobs: made once for each version
         self.job_news: dict[JobId, None] = {}  # jobs whose entry in `jobs` has changed since somebody took note
         self.locations = LocationStore()
@@ -148,6 +150,7 @@ class Library:
             return False
         verdict = self._offer(self.cards, card.job_id, card.shepherd, card, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
+            self.kinds.note(card)
             self._show_job(card.job_id)
         return self._judge(verdict, self.cards, card.job_id, card.stamp)
 

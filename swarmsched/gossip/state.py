@@ -18,6 +18,7 @@ from swarmsched.api import JobState
 from swarmsched.card import JobCard, encode_card
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import RemoteProtocolError
+from swarmsched.estimate import Estimate
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.fields import Value
 from swarmsched.gossip.card_desk import CardDesk
@@ -223,6 +224,10 @@ class StatePlane:
     def has_job_news(self) -> bool:
         """True when `take_job_news` has something."""
         return bool(self._library.job_news)
+
+    def prior(self, user: str, name: str) -> Estimate | None:
+        """What jobs of that kind have measured."""
+        return self._library.kinds.prior(user, name)
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -6,6 +6,7 @@ their owners' fresher answers).  A member that is not alive is shown and never c
 
 from collections.abc import Mapping, Sequence
 
+from swarmsched.estimate import Estimate
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus, capacity_of, node_view
@@ -39,6 +40,10 @@ class Cluster:
     def jobs(self) -> Mapping[JobId, JobView]:
         """Live jobs by their gossiped cards, wherever they are shepherded."""
         return self._state.jobs
+
+    def prior(self, user: str, name: str) -> Estimate | None:
+        """What jobs of that kind have measured, as far as this node has heard of them."""
+        return self._state.prior(user, name)
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -13,6 +13,20 @@ def test_points_of_other_sizes_stay_and_those_of_the_same_are_replaced() -> None
     assert merged(None, two) == two
 
 
+def test_what_others_of_its_kind_measured_stands_until_it_proves_wrong() -> None:
+    prior = Estimate(points=(SpeedPoint(1, 1, 64, 0.4), SpeedPoint(2, 1, 32, 0.22)), is_prior=True)
+
+    def points(*told: SpeedPoint) -> list[tuple[int, float]]:
+        now = merged(prior, Estimate(points=told))
+        assert not now.is_prior
+        return [(each.ranks, each.step_s) for each in now.points]
+
+    assert points(SpeedPoint(2, 1, 32, 0.25)) == [(1, 0.4), (2, 0.25)]
+    assert points(SpeedPoint(3, 2, 21, 0.15)) == [(1, 0.4), (2, 0.22), (3, 0.15)]
+    assert points(SpeedPoint(2, 1, 32, 0.5)) == [(2, 0.5)], "another time for the same step"
+    assert points(SpeedPoint(3, 2, 40, 0.15)) == [(3, 0.15)], "another batch"
+
+
 def test_only_so_many_sizes_are_remembered() -> None:
     known: Estimate | None = None
     for ranks in range(1, 100):

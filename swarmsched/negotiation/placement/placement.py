@@ -20,6 +20,7 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.card import JobCard, RankKey, card_of
 from swarmsched.deadlines import Deadlines
 from swarmsched.effects import Announce
+from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import PreemptRequest, TaskEstimate
 from swarmsched.negotiation.attempt import Ranking
@@ -75,6 +76,9 @@ class Cluster(Protocol):
     @property
     def jobs(self) -> Mapping[JobId, JobView]:
         """Live jobs by their gossiped cards."""
+
+    def prior(self, user: str, name: str) -> Estimate | None:
+        """What jobs of that kind have measured."""
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
@@ -179,6 +183,8 @@ class Placement:
         shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts, self._stir, self.window)
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
+        if shepherd.estimate is None and record.spec.is_elastic:
+            shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
         self._jobs[record.job_id] = shepherd
         self._stir(record.job_id)
         return shepherd

@@ -92,3 +92,15 @@ def test_a_job_that_names_one_size_is_never_touched():
     job = running(watched, "60")
     watched.swarm.run_for(40.0)
     assert (ranks(watched, job), watched.swarm.record(job).rescales) == (1, 0)
+
+
+def test_the_next_job_of_its_kind_begins_with_what_it_measured_wherever_it_is_submitted():
+    watched = swarm(Elasticity.ON)
+    first = running(watched, "60", ranks_most=6, name="digits")
+    assert watched.swarm.run_until(lambda: points(watched, first), 40.0)
+    known = points(watched, first)
+    watched.finish([first], 120.0)
+    second = running(watched, "60", ranks_most=6, name="digits", node=N1)
+    shepherd = watched.swarm.hosts[watched.swarm.record(second).shepherd].node
+    assert shepherd.speed_question(second).estimate.points == known
+    assert watched.swarm.run_until(lambda: not shepherd.speed_question(second).estimate.is_prior, 40.0)

@@ -61,11 +61,15 @@ class Cluster:
 
     def __init__(self, nodes, jobs):
         self.there, self.jobs, self.news, self.dead = list(nodes), {}, [], set()
+        self.priors = {}
         self.show(*jobs)
 
     def show(self, *jobs):
         self.news += [*self.jobs, *(job.job_id for job in jobs)]
         self.jobs = {job.job_id: job for job in jobs}
+
+    def prior(self, user, name):
+        return self.priors.get((user, name))
 
     def take_job_news(self):
         news, self.news = self.news, []
