@@ -866,7 +866,7 @@ class Node:
         """Why a job that takes several sizes has this one; empty for others."""
         if not record.spec.is_elastic or not record.shares:
             return ""
-        return size_reason(self._placement.setting, self._placement.told.get(record.job_id))
+        return size_reason(record, self._placement.setting, self._placement.told.get(record.job_id))
 
     def tasks(self) -> Sequence[TaskStatus]:
         """Tasks on this node."""

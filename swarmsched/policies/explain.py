@@ -248,13 +248,13 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
         takes = (
             f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"
         )
-        return joined(takes, size_reason(setting, decision), f"on {where}")
+        return joined(takes, size_reason(record, setting, decision), f"on {where}")
     asked = f"it asked for {need(spec.demand, spec.ranks)}"
     choice = "on the named nodes" if spec.nodes else "on the fewest nodes that had room"
     return joined(asked, f"placed {choice}: {where}")
 
 
-def size_reason(setting: PolicySetting, decision: Decision | None) -> str:
+def size_reason(record: JobRecord, setting: PolicySetting, decision: Decision | None) -> str:
     """Why a job that takes several sizes has this one."""
     if not kind_of(setting).resizes:
         return f"{setting.name} gives jobs the least that they take"
@@ -262,6 +262,8 @@ def size_reason(setting: PolicySetting, decision: Decision | None) -> str:
         return "elasticity=off gives jobs the least that they take"
     if decision is None:
         return "the next plan tells why"
+    if decision.change is Change.KEEP and (record.checkpoint is None or record.checkpoint.attempt != record.attempt):
+        return "it stays so until this attempt has committed a checkpoint"
     if decision.change not in (Change.GROW, Change.SHRINK, Change.MOVE, Change.STOP):
         return decision.reason
     size = f" to {amount(decision.target.ranks, 'rank')}" if decision.target.ranks else ""

@@ -324,9 +324,11 @@ def test_a_job_that_takes_several_sizes_is_shown_with_its_model_and_why_it_has_t
 
 def test_sizes_that_nobody_ran_are_not_told_for_more_than_they_are(swarm, agent):
     agent.answers["GET /v1/events"] = {"items": [], "next_cursor": None}
-    model = {**MODEL, "speed": [{**row, "is_current": False} for row in SPEED[1:]]}
+    model = {**MODEL, "speed": [{**row, "is_current": False} for row in SPEED[1:]], "is_prior": True}
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(model=model, gpus_per_rank=1)
-    told = "(1 size measured, and other sizes are taken to scale perfectly until one was run), global batch 64"
+    told = (
+        "(1 size measured, taken from jobs of its kind, and other sizes are taken to scale perfectly until one was run)"
+    )
     assert told in swarm("status", HANDLE)[1]
 
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
+from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
 from swarmsched.ids import NodeId, handle
 from swarmsched.policies.explain import explain, impossible, speed_question
@@ -25,6 +26,7 @@ from swarmsched.view import (
 from tests.swarmsched.building import job_id, make_node, make_record
 
 FIFO = PolicySetting("fifo")
+SAVED = Checkpoint("c", 1, NodeId("n2"), 1.0)
 GROWN = Decision(job_id(5), Change.GROW, "it gains", Allocation((Share(NodeId("n2"), 2),)))
 
 
@@ -140,12 +142,25 @@ def test_impossible_looks_at_each_resource_and_at_the_nodes_allowed() -> None:
 def test_of_a_job_that_takes_several_sizes_it_is_told_why_it_has_this_one(
     policy: str, elasticity: Elasticity, decision: Decision | None, told: str
 ) -> None:
-    running = record(1, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n2"), 1),))
-    running = replace(running, spec=replace(running.spec, ranks_most=4))
+    running = record(1, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n2"), 1),), attempt=2)
+    running = replace(
+        running, spec=replace(running.spec, ranks_most=4), checkpoint=Checkpoint("c", 2, NodeId("n2"), 1.0)
+    )
     setting = PolicySetting(policy, {}, elasticity)
     report = explain(running, view_of(running), setting, 0.0, told={running.job_id: decision} if decision else None)
     assert report.reason == f"takes 1 to 4 ranks and has 1; {told}; on n2 (1)"
     assert report.needs == "1 GPU, or up to 4 ranks"
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [None, Checkpoint("c", 1, NodeId("n2"), 1.0)], ids=["none", "of another attempt"]
+)
+def test_before_its_first_checkpoint_a_job_is_told_that_it_keeps_its_size(checkpoint: Checkpoint | None) -> None:
+    running = record(1, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n2"), 1),), attempt=2)
+    running = replace(running, spec=replace(running.spec, ranks_most=4), checkpoint=checkpoint)
+    keeps = Decision(running.job_id, Change.KEEP, "running on n2")
+    told = explain(running, view_of(running), PolicySetting("swarm"), 0.0, told={running.job_id: keeps}).reason
+    assert "it stays so until this attempt has committed a checkpoint" in told
 
 
 def test_the_model_is_asked_of_the_sizes_for_which_there_are_gpus() -> None:
