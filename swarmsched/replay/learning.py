@@ -3,7 +3,8 @@
 A job reports at each look while it trains.  Step times and gradient noise are off by a factor drawn from a lognormal
 distribution; progress is what the script counts.  Jobs of one kind share what they measured, as the swarm's table of
 kinds does; with `declares` users say for how many epochs they train, else a job's length is that of the finished jobs
-of its kind, and unknown for the first of them.
+of its kind.  Until one has finished, whoever has come furthest has as much left as it has done, as heavy tails go
+(Tiresias, NSDI 2019), and the others are as long: a kind of which nobody ever ended is not one of short jobs.
 """
 
 import random
@@ -33,6 +34,7 @@ class _Kind:
     speed: SpeedBook = field(default_factory=SpeedBook)
     noise: NoiseBook = field(default_factory=NoiseBook)
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTHS))
+    furthest: float = 0.0  # progress that any of them has made
 
 
 @dataclass
@@ -64,6 +66,7 @@ class LearnedKnowledge:
             self._report(job, physics, kind)
         if job.ended_s is not None:
             kind.lengths.append(job.progress)
+        kind.furthest = max(kind.furthest, job.progress)
         return self._believed(job, physics, kind)
 
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
@@ -100,10 +103,10 @@ class LearnedKnowledge:
         )
 
     def _length(self, physics: ProfiledPhysics, kind: _Kind) -> float:
-        """Steps of the first batch from begin to end; 0: nobody knows."""
+        """Steps of the first batch from begin to end; 0: no job of the kind has trained yet."""
         if self._declares:
             return physics.total
-        return sum(kind.lengths) / len(kind.lengths) if kind.lengths else 0.0
+        return sum(kind.lengths) / len(kind.lengths) if kind.lengths else 2.0 * kind.furthest
 
 
 def _noise(progress: float, allowed: BatchRange, kind: NoiseBook, own: _Own | None) -> tuple[NoisePoint, ...]:

@@ -24,7 +24,7 @@ from swarmsched.view import PolicySetting
 KNOWLEDGE = {
     "perfect": "profiles and lengths as they are: isolates the policy",
     "declared": "models learned from noisy reports, users say how long they train",
-    "learned": "models learned from noisy reports, lengths from finished jobs of the same kind",
+    "learned": "models learned from noisy reports, lengths from other jobs of the same kind",
     "nothing": "no reports at all",
 }
 

@@ -59,6 +59,19 @@ def test_without_a_tick_a_job_that_nobody_disturbs_gets_a_larger_batch_once_it_h
     assert alone.batch > BATCHES.first
 
 
+def test_until_a_job_of_the_kind_has_ended_whoever_is_furthest_has_as_much_left_as_it_has_done() -> None:
+    known, jobs = LearnedKnowledge(0, declares=False), [elastic(number, 0.0, made_up()) for number in range(2)]
+
+    def left() -> list[float]:
+        return [estimate.remaining for job in jobs if (estimate := known.estimate(job, 0.0))]
+
+    assert left() == [0.0, 0.0]
+    jobs[0].progress = 500.0
+    assert left() == [500.0, 1_000.0]
+    jobs[0].progress, jobs[0].ended_s = 1_500.0, 9.0
+    assert left() == [0.0, 1_500.0]
+
+
 def test_without_a_tick_an_idle_cluster_is_not_asked_until_the_next_arrival() -> None:
     jobs = [elastic(1, 0.0, made_up()), elastic(2, 1e5, made_up())]
     observer = replay(jobs, "swarm", Cluster.even(1, 4), Pacing(0.0, 1.0))
