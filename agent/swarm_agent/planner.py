@@ -203,9 +203,9 @@ def _answer(frame: bytes) -> bytes:
 
 
 def _plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    from swarmsched.policies.registry import plan_anyway, policy_of  # noqa: PLC0415  # nor does the parent run policies
+    from swarmsched.policies.registry import plan_anyway, policy_for  # noqa: PLC0415  # nor does the parent run policies
 
-    policy_of(setting)  # its import is not the time that the next plan takes
+    policy_for(setting, view)  # its import is not the time that the next plan takes
     started_s = time.monotonic()
     plan = plan_anyway(setting, view, now_s)
     return replace(plan, elapsed_s=time.monotonic() - started_s)

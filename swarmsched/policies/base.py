@@ -44,7 +44,7 @@ class PolicyKind:
     plans_when_idle: bool = False  # also while nothing waits: it changes what runs
     resizes: bool = False  # it chooses world sizes
     rebatches: bool = False  # it chooses batch sizes
-    spares_rigid: bool = False  # of what runs it changes only jobs that take several sizes; its order is for starts
+    spares_rigid: bool = False  # it changes jobs of several sizes alone, its order is for starts, others are backfilled
 
 
 def inverse_priority(job: JobView) -> int:
@@ -84,6 +84,11 @@ def in_rank_order(jobs: Iterable[JobView], order: Order, now_s: float) -> list[t
 def is_waiting(job: JobView) -> bool:
     """True for a job that wants to be placed."""
     return job.state is JobState.QUEUED
+
+
+def is_known(job: JobView) -> bool:
+    """True when it was told how much is left of it."""
+    return job.card.estimate is not None and job.card.estimate.remaining > 0.0
 
 
 def keep(job: JobView, rank_key: RankKey) -> Decision:

@@ -17,7 +17,7 @@ from swarmsched.errors import ConfigError
 from swarmsched.fields import cleaned
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
-from swarmsched.policies.base import PolicyKind
+from swarmsched.policies.base import PolicyKind, is_known, is_waiting
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, Order, Plan, Policy, PolicySetting
 
 ID_LENGTH_MAX = 63
@@ -166,7 +166,7 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
     ConfigError with field, value and nearest match if there is none.
     """
-    policy = policy_of(setting)
+    policy = policy_for(setting, view)
     plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)
     decisions = plan.decisions
     advice: tuple[Decision, ...] = ()
@@ -203,10 +203,18 @@ def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
     return replace(view, jobs=tuple(jobs))
 
 
-def policy_of(setting: PolicySetting) -> Policy:
-    """The policy that a setting names; asked for first it is imported, which takes a while.  ConfigError as above."""
+def policy_for(setting: PolicySetting, view: ClusterView) -> Policy:
+    """The policy that a setting names; asked for first it is imported, which takes a while.  ConfigError as above.
+
+    Where no job takes several sizes, nor waits with a known length, one that spares rigid jobs has nothing to choose:
+    then `backfill` needs no numpy for the same plan.
+    """
     kind = kind_of(setting)
-    return _policy(kind, tuple(_complete(kind, setting.parameters).items()))
+    parameters = _complete(kind, setting.parameters)
+    if kind.spares_rigid and not any(job.card.elastic or (is_waiting(job) and is_known(job)) for job in view.jobs):
+        kind = POLICIES[FALLBACK]
+        parameters = _complete(kind, {})
+    return _policy(kind, tuple(parameters.items()))
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ to have as much left as they have had, as heavy tails go (Tiresias).
 
 While a job waits of which nothing is known there is nothing to weigh it by: then `backfill` says who starts, on the
 ground that each job that takes several sizes needs its least alone, and only what is beyond that is dealt by gain.
-Where no job takes several sizes, all is as under `backfill`.
+Where no job takes several sizes, `backfill` plans in its place (`registry.policy_for`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.backfill import Backfill
-from swarmsched.policies.base import inverse_priority, is_waiting, joined
+from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import Sized, at_least, elastic_of, measured, opened, placed, shrunk, unmeasured
 from swarmsched.policies.room import Room, may_resize
@@ -62,7 +62,7 @@ class Candidate(Sized):
 
     @property
     def _left(self) -> str:
-        return f"{self.left_s:.0f} s left on an equal share" if _is_known(self.job) else ""
+        return f"{self.left_s:.0f} s left on an equal share" if is_known(self.job) else ""
 
     @property
     def _next(self) -> str:
@@ -86,10 +86,8 @@ class Swarm:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Who starts, if nothing is known of some that wait; then sizes; then hosts, the largest job first."""
-        if not any(is_waiting(job) and not _is_known(job) for job in view.jobs):
+        if not any(is_waiting(job) and not is_known(job) for job in view.jobs):
             return Plan(tuple(self._dealt(view, now_s)))
-        if not any(job.card.elastic or (is_waiting(job) and _is_known(job)) for job in view.jobs):
-            return self._admission.plan(view, now_s)
         admitted = self._admission.plan(at_least(view), now_s).decisions
         waiting = {each.job_id: each for each in admitted if each.change is Change.WAIT}
         others = replace(view, jobs=tuple([job for job in view.jobs if job.job_id not in waiting]))
@@ -136,7 +134,7 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = self._left_s(job, usual, share * per_rank, now_s)
         lasted_s = job.running_s(now_s) if job.shares else inf
-        value = self._worth(rate / usual, left_s if _is_known(job) else inf, lasted_s)
+        value = self._worth(rate / usual, left_s if is_known(job) else inf, lasted_s)
         held = sum([each.ranks for each in job.shares])
         if 0 < held <= most:
             there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
@@ -167,8 +165,3 @@ def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[
     for each in candidates:
         groups.setdefault(inverse_priority(each.job), []).append(each)
     return [groups[rank] for rank in sorted(groups)]
-
-
-def _is_known(job: JobView) -> bool:
-    """True when it was told how much is left of it."""
-    return job.card.estimate is not None and job.card.estimate.remaining > 0.0

@@ -1,5 +1,7 @@
 """The policy `swarm` where nothing is known of who waits: they start as under backfill, the rest is dealt by gain."""
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -42,6 +44,22 @@ def test_where_no_job_takes_several_sizes_nor_reports_all_is_as_under_backfill(v
     assume(any(not card.shares for card in fixed))
     rigid = msgspec.structs.replace(view, jobs=tuple(JobView(card, NOW_S) for card in fixed))
     assert decided(rigid) == decided(rigid, "backfill")
+
+
+def test_agents_of_a_swarm_whose_jobs_have_one_size_never_import_numpy() -> None:
+    """Their planners would be thrice as large, and start a second later."""
+    view = ClusterView(1, (make_node(A, 2),), (job(1, JobState.QUEUED, 2, ONE_GPU),))
+    code = (
+        "import sys, msgspec\n"
+        "from swarmsched.policies.registry import compute_plan\n"
+        "from swarmsched.view import ClusterView, PolicySetting\n"
+        "view = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ClusterView)\n"
+        "print(compute_plan(PolicySetting('swarm'), view, 0.0).decisions[0].change.value, 'numpy' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=msgspec.msgpack.encode(view), capture_output=True, check=True
+    )
+    assert done.stdout.split() == [b"start", b"False"]
 
 
 def test_whoever_waits_and_is_not_known_gets_its_place_from_a_job_that_may_shrink() -> None:
