@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
-from swarmsched.policies.base import joined, keep, wait
-from swarmsched.policies.placement import choose, permitted, start_or_claim, tie_break
+from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
+from swarmsched.policies.placement import choose, permitted, place_in, start_or_claim, take_if_there, tie_break
 from swarmsched.policies.reason import shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
@@ -53,7 +53,7 @@ class Sized:
     def placed(self, room: Room, now: Room, taker: str) -> Decision:
         """Its decision; booked in the room that is left when all others have what they get."""
         if self.is_kept:
-            return self._rebatched()
+            return self.rebatched()
         job, shares = self.job, self._hosts(room)
         if not shares:
             if self.held:
@@ -62,7 +62,7 @@ class Sized:
             return wait(job, (), joined(shortage(job, room), self.why_waiting))
         room.take(shares, job.demand)
         if shares == job.shares:
-            return self._rebatched()
+            return self.rebatched()
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
         step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
@@ -75,7 +75,8 @@ class Sized:
         reason = joined(f"makes room for {handle(JobId(taker))}" if taker else "", reason)
         return Decision(job.job_id, change, reason, target, taker=taker, step_s=step_s)
 
-    def _rebatched(self) -> Decision:
+    def rebatched(self) -> Decision:
+        """It keeps its hosts, perhaps with another batch."""
         job = self.job
         batch = self.goodput.batch(self.held, len(job.shares)) if self.goodput else 0
         now = job.card.elastic.global_batch if job.card.elastic else 0
@@ -109,12 +110,19 @@ class Sized:
 def opened(
     view: ClusterView, may_change: Callable[[JobView, Room], bool]
 ) -> tuple[list[JobView], list[Decision], Room, int]:
-    """The jobs whose GPUs are dealt anew, decisions on the others, the room without the former, and its GPUs."""
+    """The jobs whose GPUs are dealt anew, decisions on the others, the room without the former, and its GPUs.
+
+    Jobs without GPUs have nothing that could be dealt: they start where they fit, before all others.
+    """
     room = Room(view.nodes)
-    jobs = [job for job in view.jobs if may_change(job, room)]
-    kept = [keep(job, ()) for job in view.jobs if not may_change(job, room)]
+    jobs = [job for job in view.jobs if job.demand.gpus and may_change(job, room)]
+    without = [job for job in view.jobs if is_waiting(job) and not job.demand.gpus]
+    decided = {job.job_id for job in (*jobs, *without)}
+    kept = [keep(job, ()) for job in view.jobs if job.job_id not in decided]
     for job in jobs:
         room.release(job.shares, job.demand)
+    now = Room(view.nodes)
+    kept += [_started(job, room, now) for _, job in in_rank_order(without, SubmitOrder({}), 0.0)]
     free = sum([node.free.gpu_count for node in view.nodes if node.is_available])
     free += sum([share.ranks * job.demand.gpus for job in jobs for share in job.shares])
     # Whoever fits nowhere must not be dealt GPUs that others could use.
@@ -123,13 +131,22 @@ def opened(
     return [job for job in jobs if job.job_id not in nowhere], kept, room, free
 
 
+def _started(job: JobView, room: Room, now: Room) -> Decision:
+    """With the world size that it asked for."""
+    shares = () if job.card.hides_constraints else place_in(room, job)
+    if not shares:
+        return wait(job, (), shortage(job, room))
+    room.take(shares, job.demand)
+    return start_or_claim(job, Allocation(shares), now, start_reason(job, shares))
+
+
 def _fits_somewhere(job: JobView, room: Room) -> bool:
     allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
     return not job.card.hides_constraints and sum(allowed.values()) >= elastic_of(job).ranks_least
 
 
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
-    """Decisions on all, in a room without them; `now` is the room as it is."""
+    """Decisions on all, in a room without them; `now` is the room as it is.  Nobody is stopped for nobody."""
     for each in sized:
         if each.is_kept:
             room.take(each.job.shares, each.job.demand)
@@ -138,7 +155,11 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     takers += [each.job.job_id for each in ordered if each.ranks > each.held]
     decisions = [each.placed(room, now, takers[0] if takers else "") for each in ordered]
     for number, each in enumerate(ordered):  # what others could not be given for want of a place
-        if not each.ranks and not each.held:
+        is_stopped = each.held and decisions[number].change is Change.STOP
+        if is_stopped and take_if_there(room, each.job.shares, each.job.demand):
+            each.ranks = each.held
+            decisions[number] = each.rebatched()
+        elif not each.ranks and not each.held:
             each.ranks = elastic_of(each.job).ranks_least
             decisions[number] = each.placed(room, now, "")
     return decisions

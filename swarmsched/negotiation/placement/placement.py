@@ -574,7 +574,8 @@ class Placement:
         for decision in fresh if victims else ():
             job = mine.get(decision.job_id)
             wanted = victims.get(decision.job_id, [])
-            if decision.change is not Change.WAIT or not wanted or job is None or job.is_claiming or not job.is_waiting:
+            is_claim = decision.change is Change.WAIT and bool(decision.target.shares and wanted)
+            if not is_claim or job is None or job.is_claiming or not job.is_waiting:
                 continue
             shepherds = {victim: shepherd for victim in wanted if (shepherd := self._shepherd_of(victim)) is not None}
             if len(shepherds) == len(wanted):

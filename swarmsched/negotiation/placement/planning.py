@@ -1,7 +1,8 @@
 """When a plan is asked for, and what the last one told.
 
 Planning costs a process some time and the swarm the same as often as it has agents, so it is asked for where its answer
-could concern a job here: at most once a second, and in twenty times the last plan's time.
+could concern a job here: at most once a second, and in twenty times the last plan's time, up to ten seconds: one plan
+that was slow must not keep GPUs idle for minutes.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from swarmsched.view import ClusterView, Decision, Plan, PolicySetting
 
 PLAN_INTERVAL_S = 1.0
 PLAN_INTERVAL_PER_PLAN_TIME = 20.0
+PLAN_INTERVAL_S_MAX = 10.0
 PLAN_REFRESH_S = 20.0
 PLAN_AGE_S_MAX = 5.0
 
@@ -42,7 +44,8 @@ class Planning:
         if plan.version != self._version or not self._is_pending:
             return False
         self._is_pending = False
-        self._next_s = now_s + max(PLAN_INTERVAL_S, PLAN_INTERVAL_PER_PLAN_TIME * plan.elapsed_s)
+        pause_s = min(PLAN_INTERVAL_PER_PLAN_TIME * plan.elapsed_s, PLAN_INTERVAL_S_MAX)
+        self._next_s = now_s + max(PLAN_INTERVAL_S, pause_s)
         self.told = {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
         self.advice = plan.advice

@@ -104,6 +104,9 @@ def check(view: ClusterView, plan: Plan) -> None:
         if decision.change is Change.START:
             for share in target.shares:
                 free[share.node] -= share.ranks
+        if decision.taker:
+            taken = next(each.target for each in plan.decisions if each.job_id == decision.taker)
+            assert taken.shares, "who gives something up does so for a job that gets a place"
         if decision.change is not Change.STOP:
             after.update({share.node: share.ranks for share in target.shares or one.shares})
         assert decision.reason
@@ -160,3 +163,31 @@ def test_a_job_that_can_have_no_more_than_it_has_is_not_moved(name: str) -> None
     view = ClusterView(1, (make_node("n0", 0, 1), make_node("n1", 1, 1)), (running,))
     (decision,) = compute_plan(PolicySetting(name), view, NOW_S).decisions
     assert decision.change in (Change.KEEP, Change.REBATCH)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_a_job_without_gpus_starts_where_it_fits(name: str) -> None:
+    """Also where all GPUs are taken: no policy deals cores."""
+    shares = (Share(NodeId("n0"), 1),)
+    running = job(0, JobState.RUNNING, 1, Demand(gpus=1), shares=shares, running_s=900.0, first_started_utc_s=1.0)
+    view = ClusterView(1, (make_node("n0", 0, 1, cpus=8),), (running, job(1, JobState.QUEUED, 2, Demand(cpus=4))))
+    by_id = {each.job_id: each for each in compute_plan(PolicySetting(name), view, NOW_S).decisions}
+    started = by_id[view.jobs[1].job_id]
+    assert (started.change, started.target.shares) == (Change.START, (Share(NodeId("n0"), 2),))
+
+
+def test_nobody_is_stopped_for_a_job_that_has_no_place_then() -> None:
+    """What the lowest class would leave is where the waiting job may not go."""
+    n0, n1 = NodeId("n0"), NodeId("n1")
+
+    def running(number: int, node: NodeId, ranks: int, attained_gpu_s: float) -> JobView:
+        more = {"running_s": 900.0, "first_started_utc_s": 1.0, "attained_gpu_s": attained_gpu_s}
+        return job(number, JobState.RUNNING, ranks, Demand(gpus=1), shares=(Share(node, ranks),), **more)
+
+    waiting = job(2, JobState.QUEUED, 2, Demand(gpus=1), exclude=(n1,))
+    jobs = (running(0, n0, 1, 1.0), running(1, n1, 2, 9_000.0), waiting)
+    view = ClusterView(1, (make_node("n0", 1, 2), make_node("n1", 0, 2)), jobs)
+    decisions = {
+        each.job_id: each.change for each in compute_plan(PolicySetting("elastic-tiresias"), view, NOW_S).decisions
+    }
+    assert [decisions[each.job_id] for each in jobs] == [Change.KEEP, Change.KEEP, Change.WAIT]

@@ -230,8 +230,8 @@ def test_an_answer_to_an_older_question_is_ignored():
     assert scene.look() == []
 
 
-@pytest.mark.parametrize(("elapsed_s", "interval_s"), [(0.01, 1.0), (0.5, 10.0)])
-def test_plans_are_asked_for_once_in_a_second_or_in_twenty_times_their_cost(elapsed_s, interval_s):
+@pytest.mark.parametrize(("elapsed_s", "interval_s"), [(0.01, 1.0), (0.25, 5.0), (3.5, 10.0)])
+def test_plans_are_asked_for_once_in_a_second_or_in_twenty_times_their_cost_up_to_ten_seconds(elapsed_s, interval_s):
     scene = Scene([node(A, 2)])
     scene.submit("a", 3, UTC)
     scene.look()
@@ -510,6 +510,15 @@ def test_what_is_only_advised_is_said_once_and_not_done():
     text = "would grow to 6 ranks with elasticity=on: pays"
     assert [(each.kind, each.text) for each in told] == [("plan.advised", text)]
     assert not job.is_writing
+
+
+def test_nobody_is_stopped_for_a_job_that_the_plan_gives_no_place():
+    scene = Scene([node(A, 0), node(B, 0)], policy="las")
+    running_elastic(scene)
+    waits = Decision(job_id("b"), Change.WAIT, "needs more")
+    scene.answer_plan(change(Change.STOP, taker=job_id("b")), waits)
+    assert [each for each in scene.look() if isinstance(each, SendPeer)] == []
+    scene.placement.validate()
 
 
 def test_a_plan_is_given_back_its_memory_until_the_policy_changes():
