@@ -22,8 +22,8 @@ from swarmsched.models.speed import SpeedModel, StepTime
 
 BATCHES = 24
 """Global batch sizes that are looked at."""
-KEPT = 1_024
-"""Tables of step times that are remembered."""
+KEPT = 8_192
+"""Tables of step times that are remembered: with fewer than there are jobs each plan would make all of them anew."""
 HASHED_POINTS = 64
 
 Floats = NDArray[np.float64]

@@ -1,27 +1,36 @@
-"""How long a plan takes, what a look at the queue and its hand-over to the planner cost the loop, how soon GPUs that
-come free are taken, and what an idle state plane sends.
+"""How long a plan takes, by itself and with its transport to and from a planner's process, what a look at the queue and
+its hand-over to the planner cost the loop, how soon GPUs that come free are taken, and what an idle state plane sends.
 
 `run()` returns (name, value, unit) rows.  Run by hand: `python tests/benchmarks/bench_policy.py`.
 """
 
+import os
 import random
 import statistics
+import struct
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from msgspec.msgpack import encode
+from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.commands import CreateTicket, SubmitJob, TicketIssued
+from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.models import ONE_THREAD
+from swarmsched.models.speed import SpeedModel
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.view import ClusterView, JobView, NodeView, PolicySetting
+from swarmsched.view import ClusterView, JobView, NodeView, Plan, PolicySetting
 from tests.swarmsched.gossip.state_testing import StateNetwork, sample_record
 
 SIZES = ((100, 1_000), (1_000, 2_000))
@@ -47,10 +56,10 @@ def busy_view(nodes: int, jobs: int, seed: int = 1) -> ClusterView:
     return ClusterView(1, tuple(there), tuple(live))
 
 
-def _node(name: NodeId, free: int) -> NodeView:
-    capacity = Free((GpuCount(*MODEL, GPUS_PER_NODE),), 96, 2**40)
+def _node(name: NodeId, free: int, gpus: int = GPUS_PER_NODE) -> NodeView:
+    capacity = Free((GpuCount(*MODEL, gpus),), 96, 2**40)
     now = replace(capacity, gpus=(GpuCount(*MODEL, free),) if free else ())
-    return NodeView(name, now, capacity, GPUS_PER_NODE)
+    return NodeView(name, now, capacity, gpus)
 
 
 def _job(
@@ -78,6 +87,83 @@ def plan_milliseconds(name: str, nodes: int, jobs: int) -> float:
         compute_plan(PolicySetting(name), view, 0.0)
         times.append(time.perf_counter() - started)
     return statistics.median(times) * 1_000
+
+
+@dataclass
+class Growing:
+    """A swarm of jobs that take 1 to 16 ranks: as many as there are GPUs run with one or two, the others wait.
+
+    Each has reported from up to three sizes; from view to view all that run have come further, one in fifty of them has
+    measured a new size, and is a stranger to what the planner remembers.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    jobs: int
+    _rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def views(self, count: int) -> Iterator[ClusterView]:
+        """One after the other, as an agent would ask with them."""
+        free = {NodeId(f"node{index:04}"): self.gpus_per_node for index in range(self.nodes)}
+        live = [self._new(free) for _ in range(self.jobs)]
+        nodes = tuple([_node(name, left, self.gpus_per_node) for name, left in free.items()])
+        for version in range(1, count + 1):
+            yield ClusterView(version, nodes, tuple(live))
+            live = [self._further(job) if job.shares else job for job in live]
+
+    def _new(self, free: dict[NodeId, int]) -> JobView:
+        ranks = self._rng.choice((1, 2))
+        node = next((name for name, left in free.items() if left >= ranks), None)
+        state, shares = (JobState.RUNNING, (Share(node, ranks),)) if node else (JobState.QUEUED, ())
+        if node:
+            free[node] -= ranks
+        job = _job(self._rng, state, 1, Demand(gpus=1), shares)
+        batches = BatchRange(64, 4_096, 16, 128)
+        card = replace(job.card, priority=0, elastic=Elastic(1, 16, batches, 64), estimate=self._estimate())
+        return replace(job, card=card)
+
+    def _estimate(self) -> Estimate:
+        rng = self._rng
+        scale = rng.lognormvariate(0.0, 1.0)
+        model = SpeedModel(0.01 * scale, 0.001 * scale, 0.01 * scale, 0.001, 0.02 * scale, 0.001, 1.5)
+        sizes = ((1, 1, 64), (2, 1, 32), (4, 1, 32))[: rng.randrange(1, 4)]
+        points = [SpeedPoint(*size, *model.step_time(*size)) for size in sizes]
+        left = rng.expovariate(1e-4)
+        return Estimate(
+            points=tuple(points), noise=(NoisePoint(64, rng.expovariate(0.1)),), remaining=left, is_partial=True
+        )
+
+    def _further(self, job: JobView) -> JobView:
+        estimate = job.card.estimate
+        assert estimate is not None
+        estimate = replace(estimate, remaining=0.99 * estimate.remaining)
+        if self._rng.random() < 0.02:
+            estimate = replace(estimate, points=self._estimate().points)
+        return replace(job, card=replace(job.card, estimate=estimate))
+
+
+def planner_milliseconds(swarm: Growing, plans: int = 40) -> tuple[float, float, float]:
+    """(the first plan, the median and the 99th percentile of the later ones), each from a view to the plan for it.
+
+    Written, read by a planner's process of one thread, planned, written and read.
+    """
+    command, environment = [sys.executable, "-m", "swarm_agent.planner"], {**os.environ, **ONE_THREAD}
+    length, times = struct.Struct(">I"), []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as planner:
+        assert planner.stdin is not None
+        assert planner.stdout is not None
+        for view in swarm.views(plans):
+            started = time.perf_counter()
+            frame = encode(((PolicySetting("swarm"), view, 0.0), None))
+            planner.stdin.write(length.pack(len(frame)) + frame)
+            planner.stdin.flush()
+            (size,) = length.unpack(planner.stdout.read(length.size))
+            plan, _, problem = decode(planner.stdout.read(size), type=tuple[Plan | None, None, str])
+            times.append((time.perf_counter() - started) * 1_000)
+            assert plan is not None, problem
+            assert len(plan.decisions) == swarm.jobs, plan.fault
+    later = statistics.quantiles(times[1:], n=100, method="inclusive")
+    return times[0], later[49], later[98]
 
 
 class _Cluster:
@@ -168,6 +254,10 @@ def run() -> list[tuple[str, float, str]]:
         for nodes, jobs in SIZES
         for name in POLICIES
     ]
+    for swarm in (Growing(16, 4, 160), Growing(1_000, 8, 2_000)):
+        what = f"swarm, {swarm.jobs} jobs of 1 to 16 ranks x {swarm.nodes * swarm.gpus_per_node} GPUs, with transport"
+        names = (f"first plan, {what}", f"plan, {what}, median", f"plan, {what}, 99 %")
+        rows += [(name, value, "ms") for name, value in zip(names, planner_milliseconds(swarm), strict=True)]
     look_ms, delay_ms, slice_ms = slice_milliseconds()
     mean, most = state_bytes_per_second()
     return [

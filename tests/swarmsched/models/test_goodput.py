@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
+from swarmsched.models import goodput
 from swarmsched.models.batch import candidates, split
-from swarmsched.models.goodput import GoodputBook, StepTimes, gains
+from swarmsched.models.goodput import GoodputBook, StepTable, StepTimes, gains
 from swarmsched.models.speed import SpeedModel
 
 ALLOWED = BatchRange(32, 256, 8, 64)
@@ -74,3 +75,19 @@ def test_tables_are_kept_for_equal_points_and_made_anew_for_others() -> None:
     fast = tuple(SpeedPoint(point.ranks, 1, point.local_batch, 0.5) for point in slow)
     rates = [book.goodput(Estimate(points=points), ALLOWED, 4, 4).rate[1] for points in (slow, fast, slow)]
     assert rates == pytest.approx([1.0, 2.0, 1.0])
+
+
+def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[StepTable] = []
+
+    def is_made(table: StepTable) -> None:
+        made.append(table)
+
+    monkeypatch.setattr(StepTable, "__post_init__", is_made)
+    monkeypatch.setattr(goodput, "Goodput", lambda table, noise: table)
+    jobs = [Estimate(points=(SpeedPoint(1, 1, 32, 0.1 + number / 1e5),)) for number in range(4_000)]
+    book = GoodputBook()
+    for _ in range(2):
+        for job in jobs:
+            book.goodput(job, ALLOWED, 1, 1)
+    assert len(made) == len(jobs)
