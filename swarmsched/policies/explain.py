@@ -225,7 +225,7 @@ def _waiting_reason(job_id: JobId, view: ClusterView, ahead: Sequence[JobView], 
         return "its card has not reached this node yet"
     room = Room(view.nodes)
     decision = told.get(job_id)
-    if decision is not None and decision.change is Change.WAIT and not fits_now(job, room):
+    if decision is not None and decision.change is Change.WAIT and (ahead or not fits_now(job, room)):
         return decision.reason
     for other in ahead[:AHEAD_PLACED_MAX]:
         shares = place_in(room, other)

@@ -169,3 +169,14 @@ def test_the_model_is_asked_of_the_sizes_for_which_there_are_gpus() -> None:
     question = speed_question(running, Estimate(), view_of(running).nodes)
     assert (question.ranks_least, question.ranks_most, question.ranks_per_node) == (2, 10, 2)
     assert (question.held, question.held_nodes) == (3, 2)
+
+
+def test_a_job_that_fits_is_told_why_it_is_held_back_behind_others_and_not_that_it_may_start() -> None:
+    waiting = record(1, Demand(gpus=1))
+    held_back = Decision(waiting.job_id, Change.WAIT, "would delay the head of the line")
+    gang = replace(record(8, Demand(gpus=1)), job_id=job_id(1), submitted_utc_s=1_700_000_001.0)
+    setting, told = PolicySetting("backfill"), {waiting.job_id: held_back}
+    behind = explain(waiting, view_of(waiting, JobView(card_of(gang))), setting, 0.0, told=told)
+    assert behind.reason == "would delay the head of the line"
+    first = explain(waiting, view_of(waiting), setting, 0.0, told=told)
+    assert first.reason.startswith("may start now"), "whoever it was held back for is gone"
