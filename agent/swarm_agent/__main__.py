@@ -19,7 +19,7 @@ import uvloop
 
 from swarm_agent.config import AgentConfig, flags, load_config, settings_help
 from swarm_agent.faults import Faults
-from swarm_agent.footprint import give_back_memory, without_trusted_certificates
+from swarm_agent.footprint import give_back_memory, without_tls
 from swarm_agent.journal import set_up_logging
 from swarm_agent.notify import feed_watchdog, notify
 from swarm_agent.security import check_job_user, check_secret_files, generate_key, read_key, read_token
@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 async def _serve(config: AgentConfig) -> None:
-    with without_trusted_certificates():
+    with without_tls():
         from swarm_agent.startup import running_agent  # noqa: PLC0415  # keeps --check-config and --help quick
 
     loop = asyncio.get_running_loop()

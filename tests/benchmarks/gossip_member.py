@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from swarm_agent.footprint import give_back_memory, without_trusted_certificates
+from swarm_agent.footprint import give_back_memory, without_tls
 
-with without_trusted_certificates():
+with without_tls():
     from aiohttp import web
 
     from swarm_agent.driver import Driver
