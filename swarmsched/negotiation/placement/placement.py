@@ -137,7 +137,8 @@ class Placement:
     @property
     def told(self) -> Mapping[JobId, Decision]:
         """What the last plan said of each live job, and its advice where it had any."""
-        return {**self._planning.told, **{each.job_id: each for each in self._planning.advice}}
+        told, advice = self._planning.told, self._planning.advice
+        return {**told, **{each.job_id: each for each in advice}} if advice else told
 
     @property
     def update_ids(self) -> Iterator[int]:
