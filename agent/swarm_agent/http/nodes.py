@@ -246,7 +246,7 @@ def _etag(setting: Document) -> str:
 
 def _policy(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise invalid("/policy", f"{value!r} is not the name of a policy", "fifo, backfill or las")
+        raise invalid("/policy", f"{value!r} is not the name of a policy", "swarm, backfill, fifo or las")
     return value
 
 
