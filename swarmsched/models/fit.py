@@ -46,10 +46,13 @@ def fit_speed(points: Sequence[SpeedPoint]) -> Fitted:
         grad_s = model[0] + model[1] * data[:, 2]
         return np.concatenate((np.log(_steps(model, data, grad_s) / data[:, 3]), np.log(grad_s / data[:, 4])))
 
+    def slopes(logs: Floats) -> Floats:
+        return _slopes(_with(begin, free, np.exp(logs)), data)[:, free]
+
     low = np.log(np.where(np.arange(7) == 6, 1.0, LEAST_S))[free]
     high = np.log(np.where(np.arange(7) == 6, OVERLAP_MOST, MOST_S))[free]
     first = np.clip(np.log(np.maximum(begin[free], LEAST_S)), low + 1e-6, high - 1e-6)
-    found = least_squares(residuals, first, bounds=(low, high), max_nfev=STEPS_MOST)
+    found = least_squares(residuals, first, jac=slopes, bounds=(low, high), max_nfev=STEPS_MOST)
     best = _with(begin, free, np.exp(found.x))
     if not (data[:, 1] > 1).any():
         best[4:6] = best[2:4]
@@ -93,12 +96,35 @@ def _with(begin: Floats, free: Floats, values: Floats) -> Floats:
 
 
 def _steps(model: Floats, data: Floats, grad_s: Floats) -> Floats:
-    ranks, nodes = data[:, 0], data[:, 1]
-    more = np.maximum(0.0, ranks - 2)
-    sync_s = np.where(nodes > 1, model[4] + model[5] * more, model[2] + model[3] * more)
-    sync_s = np.where(ranks > 1, sync_s, 0.0)
     overlap = model[6]
-    return np.asarray((grad_s**overlap + sync_s**overlap) ** (1.0 / overlap))
+    return np.asarray((grad_s**overlap + (_sync_terms(data) @ model) ** overlap) ** (1.0 / overlap))
+
+
+def _sync_terms(data: Floats) -> Floats:
+    """By what each parameter is multiplied in the time that synchronises, for each point."""
+    ranks, nodes = data[:, 0], data[:, 1]
+    terms = np.zeros((len(data), 7))
+    inside, outside = (ranks > 1) & (nodes < 2), (ranks > 1) & (nodes > 1)
+    terms[:, 2], terms[:, 4] = inside, outside
+    more = np.maximum(0.0, ranks - 2)
+    terms[:, 3], terms[:, 5] = more * inside, more * outside
+    return terms
+
+
+def _slopes(model: Floats, data: Floats) -> Floats:
+    """Of the logarithms of step and gradient time by those of the seven parameters: one row each, all steps first."""
+    grad_terms = np.zeros((len(data), 7))
+    grad_terms[:, 0], grad_terms[:, 1] = 1.0, data[:, 2]
+    sync_terms, overlap = _sync_terms(data), model[6]
+    grad_s, sync_s = grad_terms @ model, sync_terms @ model
+    powers = np.stack((grad_s**overlap, sync_s**overlap))
+    total = powers.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(powers > 0.0, powers / total / np.stack((grad_s, sync_s)), 0.0)
+        entropy = np.where(powers > 0.0, powers / total * np.log(powers), 0.0).sum(axis=0)
+    of_steps = (shares[0, :, None] * grad_terms + shares[1, :, None] * sync_terms) * model
+    of_steps[:, 6] = (entropy - np.log(total)) / overlap
+    return np.concatenate((of_steps, grad_terms / grad_s[:, None] * model))
 
 
 @dataclass
