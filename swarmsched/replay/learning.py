@@ -72,7 +72,8 @@ class LearnedKnowledge:
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """Until a job has reported: by its kind."""
         physics = job.physics
-        if not isinstance(physics, ProfiledPhysics) or (told is not None and (told.speed or told.points)):
+        has_told = told is not None and not told.is_prior and bool(told.speed or told.points)
+        if not isinstance(physics, ProfiledPhysics) or has_told:
             return told
         return self._believed(job, physics, self._kinds.setdefault(job.kind, _Kind()))
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from swarmsched.estimate import Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
 from swarmsched.replay.cluster import Cluster
@@ -78,3 +79,15 @@ def test_nothing_is_lost_with_messages_and_machines() -> None:
     summary = gossip(jobs, "backfill", cluster, 1.0, faults=NetworkFaults(loss_ratio=0.05)).summary()
     assert (summary["finished"], summary["node_failures"], summary["restarts"]) == (4, 1, 1)
     assert 0.0 < summary["lost_gpu_s"] <= 20.0
+
+
+def test_what_a_job_has_measured_itself_comes_before_its_kind_and_its_kind_before_the_last_one_of_its_name() -> None:
+    """A card that begins with what another job measured says nothing of this one's length."""
+    known, job = LearnedKnowledge(1, declares=True), elastic(1, 0.0, made_up())
+    point = SpeedPoint(1, 1, 32, 0.05)
+    measured = Estimate(points=(point,), remaining=7.0)
+    assert known.believed(job, measured) == measured
+    for told in (None, Estimate(done=1.0), Estimate(points=(point,), is_prior=True)):
+        believed = known.believed(job, told)
+        assert believed is not None
+        assert believed.remaining == job.physics.total
