@@ -7,8 +7,9 @@ on 8 GPUs than on 4.  An auction is wrong about its last lots alone; those are d
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -58,26 +59,62 @@ def _bid(bidder: Bidder, ranks: int, gpus: int, number: int) -> tuple[float, int
     reachable = bidder.value[ranks + 1 : ranks + gpus // bidder.gpus_per_rank + 1]
     if not len(reachable):
         return None
-    gain = (reachable - bidder.value[ranks]) / np.arange(1, len(reachable) + 1)
+    gain = (reachable - bidder.value[ranks]) / _counts(len(reachable))
     best = int(gain.argmax())
     return (-float(gain[best]) / bidder.gpus_per_rank, number, ranks + best + 1) if gain[best] > LEAST_GAIN else None
 
 
+@cache
+def _counts(count: int) -> Floats:
+    return np.arange(1.0, count + 1)
+
+
 def deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None:
     """Add to the ranks of each by the dynamic program: the best sum for every number of GPUs, bidder by bidder."""
-    best = np.zeros(gpus + 1)
-    chosen: list[tuple[int, Floats]] = []
-    for number, bidder in enumerate(bidders):
-        gain = bidder.value[ranks[number] :][: gpus // bidder.gpus_per_rank + 1] - bidder.value[ranks[number]]
-        if len(gain) < 2 or gain.max() <= LEAST_GAIN:
-            continue
-        width = (len(gain) - 1) * bidder.gpus_per_rank
-        before = np.concatenate((np.full(width, -np.inf), best))
-        # Row g, column k: what g GPUs are worth when this bidder gets k more ranks of them.
-        rows = np.lib.stride_tricks.sliding_window_view(before, width + 1)[:, :: -bidder.gpus_per_rank] + gain
-        steps = rows.argmax(axis=1)
-        best = rows[np.arange(gpus + 1), steps]
-        chosen.append((number, steps))
-    for number, steps in reversed(chosen):
-        ranks[number] += int(steps[gpus])
-        gpus -= int(steps[gpus]) * bidders[number].gpus_per_rank
+    gains = {
+        number: gain for number in range(len(bidders)) if (gain := _gain(bidders[number], ranks[number], gpus)).any()
+    }
+    chosen = _promising(bidders, gains, gpus) if len(gains) > gpus else list(gains)
+    widest = max([(len(gains[number]) - 1) * bidders[number].gpus_per_rank for number in chosen], default=0)
+    before = np.full(widest + gpus + 1, -np.inf)  # what less than no GPUs are worth comes first
+    sums = [np.zeros(gpus + 1)]
+    for number in chosen:
+        before[widest:] = sums[-1]
+        sums.append((_windows(before, gains[number], bidders[number].gpus_per_rank, gpus)).max(axis=0))
+    for number, after in zip(reversed(chosen), reversed(sums[:-1]), strict=True):
+        per_rank, gain = bidders[number].gpus_per_rank, gains[number]
+        more = int((after[gpus::-per_rank][: len(gain)] + gain[: gpus // per_rank + 1]).argmax())
+        ranks[number] += more
+        gpus -= more * per_rank
+
+
+def _gain(bidder: Bidder, ranks: int, gpus: int) -> Floats:
+    """What more ranks add, from none, as far as there are GPUs; zero where it is not worth a GPU."""
+    reachable = bidder.value[ranks : ranks + gpus // bidder.gpus_per_rank + 1]
+    gain = reachable - reachable[0]
+    return np.where(gain > LEAST_GAIN, gain, 0.0)
+
+
+def _windows(before: Floats, gain: Floats, per_rank: int, gpus: int) -> Floats:
+    """Row k, column g: what g GPUs are worth when this bidder gets k more ranks of them."""
+    (step,) = before.strides
+    first = (len(before) - gpus - 1) * step
+    rows: Floats = np.ndarray((len(gain), gpus + 1), before.dtype, before, first, (-per_rank * step, step))
+    return rows + gain[:, None]
+
+
+def _promising(bidders: Sequence[Bidder], gains: Mapping[int, Floats], gpus: int) -> list[int]:
+    """Without those that cannot matter.  Beside a winner of s GPUs there are at most gpus - s others: among the
+    gpus - s + 1 that gain most from s there is one that gets nothing, and could take the place of any that gains less.
+    """
+    table = np.zeros((len(gains), gpus + 1))
+    for row, (number, gain) in enumerate(gains.items()):
+        per_rank = bidders[number].gpus_per_rank
+        table[row, : (len(gain) - 1) * per_rank + 1 : per_rank] = gain
+    numbers, found = list(gains), set[int]()
+    for size in range(1, gpus + 1):
+        column, count = table[:, size], gpus - size + 1
+        if column.any():
+            top = column.argpartition(-count)[-count:]
+            found.update(top[column[top] > 0.0].tolist())
+    return [numbers[row] for row in sorted(found)]

@@ -55,3 +55,20 @@ def test_many_gpus_are_all_dealt_and_nearly_as_well_as_can_be(seed: int) -> None
     assert used(bidders, ranks) == gpus
     best = np.sort(gains.ravel())[::-1][:gpus].sum()  # with gains that fall, the largest ones
     assert worth(bidders, ranks) == pytest.approx(best)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_few_gpus_among_many_are_dealt_as_well_as_by_the_plain_program(seed: int, gpus: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 4, 40)
+    bidders = [Bidder(np.concatenate(([0.0], rng.normal(1.0, 1.0, 6).cumsum())), int(size)) for size in sizes]
+    best = [0.0] * (gpus + 1)
+    for each in bidders:
+        best = [
+            max(best[left - ranks * each.gpus_per_rank] + each.value[ranks] for ranks in range(most + 1))
+            for left in range(gpus + 1)
+            for most in [min(len(each.value) - 1, left // each.gpus_per_rank)]
+        ]
+    ranks = deal(bidders, gpus)
+    assert used(bidders, ranks) <= gpus
+    assert worth(bidders, ranks) == pytest.approx(best[gpus])
