@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from math import ceil, inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,19 +132,18 @@ def _dealt(allowed: BatchRange, ranks: int) -> tuple[Split | None, ...]:
 
 
 class Goodput:
-    """What a job makes of GPUs now.  `rate`: progress a second by world size, 0 where it cannot run."""
+    """What a job makes of GPUs now.  `rate`: progress a second by world size, 0 where it cannot run; read only."""
 
     def __init__(self, table: StepTable, noise: Sequence[NoisePoint]) -> None:
+        self.noise = noise
         self._table = table
-        self._noise = noise
         self._gains = gains(table.batches, table.allowed.first, noise)
-        by_batch = self._gains / table.packed
-        self._best = by_batch.argmax(axis=1)
-        self.rate: Floats = by_batch.max(axis=1)
+        self.rate: Floats = (self._gains / table.packed).max(axis=1)
+        self._columns: dict[tuple[int, int], int] = {}
 
     def with_batch(self, batch: int) -> Floats:
         """Progress a second by world size with a global batch that may not be changed."""
-        gain = float(gains(np.array([batch]), self._table.allowed.first, self._noise)[0])
+        gain = float(gains(np.array([batch]), self._table.allowed.first, self.noise)[0])
         return gain / self._table.of_batch(batch)
 
     @property
@@ -153,17 +153,24 @@ class Goodput:
 
     def batch(self, ranks: int, nodes: int) -> int:
         """The global batch that makes most of so many ranks there."""
-        return int(self._table.batches[(self._gains / self._table.on(ranks, nodes)).argmax()])
+        return int(self._table.batches[self._column(ranks, nodes)])
 
     def step_s(self, ranks: int, nodes: int) -> float:
         """Seconds of a step with that batch; 0 where nothing is known."""
-        row = self._table.on(ranks, nodes)
-        seconds = float(row[(self._gains / row).argmax()])
+        seconds = float(self._table.on(ranks, nodes)[self._column(ranks, nodes)])
         return seconds if seconds < inf else 0.0
 
     def on(self, ranks: int, nodes: int) -> float:
         """Progress a second on so many nodes."""
-        return float((self._gains / self._table.on(ranks, nodes)).max())
+        column = self._column(ranks, nodes)
+        return float(self._gains[column] / self._table.on(ranks, nodes)[column])
+
+    def _column(self, ranks: int, nodes: int) -> int:
+        column = self._columns.get((ranks, nodes))
+        if column is None:
+            column = int((self._gains / self._table.on(ranks, nodes)).argmax())
+            self._columns[ranks, nodes] = column
+        return column
 
 
 def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
@@ -179,23 +186,35 @@ def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
     return (ratio + 1.0) / (ratio / scale + 1.0)
 
 
+class _Kept(NamedTuple):
+    """`points`: so that nothing else can have their address."""
+
+    points: Sequence[SpeedPoint]
+    table: StepTable
+    goodput: Goodput
+
+
 class GoodputBook:
-    """Goodput of estimates; what step times follow from is kept from plan to plan, as it changes seldom."""
+    """Goodput of estimates, kept from plan to plan: step times change seldom, the noise with each report."""
 
     def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[object, ...], tuple[object, StepTable]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
 
     def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
         """The job's rates for 1 to `ranks_most` ranks."""
-        # Thousands of points are shared by jobs and plans, and too long to hash each time; what is kept stays alive.
+        # Thousands of points are shared by jobs and plans, and too long to hash each time.
         points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
         key = (points, estimate.speed, estimate.is_partial, allowed, ranks_most, ranks_per_node)
-        kept = self._tables.pop(key, None)
-        if kept is None:
-            is_fitted = estimate.is_partial and estimate.points and not estimate.speed
-            times = StepTimes(fit_speed(estimate.points).model if is_fitted else estimate.speed, estimate.points)
-            kept = (estimate.points, StepTable(times, allowed, ranks_most, ranks_per_node))
-        self._tables[key] = kept
-        if len(self._tables) > KEPT:
-            self._tables.popitem(last=False)
-        return Goodput(kept[1], estimate.noise)
+        kept = self._kept.pop(key, None)
+        if kept is None or kept.goodput.noise != estimate.noise:
+            table = kept.table if kept else self._table(estimate, allowed, ranks_most, ranks_per_node)
+            kept = _Kept(estimate.points, table, Goodput(table, estimate.noise))
+        self._kept[key] = kept
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return kept.goodput
+
+    def _table(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> StepTable:
+        is_fitted = estimate.is_partial and estimate.points and not estimate.speed
+        times = StepTimes(fit_speed(estimate.points).model if is_fitted else estimate.speed, estimate.points)
+        return StepTable(times, allowed, ranks_most, ranks_per_node)

@@ -21,7 +21,7 @@ Where no job takes several sizes, `backfill` plans in its place (`registry.polic
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -47,8 +47,9 @@ class Candidate(Sized):
     """A job that may get more, less or other GPUs; `rate` and `value` by world size."""
 
     rate: Floats
-    value: Floats
-    left_s: float  # on an equal share
+    usual: float  # its rate on an equal share
+    left_s: float  # there
+    value: Floats = field(init=False)
 
     @property
     def why(self) -> str:
@@ -117,29 +118,43 @@ class Swarm:
         share = max(1, gpus // max(1, len(jobs)))
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         found = [self._candidate(job, share, gpus, per_node, now_s) for job in jobs]
+        self._value(found, now_s)
         for rank, each in enumerate(sorted(found, key=lambda one: (-one.left_s, one.job.job_id)), start=1):
             waited = each.job.queued_s(now_s) / (each.left_s + self._pause_s)
             each.value *= rank**self._exponent * (1.0 + waited)
         return found
 
     def _candidate(self, job: JobView, share_gpus: int, gpus: int, per_node: int, now_s: float) -> Candidate:
-        """Its values but for the weight, which needs all jobs."""
+        """Its rates, and what is left of it."""
         per_rank = max(1, job.demand.gpus)
         elastic = elastic_of(job)
         most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
         goodput = measured(job, job.card.estimate, self._book, most, max(1, per_node // per_rank))
-        rate = goodput.rate.copy() if goodput else unmeasured(job, most)
-        rate[: elastic.ranks_least] = 0.0
+        rate = goodput.rate if goodput else unmeasured(job, most)
+        if elastic.ranks_least > 1:
+            rate = np.where(np.arange(most + 1) < elastic.ranks_least, 0.0, rate)
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
-        left_s = self._left_s(job, usual, share * per_rank, now_s)
-        lasted_s = job.running_s(now_s) if job.shares else inf
-        value = self._worth(rate / usual, left_s if is_known(job) else inf, lasted_s)
-        held = sum([each.ranks for each in job.shares])
-        if 0 < held <= most:
-            there = goodput.on(held, len(job.shares)) if goodput else float(rate[held])
-            value[held] = max(value[held], there / usual)
-        return Candidate(job, goodput, rate, value, left_s)
+        return Candidate(job, goodput, rate, usual, self._left_s(job, usual, share * per_rank, now_s))
+
+    def _value(self, candidates: Sequence[Candidate], now_s: float) -> None:
+        """Of each world size, but for the weight: speed after a pause, which is paid from the time that it lasts.
+
+        That is taken to be no longer than the job has kept its present GPUs, and to them there is no pause.
+        """
+        speed = np.zeros((len(candidates), max([len(each.rate) for each in candidates], default=0)))
+        most_s, left_s = np.full((2, len(candidates), 1), inf)
+        for row, each in enumerate(candidates):
+            speed[row, : len(each.rate)] = each.rate / each.usual
+            most_s[row] = min(self._horizon_s, each.job.running_s(now_s) if each.held else inf)
+            left_s[row] = each.left_s if is_known(each.job) else inf
+        lasts_s = np.minimum(most_s, left_s / np.maximum(speed, LEAST_GAIN))
+        value = speed * lasts_s / (lasts_s + self._pause_s)
+        for row, each in enumerate(candidates):
+            each.value = value[row, : len(each.rate)]
+            if 0 < each.held < len(each.rate):
+                there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
+                each.value[each.held] = max(each.value[each.held], there / each.usual)
 
     def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
         """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
@@ -147,14 +162,6 @@ class Swarm:
         if estimate is not None and estimate.remaining:
             return max(LEAST_LEFT_S, estimate.remaining / usual)
         return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
-
-    def _worth(self, speed: Floats, left_s: float, lasted_s: float) -> Floats:
-        """Speed after a pause for each world size: the pause is paid from the time that the change lasts.
-
-        That is taken to be no longer than the job has kept its present GPUs.
-        """
-        lasts_s = np.minimum(min(self._horizon_s, lasted_s), left_s / np.maximum(speed, LEAST_GAIN))
-        return np.asarray(speed * lasts_s / (lasts_s + self._pause_s))
 
 
 def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[list[Candidate]]:

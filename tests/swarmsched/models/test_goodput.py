@@ -1,5 +1,7 @@
 """Goodput tables: step times as measured, else as fitted; batches worth what their noise says."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,7 +86,7 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
         made.append(table)
 
     monkeypatch.setattr(StepTable, "__post_init__", is_made)
-    monkeypatch.setattr(goodput, "Goodput", lambda table, noise: table)
+    monkeypatch.setattr(goodput, "Goodput", lambda table, noise: SimpleNamespace(noise=noise))
     jobs = [Estimate(points=(SpeedPoint(1, 1, 32, 0.1 + number / 1e5),)) for number in range(4_000)]
     book = GoodputBook()
     for _ in range(2):
