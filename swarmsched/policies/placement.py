@@ -6,6 +6,7 @@ share no state, over different nodes; a generator, where one is handed in, does 
 """
 
 import hashlib
+import heapq
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +16,8 @@ from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, JobView
 
-TieBreak = Callable[[NodeId], int | float]
+TieBreak = Callable[[Sequence[NodeId], int], list[NodeId]]
+"""At most so many of nodes that are equal otherwise."""
 
 
 def place_in(room: Room, job: JobView, rng: random.Random | None = None) -> tuple[Share, ...] | None:
@@ -45,9 +47,13 @@ def choose(
     *,
     nodes: Collection[NodeId] = (),
     exclude: Collection[NodeId] = (),
+    home: Collection[NodeId] = (),
 ) -> tuple[Share, ...] | None:
-    """Shares from the ranks that each node holds; the largest share comes first and so has rank 0."""
-    allowed = permitted(fits, nodes, exclude)
+    """Shares from the ranks that each node holds; the largest share comes first and so has rank 0.
+
+    Among equal nodes it stays at `home`.
+    """
+    allowed = permitted(fits, nodes, exclude) if nodes or exclude else fits
     if sum(allowed.values()) < ranks:
         return None
     shares: list[Share] = []
@@ -55,14 +61,19 @@ def choose(
     while left:
         most = max(allowed.values())
         if most >= left:
-            return (*shares, Share(_best_fit(room, allowed, demand, left, tie), left))
-        for node in sorted([node for node, held in allowed.items() if held == most], key=tie):
-            if left <= most:
-                break
-            shares.append(Share(node, most))
-            del allowed[node]
-            left -= most
+            best = _first(_best_fit(room, allowed, left, left * demand.gpus), 1, tie, home)
+            return (*shares, Share(best[0], left))
+        fullest = [node for node, held in allowed.items() if held == most]
+        whole = _first(fullest, (left - 1) // most, tie, home)
+        shares += [Share(node, most) for node in whole]
+        left -= most * len(whole)
+        allowed = {node: held for node, held in allowed.items() if node not in whole}
     return tuple(shares)
+
+
+def _first(equal: Sequence[NodeId], count: int, tie: TieBreak, home: Collection[NodeId]) -> list[NodeId]:
+    there = tie([node for node in equal if node in home], count) if home else []
+    return there + tie([node for node in equal if node not in home], count - len(there))
 
 
 def take_if_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
@@ -88,32 +99,33 @@ def permitted(fits: Mapping[NodeId, int], nodes: Collection[NodeId], exclude: Co
     return allowed
 
 
-def _best_fit(room: Room, allowed: Mapping[NodeId, int], demand: Demand, ranks: int, tie: TieBreak) -> NodeId:
+def _best_fit(room: Room, allowed: Mapping[NodeId, int], ranks: int, gpus: int) -> Sequence[NodeId]:
     """Where the fewest GPUs, then cores, would stay free.  A job without GPUs so prefers nodes without them."""
-    for nodes in room.by_free_gpus(ranks * demand.gpus):
+    for nodes in room.by_what_is_free(gpus):
         enough = [node for node in nodes if allowed.get(node, 0) >= ranks]
         if enough:
-            cpus = min([room.free(node).cpus for node in enough])
-            return min([node for node in enough if room.free(node).cpus == cpus], key=tie)
+            return enough
     raise AssertionError("the caller has seen a node with enough")
 
 
 def tie_break(job_id: JobId, rng: random.Random | None = None) -> TieBreak:
-    """A number per node: random with a generator, else the same on every machine for this job and node."""
+    """At random with a generator, else by a hash that is the same on every machine for this job and node."""
     if rng is not None:
-        return lambda node: rng.random()
-    return lambda node: rendezvous_score(job_id, node)
+        return lambda nodes, count: rng.sample(nodes, min(count, len(nodes)))
+    job = _hash(job_id)
+
+    def first(nodes: Sequence[NodeId], count: int) -> list[NodeId]:
+        scores = [(job ^ _hash(node)) * _ODD & _MASK for node in nodes]
+        return [node for _, node in heapq.nsmallest(count, zip(scores, nodes, strict=True))]
+
+    return first
 
 
-def rendezvous_score(job_id: JobId, node: NodeId) -> int:
-    """Stable pseudo-random number of (job, node); Python's own hash differs between processes."""
-    mixed = (_hash(job_id) ^ _hash(node)) * 0x9E3779B97F4A7C15 & _MASK
-    return (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
-
-
+_ODD = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
 @lru_cache(maxsize=32_768)
 def _hash(name: str) -> int:
+    """Python's own differs between processes."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())

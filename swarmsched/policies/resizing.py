@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from swarmsched.estimate import Elastic, Estimate
-from swarmsched.ids import JobId, NodeId, handle
+from swarmsched.ids import JobId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
 from swarmsched.policies.placement import choose, permitted, place_in, start_or_claim, take_if_there, tie_break
@@ -91,17 +91,12 @@ class Sized:
         job = self.job
         if job.card.hides_constraints:
             return ()
-        mine = {share.node for share in job.shares}
-        spread = tie_break(job.job_id)
-
-        def tie(node: NodeId) -> float:
-            return spread(node) / 2.0**64 + (node not in mine)
-
+        tie, home = tie_break(job.job_id), {share.node for share in job.shares}
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
             fits = room.fits(job.demand)
             if ranks == self.held and all(fits.get(share.node, 0) >= share.ranks for share in job.shares):
                 return job.shares
-            found = choose(fits, room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
+            found = choose(fits, room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded, home=home)
             if found:
                 return found
         return ()

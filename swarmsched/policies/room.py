@@ -28,7 +28,7 @@ class Room:
         # Nodes in the order in which they changed; each remembered fit knows how much of it it has seen.
         self._changes: list[NodeId] = []
         self._fits: dict[Demand, _Fits] = {}
-        self._by_gpus: dict[int, dict[NodeId, None]] | None = None  # made when asked for
+        self._by_free: dict[tuple[int, int], dict[NodeId, None]] | None = None  # made when asked for
 
     @property
     def has_nodes(self) -> bool:
@@ -68,15 +68,15 @@ class Room:
         """Free devices that suit the demand, whether or not enough of them are together."""
         return self._fresh(demand).gpus
 
-    def by_free_gpus(self, least: int) -> Iterator[Iterable[NodeId]]:
-        """Nodes with at least so many free devices, the fewest first, and all with the same number together."""
-        if self._by_gpus is None:
-            self._by_gpus = {}
+    def by_what_is_free(self, gpus: int) -> Iterator[Iterable[NodeId]]:
+        """Nodes with at least so many free devices, the fewest and then the fewest cores first, equal ones together."""
+        if self._by_free is None:
+            self._by_free = {}
             for node, free in self._free.items():
-                self._by_gpus.setdefault(free.gpu_count, {})[node] = None
-        for count in sorted(self._by_gpus):
-            if count >= least:
-                yield self._by_gpus[count]
+                self._by_free.setdefault((free.gpu_count, free.cpus), {})[node] = None
+        for key in sorted(self._by_free):
+            if key[0] >= gpus:
+                yield self._by_free[key]
 
     def picks(self, shares: Iterable[Share], demand: Demand) -> Picks:
         """The devices that each share would get here."""
@@ -122,11 +122,13 @@ class Room:
             )
 
     def _put(self, node: NodeId, free: Free) -> None:
-        if self._by_gpus is not None:
-            before, after = self._free[node].gpu_count, free.gpu_count
-            if before != after:
-                del self._by_gpus[before][node]
-                self._by_gpus.setdefault(after, {})[node] = None
+        if self._by_free is not None:
+            before = self._free[node]
+            kept = self._by_free[before.gpu_count, before.cpus]
+            del kept[node]
+            if not kept:
+                del self._by_free[before.gpu_count, before.cpus]
+            self._by_free.setdefault((free.gpu_count, free.cpus), {})[node] = None
         self._free[node] = free
         self._changes.append(node)
 

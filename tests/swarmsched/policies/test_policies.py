@@ -14,7 +14,7 @@ from swarmsched.api import JobSpec, JobState
 from swarmsched.card import STATES, JobCard, RankKey, card_of, decode_card, encode_card
 from swarmsched.errors import ConfigError
 from swarmsched.ids import JobId, NodeId, handle
-from swarmsched.policies.placement import place_in, rendezvous_score
+from swarmsched.policies.placement import place_in, tie_break
 from swarmsched.policies.registry import POLICIES, check_setting, compute_plan, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
@@ -114,10 +114,8 @@ def test_a_gang_respects_its_own_choice_of_nodes_and_their_availability() -> Non
 
 
 def test_ranks_with_several_gpus_are_never_split_between_nodes() -> None:
-    assert place([make_node("a", 3), make_node("b", 3)], Demand(gpus=2), 2, 1) == (
-        Share(max((NodeId("a"), NodeId("b")), key=lambda n: -rendezvous_score(job_id(1), n)), 1),
-        Share(min((NodeId("a"), NodeId("b")), key=lambda n: -rendezvous_score(job_id(1), n)), 1),
-    )
+    first, second = tie_break(job_id(1))([NodeId("a"), NodeId("b")], 2)
+    assert place([make_node("a", 3), make_node("b", 3)], Demand(gpus=2), 2, 1) == (Share(first, 1), Share(second, 1))
     assert place([make_node("a", 3), make_node("b", 3)], Demand(gpus=2), 3, 1) is None
 
 
@@ -131,7 +129,7 @@ def test_equal_nodes_are_chosen_alike_everywhere_but_differently_by_job() -> Non
     chosen = [place(nodes, ONE, 4, number) for number in range(100)]
     assert chosen == [place(nodes[::-1], ONE, 4, number) for number in range(100)]
     assert len(set(chosen)) == 8
-    assert rendezvous_score(JobId("j"), NodeId("n")) == 7_999_010_167_472_890_440
+    assert tie_break(JobId("j"))([NodeId(name) for name in "abcdefgh"], 3) == ["e", "h", "a"]
 
 
 def test_a_generator_spreads_repeated_tries_of_one_job() -> None:
