@@ -80,7 +80,7 @@ class Succession:
         """Look at the open jobs that are held here, and stand for those whose time has come."""
         self._look_s = now_s + LOOK_INTERVAL_S
         self._health.pass_time(now_s)
-        writes = []
+        due: list[tuple[float, JobId]] = []
         for job_id, record in held.items():
             if job_id in acting or not self._may_stand(record, now_s):
                 self._withdraw(job_id)
@@ -88,12 +88,16 @@ class Succession:
             candidacy = self._candidacies.get(job_id)
             if candidacy is None or (candidacy.stamp != record.stamp and candidacy.update_id is None):
                 candidacy = self._candidacies[job_id] = Candidacy(record.stamp, now_s + self._start_delay_s(record))
-            is_due = candidacy.update_id is None and candidacy.start_s <= now_s
-            if is_due and not self._window.is_full(now_s):
-                writes.append(self._stand(candidacy, record, next(update_ids), now_s))
+            if candidacy.update_id is None and candidacy.start_s <= now_s:
+                due.append((candidacy.start_s, job_id))
         if len(self._candidacies) > len(held):
             for job_id in [job_id for job_id in self._candidacies if job_id not in held]:
                 self._withdraw(job_id)
+        writes = []
+        for _, job_id in sorted(due):  # jobs whose other holders are lost, tried for ever, must not keep the rest away
+            if self._window.is_full(now_s):
+                break
+            writes.append(self._stand(self._candidacies[job_id], held[job_id], next(update_ids), now_s))
         return writes
 
     def decided(self, update_id: int, now_s: float) -> None:

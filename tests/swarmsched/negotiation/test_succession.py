@@ -118,3 +118,15 @@ def test_no_more_is_stood_for_than_is_decided_in_time(scene):
         scene.succession.failed(update_id, OVER_S + 10.0)
     again = [update for step in range(20) for update in scene.stands(OVER_S + 20.0 + step / 10, held)]
     assert len(again) == LIMIT_START / 2
+
+
+def test_jobs_that_are_tried_in_vain_keep_no_other_waiting(scene):
+    held = {JobId(f"{JOB[:-2]}{n:02}"): replace(record(), job_id=JobId(f"{JOB[:-2]}{n:02}")) for n in range(64)}
+    *_, last = held
+    stood: dict[JobId, int] = {}
+    for step in range(300):
+        now_s = OVER_S + step / 2
+        for update in scene.stands(now_s, held):
+            stood[update.job_id] = stood.get(update.job_id, 0) + 1
+            scene.succession.failed(update.update_id, now_s + 4.0)  # late: fewer and fewer are tried at once
+    assert min(stood.get(job_id, 0) for job_id in (last, *held)) >= 2
