@@ -314,7 +314,13 @@ class Custody:
         candidates = self._candidates(clock.now_s)
         self._compare_with_locations()
         succeeded = self._step_back_where_succeeded()
-        jobs = [job for job in self._placement.jobs.values() if job.is_calm]
+        failed = {node for node, (_, status) in self._gone.items() if status is MemberStatus.FAILED}
+        # Those that lost a node start again within a moment: new holders know nothing yet of how long it has been silent.
+        jobs = [
+            job
+            for job in self._placement.jobs.values()
+            if job.is_calm and not any(share.node in failed for share in job.record.shares)
+        ]
         changes = 0
         effects: list[ShepherdEffect] = []
         self._stalled_s = {node: self._stalled_s.get(node, clock.now_s) for node in self._stalled(clock.now_s)}
