@@ -48,7 +48,7 @@ def test_that_the_second_machine_leaves_is_no_loss_of_the_first():
     assert (watched.swarm.record(job).attempt, len(owner.tasks.running)) == (1, 1)
 
 
-@pytest.mark.parametrize("seed", [3, 9, 10])  # the shepherd believes in the second machine
+@pytest.mark.parametrize("seed", [3, 5, 10])  # the shepherd believes in the second machine
 def test_a_job_on_a_shared_name_can_be_stopped(seed):
     watched = Watched(5, 2, seed)
     job, owner, boss = running(watched)
@@ -82,11 +82,12 @@ def test_a_job_that_runs_in_the_replaced_machine_needs_no_force():
     assert isinstance(watched.swarm.ask(boss.node_id, RecoverJob(job)), Refused)
 
 
-@pytest.mark.parametrize("seed", [1, 8])
+@pytest.mark.parametrize("seed", range(1, 9))
 def test_the_agent_on_a_copy_of_the_owners_disk_cannot_say_that_the_ranks_were_lost(seed):
     """It finds the folder of a task without a shim, as after a power cut."""
     watched = Watched(5, 2, seed)
-    job, owner, _ = running(watched)
+    job, owner, boss = running(watched, node=NodeId("n004"), nodes=(NodeId("n000"),))
+    assert boss is not owner  # a copied shepherd speaks for its jobs, too
     clone = watched.swarm.add_namesake(owner.node_id)
     clone.storage.rooms.update(copy.deepcopy(owner.storage.rooms))
     clone.storage.store_id = owner.storage.store_id
