@@ -29,7 +29,7 @@ def locations(hosts, job):
 
 def test_everybody_hears_of_an_end_whose_shepherd_died_before_it_could_tell():
     watched = Watched(5, 1, SEED)
-    job = watched.submit(1, "sleep", "10", node=SHEPHERD)
+    job = watched.submit(1, "sleep", "10", node=SHEPHERD, nodes=(SHEPHERD,))
     assert watched.swarm.run_until(lambda: watched.state(job) is JobState.RUNNING, 10.0)
     watched.swarm.run_for(5.0)
     holders, strangers = holders_of(watched, job)
