@@ -315,7 +315,7 @@ class Custody:
         self._compare_with_locations()
         succeeded = self._step_back_where_succeeded()
         failed = {node for node, (_, status) in self._gone.items() if status is MemberStatus.FAILED}
-        # Those that lost a node start again within a moment: new holders know nothing yet of how long it has been silent.
+        # Those that lost a node start again within a moment: new holders do not know yet how long it has been silent.
         jobs = [
             job
             for job in self._placement.jobs.values()
