@@ -25,15 +25,28 @@ from swarm_client.progress import Progress
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
 from tests.science.cells import Cell, Line, read_lines, run
-from tests.science.page import Results, elastic_batch, put, table
+from tests.science.page import Results, elastic_batch, price, put, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CODE = ("swarmsched", "tests/science")
-KEY = ("policy", "parameters", "knows", "tick_s", "pause_s", "trace", "load", "workload", "cluster", "gpus_most")
+KEY: tuple[str, ...] = (
+    "policy",
+    "parameters",
+    "knows",
+    "tick_s",
+    "pause_s",
+    "trace",
+    "load",
+    "workload",
+    "cluster",
+    "gpus_most",
+)
+KEY += ("view", "loss", "churn")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
-TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds", "cpu_s")
-PICTURE = "picture"
+TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
+TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")
+PICTURE, PRICE = "picture", "price"
 
 
 class UsageProblem(Exception):
@@ -124,7 +137,8 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
     page = plan.page.read_text(encoding="utf-8")
     for name in names:
         of_table = [line for line in lines if line.table == name]
-        page = put(page, name, table(of_table, done, plan.traces, is_quick=plan.is_quick))
+        told = price(of_table, done) if name == PRICE else table(of_table, done, plan.traces, is_quick=plan.is_quick)
+        page = put(page, name, told)
     page = put(page, "origin", origin)
     page = put(page, "elastic-batch", elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
     target = plan.results / plan.page.name if plan.is_quick else plan.page

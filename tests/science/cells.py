@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from swarm_client.cli.replay import read_jobs, read_profiles, summary
+from swarmsched.replay.churn import churn
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.perfect import Pacing
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.results import Observer
 from swarmsched.replay.setup import Replay, prepared
+from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
 SELECTED_BY = {"pollux_jobs": ("load", "workload"), "philly_jobs": ("cluster",), "muri_jobs": ("trace",)}
@@ -36,7 +38,10 @@ class Line:
     cluster: str  # servers x GPUs of each
     profiles: str  # folder of the traces; empty: jobs of known length
     gpus_most: str  # MODEL=N ...
-    reference: str  # table of the published results, and the policy in it
+    reference: str  # table of the published results, and the policy in it; empty: the line on the exact view
+    view: str = ""  # perfect or gossip: jobs ask for their least; empty: on the exact view as the trace says
+    loss: str = ""  # ratio of messages
+    churn: str = ""  # a table beside this one
 
     @property
     def heading(self) -> str:
@@ -61,18 +66,24 @@ class Cell:
         """All that its result depends on, beside the code."""
         one = self.line
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
-        return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most)
+        return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
 
     def settings(self) -> Replay:
         """How it is run."""
         one = self.line
-        servers, gpus = (int(part) for part in one.cluster.split("x"))
+        cluster = Cluster.even(*(int(part) for part in one.cluster.split("x")))
+        if one.churn:
+            table = Path(__file__).with_name(one.churn)
+            cluster.events = churn(one.churn, table.read_text(encoding="utf-8").splitlines(), cluster.gpus)
         return Replay(
             PolicySetting(one.policy, _numbers(one.parameters)),
-            Cluster.even(servers, gpus),
+            cluster,
             one.knows,
             Pacing(float(one.tick_s), float(one.pause_s)),
             gpus_most={model: int(most) for model, most in _numbers(one.gpus_most).items()},
+            view=one.view or "perfect",
+            faults=NetworkFaults(loss_ratio=float(one.loss or 0.0)),
+            asks_least=bool(one.view),
         )
 
     def observed(self, traces: Path) -> Observer:

@@ -30,6 +30,42 @@ def table(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bo
     return "\n".join(text)
 
 
+def price(lines: Sequence[Line], results: Results) -> str:
+    """What it costs that nobody sees all: results through gossip over those of the same policy on the exact view."""
+    told = ["load", "messages lost", "servers", "finished", "average", "99th", "makespan", "view age", "refused holds"]
+    text = [f"| {' | '.join(told)} |", f"|{'---|' * len(told)}"]
+    exact = {(line.load, line.churn): line for line in lines if line.view == "perfect"}
+    for line in [line for line in lines if line.view == "gossip"]:
+        pairs = [
+            (results[one.key], results[other.key])
+            for one, other in zip(line.cells(is_quick=False), _alike(exact[line.load, line.churn], line), strict=True)
+            if one.key in results and other.key in results
+        ]
+        if pairs:
+            servers = "fail and return" if line.churn else "stay"
+            text.append(f"| {line.load} | {float(line.loss or 0.0):.0%} | {servers} | {' | '.join(_price(pairs))} |")
+    return "\n".join(text)
+
+
+def _alike(line: Line, other: Line) -> list[Cell]:
+    return [Cell(line, workload) for workload in other.workloads.split()]
+
+
+def _price(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    there = [one for one, _ in pairs]
+    finished = f"{sum(int(one['finished']) for one in there)} of {sum(int(one['jobs']) for one in there)}"
+    ratios = [[float(one[measure]) / float(other[measure]) for one, other in pairs] for measure in MEASURES]
+    ages = [mean(float(one[key]) for one in there) for key in ("view_age_p50_s", "view_age_p99_s")]
+    refused = mean(int(one["refused_holds"]) for one in there)
+    return [
+        finished,
+        _spread(ratios[0]),
+        *[_short(mean(each)) for each in ratios[1:]],
+        f"{ages[0]:.1f} s, {ages[1]:.1f} s",
+        f"{refused:.0f}",
+    ]
+
+
 def elastic_batch(gaps_s: Sequence[float]) -> str:
     """What choosing the batch is worth against the same optimiser with a fixed one, by the mean gap between jobs."""
     text = [
@@ -65,9 +101,12 @@ def _figures(cells: Sequence[Cell], results: Results, traces: Path) -> str:
         reference, result = cell.reference(traces), results[cell.key]
         for measure in MEASURES:
             ratios[measure].append(float(result[measure] or "nan") / float(reference[measure]))
-    average = ratios[MEASURES[0]]
-    spread = f" ({_short(min(average))} to {_short(max(average))})" if len(cells) > 1 else ""
-    return f"{_short(mean(average))}{spread} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
+    return f"{_spread(ratios[MEASURES[0]])} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    """Their mean, and of several the least and the largest."""
+    return f"{_short(mean(ratios))}" + (f" ({_short(min(ratios))} to {_short(max(ratios))})" if len(ratios) > 1 else "")
 
 
 def _short(ratio: float) -> str:

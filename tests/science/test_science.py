@@ -21,6 +21,14 @@ PAGE += "<!-- science: elastic-batch -->\n<!-- end of elastic-batch -->\n"
 PAGE += "<!-- science: rigid -->\nold\n<!-- end of rigid -->\nafter\n"
 
 
+PRICE_LINES = (
+    LINES.partition("\n")[0] + ",view,loss,churn\n"
+    "price,swarm,,declared,0,0,pollux_jobs,1.0,1 2,2x2,,,,perfect,,\n"
+    "price,swarm,,declared,0,0,pollux_jobs,1.0,1 2,2x2,,,,gossip,,\n"
+    "price,swarm,,declared,0,0,pollux_jobs,1.0,2,2x2,,,,gossip,0.05,\n"
+)
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Science:
     traces = tmp_path / "traces"
@@ -61,6 +69,15 @@ def test_the_page_gets_ratios_with_counts_commit_and_machine_and_a_stopped_run_g
     assert plan.page.read_text().partition(" runs,")[0] == page.partition(" runs,")[0]
     science(replace(plan, commit="def"))
     assert len(record(plan)) == 1 + 6, "other code, other results"
+
+
+def test_what_gossip_costs_is_told_against_the_exact_view(plan):
+    plan.lines.write_text(PRICE_LINES)
+    plan.page.write_text(PAGE.replace("rigid", "price"))
+    science(plan)
+    page = plan.page.read_text()
+    assert "| 1.0 | 0% | stay | 3 of 3 | 1.000 (1.000 to 1.000) | 1.000 | 1.000 |" in page
+    assert "| 1.0 | 5% | stay | 1 of 1 | 1.000 | 1.000 | 1.000 |" in page
 
 
 def test_quick_runs_one_workload_of_each_and_leaves_the_page_alone(plan):
