@@ -69,7 +69,7 @@ _ROOM = "swarmsched.policies."
 _SUBMIT_ORDER = f"{_ROOM}base:SubmitOrder"
 _BY_SERVICE = f"{_ROOM}attained_service:AttainedServiceOrder"
 
-POLICIES: Mapping[str, PolicyKind] = {
+POLICIES: dict[str, PolicyKind] = {
     kind.name: kind
     for kind in (
         PolicyKind("fifo", "strict order of priority and submit time", (), f"{_ROOM}fifo:Fifo", _SUBMIT_ORDER),

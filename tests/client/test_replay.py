@@ -7,6 +7,7 @@ import pytest
 
 from swarm_client.cli import main
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "smallest_first.py"
 JOBS = "job_id,submit_time_s,num_gpus,duration_s,cluster\na,0,2,100,x\nb,10,4,50,x\nc,20,80,5,y\n"
 
 
@@ -53,6 +54,36 @@ def test_servers_of_a_table_fail_and_return(capsys, jobs, tmp_path):
     assert json.loads(replay(capsys, str(jobs), "--cluster", str(servers), "--churn", str(churn), *words)[1])[
         "lost_gpu_s"
     ] == pytest.approx(4 * 10.0)
+
+
+def test_a_policy_in_a_file_of_ones_own_is_compared_with_others(capsys, jobs):
+    words = ["--select", "cluster=x", "--policy", f"{EXAMPLE},fifo", "--parameter", "patience_s=1", "-o", "json"]
+    code, out, _ = replay(capsys, str(jobs), "--nodes", "1", *words)
+    assert (code, [each["policy"] for each in json.loads(out)["items"]]) == (0, ["smallest-first:1", "fifo"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "FileNotFoundError"),
+        ("1 +", "SyntaxError"),
+        ("raise ValueError('not today')", "ValueError: not today"),
+        ("KIND = 1", "does not say what it holds"),
+        ("from swarmsched.policies.base import PolicyKind\nKIND = PolicyKind('fifo', '', (), '')", "'fifo' already"),
+    ],
+)
+def test_a_file_that_holds_no_policy_is_refused_with_what_is_wrong(capsys, jobs, tmp_path, text, told):
+    file = tmp_path / f"own_{len(text or '')}.py"
+    if text is not None:
+        file.write_text(text)
+    code, _, err = replay(capsys, str(jobs), "--policy", str(file))
+    assert (code, told in err) == (2, True), err
+
+
+def test_a_policy_may_not_have_the_name_of_a_module(capsys, jobs, tmp_path):
+    (tmp_path / "graphlib.py").write_text("")
+    code, _, err = replay(capsys, str(jobs), "--policy", str(tmp_path / "graphlib.py"))
+    assert (code, "another module 'graphlib'" in err) == (2, True)
 
 
 def test_jobs_run_through_nodes_that_gossip(capsys, jobs):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from swarm_client.failure import FAILED, OK, UsageError
@@ -69,7 +71,10 @@ def _ratio(text: str) -> float:
 OPTIONS = (
     Option("--profiles", "folder with *throughput.csv, *validation.csv and *models.csv (replay)", "DIR"),
     Option(
-        "--policy", "policy, or several, as in fifo,las (replay; may be repeated; default swarm)", "NAME", repeats=True
+        "--policy",
+        "policy, a file with one of your own, or several, as in fifo,mine.py (replay; default swarm)",
+        "NAME",
+        repeats=True,
     ),
     Option("--parameter", "a parameter of those that have it (replay; may be repeated)", "NAME=VALUE", repeats=True),
     Option("--plot", "draw the policies side by side, into a .png, .svg or .html (replay)", "FILE"),
@@ -167,6 +172,7 @@ def _policies(arguments: Arguments) -> list[PolicySetting]:
     from swarmsched.view import PolicySetting
 
     names = [name.strip() for text in arguments["policy"] or ("swarm",) for name in text.split(",")]
+    names = [_policy_of(Path(name)) if name.endswith(".py") else name for name in names]
     parameters = {name: _number("--parameter", name, value) for name, value in _pairs("--parameter", arguments)}
     known = {name: [spec.name for spec in kind_of(PolicySetting(name)).parameters] for name in names}
     settings = []
@@ -175,6 +181,38 @@ def _policies(arguments: Arguments) -> list[PolicySetting]:
         settings.append(PolicySetting(name, {key: value for key, value in parameters.items() if key not in others}))
         check_setting(settings[-1])
     return settings
+
+
+def _policy_of(file: Path) -> str:
+    """The name of the policy in a file of somebody's own, known from now on; UsageError says what is wrong with it."""
+    from swarmsched.policies.base import PolicyKind
+    from swarmsched.policies.registry import POLICIES
+
+    name, file = file.stem, file.resolve()
+    there = sys.modules.get(name)
+    if there is None or there.__file__ != str(file):
+        if there or find_spec(name):
+            raise UsageError(f"--policy {file}: Python has another module {name!r}", "give the file a name of its own")
+        _import(name, file)
+    kind = getattr(sys.modules[name], "KIND", None)
+    if not isinstance(kind, PolicyKind):
+        remedy = f'KIND = PolicyKind("a-name", "what it is for", (), "{name}:TheClass")'
+        raise UsageError(f"--policy {file} does not say what it holds", remedy)
+    if POLICIES.setdefault(kind.name, kind) is not kind:
+        raise UsageError(f"--policy {file}: there is a policy {kind.name!r} already", "give KIND another name")
+    return kind.name
+
+
+def _import(name: str, file: Path) -> None:
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(sys.modules[name])
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"--policy {file}: {type(error).__name__}: {error}", "see docs/scheduling.md") from error
 
 
 def _settings(arguments: Arguments) -> list[Replay]:
