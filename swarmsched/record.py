@@ -55,7 +55,7 @@ class JobRecord(Value):
     epoch: U32
     version: U32
     shepherd: NodeName
-    shepherd_generation: U53
+    shepherd_generation: U53  # 0: it was named by another, and has not acted yet
     holders: Holders
     state: JobState = JobState.QUEUED
     phase: StartPhase = StartPhase.NONE

@@ -202,10 +202,9 @@ class Acceptor:
 
 def _is_by_shepherd(request: AcceptRequest, present: JobRecord | None) -> bool:
     """True for a new record from the shepherd that it names, or from the one that hands the job over to that."""
-    writer, value = request.ballot.node, request.value
-    is_own_life = request.ballot.generation == value.shepherd_generation  # a successor that is named has not spoken yet
-    shepherds = (value.shepherd,) if present is None else (value.shepherd, present.shepherd)
-    return value != present and is_own_life and writer in shepherds
+    writer, value = (request.ballot.node, request.ballot.generation), request.value
+    shepherds = [(record.shepherd, record.shepherd_generation) for record in (value, present) if record is not None]
+    return value != present and writer in shepherds
 
 
 def _read_entries(entries: Mapping[str, bytes]) -> list[Slot]:

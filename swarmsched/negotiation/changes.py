@@ -176,8 +176,8 @@ def made_room(reason: str, ran_s: float) -> Change:
 
 
 def handed_over(successor: NodeId) -> Change:
-    """Another holder is the shepherd from now on."""
-    return lambda record: {"epoch": record.epoch + 1, "shepherd": successor}
+    """Another holder is the shepherd from now on, in whichever life it is."""
+    return lambda record: {"epoch": record.epoch + 1, "shepherd": successor, "shepherd_generation": 0}
 
 
 def served_gpu_s(record: JobRecord, ran_s: float) -> float:

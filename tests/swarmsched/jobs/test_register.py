@@ -474,7 +474,13 @@ def test_a_job_that_is_handed_over_gives_its_successor_time() -> None:
     holders = (A, B, C)
     acceptor = make_acceptor()
     taken_over(record(1, shepherd=B, holders=holders), B, 2, acceptor)
-    assert taken_over(record(2, shepherd=C, holders=holders), B, 4, acceptor).is_by_shepherd
+    value = record(2, shepherd=C, holders=holders)
+    handed = replace(value, shepherd_generation=0, epoch=2)
+    assert not taken_over(handed, B, 4, acceptor, generation=2).is_by_shepherd
+    assert not taken_over(replace(handed, version=3), B, 6, acceptor).is_by_shepherd, "B has handed it over already"
+    acceptor = make_acceptor()
+    taken_over(record(1, shepherd=B, holders=holders), B, 2, acceptor)
+    assert taken_over(handed, B, 4, acceptor).is_by_shepherd
 
 
 def test_a_record_that_is_accepted_again_shows_nothing() -> None:
