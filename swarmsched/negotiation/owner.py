@@ -6,7 +6,7 @@ shepherd has acknowledged its revision.  GPUs come free only when no process of 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -538,6 +538,18 @@ class Owner:
         for task in self._tasks.values():
             effects += self._start(task, now_s)
         return [*effects, *self._save_holders()]
+
+    def end_left_over(self, ended_epoch: Callable[[JobId], int], now_s: float) -> list[Effect]:
+        """Tasks whose time is over, of jobs whose end everybody was told: of their holders too few are left to say so.
+
+        `ended_epoch`: in which epoch a job has ended; 0 for one that nobody has told of.
+        """
+        effects: list[Effect] = []
+        for key, task in list(self._tasks.items()):
+            is_silent = self._line.is_watched(*key) and now_s >= self._line.deadline_s(*key)
+            if is_silent and ended_epoch(key[0]) >= task.status.epoch:
+                effects += self._end_superseded(key, now_s)
+        return effects
 
     def learn(self, record: JobRecord, now_s: float) -> list[Effect]:
         """Our own store has this record: its holders count from this moment (else, as one of two old holders, we would

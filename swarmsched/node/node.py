@@ -426,7 +426,12 @@ class Node:
             effects += self._invite(clock)
         if self._is_awake and now_s >= self._custody.next_deadline_s:
             effects += [*self._ended_jobs.look_after(clock), *self._custody.on_timer(clock)]
+            effects += self._owner.end_left_over(self._ended_epoch, now_s)
         return effects
+
+    def _ended_epoch(self, job_id: JobId) -> int:
+        location = self._state.locations.get(job_id)
+        return location.epoch if location is not None and location.state is JobState.ENDED else 0
 
     def _on_resources(self, event: ResourcesRead, clock: Clock) -> list[NodeEffect]:
         self._publication.telemetry(event)

@@ -52,7 +52,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation.owner import RELEASE_GRACE_S, REPORT_INTERVAL_S, Owner
 from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
-from tests.swarmsched.building import JOB, make_resources
+from tests.swarmsched.building import JOB, make_record, make_resources
 
 ME, BOSS = NodeId("gpu1"), NodeId("gpu2")
 SPEC = JobSpec(("python", "train.py"), ranks=2, demand=Demand(gpus=1))
@@ -258,6 +258,19 @@ def test_restarted_owner_waits_for_telemetry_before_it_starts_a_task():
     ledger.offer(make_resources(2), 1.0)
     (started,) = of(StartTask, in_contact(after, after.step(TimerFired(), 2.5), 2.6))
     assert len(started.gpus) == 2
+
+
+def test_a_frozen_task_ends_once_everybody_has_heard_that_its_job_has_ended(owner):
+    """Those of its holders that are left are no majority, and its shepherd is gone."""
+    launched(owner)
+    other = Configuration((Holder(BOSS, 1), Holder(NodeId("gpu3"), 1)))
+    owner.learn(make_record(BOSS, other.holders, version=2), 1.0)
+    assert owner.end_left_over(lambda job_id: 1, 2.0) == [], "its time is not over"
+    assert owner.end_left_over(lambda job_id: 0, 60.0) == [], "nobody has told of an end"
+    assert [(each.attempt, each.grace_s) for each in of(StopTask, owner.end_left_over(lambda job_id: 1, 60.0))] == [
+        (1, 0.0)
+    ]
+    assert owner.end_left_over(lambda job_id: 1, 61.0) == [], "once is enough"
 
 
 def test_launch_after_a_stop_starts_nothing(owner):
