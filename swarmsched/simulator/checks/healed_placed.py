@@ -18,7 +18,8 @@ RUNS_S = 15.0
 """A lost rank is told, or a frozen one goes on, within three contacts, one report and one decision."""
 
 STARTS_S = 15.0
-"""Staging of a simulated job takes 0.1 s at most; an attempt whose owner does not answer is given up after 4 s."""
+"""Staging of a simulated job takes 0.1 s at most; an attempt whose owner does not answer is given up after 4 s, one that
+was decided before once that machine is found lost."""
 
 STOPS_S = 45.0
 """Grace is 1 s at most; what an owner reports is repeated every 30 s at last."""
@@ -54,16 +55,17 @@ class PlacedGoOn(Rule):
 
 def _standstill(record: JobRecord, up: Mapping[NodeId, Host]) -> tuple[str, float]:
     """What a placed job waits for, and how long it may; empty while its ranks run."""
+    hosts = {share.node: up.get(share.node) for share in record.shares}
+    detection_s = 0.0 if all(hosts.values()) else ACTING_S
     if record.state is JobState.STARTING:
-        return "it has not started", STARTS_S
+        return "it has not started", STARTS_S + detection_s
     if record.state is JobState.STOPPING:
         return "it has not ended", STOPS_S
     if record.state is not JobState.RUNNING:
         return "", 0.0
-    hosts = {share.node: up.get(share.node) for share in record.shares}
     problems = (f"{node} is down" if host is None else _idles(host, record) for node, host in hosts.items())
     # One verdict is the whole gang's: what the others told of their ranks waits until a machine that is down is lost.
-    return next(filter(None, problems), ""), RUNS_S if all(hosts.values()) else RUNS_S + ACTING_S
+    return next(filter(None, problems), ""), RUNS_S + detection_s
 
 
 def _idles(host: Host, record: JobRecord) -> str:
