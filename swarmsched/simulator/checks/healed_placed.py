@@ -18,8 +18,8 @@ RUNS_S = 15.0
 """A lost rank is told, or a frozen one goes on, within three contacts, one report and one decision."""
 
 STARTS_S = 15.0
-"""Staging of a simulated job takes 0.1 s at most; an attempt whose owner does not answer is given up after 4 s, one that
-was decided before once that machine is found lost."""
+"""Staging of a simulated job takes 0.1 s at most; an attempt whose owner does not answer is given up after 4 s, and one
+that was decided before once that machine is found lost."""
 
 STOPS_S = 45.0
 """Grace is 1 s at most; what an owner reports is repeated every 30 s at last."""
