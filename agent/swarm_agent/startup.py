@@ -173,7 +173,9 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
         )
     )
     agent.blobs = BlobStore(config.data_dir / "blobs", config.blob_cache_bytes_max)
-    await asyncio.to_thread(agent.blobs.load)
+    loading = asyncio.create_task(_load_blobs(agent.blobs))
+    stack.push_async_callback(_ended, loading)
+    stack.callback(agent.blobs.close)
     fabric_address, _ = await resolve((config.fabric_host, config.listen[1]), "fabric_address")
     agent.tasks = TaskRunner(config, fabric_address, agent.post, agent)
     agent.telemetry = Telemetry(
@@ -188,6 +190,18 @@ async def _connect(agent: Agent, stack: AsyncExitStack) -> None:
     await agent.telemetry.start()
     stack.push_async_callback(agent.telemetry.stop)
     _add_readiness(agent)
+
+
+async def _load_blobs(blobs: BlobStore) -> None:
+    """Beside everything else: what a cache holds must not keep a node away until its peers believe it dead."""
+    try:
+        await asyncio.to_thread(blobs.load)
+    except OSError as error:
+        log.error("shipped files that are kept cannot be listed, none of them is removed: %s", error)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await task
 
 
 def _leased_gpus(entries: Iterable[LedgerEntry]) -> set[str]:

@@ -33,7 +33,8 @@ class BlobUploads:
         wrong = [index for index, each in enumerate(digests) if not isinstance(each, str) or not is_digest(each)]
         if wrong:
             raise invalid(f"/digests/{wrong[0]}", "is not a SHA-256 digest", "64 lower-case hexadecimal digits")
-        return answer({"missing": list(self._agent.blobs.missing(digests)), "node": self._agent.config.name})
+        missing = await asyncio.to_thread(self._agent.blobs.missing, digests)
+        return answer({"missing": list(missing), "node": self._agent.config.name})
 
     async def head_blob(self, call: Call) -> Answer:
         """HEAD /v1/blobs/SHA256."""

@@ -77,34 +77,56 @@ class _Draft:
 class BlobStore:
     """Files named by the SHA-256 of their content; the least recently used go when `limit_bytes` is exceeded.
 
-    Pinned blobs stay, and few go at once, so the store may for a while be larger than its limit.
+    Pinned blobs stay, and few go at once, so the store may for a while be larger than its limit.  It can be used at
+    once: until `load` has read what earlier lives kept, a blob that is asked for is looked for on the disk.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = 20 * 2**30) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
-        self._index: OrderedDict[str, int] | None = None  # sizes by digest, least recently used first
+        self._index: OrderedDict[str, int] = OrderedDict()  # sizes by digest, least recently used first
         self._held_bytes = 0
-        self._lock = threading.Lock()  # of those two: unpacking asks for paths in worker threads
+        self._is_loaded = self._is_closed = False
+        self._lost: set[str] = set()  # while it is being read: what is not here, whatever the reader has seen
+        self._lock = threading.Lock()  # of all those: unpacking asks for paths in worker threads
         self._pins: Counter[str] = Counter()
+        self._life = os.urandom(4).hex()
         self._names = itertools.count()
 
     def load(self) -> None:
-        """Learn what earlier lives left; for a worker thread, before any other call."""
+        """Learn what earlier lives left, while others use the store; for a worker thread.  Raises OSError.
+
+        It takes as long as a look at each file does, minutes for millions of them on a slow disk.
+        """
         for draft in self.directory.glob("incoming/*"):
-            draft.unlink(missing_ok=True)
-        found = [(path.stat(), path.name) for path in self.directory.glob("??/*") if is_digest(path.name)]
-        found.sort(key=lambda each: each[0].st_mtime)
-        self._index = OrderedDict((name, status.st_size) for status, name in found)
-        self._held_bytes = sum(status.st_size for status, _ in found)
+            if not draft.name.startswith(self._life):
+                draft.unlink(missing_ok=True)
+        found: list[tuple[float, str, int]] = []
+        for folder in self.directory.glob("??"):
+            if self._is_closed:
+                return
+            found += _blobs_in(folder)
+        found.sort()
+        index = OrderedDict((name, size_bytes) for _, name, size_bytes in found)
+        held_bytes = sum(index.values())
+        with self._lock:
+            for digest in (*self._lost, *self._index):
+                held_bytes -= index.pop(digest, 0)
+            index.update(self._index)  # what was used meanwhile is the newest
+            self._index, self._held_bytes = index, self._held_bytes + held_bytes
+            self._is_loaded = True
+            self._lost.clear()
+
+    def close(self) -> None:
+        """Make `load` give up; the store is used no more."""
+        self._is_closed = True
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Those that are not here, in the order given, each once."""
-        known = self._known()
-        return tuple(digest for digest in dict.fromkeys(digests) if digest not in known)
+        """Those that are not here, in the order given, each once; of many ask in a worker thread."""
+        return tuple(digest for digest in dict.fromkeys(digests) if self.size_bytes(digest) is None)
 
     def path(self, digest: str) -> Path | None:
         """The file, for reading only, or None; counts as a use."""
-        if digest not in self._known():
+        if self.size_bytes(digest) is None:
             return None
         path = self._place(digest)
         try:
@@ -113,17 +135,28 @@ class BlobStore:
             self._lose(digest)
             return None
         with self._lock, suppress(KeyError):  # it went this instant
-            self._known().move_to_end(digest)
+            self._index.move_to_end(digest)
         return path
 
     def size_bytes(self, digest: str) -> int | None:
         """Size of a blob, or None when it is not here."""
-        return self._known().get(digest)
+        known_bytes = self._index.get(digest)
+        if known_bytes is not None or self._is_loaded or not is_digest(digest):
+            return known_bytes
+        try:
+            found_bytes = self._place(digest).stat().st_size
+        except OSError:
+            return None
+        with self._lock:
+            if self._is_loaded or digest in self._index or digest in self._lost:  # by another thread, this instant
+                return self._index.get(digest)
+            self._index[digest] = found_bytes
+            self._held_bytes += found_bytes
+        return found_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all blobs."""
-        self._known()
+        """Bytes of all blobs, those of earlier lives once they are loaded."""
         return self._held_bytes
 
     async def put(self, digest: str, chunks: AsyncIterable[bytes]) -> int:
@@ -133,7 +166,7 @@ class BlobStore:
         """
         if not is_digest(digest):
             raise BlobError(digest, "is no SHA-256 digest", "name it by 64 lower-case hexadecimal digits")
-        kept_bytes = self._known().get(digest)
+        kept_bytes = self.size_bytes(digest)
         if kept_bytes is not None:
             return kept_bytes
         draft = _Draft(self._new_draft(), digest, min(self.limit_bytes, FILE_BYTES_LIMIT))
@@ -181,7 +214,7 @@ class BlobStore:
     def import_file(self, source: int) -> tuple[str, int]:
         """Copy an open file to its place, on disk before this returns; (digest, size).  For a worker thread.
 
-        The blob counts only once the loop's thread has called `admit`, and some call must have read the store before.
+        The blob counts once the loop's thread has called `admit`, at the latest.
         Raises OSError; then nothing is kept.
         """
         draft = self._new_draft()
@@ -254,7 +287,7 @@ class BlobStore:
     def _new_draft(self) -> Path:
         folder = self.directory / "incoming"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder / f"{os.getpid()}-{next(self._names)}"
+        return folder / f"{self._life}-{next(self._names)}"
 
     def _not_stored(self, digest: str, error: OSError) -> BlobError:
         problem = f"cannot be stored: {error.strerror or error}"
@@ -262,25 +295,26 @@ class BlobStore:
 
     def _keep(self, sizes: Mapping[str, int]) -> None:
         """Count blobs that are in place as the newest, then make room for them."""
-        known = self._known()
         for digest, size_bytes in sizes.items():
-            self._lose(digest)
             with self._lock:
-                known[digest] = size_bytes
-                self._held_bytes += size_bytes
+                self._held_bytes += size_bytes - self._index.pop(digest, 0)
+                self._index[digest] = size_bytes
+                self._lost.discard(digest)
         with self.pinned(sizes):
             self._evict()
 
     def _lose(self, digest: str) -> None:
         with self._lock:
-            self._held_bytes -= self._known().pop(digest, 0)
+            self._held_bytes -= self._index.pop(digest, 0)
+            if not self._is_loaded:
+                self._lost.add(digest)
 
     def _evict(self) -> None:
-        if self._held_bytes <= self.limit_bytes:
+        if self._held_bytes <= self.limit_bytes or not self._is_loaded:  # which are the oldest is not known before
             return
         excess, leaving = self._held_bytes - self.limit_bytes, list[str]()
         with self._lock:
-            for digest, size_bytes in self._known().items():
+            for digest, size_bytes in self._index.items():
                 if excess <= 0 or len(leaving) >= EVICTIONS_AT_ONCE:
                     break
                 if not self._pins[digest]:
@@ -289,14 +323,18 @@ class BlobStore:
         for digest in leaving:
             self.discard(digest)
 
-    def _known(self) -> OrderedDict[str, int]:
-        if self._index is None:
-            self.load()
-        assert self._index is not None
-        return self._index
-
     def _place(self, digest: str) -> Path:
         return self.directory / digest[:2] / digest
+
+
+def _blobs_in(folder: Path) -> Iterator[tuple[float, str, int]]:
+    """Time of the last use, name and size of each."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # removed this instant
+                if is_digest(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    yield status.st_mtime, entry.name, status.st_size
 
 
 def is_digest(text: str) -> bool:

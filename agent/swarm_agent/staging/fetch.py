@@ -51,13 +51,13 @@ class BlobFetcher:
         """Bring what is missing; returns how many were brought.  Raises `BlobError` naming the nodes asked."""
         wanted = tuple(digests)
         async with self._lock:
-            missing = at_first = self._blobs.missing(wanted)
+            missing = at_first = await asyncio.to_thread(self._blobs.missing, wanted)
             problems: dict[NodeId, str] = {}
             for source, patience_s in self._turns(sources) if missing else ():
                 if patience_s is None and source not in self._silent:
                     continue
                 problem = await self._fetch_from(source, missing, patience_s)
-                missing = self._blobs.missing(missing)
+                missing = await asyncio.to_thread(self._blobs.missing, missing)
                 if not missing:
                     break
                 problems[source] = problem or "does not have it"

@@ -1,5 +1,7 @@
+import asyncio
 import os
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -15,6 +17,7 @@ from swarm_agent.doctor import examine
 from swarm_agent.http.facts import Facts
 from swarm_agent.readiness import Check
 from swarm_agent.security import generate_key
+from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.startup import running_agent
 from swarmsched.api import JobSpec
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
@@ -79,6 +82,20 @@ async def test_a_holder_tells_no_silence_from_before_its_start(start: Start) -> 
     assert isinstance(effect, SendPeer)
     assert isinstance(effect.message, SilenceAnswer)
     assert effect.message.silent_s <= now_s - begun_s
+
+
+async def test_an_agent_is_there_while_it_still_reads_what_files_it_keeps(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of a million files takes minutes to look at: peers would think that the node has died."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(BlobStore, "load", lambda self: goes_on.wait(60.0))
+    try:
+        async with asyncio.timeout(20.0):
+            agent = await start("a")
+        assert isinstance(await agent.command(CreateTicket()), TicketIssued)
+    finally:
+        goes_on.set()
 
 
 async def test_a_command_is_answered_by_the_core(start: Start) -> None:

@@ -19,6 +19,7 @@ class Store:
     def __init__(self, folder: Path, limit_bytes: int = 2**30) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self.blobs = BlobStore(folder / "blobs", limit_bytes)
+        self.blobs.load()
         self.kept = KeptCheckpoints(folder / "kept", self.blobs)
         self.kept.load()
 

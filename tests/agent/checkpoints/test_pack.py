@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
     store = BlobStore(tmp_path / "blobs")
-    store.missing([])
+    store.load()
     return store
 
 

@@ -87,6 +87,7 @@ class AgentWithoutCore(Facts):
         self.readiness.add("membership", lambda: Check("membership", is_ok=True, detail="joined"))
         self.logs = LogStore(LogConfig(directory=folder / "logs"))
         self.blobs = BlobStore(folder / "blobs")
+        self.blobs.load()
         self.store_id = store_of(name)
         self.ticket_holders: tuple[str, ...] = (name,)
         self.known: dict[JobId, JobRecord] = {}

@@ -2,14 +2,17 @@
 
 import asyncio
 import hashlib
+import os
+import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarm_agent.staging.blobs import EVICTIONS_AT_ONCE, BlobError, BlobStore
+from swarm_agent.staging import blobs as blobs_module
+from swarm_agent.staging.blobs import EVICTIONS_AT_ONCE, IMPORT_BYTES, BlobError, BlobStore
 from swarm_agent.staging.fetch import BATCH, BlobFetcher
 from swarmsched.ids import NodeId
 from tests.agent.supervision.testing import LoneAgent, Network
@@ -28,6 +31,12 @@ async def pieces(*data: bytes) -> AsyncIterator[bytes]:
 
 async def content(blobs: BlobStore, digest: str) -> bytes:
     return b"".join([piece async for piece in blobs.read(digest)])
+
+
+def loaded(folder: Path, *limit_bytes: int) -> BlobStore:
+    blobs = BlobStore(folder, *limit_bytes)
+    blobs.load()
+    return blobs
 
 
 async def test_a_blob_is_found_again_by_another_life(tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ async def test_a_blob_above_the_limit_is_refused_while_it_arrives(tmp_path: Path
 
 
 async def test_the_least_recently_used_unpinned_blob_goes_first(tmp_path: Path) -> None:
-    blobs = BlobStore(tmp_path, limit_bytes=30)
+    blobs = loaded(tmp_path, 30)
     old, used, pinned = [await blobs.put_bytes(name * 10) for name in (b"a", b"b", b"c")]
     blobs.path(old)
     blobs.path(used)
@@ -84,13 +93,13 @@ async def test_the_least_recently_used_unpinned_blob_goes_first(tmp_path: Path) 
 
 
 async def test_what_is_held_is_counted_and_not_summed_again(tmp_path: Path) -> None:
-    blobs = BlobStore(tmp_path)
+    blobs = loaded(tmp_path)
     digests = [await blobs.put_bytes(b"%d" % number * 10) for number in range(5)]
     await blobs.put_all({digest_of(name): name for name in (b"x", b"yy")})
-    assert blobs.held_bytes == BlobStore(tmp_path).held_bytes == 53
+    assert blobs.held_bytes == loaded(tmp_path).held_bytes == 53
     blobs.discard(digests[0])
     blobs.discard(digests[0])
-    assert blobs.held_bytes == BlobStore(tmp_path).held_bytes == 43
+    assert blobs.held_bytes == loaded(tmp_path).held_bytes == 43
 
     class Unread(OrderedDict[str, int]):
         def __iter__(self):
@@ -103,7 +112,7 @@ async def test_what_is_held_is_counted_and_not_summed_again(tmp_path: Path) -> N
 
 
 async def test_room_is_made_few_blobs_at_a_time(tmp_path: Path) -> None:
-    blobs = BlobStore(tmp_path, limit_bytes=300)
+    blobs = loaded(tmp_path, 300)
     await blobs.put_all({digest_of(b"%3d" % number): b"%3d" % number for number in range(100)})
     await blobs.put_bytes(b"x" * 300)
     assert blobs.held_bytes == 300 + 3 * (100 - EVICTIONS_AT_ONCE)
@@ -119,11 +128,60 @@ async def test_of_many_blobs_those_before_a_wrong_one_are_kept(tmp_path: Path) -
     assert [path.name for path in tmp_path.glob("*/*") if path.is_file()] == [digest_of(b"a")]
 
 
-async def test_drafts_of_an_earlier_life_are_removed(tmp_path: Path) -> None:
+async def test_drafts_of_an_earlier_life_are_removed_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "incoming").mkdir()
     (tmp_path / "incoming" / "1-0").write_bytes(b"half")
-    assert BlobStore(tmp_path).held_bytes == 0
-    assert not (tmp_path / "incoming" / "1-0").exists()
+    blobs = BlobStore(tmp_path)
+
+    async def half_then_whole() -> AsyncIterator[bytes]:
+        yield b"x" * IMPORT_BYTES
+        blobs.load()
+        assert not (tmp_path / "incoming" / "1-0").exists()
+        yield b"y"
+
+    assert await blobs.put(digest_of(b"x" * IMPORT_BYTES + b"y"), half_then_whole()) == IMPORT_BYTES + 1
+    assert blobs.held_bytes == IMPORT_BYTES + 1
+
+
+async def test_a_store_is_used_while_what_it_keeps_is_still_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = BlobStore(tmp_path)
+    oldest, old, damaged, unread = [await earlier.put_bytes(name * 10) for name in (b"a", b"b", b"c", b"d")]
+    for age_s, digest in enumerate((unread, damaged, old, oldest)):
+        os.utime(tmp_path / digest[:2] / digest, (age_s, age_s))
+    blobs = BlobStore(tmp_path, limit_bytes=40)
+    begins, goes_on, read = threading.Event(), threading.Event(), blobs_module._blobs_in
+
+    def slowly(folder: Path) -> Iterator[tuple[float, str, int]]:
+        found = [*read(folder)]
+        begins.set()
+        assert goes_on.wait(10.0)
+        yield from found
+
+    monkeypatch.setattr(blobs_module, "_blobs_in", slowly)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(blobs.load))
+        await asyncio.to_thread(begins.wait, 10.0)
+        assert blobs.missing([oldest, old, damaged, digest_of(b"nowhere")]) == (digest_of(b"nowhere"),)
+        assert await content(blobs, oldest) == b"a" * 10
+        blobs.discard(damaged)
+        assert blobs.missing([damaged]) == (damaged,)
+        newest = await blobs.put_bytes(b"e" * 10)
+        goes_on.set()
+    assert blobs.missing([oldest, old, damaged, unread, newest]) == (damaged,)
+    assert blobs.held_bytes == 40
+    await blobs.put_bytes(b"f" * 10)
+    assert blobs.missing([oldest, old, unread, newest]) == (unread,)
+
+
+async def test_a_store_that_is_closed_is_read_no_further(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    await blobs.put_bytes(b"data")
+    later = BlobStore(tmp_path)
+    later.close()
+    later.load()
+    assert later.held_bytes == 0
 
 
 async def test_a_blob_deleted_by_hand_is_missing(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class LoneAgent:
         self.node_id = node_id
         self.logs = LogStore(logs or LogConfig(directory=data_dir / "logs"))
         self.blobs = BlobStore(data_dir / "blobs")
+        self.blobs.load()
         self._net = net or Network()
         self._net.agents[node_id] = self
         self._handlers: dict[str, StreamHandler] = {}
