@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 
 from swarm_client.annotations import Any, Self
 from swarm_client.cache import read_cache, write_cache
-from swarm_client.failure import CONFLICT, NOT_AUTHORISED, NOT_FOUND, SWARM_FAILED, USAGE, Failure, Refusal, Unreachable
+from swarm_client.failure import (
+    CONFLICT,
+    NOT_AUTHORISED,
+    NOT_FOUND,
+    SWARM_FAILED,
+    USAGE,
+    Failure,
+    Refusal,
+    Unreachable,
+    UsageError,
+)
 from swarm_client.http import (
     ANSWER_LIMIT_S,
     Address,
@@ -218,7 +228,12 @@ class Agents:
             return None, True
 
     def _finish(self, response: Response) -> Any:
-        self.last_headers = response.headers
+        self.last_headers = headers = response.headers
+        if "x-swarm-node" not in headers and headers.get("server") != "swarm-agent":  # its HTTP library knows no node
+            response.close()
+            raise Failure(
+                f"what answers at {spell(response.address)} is not an agent", "check host and port", SWARM_FAILED
+            )
         try:
             document = response.json()
         except ConnectionBroken as error:
@@ -339,8 +354,14 @@ def _query_text(query: dict[str, str]) -> str:
 
 
 def quote(text: str) -> str:
-    """Percent-encode for a path segment or query value (RFC 3986)."""
-    return "".join(c if c in _PLAIN else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
+    """Percent-encode for a path segment or query value (RFC 3986).
+
+    Bytes of the command line that are not UTF-8 come as surrogates; nothing in a swarm has such a name.
+    """
+    try:
+        return "".join(c if c in _PLAIN else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is not UTF-8", "write it in UTF-8") from None
 
 
 def _in_order(hosts: Sequence[Address], known: dict[str, Any]) -> list[Address]:

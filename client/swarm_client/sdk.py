@@ -379,7 +379,10 @@ def _may_pass(error: SwarmError) -> bool:
 
 
 def _job_path(job: str, tail: str = "") -> str:
-    return f"/v1/jobs/{quote_segment(job)}{tail}"
+    try:
+        return f"/v1/jobs/{quote_segment(job)}{tail}"
+    except Failure as failure:  # not UTF-8
+        raise SwarmRequestError(404, {"code": "unknown_job", "detail": f"there is no job {job!r}"}) from failure
 
 
 def _query(**given: str | int | bool | None) -> dict[str, str]:

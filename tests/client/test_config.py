@@ -133,6 +133,30 @@ def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monk
     assert not any(b"Authorization" in head or TOKEN.encode() in head for head in heads)
 
 
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "503 Service Unavailable"])
+@pytest.mark.parametrize("body", [b"<html></html>", b"{}", b"[1]", b"3", b'{"items": [1]}', b""])
+def test_login_to_something_that_is_no_agent_says_so(home, swarm, status, body):
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def answer():
+            with suppress(OSError):
+                while True:
+                    connection, _ = stranger.accept()
+                    with connection:
+                        connection.recv(65_536)
+                        connection.sendall(head + body)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        told = f"swarm: what answers at {address} is not an agent\n  check host and port\n"
+        assert swarm("login", address) == (125, "", told)
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert not Path(user_file(os.environ)).exists()
+
+
 def test_contexts_are_listed_and_forgotten(home, swarm):
     file = home / "config" / "swarm" / "config.toml"
     file.parent.mkdir(parents=True)

@@ -148,6 +148,9 @@ async def test_errors_are_typed(serve):
         with pytest.raises(SwarmRequestError, match="no such job") as caught:
             await swarm.job("x")
         assert (caught.value.status, caught.value.code, caught.value.remedy) == (404, "unknown_job", "look")
+        with pytest.raises(SwarmRequestError, match="no job") as caught:
+            await swarm.job("\udcff")
+        assert (caught.value.status, caught.value.code) == (404, "unknown_job")
     async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
         with pytest.raises(AgentUnreachable):
             await swarm.nodes()

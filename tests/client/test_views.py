@@ -418,6 +418,22 @@ def test_doctor_names_an_unreachable_agent(swarm, point_at):
     assert err.startswith("swarm: 1 of ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "a\udcff"),
+        ("logs", "a\udcff"),
+        ("cancel", "--name", "a\udcff"),
+        ("ps", "--user", "a\udcff"),
+        ("nodes", "a\udcff"),
+        ("events", "--kind", "a\udcff"),
+    ],
+)
+def test_what_is_not_utf_8_names_nothing(swarm, words):
+    """Bytes of the command line that no text has come to the program as surrogates."""
+    assert swarm(*words) == (2, "", "swarm: 'a\\udcff' is not UTF-8\n  write it in UTF-8\n")
+
+
 def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent):
     setting = {"api_version": "v1", "policy": "fifo", "parameters": {}, "version": 3}
     agent.answers["GET /v1/config"] = setting

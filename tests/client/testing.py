@@ -297,6 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json" if status < 400 else "application/problem+json")
         self.send_header("Content-Length", str(len(data)))
         self.send_header("ETag", '"3"')
+        self.send_header("X-Swarm-Node", self.server.agent.name)
         self.end_headers()
         self.wfile.write(data)
 
