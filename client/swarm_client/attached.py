@@ -44,7 +44,7 @@ class Attachment:
         self._timeout_s, self._cancels_on_timeout = timeout_s, cancels_on_timeout
         self._kill_on_disconnect = kill_on_disconnect
         self._writer = OutputWriter(label=label)
-        self._shown_state = self._state = ""
+        self._shown_state = self._state = self._last_words = ""
         self._shows_states = False
         self._is_running = False
         self._is_new, self._was_introduced = is_known, False
@@ -107,6 +107,8 @@ class Attachment:
             kind = record["type"]
             if kind in ("log", "gap"):
                 self._writer.write(record)
+                if record.get("stream") == "system":
+                    self._last_words = str(record.get("text", ""))
             elif kind == "state":
                 self._on_state(record)
             elif kind in ("attempt", "warning"):
@@ -120,7 +122,7 @@ class Attachment:
     def _finish(self, end: Mapping[str, Any]) -> int:
         code = end.get("shell_exit_code")
         if end.get("end_reason") != "completed" or code:
-            self._session.tell(describe_end(self._handle, end))
+            self._session.tell(describe_end(self._handle, end, self._last_words))
         if self._timed_out:
             return TIMED_OUT
         return SWARM_FAILED if code is None else int(code)

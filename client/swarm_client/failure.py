@@ -11,6 +11,7 @@ CONFLICT = 5
 TIMED_OUT = 124
 SWARM_FAILED = 125
 INTERRUPTED = 130
+LOOK_CLOSER = "; `swarm doctor` looks closer"  # which `swarm doctor` itself leaves out
 
 
 class Failure(Exception):
@@ -36,7 +37,7 @@ class Unreachable(Failure):
         where = ", ".join(addresses) or "(no address known)"
         super().__init__(
             f"no agent answered at {where}: {cause.removeprefix(f'{where}: ')}" if addresses else "no agent is known",
-            "start one (swarm local up, systemctl start swarm-agent) or set SWARM_HOSTS; `swarm doctor` looks closer",
+            f"start one (swarm local up, systemctl start swarm-agent) or set SWARM_HOSTS{LOOK_CLOSER}",
             SWARM_FAILED,
         )
 

@@ -208,8 +208,8 @@ def describe_state(record: Mapping[str, Any]) -> str:
     return f"{text}: {reason}" if reason else text
 
 
-def describe_end(handle: str, end: Mapping[str, Any]) -> str:
-    """One line about how the job ended."""
+def describe_end(handle: str, end: Mapping[str, Any], last_words: str = "") -> str:
+    """One line about how the job ended; the cause is not said again where the agent's `last_words` were just that."""
     job = end.get("job") or {}
     reason = str(end.get("end_reason") or "ended")
     words = {"timeout": "reached its time limit", "node_lost": "lost a node", "oom": "ran out of memory"}
@@ -219,4 +219,4 @@ def describe_end(handle: str, end: Mapping[str, Any]) -> str:
     elif end.get("exit_code"):
         text += f" (exit code {end['exit_code']})"
     detail = str(job.get("detail") or "")
-    return f"{text}: {detail}" if detail and detail != reason else text
+    return f"{text}: {detail}" if detail and detail != reason and detail not in last_words else text

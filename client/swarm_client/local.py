@@ -86,8 +86,12 @@ class LocalSwarm:
     def require_up(self) -> None:
         """Complain when there is no such swarm."""
         if not self.state:
-            which = "no local swarm" + (f" {self.name!r}" if self.name != DEFAULT_NAME else "")
-            raise Failure(f"{which} is up", f"start one: {self.command('up --agents 3 --gpus 2')}", NOT_FOUND)
+            others = sorted(file.parent.name for file in self.folder.parent.glob("*/state.json"))
+            which = "no local swarm" + (f" {self.name!r}" if self.name != DEFAULT_NAME or others else "")
+            remedy = f"start one: {self.command('up --agents 3 --gpus 2')}"
+            if others:
+                remedy += f", or say which with --name: {', '.join(others)}"
+            raise Failure(f"{which} is up", remedy, NOT_FOUND)
 
     def up(self, agents: int, gpus: int) -> float:
         """Start and wait until each agent sees all others alive; return how long that took in seconds.

@@ -32,6 +32,10 @@ def test_what_a_named_swarm_advises_concerns_itself(local_swarm):
     try:
         code, out, _ = local_swarm("local", "up", "--agents", "1", "--gpus", "0", *words)
         assert (code, out.splitlines()[-1]) == (0, "`swarm local down --name two` removes everything again.")
+        assert local_swarm("local", "status")[2] == (
+            "swarm: no local swarm 'local' is up\n"
+            "  start one: swarm local up --agents 3 --gpus 2, or say which with --name: two\n"
+        )
         err = local_swarm("local", "stop", "node1", *words)[2]
         assert err == "swarm: node1 was stopped; `swarm local start node1 --name two` starts it again\n"
         err = local_swarm("local", "stop", "node1", *words)[2]

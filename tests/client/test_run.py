@@ -22,6 +22,16 @@ def test_stdout_is_the_jobs_stdout_and_the_exit_code_is_the_jobs(swarm, agent):
     assert (spec_of(agent)["ranks"], spec_of(agent)["gpus_per_rank"]) == (4, 1)
 
 
+def test_the_cause_that_the_agent_told_last_is_not_told_again(swarm, agent):
+    cause = "gpu1: environment build failed: no such package"
+    lines = [state("starting", "1"), log(f"swarm: {cause}\n", "2", stream="system")]
+    agent.stream = lambda _: iter([*lines, end("3", 125, "failed", detail=cause)])
+    told = f"swarm: job {HANDLE}\nswarm: {cause}\nswarm: job {HANDLE} failed (exit code 125)\n"
+    assert swarm("run", "--no-sync", "--", "x") == (125, "", told)
+    agent.stream = lambda _: iter([state("starting", "1"), end("3", 125, "failed", detail=cause)])
+    assert swarm("run", "--no-sync", "--", "x")[2].endswith(f"failed (exit code 125): {cause}\n")
+
+
 def test_output_that_is_not_text_arrives_unchanged(swarm, agent):
     agent.stream = lambda _: iter([state("running", "1"), log("\udcff\x00x", "2"), end("3")])
     assert swarm("run", "--no-sync", "--", "cat") == (0, "\udcff\x00x", f"swarm: job {HANDLE}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, ps
+from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, nodes, ps
 from swarm_client.options import parse
 from swarm_client.output import Column, Printer
 from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
@@ -415,6 +415,7 @@ def test_doctor_names_an_unreachable_agent(swarm, point_at):
     assert code == 1
     assert "127.0.0.1:1" in out
     assert "failed" in out
+    assert "`swarm doctor` looks closer" not in out
     assert err.startswith("swarm: 1 of ")
 
 
@@ -502,6 +503,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "logs", "d") == {"digits"}
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}
+    assert completed("swarm", "local", "stop", "''") == set(), "no actions where a node is to be named"
     for shell in ("zsh", "fish"):
         code, out, _ = swarm("completion", shell)
         assert code == 0
@@ -555,6 +557,18 @@ def test_a_terminal_of_80_columns_has_room_for_the_reason(monkeypatch):
         "ID        NAME      STATE   GPUS  REASON",
         "k3j9x0ab  resnet50  queued   0/4  needs 4 GPUs, 2 free; 3 jobs ahead",
     ]
+
+
+@pytest.mark.parametrize("width", [113, 80, 60, 44])
+def test_the_table_of_nodes_fits_a_narrow_terminal(monkeypatch, width):
+    """Names, states, free GPUs and jobs are whole; what a node is made of and how busy it is give way."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    printer = Printer(color="never", stream=Terminal())
+    heading, line = printer.table_lines(
+        [node("gpu1", jobs=[JOB_ID], gpus=[gpu(0), gpu(1)])], printer.chosen(nodes.COLUMNS)
+    )
+    assert max(len(heading), len(line)) <= width
+    assert ("FREE GPUS" in heading, HANDLE in line, "…" in heading + line) == (True, True, False)
 
 
 def test_a_narrow_terminal_loses_the_columns_that_say_nothing_first(monkeypatch):

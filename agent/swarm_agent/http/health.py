@@ -76,7 +76,8 @@ class Health:
         away = [each.node_id for each in self._facts.members() if each.status not in fine]
         if not away:
             return Diagnosis("members", "ok", "every known member is alive")
-        return Diagnosis("members", "warning", f"not alive: {', '.join(away)}", "check these nodes, or forget them")
+        remedy = "check these nodes, or forget them: DELETE /v1/members/NODE"
+        return Diagnosis("members", "warning", f"not alive: {', '.join(away)}", remedy)
 
     def _holders(self) -> Diagnosis:
         """Two cannot tell a dead neighbour from a cut cable; a third, however small, can."""

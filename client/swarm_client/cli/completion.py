@@ -31,7 +31,7 @@ VALUES = (
     f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
     f'        *:--node|*:--exclude|nodes:nodes|drain:drain) words="{NODES}" ;;',
     f'        *:--context) words="{CONTEXTS}"; [[ -n "$words" ]] || return ;;',
-    '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)" ;;',
+    '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)"; [[ -n "$words" ]] || return ;;',
 )
 WORDS = {
     "local": "up down status stop start",

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from swarm_client.agents import Agents
 from swarm_client.cli.session import Session
 from swarm_client.cli.version import client_version
-from swarm_client.failure import FAILED, NOT_AUTHORISED, OK, Failure
+from swarm_client.failure import FAILED, LOOK_CLOSER, NOT_AUTHORISED, OK, Failure
 from swarm_client.http import Address, parse_address, spell
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
@@ -108,7 +108,7 @@ def _asked(agents: Agents, address: Address, learnt: list[Address]) -> Iterator[
         report = agents.call("not accepted", "GET", "/v1/doctor")
     except Failure as failure:
         name = "token" if failure.exit_code == NOT_AUTHORISED else "reachable"
-        yield _check(where, name, "failed", failure.problem, failure.remedy)
+        yield _check(where, name, "failed", failure.problem, failure.remedy.removesuffix(LOOK_CLOSER))
         return
     took_ms = (time.monotonic() - started_s) * 1000
     where = str(report.get("node") or where)

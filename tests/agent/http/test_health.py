@@ -33,6 +33,13 @@ async def test_the_doctor_tells_details_and_remedies(n1):
     assert items["members"]["status"] == "ok"
 
 
+async def test_the_doctor_says_how_a_member_is_forgotten(n1, n2, swarm):
+    swarm.statuses["n2"] = "failed"
+    items = {each["name"]: each for each in (await n1.get("/v1/doctor"))["items"]}
+    assert items["members"]["detail"] == "not alive: n2"
+    assert items["members"]["remedy"] == "check these nodes, or forget them: DELETE /v1/members/NODE"
+
+
 async def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(n1):
     response = await n1.client.get("/")
     page, policy = await response.text(), response.headers["Content-Security-Policy"]
