@@ -503,6 +503,7 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "logs", "d") == {"digits"}
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}
+    assert completed("swarm", "simulate", "''") == {"faults", "replay"}
     assert completed("swarm", "local", "stop", "''") == set(), "no actions where a node is to be named"
     for shell in ("zsh", "fish"):
         code, out, _ = swarm("completion", shell)

@@ -35,7 +35,7 @@ VALUES = (
 )
 WORDS = {
     "local": "up down status stop start",
-    "simulate": "faults",
+    "simulate": "faults replay",
     "config": "view set unset",
     "completion": "bash zsh fish",
 }
