@@ -283,10 +283,11 @@ class _SpecReader:
 
     def _integer(self, key: str, low: int, high: int, default: int) -> int:
         value = self._document.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self._complain(key, f"{_say(value)} is out of range", f"a whole number from {low} to {high}")
-            return default
-        return value
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        problem = "is out of range" if type(value) is int else "is no whole number"
+        self._complain(key, f"{_say(value)} {problem}", f"a whole number from {low} to {high}")
+        return default
 
     def _ranks_most(self) -> int:
         most, least = self._integer("ranks_most", 0, RANKS_LIMIT, 0), self._document.get("ranks", 1)
@@ -317,10 +318,11 @@ class _SpecReader:
 
     def _number(self, key: str, low: float, high: float, default: float) -> float:
         value = self._document.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self._complain(key, f"{_say(value)} is out of range", f"a number of seconds from {low:g} to {high:g}")
-            return default
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            return float(value)
+        problem = "is out of range" if type(value) in (int, float) else "is no number"
+        self._complain(key, f"{_say(value)} {problem}", f"a number of seconds from {low:g} to {high:g}")
+        return default
 
     def _boolean(self, key: str) -> bool:
         value = self._document.get(key, False)

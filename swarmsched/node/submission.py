@@ -149,7 +149,7 @@ class Submission:
         if self._is_witness:
             return Refused("unavailable", "a witness acts for no job", "repeat with the same ticket at another holder")
         error = impossible(command.spec, capacities) if capacities is not None else None
-        return _too_much(error) if error is not None else None
+        return _too_much(error, command.spec) if error is not None else None
 
     def _first_record(self, command: SubmitJob, clock: Clock) -> JobRecord:
         return JobRecord(
@@ -252,8 +252,10 @@ def past_retention(job_id: JobId) -> Refused:
     return Refused("over", problem, "for another run of it, submit it anew")
 
 
-def _too_much(error: CapacityError) -> Refused:
-    problem = FieldProblem("/ranks", str(error), "ask for less, or add nodes")
+def _too_much(error: CapacityError, spec: JobSpec) -> Refused:
+    is_choice = bool(spec.nodes or spec.exclude)
+    remedy = "allow other nodes, or ask for less" if is_choice else "ask for less, or add nodes"
+    problem = FieldProblem("/nodes" if is_choice else "/ranks", str(error), remedy)
     return Refused("impossible", str(error), problem.remedy, (problem,))
 
 
