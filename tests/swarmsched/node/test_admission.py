@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmsched.api import BATCH_KEYS, JobSpec, JobState
-from swarmsched.commands import CancelJob
+from swarmsched.commands import CancelJob, CreateTicket, SubmitJob
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
+from swarmsched.ids import NodeId
+from swarmsched.resources import Demand
 from swarmsched.simulator import swarm as simulated
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.simulator.testing import Watched
@@ -98,6 +100,34 @@ def test_what_the_codec_would_refuse_is_refused_by_its_field(document, pointer):
     with pytest.raises(JobRejected) as rejected:
         JobSpec.from_json(document)
     assert [each.pointer for each in rejected.value.problems] == [pointer]
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"ranks": "two"}, "'two' is no whole number"),
+        ({"ranks": 1.5}, "1.5 is no whole number"),
+        ({"ranks": True}, "True is no whole number"),
+        ({"ranks": 0}, "0 is out of range"),
+        ({"time_limit_seconds": "1h"}, "'1h' is no number"),
+        ({"time_limit_seconds": -1}, "-1 is out of range"),
+    ],
+)
+def test_a_number_that_is_none_is_told_from_one_that_is_too_large(document, told):
+    with pytest.raises(JobRejected) as rejected:
+        JobSpec.from_json({"command": ["a"], **document})
+    (problem,) = rejected.value.problems
+    assert problem.problem == told
+
+
+def test_a_choice_of_nodes_that_leaves_too_few_is_told_as_that():
+    watched = Watched(2, 2, seed=5)
+    ticket = watched.swarm.ask(watched.nodes[0], CreateTicket())
+    spec = JobSpec(("a",), demand=Demand(gpus=1), nodes=(NodeId("typo"),))
+    refused = watched.swarm.ask(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
+    assert [(each.pointer, each.remedy) for each in refused.problems] == [
+        ("/nodes", "allow other nodes, or ask for less")
+    ]
 
 
 def test_many_mistakes_are_told_as_twenty():
