@@ -122,10 +122,11 @@ def test_a_number_that_is_none_is_told_from_one_that_is_too_large(document, told
 
 def test_a_choice_of_nodes_that_leaves_too_few_is_told_as_that():
     watched = Watched(2, 2, seed=5)
+    watched.swarm.run_for(10.0)
     ticket = watched.swarm.ask(watched.nodes[0], CreateTicket())
     spec = JobSpec(("a",), demand=Demand(gpus=1), nodes=(NodeId("typo"),))
     refused = watched.swarm.ask(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
-    assert [(each.pointer, each.remedy) for each in refused.problems] == [
+    assert [(each.pointer, each.remedy) for each in refused.fields] == [
         ("/nodes", "allow other nodes, or ask for less")
     ]
 
