@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmsched.api import BATCH_KEYS, JobSpec, JobState
-from swarmsched.commands import CancelJob, CreateTicket, SubmitJob
+from swarmsched.commands import CancelJob, CreateTicket, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
 from swarmsched.ids import NodeId
@@ -124,8 +124,10 @@ def test_a_choice_of_nodes_that_leaves_too_few_is_told_as_that():
     watched = Watched(2, 2, seed=5)
     watched.swarm.run_for(10.0)
     ticket = watched.swarm.ask(watched.nodes[0], CreateTicket())
+    assert isinstance(ticket, TicketIssued)
     spec = JobSpec(("a",), demand=Demand(gpus=1), nodes=(NodeId("typo"),))
     refused = watched.swarm.ask(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
+    assert isinstance(refused, Refused)
     assert [(each.pointer, each.remedy) for each in refused.fields] == [
         ("/nodes", "allow other nodes, or ask for less")
     ]
