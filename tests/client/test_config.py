@@ -2,7 +2,8 @@ import os
 import socket
 import stat
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ def test_login_stores_a_context_and_keeps_what_was_there(home, tmp_path, agent, 
     assert swarm("version", "--agents") == (0, "swarm 0.1.0\ngpu1 0.1.0\n", "")
 
 
+@contextmanager
+def stranger_that_says(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """Its address, and what it was sent."""
+    heads: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = stranger.accept()
+                    with connection:
+                        heads.append(connection.recv(65_536))
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{stranger.getsockname()[1]}", heads
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
 def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monkeypatch):
     token = tmp_path / "token"
     token.write_text(TOKEN)
@@ -113,22 +135,8 @@ def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monk
     write_user(home, f'context = "lab"\n\n[contexts.lab]\nhosts = ["127.0.0.1:1"]\ntoken_file = "{token}"\n')
     monkeypatch.delenv("SWARM_TOKEN")
     refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    heads = []
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-
-        def answer():
-            with suppress(OSError):
-                while True:
-                    connection, _ = stranger.accept()
-                    with connection:
-                        heads.append(connection.recv(65_536))
-                        connection.sendall(refusal)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        assert swarm("login", f"127.0.0.1:{stranger.getsockname()[1]}")[0] != 0
-        stranger.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with stranger_that_says(refusal) as (address, heads):
+        assert swarm("login", address)[0] != 0
     assert heads
     assert not any(b"Authorization" in head or TOKEN.encode() in head for head in heads)
 
@@ -137,23 +145,9 @@ def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monk
 @pytest.mark.parametrize("body", [b"<html></html>", b"{}", b"[1]", b"3", b'{"items": [1]}', b""])
 def test_login_to_something_that_is_no_agent_says_so(home, swarm, status, body):
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-
-        def answer():
-            with suppress(OSError):
-                while True:
-                    connection, _ = stranger.accept()
-                    with connection:
-                        connection.recv(65_536)
-                        connection.sendall(head + body)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+    with stranger_that_says(head + body) as (address, _):
         told = f"swarm: what answers at {address} is not an agent\n  check host and port\n"
         assert swarm("login", address) == (125, "", told)
-        stranger.shutdown(socket.SHUT_RDWR)
-        thread.join()
     assert not Path(user_file(os.environ)).exists()
 
 
