@@ -190,7 +190,7 @@ def _policy_of(file: Path) -> str:
 
     name, file = file.stem, file.resolve()
     there = sys.modules.get(name)
-    if there is None or there.__file__ != str(file):
+    if there is None or getattr(there, "__file__", "") != str(file):  # what is built in has none
         if there or find_spec(name):
             raise UsageError(f"--policy {file}: Python has another module {name!r}", "give the file a name of its own")
         _import(name, file)
