@@ -86,8 +86,19 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
 def test_ps_asks_for_the_reasons_that_the_column_shows(swarm, agent):
     agent.answers["GET /v1/jobs"] = lambda _, query: listing() if query == {"state": "failed,oom"} else {}
     assert swarm("ps", "--state", "failed,oom", "-q") == (0, "", "")
-    code, _, err = swarm("ps", "--state", "broken")
-    assert (code, "'broken' is not one of queued" in err, "node_lost" in err) == (2, True, True)
+
+
+def test_ps_names_the_nearest_of_a_misspelt_state_and_all_that_are_known(swarm):
+    assert swarm("ps", "--state", "queued,runing") == (
+        2,
+        "",
+        (
+            "swarm: --state 'runing' is not known; did you mean running?\n"
+            "  one or more of queued, starting, running, stopping, ended, "
+            "completed, failed, cancelled, timeout, node_lost, oom, preempted\n"
+        ),
+    )
+    assert swarm("ps", "--state", "xyz")[2].startswith("swarm: --state 'xyz' is not known\n")
 
 
 def test_an_empty_list_is_its_headings(swarm, agent):

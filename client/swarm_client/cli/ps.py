@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
-from swarm_client.options import Arguments, Command, Option
+from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_duration, show_few, show_ratio, whole
 
@@ -17,9 +17,11 @@ END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom"
 
 def _states(text: str) -> str:
     known = (*STATES, *END_REASONS)
-    wrong = [word for word in text.split(",") if word not in known]
-    if wrong:
-        raise ValueError(f"{wrong[0]!r} is not one of {', '.join(known)}")
+    for word in text.split(","):
+        if word not in known:
+            raise UsageError(
+                f"--state {word!r} is not known{nearest(word, known)}", f"one or more of {', '.join(known)}"
+            )
     return text
 
 
