@@ -12,6 +12,7 @@ from swarm_client.annotations import Any, BinaryIO
 from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
 from swarm_client.http import ConnectionBroken, Waiter
 from swarm_client.job_id import job_path
+from swarm_client.start_phase import with_phase
 
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 STREAM_PATIENCE_S = 1.0
@@ -198,14 +199,15 @@ class OutputWriter:
 
 
 def describe_state(record: Mapping[str, Any]) -> str:
-    """`queued: needs 4 GPUs, 2 free`, `starting (sync)`, `running on gpu1, gpu2`."""
-    state, phase, reason = record.get("state", ""), record.get("phase") or "", record.get("reason") or ""
-    text = f"{state} ({phase})" if phase else str(state)
+    """`queued: needs 4 GPUs, 2 free`, `starting: copying files`, `running on gpu1, gpu2`."""
+    state, phase, reason = str(record.get("state", "")), record.get("phase") or "", record.get("reason") or ""
     job = record.get("job") or {}
     nodes = [str(share.get("node")) for share in job.get("nodes") or []]
     if state == "running":
         return f"running on {', '.join(nodes)}" if nodes else "running"
-    return f"{text}: {reason}" if reason else text
+    if phase:
+        return with_phase(state, phase) + (f" ({reason})" if reason else "")
+    return f"{state}: {reason}" if reason else state
 
 
 def describe_end(handle: str, end: Mapping[str, Any], last_words: str = "") -> str:

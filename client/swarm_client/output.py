@@ -161,7 +161,7 @@ class Printer:
 
 def state_style(state: str) -> str:
     """Colour of a job's or member's state."""
-    return STATE_STYLES.get(state.split(" ", maxsplit=1)[0].split("(", maxsplit=1)[0], "")
+    return STATE_STYLES.get(state.split(" ", maxsplit=1)[0].split("(", maxsplit=1)[0].rstrip(":"), "")
 
 
 def identity(item: Mapping[str, Any]) -> str:

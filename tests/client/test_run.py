@@ -325,13 +325,16 @@ def test_a_job_that_waits_is_explained_after_a_while(swarm, agent, monkeypatch):
         yield state("queued", "1", nodes=[], reason="needs 4 GPUs, 2 free")
         agent.wait_for("GET", f"/v1/jobs/{JOB_ID}/logs")
         threading.Event().wait(2.0)
-        yield state("running", "2")
-        yield end("3")
+        yield state("starting", "2", phase="place", reason="gpu3 has refused")
+        yield state("starting", "3", phase="sync")
+        yield state("running", "4")
+        yield end("5")
 
     agent.stream = stream
     code, out, err = swarm("run", "--no-sync", "-g4", "--", "x")
     assert (code, out) == (0, "")
-    told = ("", " queued: needs 4 GPUs, 2 free", " running on gpu1, gpu2")
+    placing = " starting: reserving resources (gpu3 has refused)"
+    told = ("", " queued: needs 4 GPUs, 2 free", placing, " starting: copying files", " running on gpu1, gpu2")
     assert err == "".join(f"swarm: job {HANDLE}{words}\n" for words in told)
 
 

@@ -13,8 +13,11 @@ import pytest
 import yaml
 
 from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, nodes, ps
+from swarm_client.follow import describe_state
 from swarm_client.options import parse
-from swarm_client.output import Column, Printer
+from swarm_client.output import Column, Printer, state_style
+from swarm_client.start_phase import WORDS
+from swarmsched.api import StartPhase
 from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
 
 PROGRESS = {
@@ -99,6 +102,35 @@ def test_ps_names_the_nearest_of_a_misspelt_state_and_all_that_are_known(swarm):
         ),
     )
     assert swarm("ps", "--state", "xyz")[2].startswith("swarm: --state 'xyz' is not known\n")
+
+
+@pytest.mark.parametrize(
+    ("phase", "brief", "whole"),
+    [
+        (StartPhase.NONE, "starting", "starting"),
+        (StartPhase.PLACE, "starting: reserving", "starting: reserving resources"),
+        (StartPhase.SYNC, "starting: copying", "starting: copying files"),
+        (StartPhase.ENVIRONMENT, "starting: building", "starting: building the environment"),
+        (StartPhase.LAUNCH, "starting: launching", "starting: launching the ranks"),
+    ],
+)
+def test_what_a_starting_job_does_is_said_in_words(swarm, agent, phase, brief, whole):
+    job = job_document(state="starting", phase=phase.value)
+    agent.answers["GET /v1/jobs"] = listing(job)
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job
+    assert f" {brief} " in swarm("ps")[1].splitlines()[1]
+    assert f"State:         {whole}" in swarm("status", HANDLE)[1].splitlines()
+    assert describe_state(job) == whole
+    assert json.loads(swarm("ps", "-o", "json")[1])["items"] == [job]
+
+
+def test_a_phase_of_a_newer_agent_is_shown_as_it_is(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(job_document(state="starting", phase="warm-up"))
+    assert " starting: warm-up " in swarm("ps")[1]
+
+
+def test_every_phase_has_words():
+    assert set(WORDS) == {phase.value for phase in StartPhase if phase is not StartPhase.NONE}
 
 
 def test_an_empty_list_is_its_headings(swarm, agent):
@@ -569,6 +601,20 @@ def test_a_terminal_of_80_columns_has_room_for_the_reason(monkeypatch):
         "ID        NAME      STATE   GPUS  REASON",
         "k3j9x0ab  resnet50  queued   0/4  needs 4 GPUs, 2 free; 3 jobs ahead",
     ]
+
+
+@pytest.mark.parametrize("phase", WORDS)
+def test_a_terminal_of_80_columns_has_room_for_the_phase_and_the_reason(monkeypatch, phase):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "gpu3 refused: its GPUs are in use"
+    job = job_document(state="starting", phase=phase, reason=reason, user="ada.lovelace", name="resnet50")
+    printer = Printer(color="never", stream=Terminal())
+    (_, line) = printer.table_lines([job], printer.chosen(ps.COLUMNS))
+    assert (line.startswith("k3j9x0ab  resnet50  starting: "), line.endswith(reason), len(line) <= 80) == (True,) * 3
+
+
+def test_a_starting_job_has_the_colour_of_its_state():
+    assert state_style("starting: copying") == state_style("starting") != ""
 
 
 @pytest.mark.parametrize("width", [113, 80, 60, 44])

@@ -10,6 +10,7 @@ from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_duration, show_few, show_ratio, whole
+from swarm_client.start_phase import with_phase
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
 END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom", "preempted")
@@ -50,12 +51,11 @@ def shown_gpus(job: Mapping[str, Any]) -> str:
     return f"{wanted if job.get('state') in ('running', 'stopping', 'starting') and job.get('nodes') else 0}/{wanted}"
 
 
-def shown_state(job: Mapping[str, Any]) -> str:
+def shown_state(job: Mapping[str, Any], *, is_brief: bool = False) -> str:
     """State with phase, or how the job ended."""
     if job.get("state") == "ended":
         return str(job.get("end_reason") or "ended")
-    phase = job.get("phase")
-    return f"{job.get('state')} ({phase})" if phase else str(job.get("state"))
+    return with_phase(str(job.get("state")), job.get("phase") or "", is_brief=is_brief)
 
 
 def _elapsed(job: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ COLUMNS = (
     Column("ID", lambda job: str(job.get("handle", ""))),
     Column("NAME", _text("name")),
     Column("USER", _text("user"), gives_way=True),
-    Column("STATE", shown_state, style=state_style),
+    Column("STATE", lambda job: shown_state(job, is_brief=True), style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
     Column("NODES", lambda job: show_few([share["node"] for share in job.get("nodes") or []]), gives_way=True),
     Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
