@@ -9,6 +9,7 @@ import os
 
 from swarm_client.agents import SUBMIT_PATIENCE_S
 from swarm_client.annotations import Any
+from swarm_client.cache import read_cache, write_cache
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
@@ -16,6 +17,7 @@ from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 
 REQUIREMENTS_BYTES_LIMIT = 2**20
+LEFT_OUT_SHOWN = 5
 
 
 def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
     if request.sync is False:
         request.spec["workdir"] = request.folder
     else:
-        _add_tree(session, request, blobs, sizes)
+        _add_tree(session, request, blobs, sizes, lists_all=is_dry_run or session.is_verbose)
     refuse_unreadable(request.spec)
     if request.requirements:
         request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
@@ -54,7 +56,9 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
             request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell, progress.show)]
 
 
-def _add_tree(session: Session, request: JobRequest, blobs: dict[str, bytes | str], sizes: dict[str, int]) -> None:
+def _add_tree(
+    session: Session, request: JobRequest, blobs: dict[str, bytes | str], sizes: dict[str, int], *, lists_all: bool
+) -> None:
     from swarm_client import tree
 
     config = session.config
@@ -65,18 +69,27 @@ def _add_tree(session: Session, request: JobRequest, blobs: dict[str, bytes | st
             raise  # asked for by --sync
         session.tell(f"{refusal.problem}: the job starts in an empty folder ({refusal.remedy})")
         return
-    cache = tree.cache_file(cache_home(config.environment), root)
-    scan = tree.scan(root, kind, config.values["sync_exclude"], cache)
-    for path in scan.left_out[:5]:
-        session.tell(f"not shipped: {path}")
-    if len(scan.left_out) > 5:
-        session.tell(f"not shipped: {len(scan.left_out) - 5} more")
+    home = cache_home(config.environment)
+    scan = tree.scan(root, kind, config.values["sync_exclude"], tree.cache_file(home, "digests", root))
+    _tell_left_out(session, root, scan.left_out, tree.cache_file(home, "left_out", root), lists_all=lists_all)
     blobs |= scan.sources
     sizes |= scan.tree.blobs
     request.spec["tree"] = _add(blobs, sizes, scan.tree.to_bytes())
     request.spec["tree_bytes"] = scan.tree.size_bytes
     inside = os.path.relpath(os.path.realpath(request.folder), os.path.realpath(root))
     request.spec["workdir"] = "" if inside == "." else inside
+
+
+def _tell_left_out(session: Session, root: str, left_out: list[str], told_file: str, *, lists_all: bool) -> None:
+    """Name the files once and again when they are others: what is said at every run is read by nobody."""
+    if session.is_quiet or not left_out or (not lists_all and read_cache(told_file).get(root) == left_out):
+        return
+    shown = left_out if lists_all else left_out[:LEFT_OUT_SHOWN]
+    for path in shown:
+        session.tell(f"not shipped: {path}")
+    if len(left_out) > len(shown):
+        session.tell(f"not shipped: {len(left_out) - len(shown)} more (-v lists all)")
+    write_cache(told_file, {root: left_out})
 
 
 def _add(blobs: dict[str, bytes | str], sizes: dict[str, int], content: bytes) -> str:

@@ -292,9 +292,9 @@ def _is_key_header(line: bytes) -> bool:
     return line.rstrip().endswith(b"PRIVATE KEY-----") and line.count(b"-----") == 2
 
 
-def cache_file(cache_home: str, root: str) -> str:
-    """Where the digests of one folder are kept."""
-    return os.path.join(cache_home, "swarm", "digests", f"{zlib.crc32(os.fsencode(root)):08x}.json")
+def cache_file(cache_home: str, kind: str, root: str) -> str:
+    """Where something about one folder is kept: the digests of its files, what was left out when it was shipped."""
+    return os.path.join(cache_home, "swarm", kind, f"{zlib.crc32(os.fsencode(root)):08x}.json")
 
 
 def ship(

@@ -59,6 +59,43 @@ def test_secrets_are_never_shipped(tmp_path, name):
     assert names == ["swarm.toml"]
 
 
+def not_shipped(err):
+    return [line.removeprefix("swarm: not shipped: ") for line in err.splitlines() if "not shipped" in line]
+
+
+def test_what_is_left_out_is_told_once_and_again_when_it_changes(swarm, project, monkeypatch):
+    monkeypatch.chdir(project)
+    (project / ".env").write_text("secret")
+    assert not_shipped(swarm("run", "-d", "-q", "--", "true")[2]) == []
+    assert not_shipped(swarm("run", "-d", "--", "true")[2]) == [".env (may hold secrets)"]
+    (project / "train.py").write_text("print(2)\n")
+    assert not_shipped(swarm("submit", "--", "true")[2]) == []
+    (project / "sub" / ".netrc").write_text("secret")
+    both = [".env (may hold secrets)", "sub/.netrc (may hold secrets)"]
+    assert not_shipped(swarm("submit", "--", "true")[2]) == both
+    assert not_shipped(swarm("run", "-d", "--", "true")[2]) == []
+
+
+@pytest.mark.parametrize("option", ["-v", "--dry-run"])
+def test_all_that_is_left_out_is_listed_on_demand(swarm, project, monkeypatch, option):
+    monkeypatch.chdir(project)
+    for index in range(7):
+        (project / f".env.{index}").write_text("secret")
+    short = not_shipped(swarm("run", "-d", "--", "true")[2])
+    assert short == [*(f".env.{index} (may hold secrets)" for index in range(5)), "2 more (-v lists all)"]
+    for _ in range(2):
+        shown = not_shipped(swarm("run", "-d", option, "--", "true")[2])
+        assert shown == [f".env.{index} (may hold secrets)" for index in range(7)]
+
+
+def test_where_nothing_can_be_kept_what_is_left_out_is_told_each_time(swarm, home, project, monkeypatch):
+    monkeypatch.chdir(project)
+    (project / ".env").write_text("secret")
+    (home / "cache" / "swarm").write_text("not a folder")
+    for _ in range(2):
+        assert not_shipped(swarm("run", "-d", "--", "true")[2]) == [".env (may hold secrets)"]
+
+
 def test_links_that_lead_out_are_left_out_with_a_reason(project):
     (project / "in").symlink_to("train.py")
     (project / "out").symlink_to("../../etc")

@@ -20,7 +20,7 @@ class Session:
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
         self.waiter = Waiter()
-        self.is_quiet = bool(arguments["quiet"])
+        self.is_quiet, self.is_verbose = bool(arguments["quiet"]), bool(arguments["verbose"])
 
     @cached_property
     def config(self) -> Config:
