@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from swarm_agent import metrics
 from swarm_agent.http.exchange import JSON_TYPE, Answer, Call, limited, no_stream
 from swarm_agent.http.guard import Guard
-from swarm_agent.http.problem import CONTENT_TYPE, Problem, bad_parameter
+from swarm_agent.http.problem import CONTENT_TYPE, Problem
 from swarm_agent.http.routes import Route, match
 from swarm_agent.http.stream import HEARTBEAT_S, closing, ticking
 from swarm_agent.transport.arrivals import vouch
@@ -167,12 +167,11 @@ class Server:
 
 
 async def _call_from(request: web.Request, route: Route) -> Call:
-    route.check_query(request.query)
     return Call(
         method=request.method,
         path=request.path,
         params=dict(request.match_info),
-        query=_query(request),
+        query=route.read_query(request.query.items()),
         headers={name.lower(): _utf8(value) for name, value in request.headers.items()},
         body=await _json_body(request) if route.body else b"",
         request_id=CURRENT_ID.get(),
@@ -194,16 +193,6 @@ async def _json_body(request: web.Request) -> bytes:
         # aiohttp says octet-stream when there is no Content-Type; a form from a browser always names one.
         raise Problem("unsupported_media_type", f"the body is {request.content_type}", f"send {JSON_TYPE}")
     return body
-
-
-def _query(request: web.Request) -> dict[str, str]:
-    """Each parameter once: two values of one name are a mistake that would otherwise be silent."""
-    query: dict[str, str] = {}
-    for name, value in request.query.items():
-        if name in query:
-            raise bad_parameter(name, "is there twice", "give it once, several values with commas")
-        query[name] = value
-    return query
 
 
 def _request_id(request: web.Request) -> str:

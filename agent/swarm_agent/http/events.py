@@ -12,11 +12,13 @@ from msgspec import Meta
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
+from swarm_agent.http.parameter import Parameter, integer, words
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort
-from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer, wants_events
+from swarm_agent.http.schema import TEXT
+from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stream_answer, wants_events
 from swarm_agent.http.views import event_document, listing
-from swarm_agent.http.when import moment_utc_s, rfc3339
+from swarm_agent.http.when import SINCE, rfc3339
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import NodeId
 
@@ -26,6 +28,14 @@ RETRY_S = 2.0  # until a peer that stopped answering is followed again
 
 Positions = dict[str, tuple[str, Annotated[int, Meta(ge=0, le=2**63 - 1)]]]
 """Agent -> (time, sequence) of the last event delivered."""
+
+CURSOR = Parameter(
+    "cursor", TEXT, "Go on behind this place.", lambda given: decode_cursor(given or "", Positions, Positions())
+)
+JOBS = words("job", "Ids or handles, with commas.")
+KIND = words("kind", "Kinds or their beginnings, with commas.")
+LIMIT = integer("limit", "At most so many past ones.", DEFAULT_LIMIT, 0, LIMIT_MAX)
+NODES = words("node", "Nodes, with commas.")
 
 
 class Events:
@@ -48,10 +58,9 @@ class Events:
     async def list_events(self, call: Call) -> Answer:
         """GET /v1/events, with `follow` a stream."""
         chosen = _Choice(call)
-        positions = decode_cursor(resume_cursor(call), Positions, Positions())
-        limit = call.integer("limit", DEFAULT_LIMIT, 0, LIMIT_MAX)
+        positions, limit = CURSOR.read(resume_cursor(call)), LIMIT.of(call)
         past, starts, silent = await self._past(chosen, positions, limit)
-        if call.flag("follow") or wants_events(call):
+        if FOLLOW.of(call) or wants_events(call):
             return stream_answer(call, self._stream(chosen, past, {**starts, **positions}))
         items = [{**event, "cursor": _encode(_advance(positions, event))} for event in past]
         return answer({**listing(items, silent_nodes=list(silent)), "next_cursor": _encode(positions)})
@@ -120,8 +129,8 @@ class _Choice:
     """Which events a client wants."""
 
     def __init__(self, call: Call) -> None:
-        self.kinds, self.jobs, self.nodes = call.words("kind"), call.words("job"), call.words("node")
-        since_utc_s = moment_utc_s(call, "since")
+        self.kinds, self.jobs, self.nodes = KIND.of(call), JOBS.of(call), NODES.of(call)
+        since_utc_s = SINCE.of(call)
         self.since = "" if since_utc_s is None else rfc3339(since_utc_s)
 
     def accepts(self, event: Document) -> bool:

@@ -2,14 +2,13 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
 from swarm_agent.http.problem import Problem, bad_parameter, invalid, refuse_unknown
-from swarmsched.api import nearest
 from swarmsched.fields import is_text
 
 JSON_TYPE = "application/json"
@@ -70,46 +69,6 @@ class Call:
             raise Problem("bad_json", f"the body must be an object, not {type(document).__name__}")
         refuse_unknown(document, known)
         return document
-
-    def flag(self, name: str) -> bool:
-        """A query parameter that is on when it is there: `?all`, `?all=1`, `?all=true`."""
-        value = self.query.get(name)
-        if value is None:
-            return False
-        if value.lower() in ("", "1", "true", "yes"):
-            return True
-        if value.lower() in ("0", "false", "no"):
-            return False
-        raise bad_parameter(name, f"{value!r} is neither true nor false", "use 1 or 0")
-
-    def number(self, name: str, default: float, low: float, high: float) -> float:
-        """A query parameter that is a number within bounds."""
-        value = self.query.get(name)
-        if value is None or value == "":
-            return default
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not low <= number <= high:
-            raise bad_parameter(name, f"{value[:40]!r} is not within bounds", f"a number from {low:g} to {high:g}")
-        return number
-
-    def integer(self, name: str, default: int, low: int, high: int) -> int:
-        """A query parameter that is a whole number within bounds."""
-        number = self.number(name, default, low, high)
-        if number != int(number):
-            raise bad_parameter(name, f"{number} is not whole", f"a whole number from {low} to {high}")
-        return int(number)
-
-    def words(self, name: str, choices: Sequence[str] = ()) -> tuple[str, ...]:
-        """A query parameter that is a list with commas, each out of `choices` if there are any."""
-        found = tuple(word.strip() for word in self.query.get(name, "").split(",") if word.strip())
-        for word in found:
-            if choices and word not in choices:
-                problem = f"{word[:40]!r} is not known{nearest(word, choices)}"
-                raise bad_parameter(name, problem, f"one or more of: {', '.join(choices)}")
-        return found
 
 
 @dataclass(frozen=True, slots=True)

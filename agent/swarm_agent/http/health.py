@@ -6,6 +6,7 @@ from dataclasses import asdict
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.http.exchange import Answer, Call, answer
 from swarm_agent.http.facts import Facts
+from swarm_agent.http.parameter import flag, words
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem
 from swarm_agent.http.views import listing
@@ -17,6 +18,9 @@ RenderMetrics = Callable[[str], tuple[bytes, str]]
 """The page of metrics, and its content type, for an Accept header."""
 
 TEXT_TYPE = "text/plain; charset=utf-8"
+
+EXCLUDE = words("exclude", "Checks to leave out, with commas.")
+VERBOSE = flag("verbose", "One line for each check.")
 
 
 class Health:
@@ -31,11 +35,11 @@ class Health:
 
     async def readyz(self, call: Call) -> Answer:
         """200 when every check holds.  Names of checks may be seen without a token, details may not."""
-        checks = self._agent.readiness.checks(frozenset(call.words("exclude")))
+        checks = self._agent.readiness.checks(frozenset(EXCLUDE.of(call)))
         is_ready = all(check.is_ok for check in checks)
         lines = [f"[{'+' if check.is_ok else '-'}]{check.name} {'ok' if check.is_ok else 'failed'}" for check in checks]
         word = "ok" if is_ready else "not ready"
-        text = "\n".join([*lines, word]) if call.flag("verbose") else word
+        text = "\n".join([*lines, word]) if VERBOSE.of(call) else word
         return Answer(200 if is_ready else 503, f"{text}\n".encode(), TEXT_TYPE)
 
     async def doctor(self, _: Call) -> Answer:

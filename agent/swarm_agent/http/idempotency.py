@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from swarm_agent.http.exchange import Answer
+from swarm_agent.http.parameter import header
 from swarm_agent.http.problem import Problem
 from swarmsched.errors import FieldProblem
 
 KEPT_S = 600.0
 KEYS_LIMIT = 10_000  # beyond it the oldest is forgotten
 KEY_LENGTH_LIMIT = 128
+
+KEY = header("Idempotency-Key", "Makes a repetition at this agent harmless for 10 min.", KEY_LENGTH_LIMIT)
 
 
 @dataclass(slots=True)

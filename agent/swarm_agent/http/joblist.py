@@ -11,8 +11,11 @@ from msgspec import Meta
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
+from swarm_agent.http.keys import AGE, JOB
+from swarm_agent.http.parameter import Parameter, flag, integer, text, words
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.progress import reported_here, with_reports
+from swarm_agent.http.schema import TEXT
 from swarm_agent.http.views import LIVE_STATES, card_document, job_document, listing
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId
@@ -21,7 +24,19 @@ DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
 EVERYTHING = 10_000  # jobs taken into account for queues and status
 LIVE_FIELDS = ("state", "queue", "gpus", "user", "handle", "survives_deaths", "has_majority")
-FILTERS = (*(state.value for state in JobState), *(reason.value for reason in EndReason if reason.value))
+STATE_WORDS = (*(state.value for state in JobState), *(reason.value for reason in EndReason if reason.value))
+
+KNOWN_FIELDS = (*(key.name for key in JOB), *AGE)
+
+ALL = flag("all", "Ended jobs too.")
+CURSOR = Parameter(
+    "cursor", TEXT, "Go on behind this place.", lambda given: decode_cursor(given or "", tuple[str, str], None)
+)
+FIELDS = words("fields", "Keys of each item, with commas; id is always there.", KNOWN_FIELDS, "unknown_field")
+LIMIT = integer("limit", "At most so many.", DEFAULT_LIMIT, 1, LIMIT_MAX)
+NAME = text("name", "Only jobs of this name.")
+OWNER = text("user", "Only jobs of this user.")
+STATE = words("state", "States, and reasons of ended jobs, with commas.", STATE_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +184,14 @@ def trimmed(job: Document, fields: tuple[str, ...]) -> Document:
 
 
 def _filter_from(call: Call) -> JobFilter:
-    states = call.words("state", FILTERS)
-    if not states and not call.flag("all"):
+    states = STATE.of(call)
+    if not states and not ALL.of(call):
         states = LIVE_STATES
     return JobFilter(
         states=states,
-        user=call.query.get("user", ""),
-        name=call.query.get("name", ""),
-        before=decode_cursor(call.query.get("cursor", ""), tuple[str, str], None),
-        limit=call.integer("limit", DEFAULT_LIMIT, 1, LIMIT_MAX),
-        fields=call.words("fields"),
+        user=OWNER.of(call),
+        name=NAME.of(call),
+        before=CURSOR.of(call),
+        limit=LIMIT.of(call),
+        fields=FIELDS.of(call),
     )

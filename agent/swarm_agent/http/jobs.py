@@ -13,12 +13,13 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
-from swarm_agent.http.joblist import trimmed
+from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.model import model_document
+from swarm_agent.http.parameter import choice, number, text
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
 from swarm_agent.http.port import AgentPort
-from swarm_agent.http.problem import KINDS, Problem, bad_parameter, from_refusal, invalid
+from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
@@ -46,6 +47,10 @@ ATTENDANCE_FIELDS = "holders,leaving_holders,has_majority"
 PASSING = ("shepherd_unreachable", "not_ready", "unavailable", "unknown_job")
 HEARSAY = "X-Swarm-Source"  # of an answer that rests on gossip: whoever has the record knows more
 FOLLOWED_STATES = {"done": ("ended",), "running": ("running", "stopping", "ended")}
+
+GOAL = choice("for", "What to wait for.", list(FOLLOWED_STATES))
+TIMEOUT = number("timeout", "Seconds.", WAIT_DEFAULT_S, 0.0, WAIT_LIMIT_S)
+USER = text("user", "Whose newest job @last means.")
 
 Local = Callable[[JobId, Call], Awaitable[Answer]]
 
@@ -100,12 +105,7 @@ class Jobs:
 
     async def wait_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""
-        goal = call.query.get("for", "done")
-        if goal not in FOLLOWED_STATES:
-            raise bad_parameter(
-                "for", f"{goal[:40]!r} is not known{nearest(goal, list(FOLLOWED_STATES))}", "done or running"
-            )
-        timeout_s = call.number("timeout", WAIT_DEFAULT_S, 0.0, WAIT_LIMIT_S)
+        goal, timeout_s = GOAL.of(call), TIMEOUT.of(call)
         found = await self.find(call)
         last: Document | None = None
         try:
@@ -122,11 +122,11 @@ class Jobs:
 
     async def find(self, call: Call) -> Found:
         """The job that the path names; a forwarded request is not sent round again."""
-        return await self._finder.find(call.params["job"], call.query.get("user", ""), may_ask=call.hops == 0)
+        return await self._finder.find(call.params["job"], USER.of(call), may_ask=call.hops == 0)
 
     async def _tell(self, found: Found, call: Call) -> Answer:
         """Show the job to a client: never an older state of it than this agent has told before."""
-        shown, fields = await self._read(found, call, self._show), call.words("fields")
+        shown, fields = await self._read(found, call, self._show), FIELDS.of(call)
         if call.hops:
             return shown
         if not self._told.is_older(found.job_id, shown):
@@ -148,7 +148,7 @@ class Jobs:
             share["is_paused"] = None
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
-        record, fields = self._record(job_id), call.words("fields")
+        record, fields = self._record(job_id), FIELDS.of(call)
         document = job_document_now(record, self._facts)
         if not record.is_ended and (not fields or {"model", "size_reason"}.intersection(fields)):
             document["model"] = await self._model(job_id)
@@ -168,7 +168,7 @@ class Jobs:
         return await self._shown(document, call, {HEARSAY: "card"})
 
     async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> Answer:
-        fields = call.words("fields")
+        fields = FIELDS.of(call)
         if document["state"] in ("running", "stopping") and (not fields or {"nodes", "progress"}.intersection(fields)):
             await self._ask_owners(document)
         return answer(trimmed(document, fields), headers=headers)

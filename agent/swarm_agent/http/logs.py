@@ -18,21 +18,41 @@ from swarm_agent.http.jobs import Jobs
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import LogFinder, LogPlaces, current_places, has_output
 from swarm_agent.http.log_source import LogRequest, LogSource
+from swarm_agent.http.parameter import Parameter, integer, words
 from swarm_agent.http.problem import Problem, bad_parameter
-from swarm_agent.http.stream import Record, closing, resume_cursor, stream_answer
+from swarm_agent.http.schema import TEXT
+from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stream_answer
 from swarm_agent.http.watch import JobWatch
-from swarm_agent.http.when import moment_utc_s, rfc3339
+from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
 from swarmsched.api import RANKS_LIMIT
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 
 TAIL_LIMIT = 1_000_000
+ATTEMPT_MOST = 2**32 - 1  # as records have it
 QUEUE_LIMIT = 64
 RETRY_S = 0.5  # while a node cannot be reached
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
 STREAMS = ("stdout", "stderr", "system")
 CANNOT_READ = (AgentUnreachable, RemoteProtocolError, BadCursor)
+
+
+def _ranks_from(given: str | None) -> tuple[int, ...]:
+    return tuple(_rank(word.strip()) for word in (given or "").split(",") if word.strip())
+
+
+def _rank(word: str) -> int:
+    if not word.isdecimal() or int(word) >= RANKS_LIMIT:
+        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANKS_LIMIT - 1}")
+    return int(word)
+
+
+ATTEMPT = integer("attempt", "An earlier attempt; 0 is the newest that has output.", 0, 0, ATTEMPT_MOST)
+CURSOR = Parameter("cursor", TEXT, "Go on behind this place.", lambda given: decode_cursor(given or ""))
+RANKS = Parameter("rank", TEXT, "Ranks, with commas.", _ranks_from)
+STREAM = words("stream", "stdout, stderr or system, with commas.", STREAMS)
+TAIL = integer("tail", "Only so many of the last lines of each rank.", None, 0, TAIL_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +74,8 @@ class JobLogs:
 
     async def read_logs(self, call: Call) -> Answer:
         """A stream, with `follow` until the job has ended."""
-        query, cursor = _query_from(call), decode_cursor(resume_cursor(call))
-        is_followed = call.flag("follow")
+        query, cursor = _query_from(call), CURSOR.read(resume_cursor(call))
+        is_followed = FOLLOW.of(call)
         if is_followed and query.attempt:
             raise bad_parameter("attempt", "one attempt cannot be followed", "leave out attempt or follow")
         found = await self._jobs.find(call)
@@ -333,20 +353,13 @@ def _warning(node: NodeId, error: Exception) -> Record:
 
 
 def _query_from(call: Call) -> LogQuery:
-    tail = call.integer("tail", -1, 0, TAIL_LIMIT) if "tail" in call.query else None
     return LogQuery(
-        ranks=tuple(_rank(word) for word in call.words("rank")),
-        streams=call.words("stream", STREAMS),
-        tail=tail,
-        since_utc_s=moment_utc_s(call, "since"),
-        attempt=call.integer("attempt", 0, 0, 2**32 - 1),
+        ranks=RANKS.of(call),
+        streams=STREAM.of(call),
+        tail=TAIL.of(call),
+        since_utc_s=SINCE.of(call),
+        attempt=ATTEMPT.of(call),
     )
-
-
-def _rank(word: str) -> int:
-    if not word.isdecimal() or int(word) >= RANKS_LIMIT:
-        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANKS_LIMIT - 1}")
-    return int(word)
 
 
 def _is_cancelling() -> bool:

@@ -14,6 +14,7 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
+from swarm_agent.http.parameter import header
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
@@ -29,6 +30,8 @@ AGED_S = 0.25
 DETAILS_S = 1.0  # between two questions to the owners
 DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
 MISSING_S = 0.25  # between two questions while a live node has told nothing yet
+
+IF_MATCH = header("If-Match", "Only if the ETag is still this.")
 
 
 class BodyCache:

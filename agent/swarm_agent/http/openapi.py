@@ -6,8 +6,9 @@ from typing import Any
 
 from swarm_agent.http.components import schemas
 from swarm_agent.http.exchange import JSON_TYPE
+from swarm_agent.http.parameter import Parameter
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
-from swarm_agent.http.routes import Parameter, Reply, Route
+from swarm_agent.http.routes import Reply, Route
 from swarm_agent.http.schema import ref
 
 GENERAL_PROBLEMS = ("wrong_host", "cross_origin", "unknown_parameter", "internal")
@@ -45,7 +46,7 @@ def problem_codes(route: Route) -> tuple[str, ...]:
     if not route.is_public:
         codes.append("unauthorised")
     if route.parameters:
-        codes.append("bad_parameter")
+        codes += ["bad_parameter", *(each.code for each in route.parameters)]
     if route.body:
         codes += ["bad_json", "too_large", "unsupported_media_type", "invalid"]
     if route.stream_type:
@@ -77,9 +78,9 @@ def _path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    schema = {"type": parameter.schema}
-    return {"name": parameter.name, "in": parameter.place, "description": parameter.text, "schema": schema}
+def _parameter(parameter: Parameter[Any]) -> dict[str, Any]:
+    told = {"name": parameter.name, "in": parameter.place, "description": parameter.text}
+    return {**told, "schema": parameter.schema}
 
 
 def _responses(route: Route) -> dict[str, Any]:

@@ -55,6 +55,7 @@ KINDS: dict[str, Kind] = {
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
     "unknown_parameter": Kind(422, "The route does not take that query parameter",
         "`errors` names it and those that it takes."),
+    "unknown_field": Kind(422, "There is no such field", "`errors` names it and those that there are."),
     "invalid": Kind(422, "The request has mistakes", "`errors` lists each with a pointer into the body and a remedy."),
     "impossible_request": Kind(422, "The swarm never had that much",
         "Ask for less; `swarm nodes` shows what there is."),
@@ -159,7 +160,14 @@ def invalid(pointer: str, problem: str, remedy: str) -> Problem:
 
 def bad_parameter(name: str, problem: str, remedy: str) -> Problem:
     """A query parameter that cannot be used."""
-    return Problem("bad_parameter", f"{name}: {problem}", remedy, (FieldProblem(f"?{name}", problem, remedy),))
+    return refused_parameters("bad_parameter", (FieldProblem(f"?{name}", problem, remedy),))
+
+
+def refused_parameters(code: str, fields: Sequence[FieldProblem]) -> Problem:
+    """Query parameters with mistakes; those of a request are refused together."""
+    detail = "; ".join(f"{each.pointer[1:]}: {each.problem}" for each in fields)
+    remedies = {each.remedy for each in fields}
+    return Problem(code, detail, remedies.pop() if len(remedies) == 1 else "each of `errors` has its own", fields)
 
 
 def refuse_unknown(

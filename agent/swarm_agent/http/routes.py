@@ -1,21 +1,19 @@
 """What a route is: one row of the table that the server serves, /openapi.json tells, and forwarding looks up."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from swarm_agent.http.exchange import JSON_TYPE, NDJSON_TYPE, Handler
-from swarm_agent.http.problem import refuse_unknown
+from swarm_agent.http.parameter import Parameter
+from swarm_agent.http.problem import Problem, bad_parameter, refuse_unknown, refused_parameters
+from swarmsched.api import KEY_SHOWN, PROBLEMS_LIMIT
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A query parameter or header: JSON Schema type and a sentence."""
-
-    name: str
-    schema: str
-    text: str
-    place: str = "query"
+UNKNOWN = "unknown_parameter"
+QUERY_CODES = (UNKNOWN, "bad_parameter", "unknown_field")
+"""Of mistakes in a query, the gravest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Route:
     handler: Handler
     summary: str
     replies: tuple[Reply, ...]
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Parameter[Any], ...] = ()
     body: str = ""
     stream_type: str = ""
     is_body_required: bool = True
@@ -61,11 +59,46 @@ class Route:
         """True where the answer may go on for ever."""
         return any(NDJSON_TYPE in reply.content_types for reply in self.replies)
 
-    def check_query(self, names: Iterable[str]) -> None:
-        """Refuse parameters that it does not take: a misspelt filter would silently show too much."""
-        known = [each.name for each in self.parameters if each.place == "query"]
+    def read_query(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Each parameter once.  All that cannot be used are refused in one answer, by the code of the gravest mistake.
+
+        A misspelt filter would silently show too much, and of two values of one name one would silently be lost.
+        """
+        query, twice = _once(given)
+        known = {each.name: each for each in self.parameters if each.place == "query"}
         remedy = f"this route takes: {', '.join(known)}" if known else "this route takes none"
-        refuse_unknown(names, known, "unknown_parameter", "?", remedy)
+        checks: list[Callable[[], object]] = [lambda: refuse_unknown(query, list(known), UNKNOWN, "?", remedy)]
+        checks += [partial(_refuse_second, name) for name in twice]
+        checks += [partial(each.read, query[each.name]) for each in known.values() if each.name in query]
+        problems = [problem for problem in map(_problem_of, checks) if problem is not None]
+        if problems:
+            code = min((problem.code for problem in problems), key=QUERY_CODES.index)
+            raise refused_parameters(code, [field for each in problems for field in each.errors][:PROBLEMS_LIMIT])
+        return query
+
+
+def _once(given: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Values by name, and the names that are there again."""
+    query: dict[str, str] = {}
+    twice: list[str] = []
+    for name, value in given:
+        if name not in query:
+            query[name] = value
+        elif name not in twice:
+            twice.append(name)
+    return query, twice
+
+
+def _refuse_second(name: str) -> None:
+    raise bad_parameter(name[:KEY_SHOWN], "is there twice", "give it once, several values with commas")
+
+
+def _problem_of(check: Callable[[], object]) -> Problem | None:
+    try:
+        check()
+    except Problem as problem:
+        return problem
+    return None
 
 
 def match(routes: Iterable[Route], method: str, path: str) -> tuple[Route, Mapping[str, str]] | None:

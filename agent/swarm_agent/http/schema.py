@@ -25,9 +25,19 @@ def maybe(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def array(schema: Schema) -> Schema:
-    """A list."""
-    return {"type": "array", "items": schema}
+def array(schema: Schema, most: int | None = None) -> Schema:
+    """A list, of at most so many where there is a limit."""
+    return {"type": "array", "items": schema, **({} if most is None else {"maxItems": most})}
+
+
+def at_most(length: int) -> Schema:
+    """Text of limited length."""
+    return {"type": "string", "maxLength": length}
+
+
+def between(kind: str, low: float, high: float) -> Schema:
+    """A number within bounds, of the kind `integer` or `number`."""
+    return {"type": kind, "minimum": low, "maximum": high}
 
 
 def choice(*values: str) -> Schema:

@@ -6,11 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from swarm_agent.http.exchange import NDJSON_TYPE, SSE_TYPE, Answer, Call, encode
+from swarm_agent.http.parameter import flag, header
 
 HEARTBEAT_S = 5.0  # a client that hears nothing for some of them goes on at another agent
 SSE_HEARTBEAT = b": heartbeat\n\n"
 NDJSON_HEARTBEAT = b"\n"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+FOLLOW = flag("follow", "Stream what is to come as well.")
+LAST_EVENT = header("Last-Event-ID", "As cursor; sent by browsers that reconnect.")
 
 T = TypeVar("T")
 Record = dict[str, Any]

@@ -1,45 +1,24 @@
 """Every operation of the API."""
 
+from swarm_agent.http import events, joblist, logs
 from swarm_agent.http.blobs import PACK_TYPE, BlobUploads
 from swarm_agent.http.events import Events
 from swarm_agent.http.exchange import JSON_TYPE, NDJSON_TYPE, SSE_TYPE, Handler
-from swarm_agent.http.health import Health
-from swarm_agent.http.joblist import JobList
-from swarm_agent.http.jobs import Jobs
+from swarm_agent.http.health import EXCLUDE, VERBOSE, Health
+from swarm_agent.http.idempotency import KEY
+from swarm_agent.http.joblist import FIELDS, JobList
+from swarm_agent.http.jobs import GOAL, TIMEOUT, USER, Jobs
 from swarm_agent.http.logs import JobLogs
-from swarm_agent.http.nodes import Nodes
-from swarm_agent.http.routes import Parameter, Reply, Route
+from swarm_agent.http.nodes import IF_MATCH, Nodes
+from swarm_agent.http.routes import Reply, Route
+from swarm_agent.http.stream import FOLLOW, LAST_EVENT
 from swarm_agent.http.submit import Submission
+from swarm_agent.http.when import SINCE
 
-ALL = Parameter("all", "boolean", "Ended jobs too.")
-ATTEMPT = Parameter("attempt", "integer", "An earlier attempt; default the newest that has output.")
-CURSOR = Parameter("cursor", "string", "Go on behind this place.")
-EVENT_JOBS = Parameter("job", "string", "Ids or handles, with commas.")
-EVENT_LIMIT = Parameter("limit", "integer", "0 to 1,000; default 100.")
-EVENT_NODES = Parameter("node", "string", "Nodes, with commas.")
-EXCLUDE = Parameter("exclude", "string", "Checks to leave out, with commas.")
-FIELDS = Parameter("fields", "string", "Keys of each item, with commas; id is always there.")
-FOLLOW = Parameter("follow", "boolean", "Stream what is to come as well.")
-GOAL = Parameter("for", "string", "done or running.")
-IF_MATCH = Parameter("If-Match", "string", "Only if the ETag is still this.", "header")
-KEY = Parameter("Idempotency-Key", "string", "Makes a repetition at this agent harmless for 10 min.", "header")
-KIND = Parameter("kind", "string", "Kinds or their beginnings, with commas.")
-LAST_EVENT = Parameter("Last-Event-ID", "string", "As cursor; sent by browsers that reconnect.", "header")
-LIMIT = Parameter("limit", "integer", "1 to 1,000; default 100.")
-NAME = Parameter("name", "string", "Only jobs of this name.")
-OWNER = Parameter("user", "string", "Only jobs of this user.")
-RANK = Parameter("rank", "string", "Ranks, with commas.")
-SINCE = Parameter("since", "string", "RFC 3339 time, or seconds ago.")
-STATE = Parameter("state", "string", "States, with commas.")
-STREAM = Parameter("stream", "string", "stdout, stderr or system, with commas.")
-TAIL = Parameter("tail", "integer", "Only the last lines of each rank.")
-TIMEOUT = Parameter("timeout", "number", "Seconds, at most 300; default 60.")
-USER = Parameter("user", "string", "Whose newest job @last means.")
-VERBOSE = Parameter("verbose", "boolean", "One line for each check.")
-
-FILTERS = (ALL, STATE, OWNER, NAME, LIMIT, CURSOR, FIELDS)
-OUTPUT = (FOLLOW, SINCE, CURSOR, LAST_EVENT, USER, TAIL, RANK, STREAM, ATTEMPT)
-LOGGED = (FOLLOW, SINCE, CURSOR, LAST_EVENT, EVENT_LIMIT, KIND, EVENT_JOBS, EVENT_NODES)
+FILTERS = (joblist.ALL, joblist.STATE, joblist.OWNER, joblist.NAME, joblist.LIMIT, joblist.CURSOR, FIELDS)
+OUTPUT = (FOLLOW, SINCE, logs.CURSOR, LAST_EVENT, USER, logs.TAIL, logs.RANKS, logs.STREAM, logs.ATTEMPT)
+LOGGED = (FOLLOW, SINCE, events.CURSOR, LAST_EVENT, events.LIMIT, events.KIND, events.JOBS, events.NODES)
+READINESS = (VERBOSE, EXCLUDE)
 
 STREAMS = (NDJSON_TYPE, SSE_TYPE)
 TEXT = Reply("", ("text/plain",))
@@ -69,7 +48,7 @@ BLOB = "/v1/blobs/{sha256}"
 # fmt: off
 
 
-def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobLogs) -> tuple[Route, ...]:
+def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, output: JobLogs) -> tuple[Route, ...]:
     """Tickets and jobs."""
     return (
         Route("POST", "/v1/tickets", submission.create_ticket, "A job id and its holders; no side effect.",
@@ -91,12 +70,12 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, logs: JobL
               (Reply("Why"),), (USER,), problems=ONE_JOB),
         Route("GET", f"{JOB}/wait", jobs.wait_job, "Wait until a job runs or is done.",
               (Reply("Wait"),), (GOAL, TIMEOUT, USER), problems=ONE_JOB),
-        Route("GET", f"{JOB}/logs", logs.read_logs, "The output of all ranks.",
+        Route("GET", f"{JOB}/logs", output.read_logs, "The output of all ranks.",
               (Reply("LogRecord", STREAMS, "a stream of records"),), OUTPUT, problems=(*ONE_JOB, "too_many_streams")),
     )
 
 
-def swarm_routes(nodes: Nodes, events: Events) -> tuple[Route, ...]:
+def swarm_routes(nodes: Nodes, log: Events) -> tuple[Route, ...]:
     """Nodes, members, events and the setting."""
     return (
         Route("GET", "/v1/nodes", nodes.list_nodes, "All members with what they have.", (Reply("NodeList"),)),
@@ -110,7 +89,7 @@ def swarm_routes(nodes: Nodes, events: Events) -> tuple[Route, ...]:
               (Reply("Targets"),)),
         Route("DELETE", "/v1/members/{node}", nodes.forget_member, "Stop dialling a lost member.",
               (Reply("Forgotten"),), problems=("unknown_node", "conflict")),
-        Route("GET", "/v1/events", events.list_events, "The merged log of all agents.",
+        Route("GET", "/v1/events", log.list_events, "The merged log of all agents.",
               (EVENTS,), LOGGED, problems=("too_many_streams",)),
         Route("GET", "/v1/config", nodes.get_config, "The swarm-wide setting.", (SETTING,)),
         Route("PUT", "/v1/config", nodes.put_config, "Change the swarm-wide setting.",
@@ -137,9 +116,9 @@ def health_routes(health: Health, openapi: Handler, page: Handler) -> tuple[Rout
     """What monitors and browsers ask for."""
     return (
         Route("GET", "/livez", health.livez, "The process lives.", (TEXT,), is_public=True),
-        Route("GET", "/readyz", health.readyz, "It may be given work.", READY, (VERBOSE, EXCLUDE), is_public=True),
+        Route("GET", "/readyz", health.readyz, "It may be given work.", READY, READINESS, is_public=True),
         Route("GET", "/healthz", health.readyz, "As readyz.",
-              READY, (VERBOSE, EXCLUDE), is_public=True, given_id="healthz"),
+              READY, READINESS, is_public=True, given_id="healthz"),
         Route("GET", "/v1/doctor", health.doctor, "What this agent finds wrong with itself.", (Reply("Doctor"),)),
         Route("GET", "/metrics", health.metrics, "Prometheus metrics.", (METRICS,)),
         Route("GET", "/metrics/jobs", health.job_metrics, "What tasks of this node report.", (METRICS,)),

@@ -3,8 +3,9 @@
 import time
 from datetime import UTC, datetime
 
-from swarm_agent.http.exchange import Call
+from swarm_agent.http.parameter import WORD_SHOWN, Parameter
 from swarm_agent.http.problem import bad_parameter
+from swarm_agent.http.schema import TEXT
 
 LATEST_UTC_S = 253_402_300_799.0  # the last second that RFC 3339 can write
 
@@ -14,9 +15,9 @@ def rfc3339(utc_s: float) -> str:
     return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment_utc_s(call: Call, name: str) -> float | None:
-    """The moment in seconds since 1970."""
-    text = call.query.get(name, "").strip()
+def moment_utc_s(given: str | None) -> float | None:
+    """The moment in seconds since 1970 that `since` names."""
+    text = (given or "").strip()
     if not text:
         return None
     utc_s = _ago(text)
@@ -24,7 +25,7 @@ def moment_utc_s(call: Call, name: str) -> float | None:
         utc_s = _stamp(text)
     if utc_s is None or not 0 <= utc_s <= LATEST_UTC_S:
         remedy = "a time such as 2025-01-31T12:00:00Z, or a number of seconds ago"
-        raise bad_parameter(name, f"{text[:40]!r} is not a moment", remedy)
+        raise bad_parameter("since", f"{text[:WORD_SHOWN]!r} is not a moment", remedy)
     return utc_s
 
 
@@ -41,3 +42,6 @@ def _stamp(text: str) -> float | None:
     except ValueError:
         return None
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+
+
+SINCE = Parameter("since", TEXT, "RFC 3339 time, or seconds ago.", moment_utc_s)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_agent.http.problem import KINDS, Problem
+from swarmsched.api import PROBLEMS_LIMIT
 from tests.agent.http.testing import a_record, job_id
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "errors.md"
@@ -28,6 +29,8 @@ def test_every_kind_is_documented_with_its_status():
         ("GET", "/v1/jobs?limit=ten", 400, "bad_parameter"),
         ("GET", "/v1/jobs?limit=5&limit=6", 400, "bad_parameter"),
         ("GET", "/v1/jobs?state=runing", 400, "bad_parameter"),
+        ("GET", "/v1/jobs/x/wait?for=ever", 400, "bad_parameter"),
+        ("GET", "/v1/jobs/x/logs?rank=one", 400, "bad_parameter"),
         ("GET", "/v1/jobs?cursor=zzz", 400, "bad_parameter"),
         ("GET", "/v1/events?since=yesterday", 400, "bad_parameter"),
         ("GET", "/v1/events?cursor=e30h", 400, "bad_parameter"),
@@ -52,6 +55,44 @@ async def test_a_misspelt_parameter_is_told_with_those_that_the_route_takes(n1):
     assert [each["pointer"] for each in document["errors"]] == ["?usr", "?x"]
     assert document["remedy"] == "this route takes: user"
     assert (await n1.get("/v1/nodes?x=1", 422))["remedy"] == "this route takes none"
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", f"/v1/jobs/{job_id(1)}"])
+async def test_unknown_names_of_fields_are_told_with_the_nearest_and_those_that_there_are(n1, path):
+    n1.agent.put(a_record(job_id(1), "n1"))
+    document = await n1.get(f"{path}?fields=stat,name,xyz", 422)
+    assert document["code"] == "unknown_field"
+    assert document["detail"] == "fields: 'stat' is not known; did you mean 'state'?; fields: 'xyz' is not known"
+    assert [each["pointer"] for each in document["errors"]] == ["?fields", "?fields"]
+    known = document["remedy"].removeprefix("one or more of: ").split(", ")
+    assert set(known) == (await n1.get(f"/v1/jobs/{job_id(1)}")).keys()
+
+
+async def test_each_key_of_a_job_is_a_field(n1):
+    n1.agent.put(a_record(job_id(1), "n1"))
+    whole = await n1.get(f"/v1/jobs/{job_id(1)}")
+    assert (await n1.get(f"/v1/jobs/{job_id(1)}?fields={','.join(whole)}")).keys() == whole.keys()
+
+
+async def test_all_mistakes_in_a_query_are_told_at_once(n1):
+    document = await n1.get("/v1/jobs?limit=0&state=runing,x&all=perhaps&cursor=zzz&fields=stat&name=a", 400)
+    assert document["code"] == "bad_parameter"
+    pointers = ["?all", "?state", "?state", "?limit", "?cursor", "?fields"]
+    assert [each["pointer"] for each in document["errors"]] == pointers
+    assert document["errors"][3]["remedy"] == "a number from 1 to 1000"
+    assert "state: 'runing' is not known; did you mean 'running'?" in document["detail"]
+
+
+async def test_the_code_of_several_mistakes_is_that_of_the_gravest(n1):
+    document = await n1.get("/v1/jobs?fields=stat&limit=0&stat=queued&name=a&name=a", 422)
+    assert document["code"] == "unknown_parameter"
+    assert [each["pointer"] for each in document["errors"]] == ["?stat", "?name", "?limit", "?fields"]
+
+
+async def test_of_countless_mistakes_the_first_are_told(n1):
+    fields = ",".join(f"x{number}" for number in range(200))
+    document = await n1.get(f"/v1/jobs?fields={fields}", 422)
+    assert len(document["errors"]) == PROBLEMS_LIMIT
 
 
 async def test_405_lists_the_methods(n1):
