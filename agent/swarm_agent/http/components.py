@@ -4,6 +4,8 @@ Those of jobs, members, nodes, GPUs and tasks come from the tables that the docu
 """
 
 from swarm_agent.http import keys
+from swarm_agent.http.blobs import DIGESTS_LIMIT
+from swarm_agent.http.jobs import GRACE_LIMIT_S, REASON_LIMIT, SIGNAL_NUMBER_LIMIT
 from swarm_agent.http.schema import (
     COUNT,
     DIGEST,
@@ -16,17 +18,28 @@ from swarm_agent.http.schema import (
     VERSION,
     Schema,
     array,
+    at_most,
+    between,
     choice,
     maybe,
     record,
     ref,
 )
-from swarmsched.api import JobSpec, JobState
+from swarm_agent.http.spec_schema import asked_spec, shown_spec
+from swarmsched.api import JobState
+from swarmsched.holders import HOLDERS_MAX
+from swarmsched.view import Elasticity
 
 WEAKEST_KEYS = ("id", "handle", "survives_deaths", "has_majority")
 
 LIVE_COUNTS = record({state.value: COUNT for state in JobState if state is not JobState.ENDED})
-HOLDERS: Schema = {"holders": array(TEXT), "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"})}
+HOLDERS: Schema = {
+    "holders": array(TEXT, HOLDERS_MAX),
+    "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"}, HOLDERS_MAX),
+}
+REASON, GRACE = at_most(REASON_LIMIT), between("number", 0, GRACE_LIMIT_S)
+SIGNAL_NUMBER = between("integer", 1, SIGNAL_NUMBER_LIMIT)
+ELASTICITY = choice(*(each.value for each in Elasticity))
 
 AGE, STATE, MEMBER = keys.AGE, keys.STATE, keys.properties(keys.MEMBER)
 JOB = {**keys.properties(keys.JOB), **AGE}
@@ -72,28 +85,6 @@ def log_record() -> Schema:
     }
 
 
-def job_spec(*, is_request: bool) -> Schema:
-    """The specification; types are those of its defaults."""
-    example = JobSpec(command=("true",)).to_json()
-    properties = {key: _type_of(value) for key, value in example.items()}
-    properties["command"] = {"type": "array", "items": TEXT, "minItems": 1}
-    properties["env"] = {"type": "object", "additionalProperties": TEXT}
-    if not is_request:
-        return record(properties)
-    required = {"command": properties.pop("command")}
-    return record(required, optional=properties, is_closed=True)
-
-
-def _type_of(value: object) -> Schema:
-    if isinstance(value, bool):
-        return FLAG
-    if isinstance(value, int):
-        return {"type": "integer"}
-    if isinstance(value, float):
-        return NUMBER
-    return array(TEXT) if isinstance(value, list) else TEXT
-
-
 def problem() -> Schema:
     """An error answer."""
     field = record({"pointer": TEXT, "detail": TEXT, "remedy": TEXT})
@@ -109,6 +100,7 @@ def schemas() -> Schema:
     """All of them by name."""
     silent = {"silent_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
+    changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY}
     gpu_counts = ("total", "free", "leased", "foreign", "unhealthy", "stale", "away")
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
@@ -133,17 +125,17 @@ def schemas() -> Schema:
         "Anything": {"type": "object"},
         "Empty": record({}, is_closed=True),
         "Problem": problem(),
-        "JobSpec": job_spec(is_request=False),
-        "NewJobSpec": job_spec(is_request=True),
+        "JobSpec": shown_spec(),
+        "NewJobSpec": asked_spec(),
         "Ticket": record({"api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, **HOLDERS, "node": TEXT}),
         "Submission": record(
             {"spec": ref("NewJobSpec")},
             optional={"ticket": maybe(record({"job_id": JOB_ID, **HOLDERS})), "dry_run": FLAG},
             is_closed=True,
         ),
-        "Cancel": record({}, optional={"grace_seconds": maybe(SECONDS), "reason": TEXT}, is_closed=True),
+        "Cancel": record({}, optional={"grace_seconds": maybe(GRACE), "reason": REASON}, is_closed=True),
         "Recover": record({"force": {"const": True}}, is_closed=True),
-        "Signal": record({"signal": {"type": ["integer", "string"]}}, is_closed=True),
+        "Signal": record({"signal": {"anyOf": [SIGNAL_NUMBER, TEXT]}}, is_closed=True),
         "Job": record(JOB),
         "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG}),
         "PartialJob": {"type": "object", "properties": JOB, "required": ["id"]},
@@ -158,7 +150,7 @@ def schemas() -> Schema:
         "Task": record(keys.properties(keys.TASK)),
         "Member": record(MEMBER),
         "MemberList": listing("Member", **AGE),
-        "Drain": record({"draining": FLAG}, optional={"reason": TEXT}, is_closed=True),
+        "Drain": record({"draining": FLAG}, optional={"reason": REASON}, is_closed=True),
         "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
         "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
         "Targets": array(record({"targets": array(TEXT), "labels": record({"swarm_node": TEXT})})),
@@ -166,12 +158,12 @@ def schemas() -> Schema:
         "QueueList": listing("Queue", **silent),
         "Event": record(EVENT),
         "EventList": listing("Event", **silent),
-        "Setting": record({"api_version": VERSION, **setting, "version": COUNT}),
-        "NewSetting": record({"policy": TEXT}, optional={"parameters": setting["parameters"]}, is_closed=True),
+        "Setting": record({"api_version": VERSION, **setting, "elasticity": ELASTICITY, "version": COUNT}),
+        "NewSetting": record({"policy": {**TEXT, "minLength": 1}}, optional=changeable, is_closed=True),
         "Status": record(status),
         "Check": record({"name": TEXT, "status": choice("ok", "warning", "failed"), "detail": TEXT, "remedy": TEXT}),
         "Doctor": listing("Check", node=TEXT),
-        "Digests": record({"digests": {**array(DIGEST), "maxItems": 10_000}}, is_closed=True),
+        "Digests": record({"digests": array(DIGEST, DIGESTS_LIMIT)}, is_closed=True),
         "Missing": record({"missing": array(DIGEST), "node": TEXT}),
         "StoredBlob": record({"sha256": DIGEST, "size_bytes": COUNT, "node": TEXT}),
         "StoredPack": record({"stored": COUNT, "known": COUNT, "size_bytes": COUNT, "node": TEXT}),

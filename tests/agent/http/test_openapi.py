@@ -10,8 +10,10 @@ from openapi_spec_validator import validate
 
 from swarm_agent.http.blobs import PACK_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
-from swarmsched.api import EndReason, JobState
+from swarm_agent.http.spec_schema import NARROWER, asked_spec
+from swarmsched.api import BATCH_KEYS, EndReason, JobSpec, JobState
 from swarmsched.effects import Announce
+from swarmsched.errors import JobRejected
 from swarmsched.ids import NodeId
 from tests.agent.http.testing import a_record, job_id
 
@@ -163,3 +165,79 @@ async def test_every_kind_of_problem_is_explained_at_its_type(n1):
         response = await n1.client.get(f"/errors/{code}")
         assert response.status == 200
         assert kind.title in await response.text()
+
+
+def beyond(schema):
+    """A value that is just beyond a limit of the schema, for each limit that it has."""
+    if "maximum" in schema:
+        yield schema["maximum"] + 1
+    if "minimum" in schema:
+        yield schema["minimum"] - 1
+    if "maxLength" in schema:
+        yield "x" * (schema["maxLength"] + 1)
+    if "maxItems" in schema:
+        yield [f"x{number}" for number in range(schema["maxItems"] + 1)]
+    if "maxProperties" in schema:
+        yield {f"X{number}": "" for number in range(schema["maxProperties"] + 1)}
+
+
+SPEC = asked_spec()["properties"]
+
+
+@pytest.mark.parametrize("key", SPEC)
+def test_what_is_beyond_a_documented_limit_of_a_specification_is_refused(key):
+    wrong = list(beyond(SPEC[key]))
+    assert wrong or SPEC[key].keys() & {"enum"} or SPEC[key]["type"] == "boolean", "every other key has a limit"
+    for value in wrong:
+        with pytest.raises(JobRejected) as caught:
+            JobSpec.from_json({"command": ["true"], key: value})
+        assert caught.value.problems[0].pointer.startswith(f"/{key}"), value
+
+
+@pytest.mark.parametrize("key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most"}))
+def test_the_documented_limits_of_the_reader_are_taken(key):
+    for value in (SPEC[key]["minimum"], SPEC[key]["maximum"]):
+        assert JobSpec.from_json({"command": ["true"], key: value}).to_json()[key] == value
+
+
+@pytest.mark.parametrize(
+    ("method", "pattern", "path", "body"),
+    [
+        ("POST", "/v1/jobs/{job}/cancel", f"/v1/jobs/{job_id(1)}/cancel", {"reason": "x" * 200}),
+        ("POST", "/v1/jobs/{job}/cancel", f"/v1/jobs/{job_id(1)}/cancel", {"reason": "x" * 201}),
+        ("POST", "/v1/jobs/{job}/cancel", f"/v1/jobs/{job_id(1)}/cancel", {"grace_seconds": 86_400}),
+        ("POST", "/v1/jobs/{job}/cancel", f"/v1/jobs/{job_id(1)}/cancel", {"grace_seconds": 86_401}),
+        ("POST", "/v1/jobs/{job}/signal", f"/v1/jobs/{job_id(1)}/signal", {"signal": 64}),
+        ("POST", "/v1/jobs/{job}/signal", f"/v1/jobs/{job_id(1)}/signal", {"signal": 65}),
+        ("PUT", "/v1/nodes/{node}/drain", "/v1/nodes/n1/drain", {"draining": True, "reason": "x" * 200}),
+        ("PUT", "/v1/nodes/{node}/drain", "/v1/nodes/n1/drain", {"draining": True, "reason": "x" * 201}),
+        ("POST", "/v1/blobs/missing", "/v1/blobs/missing", {"digests": ["0" * 64] * 10_000}),
+        ("POST", "/v1/blobs/missing", "/v1/blobs/missing", {"digests": ["0" * 64] * 10_001}),
+        ("PUT", "/v1/config", "/v1/config", {"policy": "las", "elasticity": "advise"}),
+        ("PUT", "/v1/config", "/v1/config", {"policy": "las", "elasticity": "perhaps"}),
+    ],
+    ids=range(12),
+)
+async def test_a_body_is_refused_where_the_document_forbids_it(checker, n1, method, pattern, path, body):
+    n1.agent.put(a_record(job_id(1), "n1", nodes=(("n1", 1),), state=JobState.RUNNING, started_utc_s=1.7e9))
+    content = checker.document["paths"][pattern][method.lower()]["requestBody"]["content"]
+    schema = {**content["application/json"]["schema"], "components": checker.document["components"]}
+    response = await n1.ask(method, path, json=body)
+    assert (response.status < 300) == Draft202012Validator(schema).is_valid(body), await response.text()
+    assert response.status < 300 or response.status == 422
+
+
+async def test_a_parameter_is_refused_beyond_its_documented_limits_and_taken_at_them(checker, n1):
+    n1.agent.put(a_record(job_id(1), "n1", state=JobState.ENDED, end_reason=EndReason.COMPLETED, attempt=0))
+    tried = 0
+    for pattern, operations in checker.document["paths"].items():
+        for parameter in operations.get("get", {}).get("parameters", []):
+            schema, path = parameter["schema"], pattern.format(job=job_id(1), node="n1", code="invalid")
+            for value in beyond(schema) if parameter["in"] == "query" else ():
+                refusal = await n1.get(f"{path}?{parameter['name']}={value}", 400)
+                assert [each["pointer"] for each in refusal["errors"]] == [f"?{parameter['name']}"]
+                tried += 1
+            for value in (schema["minimum"], schema["default"]) if "default" in schema and "minimum" in schema else ():
+                response = await n1.ask("GET", f"{path}?{parameter['name']}={value}")
+                assert response.status == 200, (path, parameter)
+    assert tried >= 10

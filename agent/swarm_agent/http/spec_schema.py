@@ -1,0 +1,68 @@
+"""JSON Schema of the specification of a job: limits are those of the types that store it, and of its reader.
+
+A few numbers are refused below what is documented here, where the reader alone knows the limit (64 GPUs a rank).
+"""
+
+from typing import get_type_hints
+
+import msgspec
+
+from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, between, choice, record
+from swarmsched.api import (
+    BATCH_KEYS,
+    BATCH_LIMIT,
+    PRIORITY_LIMIT,
+    QUEUES,
+    RANKS_LIMIT,
+    RESTARTS_LIMIT,
+    Isolation,
+    JobSpec,
+)
+from swarmsched.resources import Demand
+
+DEMAND_FIELDS = {
+    "gpus_per_rank": "gpus",
+    "cpus_per_rank": "cpus",
+    "memory_bytes_per_rank": "memory_bytes",
+    "gpu_type": "gpu_type",
+    "gpu_memory_bytes": "gpu_memory_bytes",
+}
+RENAMED = {"time_limit_seconds": "time_limit_s", "grace_seconds": "grace_s", "tree_bytes": "held_bytes"}
+NARROWER: dict[str, Schema] = {
+    "queue": choice(*QUEUES),
+    "priority": between("integer", -PRIORITY_LIMIT, PRIORITY_LIMIT),
+    "ranks": between("integer", 1, RANKS_LIMIT),
+    "ranks_most": between("integer", 0, RANKS_LIMIT),
+    **dict.fromkeys(BATCH_KEYS, between("integer", 0, BATCH_LIMIT)),
+    "max_restarts": between("integer", 0, RESTARTS_LIMIT),
+    "on_isolation": choice(*(each.value for each in Isolation)),
+}
+"""What the reader takes of types that could store more."""
+
+
+def asked_spec() -> Schema:
+    """What a client sends."""
+    keys = JobSpec(command=("true",)).to_json()
+    stored = {**get_type_hints(JobSpec, include_extras=True), **get_type_hints(Demand, include_extras=True)}
+    properties = {
+        key: NARROWER.get(key) or msgspec.json.schema(stored[{**DEMAND_FIELDS, **RENAMED}.get(key, key)])
+        for key in keys
+    }
+    required = {"command": {**properties.pop("command"), "minItems": 1}}
+    return record(required, optional=properties, is_closed=True)
+
+
+def shown_spec() -> Schema:
+    """What answers have; types are those of the defaults."""
+    properties = {key: _type_of(value) for key, value in JobSpec(command=("true",)).to_json().items()}
+    return record({**properties, "env": {"type": "object", "additionalProperties": TEXT}})
+
+
+def _type_of(value: object) -> Schema:
+    if isinstance(value, bool):
+        return FLAG
+    if isinstance(value, int):
+        return {"type": "integer"}
+    if isinstance(value, float):
+        return NUMBER
+    return array(TEXT) if isinstance(value, list) else TEXT
