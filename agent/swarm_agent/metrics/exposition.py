@@ -13,6 +13,7 @@ from swarm_agent.agent import Agent
 from swarm_agent.http.attendance import attendance_by
 from swarm_agent.metrics.gpu import dcgm_families, gpu_families
 from swarm_agent.metrics.observed import OBSERVED
+from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.telemetry.reading import TelemetrySnapshot
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
@@ -41,6 +42,7 @@ def _families(agent: Agent, *, is_openmetrics: bool) -> Iterator[Metric]:
     snapshot = agent.telemetry.snapshot
     yield from _host_families(snapshot)
     yield from _disk_families(agent.config.data_dir)
+    yield from _store_families(agent)
     bookings = {uuid: entry.state.value for entry in agent.node.ledger.entries for uuid in entry.gpus}
     yield from gpu_families(snapshot, bookings)
     if agent.config.dcgm_metrics:
@@ -120,6 +122,20 @@ def _disk_families(data_dir: Path) -> Iterator[Metric]:
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     yield GaugeMetricFamily("swarm_disk_free_bytes", "Space that is left where data_dir is.", value=free)
     yield GaugeMetricFamily("swarm_disk_size_bytes", "Size of the file system where data_dir is.", value=size)
+
+
+def _store_families(agent: Agent) -> Iterator[Metric]:
+    """As the stores know it themselves; left out until they know what earlier lives of the agent kept."""
+    for name, text, held_bytes in (
+        ("swarm_blob_store_bytes", "Shipped files that are kept.", _held_blob_bytes(agent.blobs)),
+        ("swarm_log_store_bytes", "Output of tasks that is kept.", agent.logs.held_bytes),
+    ):
+        if held_bytes is not None:
+            yield GaugeMetricFamily(name, text, value=held_bytes)
+
+
+def _held_blob_bytes(blobs: BlobStore) -> int | None:
+    return blobs.held_bytes if blobs.is_loaded else None
 
 
 def _by_state(name: str, text: str, states: Iterable[str], counts: Mapping[str, int]) -> Metric:

@@ -155,6 +155,11 @@ class BlobStore:
         return found_bytes
 
     @property
+    def is_loaded(self) -> bool:
+        """True once what earlier lives kept is known."""
+        return self._is_loaded
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of all blobs, those of earlier lives once they are loaded."""
         return self._held_bytes

@@ -10,7 +10,9 @@ dropped, and whoever comes from before the gap is told how many bytes are missin
 import asyncio
 import os
 import shutil
+import threading
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -106,6 +108,10 @@ class LogStore:
     def __init__(self, config: LogConfig) -> None:
         self.config = config
         self._live: set[TaskKey] = set()
+        self._closed: deque[TaskKey] = deque()  # since the last measurement
+        self._looking = threading.Lock()  # of the worker threads that measure and prune, for the next line
+        self._sizes: dict[TaskKey, int] | None = None  # None before the first look at all
+        self._held_bytes: int | None = None  # their sum
         self._followers: dict[TaskKey, set[asyncio.Event]] = {}
 
     # Reading.
@@ -210,31 +216,52 @@ class LogStore:
     def closed(self, key: TaskKey) -> None:
         """The task has exited; followers end when they have read all."""
         self._live.discard(key)
+        self._closed.append(key)
         self.wake(key)
+
+    # Room; for worker threads, since it takes a look at each file.
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Bytes of all logs as last measured; None until `prune` has seen them all."""
+        return self._held_bytes
+
+    def measure(self) -> None:
+        """Look at the logs that grow, and at those that have ended since; the others are as they were."""
+        with self._looking:
+            if self._sizes is None:
+                return
+            changing = {self._closed.popleft() for _ in range(len(self._closed))} | set(self._live)
+            self._sizes |= {key: _look(self._attempt(*key))[1] for key in changing}
+            self._held_bytes = sum(self._sizes.values())
 
     def prune(self, now_utc_s: float) -> list[Path]:
         """Remove finished attempts that are too old, or the oldest while all are too large; what was removed."""
-        removed: list[Path] = []
-        finished = sorted(
-            (newest, size, path, key) for path, key, newest, size in self._sizes() if key not in self._live
-        )
-        total = sum(size for _, _, _, size in self._sizes())
-        for newest, size, path, _ in finished:
-            if now_utc_s - newest > self.config.retention_s or total > self.config.total_limit_bytes:
-                shutil.rmtree(path, ignore_errors=True)
-                total -= size
-                removed.append(path)
-                if not any(path.parent.iterdir()):
-                    path.parent.rmdir()
+        with self._looking:
+            found = {key: _look(self._attempt(*key)) for key in self._attempts()}
+            sizes = {key: size for key, (_, size) in found.items()}
+            total, removed = sum(sizes.values()), list[Path]()
+            for newest, key in sorted((newest, key) for key, (newest, _) in found.items() if key not in self._live):
+                if now_utc_s - newest > self.config.retention_s or total > self.config.total_limit_bytes:
+                    total -= sizes.pop(key)
+                    removed.append(self._remove(*key))
+            self._sizes, self._held_bytes = sizes, sum(sizes.values())
         return removed
 
-    def _sizes(self) -> Iterator[tuple[Path, TaskKey, float, int]]:
+    def _remove(self, job_id: JobId, attempt: int) -> Path:
+        path = self._attempt(job_id, attempt)
+        shutil.rmtree(path, ignore_errors=True)
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+        return path
+
+    def _attempts(self) -> Iterator[TaskKey]:
         for job_id in _job_names(self.config.directory):
             for attempt in self.attempts(job_id):
-                path = self.config.directory / job_id / str(attempt)
-                stats = [stat for file in path.rglob("*") if (stat := _stat(file))]
-                newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
-                yield path, (job_id, attempt), newest, sum(stat.st_size for stat in stats if S_ISREG(stat.st_mode))
+                yield job_id, attempt
+
+    def _attempt(self, job_id: JobId, attempt: int) -> Path:
+        return self.config.directory / job_id / str(attempt)
 
     def _directory(self, job_id: JobId, attempt: int, rank: int) -> Path:
         if not is_job_id(job_id):  # it becomes part of a path
@@ -343,6 +370,14 @@ def _last_lines(data: bytes, newlines: int) -> bytes:
     for _ in range(newlines):
         end = data.rfind(b"\n", 0, end)
     return data[end + 1 :]
+
+
+def _look(directory: Path) -> tuple[float, int]:
+    """When something was written there last, and how many bytes there are."""
+    stats = [stat for file in directory.rglob("*") if (stat := _stat(file))]
+    own = _stat(directory)
+    newest = max((stat.st_mtime for stat in stats), default=own.st_mtime if own else 0.0)
+    return newest, sum(stat.st_size for stat in stats if S_ISREG(stat.st_mode))
 
 
 def _stat(file: Path) -> os.stat_result | None:

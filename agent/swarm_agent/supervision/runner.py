@@ -98,6 +98,7 @@ NOTICE_BYTES = 2**16
 LEFTOVER_INTERVAL_S = 0.05
 PRUNE_INTERVAL_S = 3_600.0
 TIDY_INTERVAL_S = 1.0
+MEASURE_INTERVAL_S = 15.0  # about as often as it is asked for
 UNREADABLE_S = 15.0  # for a task to end whose order cannot be read
 INSTALLER_ENV = ("PIP_*", "UV_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
@@ -203,6 +204,7 @@ class TaskRunner:
         self._closed: dict[TaskKey, bool] = {}  # tasks that are over, and whether they succeeded
         self._has_closed = asyncio.Event()
         self._pruning: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[FoundTask, ...]:
         """Find the tasks of earlier lives and attach to those that run; call once, before `perform`."""
@@ -222,6 +224,7 @@ class TaskRunner:
         self._sockets.sweep()
         self._fetcher.serve()
         self._pruning = asyncio.create_task(self._prune())
+        self._measuring = asyncio.create_task(self._measure())
         return tuple(
             FoundTask(task.status(), task.order, tuple(gpu.uuid for gpu in task.gpus)) for task in self._tasks.values()
         )
@@ -229,7 +232,7 @@ class TaskRunner:
     async def stop(self) -> None:
         """Leave the shims running, drop everything of this process; staging ends."""
         loop = asyncio.get_running_loop()
-        working = [task.work for task in self._tasks.values() if task.work] + [self._pruning]
+        working = [task.work for task in self._tasks.values() if task.work] + [self._pruning, self._measuring]
         for work in working:
             if work:
                 work.cancel()
@@ -767,6 +770,13 @@ class TaskRunner:
                 async with asyncio.timeout(PRUNE_INTERVAL_S):
                     await self._has_closed.wait()
             self._has_closed.clear()
+
+    async def _measure(self) -> None:
+        """What logs take is known to /metrics, which must not wait for a look at their files."""
+        while True:
+            await asyncio.sleep(MEASURE_INTERVAL_S)
+            with suppress(OSError):  # as above
+                await asyncio.to_thread(self._agent.logs.measure)
 
     def _tidy_work(self, closed: Mapping[TaskKey, bool], live: set[TaskKey], now_utc_s: float) -> None:
         for key, is_success in closed.items():

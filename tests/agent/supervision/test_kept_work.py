@@ -8,6 +8,7 @@ import pytest
 
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.tree import Unpacker
+from swarm_agent.supervision import runner
 from swarm_agent.supervision.kept_work import SPARED_S, KeptWork
 from swarmsched.effects import StartTask
 from swarmsched.ids import JobId, make_job_id
@@ -93,3 +94,12 @@ async def test_the_folder_of_a_task_without_output_goes_with_its_success(
         before_s = work.parent.stat().st_mtime
         await wait_until(lambda: work.parent.stat().st_mtime > before_s)
         assert work.exists() is is_left
+
+
+async def test_what_the_output_of_a_task_takes_is_known_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MEASURE_INTERVAL_S", 0.05)
+    async with Bench(tmp_path / "data") as bench:
+        order = make_order("head", "-c", "5000", "/dev/zero")
+        bench.runner.perform(StartTask(order, ()))
+        await bench.finish(order)
+        await wait_until(lambda: (bench.agent.logs.held_bytes or 0) >= 5_000)

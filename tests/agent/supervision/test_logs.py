@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
-from swarm_agent.task.shim import STDERR, STDOUT, SYSTEM, LogWriter, segments
+from swarm_agent.task.shim import HEADER_BYTES, STDERR, STDOUT, SYSTEM, LogWriter, segments
 from swarmsched.ids import JobId, make_job_id
 
 JOB = make_job_id(0.0, random.Random(1))
@@ -267,6 +267,34 @@ async def test_follow_of_a_finished_task_ends(store: LogStore) -> None:
     assert [r.data async for r in store.follow(JOB, 1, 0)] == [b"one"]
 
 
+def test_what_logs_take_is_known_of_running_ended_and_removed_tasks(tmp_path: Path) -> None:
+    """Of what earlier lives of the agent have left the first look for old logs tells."""
+    frame = HEADER_BYTES + 500
+    store = LogStore(LogConfig(directory=tmp_path, retention_s=1e12))
+    writer(store, 1).write(STDOUT, bytes(500), 1.0)
+    store.measure()
+    assert store.held_bytes is None
+    store.prune(now_utc_s=1_000.0)
+    assert store.held_bytes == frame
+    store.opened((JOB, 2))
+    store.opened((JOB, 3))
+    long, short = writer(store, 2), writer(store, 3)
+    long.write(STDOUT, bytes(500), 2.0)
+    store.measure()
+    assert store.held_bytes == 2 * frame
+    short.write(STDOUT, bytes(500), 3.0)
+    store.closed((JOB, 3))
+    long.write(STDOUT, bytes(500), 3.0)
+    store.measure()
+    assert store.held_bytes == 4 * frame
+    store.closed((JOB, 2))
+    LogStore(LogConfig(directory=tmp_path, total_limit_bytes=0)).prune(now_utc_s=1_000.0)
+    store.measure()
+    assert store.held_bytes == 2 * frame, "of those that do not change it is not asked again"
+    store.prune(now_utc_s=1_000.0)
+    assert store.held_bytes == 0
+
+
 def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None:
     store = LogStore(LogConfig(directory=tmp_path, retention_s=100.0, total_limit_bytes=1_600))
     for attempt, mtime in ((1, 100.0), (2, 950.0), (3, 960.0), (4, 10.0)):
@@ -282,7 +310,6 @@ def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None
     assert small.attempts(JOB) == (3, 4)
 
 
-@pytest.mark.root
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk_costs_output_and_says_so_when_there_is_room_again(tmp_path: Path) -> None:
