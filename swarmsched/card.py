@@ -143,11 +143,12 @@ def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)
 
 
-def tombstone(card: JobCard) -> JobCard:
-    """The last version of a card: its job is closed."""
+def tombstone(card: JobCard, *, has_completed: bool = False) -> JobCard:
+    """The last version of a card: its job is closed; of one that has completed it tells how long that was."""
+    done = card.estimate.done if card.estimate is not None and has_completed else 0.0
     gone = replace(
         card,
-        estimate=None,
+        estimate=Estimate(done=done) if done else None,
         state_index=STATES.index(JobState.ENDED),
         phase_index=0,
         shares=(),

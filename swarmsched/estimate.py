@@ -4,6 +4,7 @@ Progress counts in steps of the first batch size: a step of a larger batch is wo
 size says (statistical efficiency: Qiao et al., Pollux, OSDI 2021, section 3.1).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -78,6 +79,20 @@ class Estimate(Value):
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
 
 
+class NoiseSample(Value):
+    """Noise as `NoisePoint`, when the job had done so many steps of the first batch."""
+
+    done: Amount
+    batch: U32
+    noise: Amount
+
+
+class NoiseTable(Value):
+    """What jobs of one kind have reported of their gradients."""
+
+    samples: Annotated[tuple[NoiseSample, ...], Meta(max_length=256)] = ()
+
+
 class SpeedQuestion(Value):
     """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node, with its present batch."""
 
@@ -120,8 +135,8 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
     """
     if before is None or (before.is_prior and _belies(before, now)):
         return now
-    new = {(each.ranks, each.nodes, each.local_batch) for each in now.points}
-    kept = [each for each in before.points if (each.ranks, each.nodes, each.local_batch) not in new]
+    new = step_times(now.points)
+    kept = [each for each in before.points if configuration(each) not in new]
     return replace(
         now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
     )
@@ -133,13 +148,33 @@ PRIOR_RATIO = 1.5
 
 def _belies(before: Estimate, now: Estimate) -> bool:
     """Whether it trains with another batch than they did, or takes another time for the same step."""
-    known = {(each.ranks, each.nodes, each.local_batch): each.step_s for each in before.points}
+    known = step_times(before.points)
     for each in now.points:
-        batch, there = each.ranks * each.local_batch, known.get((each.ranks, each.nodes, each.local_batch), each.step_s)
+        batch = each.ranks * each.local_batch
         has_batch = any(abs(one.ranks * one.local_batch - batch) <= each.ranks + one.ranks for one in before.points)
-        if not has_batch or max(there, each.step_s) > PRIOR_RATIO * min(there, each.step_s):
+        if not has_batch or contradicts(known, each):
             return True
     return False
+
+
+Configuration = tuple[int, int, int]
+"""World size, nodes, local batch."""
+
+
+def configuration(point: SpeedPoint) -> Configuration:
+    """Of what it is a measurement."""
+    return (point.ranks, point.nodes, point.local_batch)
+
+
+def step_times(points: Sequence[SpeedPoint]) -> dict[Configuration, float]:
+    """Seconds of a step by configuration."""
+    return {configuration(each): each.step_s for each in points}
+
+
+def contradicts(known: Mapping[Configuration, float], point: SpeedPoint) -> bool:
+    """Whether the same step takes another time: then it is not the same training."""
+    there = known.get(configuration(point), point.step_s)
+    return max(there, point.step_s) > PRIOR_RATIO * min(there, point.step_s)
 
 
 def coarse(estimate: Estimate) -> Estimate:

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta, field
 
 from swarmsched.api import JobState
-from swarmsched.card import JobCard, RankKey
+from swarmsched.card import NAME_LENGTH, JobCard, RankKey
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Free, Share
@@ -21,6 +21,8 @@ JOBS_LIMIT = 40_000
 NODES_LIMIT = 20_000
 HISTORY_LIMIT = 256
 MEMORY_BYTES_LIMIT = 262_144
+KINDS_LIMIT = 1_024
+TABLE_BYTES_LIMIT = 16_384
 
 
 class NodeView(Value):
@@ -85,6 +87,20 @@ class JobView(Value):
         return self.card.running_s + max(0.0, now_s - self.written_s) if self.state is JobState.RUNNING else 0.0
 
 
+class KindView(Value):
+    """What jobs of one kind, those of a user by one name, have measured.
+
+    Both tables are packed, so that a planner can tell at a glance that it knows them already.
+    """
+
+    user: Annotated[str, Meta(max_length=NAME_LENGTH)]
+    name: Annotated[str, Meta(max_length=NAME_LENGTH)]
+    speed: Annotated[bytes, Meta(max_length=TABLE_BYTES_LIMIT)] = b""  # an `Estimate` of points alone
+    noise: Annotated[bytes, Meta(max_length=TABLE_BYTES_LIMIT)] = b""  # a `NoiseTable`
+    length: Amount = 0.0  # steps of the first batch from begin to end; 0: unknown
+    length_error: Amount = 0.0  # relative, one standard deviation
+
+
 class EndedJob(Value):
     """What became of a job that this agent shepherded: what policies learn from."""
 
@@ -101,6 +117,7 @@ class ClusterView(Value):
     jobs: Annotated[tuple[JobView, ...], Meta(max_length=JOBS_LIMIT)]
     history: Annotated[tuple[EndedJob, ...], Meta(max_length=HISTORY_LIMIT)] = ()  # oldest first
     memory: Annotated[bytes, Meta(max_length=MEMORY_BYTES_LIMIT)] = b""  # of the last plan of the same policy
+    kinds: Annotated[tuple[KindView, ...], Meta(max_length=KINDS_LIMIT)] = ()  # of jobs that take several sizes
 
 
 class Change(Enum):

@@ -63,13 +63,13 @@ class CardDesk:
         draft.latest, draft.given_s = card, now_s
         self._schedule(draft)
 
-    def withdraw(self, job_id: JobId) -> JobCard | None:
+    def withdraw(self, job_id: JobId, *, has_completed: bool = False) -> JobCard | None:
         """Forget a closed job; returns the last version to spread, None if no other node ever heard of it."""
         draft = self._drafts.pop(job_id, None)
         self._deadlines.drop(job_id)
         if draft is None or draft.published is None:
             return None
-        return replace(tombstone(draft.latest), counter=draft.counter + 1)
+        return replace(tombstone(draft.latest, has_completed=has_completed), counter=draft.counter + 1)
 
     def outbid(self, job_id: JobId, epoch: int, counter: int) -> None:
         """A version of our own card that we do not remember (we restarted): write above it."""

@@ -1,35 +1,153 @@
-"""What jobs of one kind, those of a user by one name, have measured: a prior for the next of them.
+"""What jobs of one kind, those of a user by one name, have measured: planners know them all by it, and the next one
+begins with it.
 
-Every agent remembers it of the cards that pass, so that nothing more travels; one that was not there begins without.
+Every agent keeps it of the cards that pass, so that nothing more travels; one that was not there begins without.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from math import log2
+from statistics import fmean, pstdev
 
 from msgspec.structs import replace
 
+from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import (
+    MERGED_POINTS,
+    Estimate,
+    NoiseSample,
+    NoiseTable,
+    SpeedPoint,
+    configuration,
+    contradicts,
+    step_times,
+)
+from swarmsched.ids import JobId
+from swarmsched.view import JobView, KindView
+from swarmsched.wire.codec import encode_value
 
 KINDS_LIMIT = 1_024
+POINTS_MOST = 128
+"""Of one kind: sixteen nodes of four GPUs and all batches take some 70, in half octaves of the local batch."""
+SAMPLES_MOST = 64
+LENGTHS_MOST = 32
+NEWS_RATIO = 1.05
+"""Times by which a figure must have changed: what a planner has computed of a table serves until then."""
+
+
+class _Kind:
+    """One of them; whatever was heard of longest ago goes first."""
+
+    def __init__(self) -> None:
+        self.latest = Estimate()  # of one job's own reports
+        self._points: OrderedDict[tuple[int, int, int], SpeedPoint] = OrderedDict()
+        self._samples: OrderedDict[tuple[int, int], NoiseSample] = OrderedDict()
+        self._lengths: OrderedDict[JobId, float] = OrderedDict()
+        self._furthest = 0.0  # that any of them has come
+        self._speed = self._noise = b""
+
+    def is_belied_by(self, estimate: Estimate) -> bool:
+        """Whether its newest step takes another time than it took others: it is another training by the same name."""
+        known = self._points.get(_place(estimate.points[-1]))
+        return known is not None and contradicts(step_times([known]), estimate.points[-1])
+
+    def note(self, estimate: Estimate) -> None:
+        """What one of them tells; of its points the last is the newest."""
+        self.latest = estimate
+        self._furthest = max(self._furthest, estimate.done)
+        for point in estimate.points:
+            self._note_point(point, is_newest=point is estimate.points[-1])
+        if estimate.noise:
+            last = estimate.noise[-1]
+            self._note_noise(NoiseSample(estimate.done, last.batch, last.noise))
+
+    def completed(self, job_id: JobId, length: float) -> None:
+        """One of them has come to its end."""
+        self._lengths[job_id] = length
+        if len(self._lengths) > LENGTHS_MOST:
+            self._lengths.popitem(last=False)
+
+    def view(self, user: str, name: str) -> KindView:
+        """As planners see it.
+
+        Until one has completed, whoever has come furthest is taken to have as much left as it has done, as heavy tails
+        go (Tiresias, NSDI 2019), and the others to be as long.
+        """
+        if not self._speed and self._points:
+            points = sorted(self._points.values(), key=configuration)
+            self._speed = encode_value(Estimate, Estimate(points=tuple(points)))
+        if not self._noise and self._samples:
+            self._noise = encode_value(NoiseTable, NoiseTable(tuple(self._samples.values())))
+        lengths = list(self._lengths.values())
+        length = fmean(lengths) if lengths else 2.0 * self._furthest
+        error = pstdev(lengths) / length if len(lengths) > 1 else 1.0
+        return KindView(user, name, self._speed, self._noise, length, error if length else 0.0)
+
+    def _note_point(self, point: SpeedPoint, *, is_newest: bool) -> None:
+        key = _place(point)
+        known = self._points.setdefault(key, point)
+        is_there = configuration(known) == configuration(point)
+        if known is point or (is_newest and is_there and _is_news(known.step_s, point.step_s)):
+            self._points[key], self._speed = point, b""
+        self._points.move_to_end(key)
+        if len(self._points) > POINTS_MOST:
+            self._points.popitem(last=False)
+
+    def _note_noise(self, sample: NoiseSample) -> None:
+        key = (int(log2(1.0 + sample.done)), sample.batch.bit_length())
+        known = self._samples.get(key)
+        if known is None or _is_news(known.noise, sample.noise):
+            self._samples[key], self._noise = sample, b""
+        self._samples.move_to_end(key)
+        if len(self._samples) > SAMPLES_MOST:
+            self._samples.popitem(last=False)
 
 
 class Kinds:
-    """Newest estimates by user and name, of at most `KINDS_LIMIT` kinds; whichever was heard of last stays."""
+    """By user and name, at most `KINDS_LIMIT`; whichever was heard of last stays."""
 
     def __init__(self) -> None:
-        self._estimates: OrderedDict[tuple[str, str], Estimate] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
 
     def note(self, card: JobCard) -> None:
         """A card has come; what it has from others of its kind is no news."""
         estimate = card.estimate
-        if not card.name or estimate is None or estimate.is_prior or not estimate.points:
+        if not card.name or estimate is None or estimate.is_prior:
             return
-        self._estimates[card.user, card.name] = estimate
-        self._estimates.move_to_end((card.user, card.name))
-        if len(self._estimates) > KINDS_LIMIT:
-            self._estimates.popitem(last=False)
+        if card.state is JobState.ENDED:
+            kind = self._kinds.get((card.user, card.name))
+            if kind is not None and estimate.done:
+                kind.completed(card.job_id, estimate.done)
+        elif estimate.points:
+            self._note((card.user, card.name), estimate)
+
+    def _note(self, key: tuple[str, str], estimate: Estimate) -> None:
+        kind = self._kinds.pop(key, None)
+        if kind is None or kind.is_belied_by(estimate):
+            kind = _Kind()
+        self._kinds[key] = kind
+        kind.note(estimate)
+        if len(self._kinds) > KINDS_LIMIT:
+            self._kinds.popitem(last=False)
 
     def prior(self, user: str, name: str) -> Estimate | None:
-        """Speed and noise; how long the next one takes is for it to say."""
-        estimate = self._estimates.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None
-        return estimate and replace(estimate, remaining=0.0, remaining_error=0.0, done=0.0, is_prior=True)
+        """What the card of a new job begins with: speed and noise; how long it takes is for it to say."""
+        kind = self._kinds.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None
+        if kind is None:
+            return None
+        points = kind.latest.points[-MERGED_POINTS:]
+        return replace(kind.latest, points=points, remaining=0.0, remaining_error=0.0, done=0.0, is_prior=True)
+
+    def views(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+        """Of those jobs that take several sizes, as far as anything is known of their kinds."""
+        names = {(job.card.user, job.card.name): None for job in jobs if job.card.elastic is not None}
+        return tuple([self._kinds[each].view(*each) for each in names if each in self._kinds])
+
+
+def _place(point: SpeedPoint) -> tuple[int, int, int]:
+    return (point.ranks, point.nodes, int(2.0 * log2(max(1, point.local_batch))))
+
+
+def _is_news(before: float, now: float) -> bool:
+    return max(before, now) > NEWS_RATIO * min(before, now)

@@ -11,7 +11,7 @@ Who is alive is told by `put_peer` and `drop_peer`; how that is found out is non
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
@@ -46,7 +46,7 @@ from swarmsched.gossip.setting import (
 )
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import FreeReport
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.view import JobView, KindView, PolicySetting
 
 ROUND_S = 1.0
 FULL_EXCHANGE_S = 60.0
@@ -168,10 +168,10 @@ class StatePlane:
         self._desk.set_card(card, now_s)
         return self._publish_due(now_s)
 
-    def withdraw_card(self, job_id: JobId, now_s: float) -> list[Effect]:
+    def withdraw_card(self, job_id: JobId, now_s: float, *, has_completed: bool = False) -> list[Effect]:
         """The job is closed, or shepherded elsewhere from now on (then its new shepherd's epoch wins anyway)."""
         self._begin(now_s)
-        last = self._desk.withdraw(job_id)
+        last = self._desk.withdraw(job_id, has_completed=has_completed)
         if last is not None:
             self._put_card(last, now_s)
         return []
@@ -228,6 +228,10 @@ class StatePlane:
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured."""
         return self._library.kinds.prior(user, name)
+
+    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+        """What is known of their kinds."""
+        return self._library.kinds.views(jobs)
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -166,6 +166,11 @@ class SpeedBook:
             self._news = 0
             self._fitted = None
 
+    def point(self, ranks: int, nodes: int, local_batch: int) -> SpeedPoint:
+        """The mean of one configuration; KeyError where nothing was reported."""
+        mean = self._means[ranks, nodes, local_batch]
+        return SpeedPoint(ranks, nodes, local_batch, exp(mean.step), mean.sync * exp(mean.step))
+
     @property
     def points(self) -> tuple[SpeedPoint, ...]:
         """Means by configuration."""
@@ -181,10 +186,5 @@ class SpeedBook:
         return self._fitted
 
     def _refit(self) -> None:
-        self._points = tuple(
-            [
-                SpeedPoint(*configuration, exp(mean.step), mean.sync * exp(mean.step))
-                for configuration, mean in sorted(self._means.items())
-            ]
-        )
+        self._points = tuple([self.point(*configuration) for configuration in sorted(self._means)])
         self._fitted = fit_speed(self._points) if self._points else None

@@ -25,7 +25,7 @@ BATCHES = 24
 """Global batch sizes that are looked at."""
 KEPT = 8_192
 """Tables of step times that are remembered: with fewer than there are jobs each plan would make all of them anew."""
-HASHED_POINTS = 64
+HASHED_POINTS = 16
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -4,7 +4,7 @@ The own node stands in the view with its ledger's exact figures, all others with
 their owners' fresher answers).  A member that is not alive is shown and never chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from swarmsched.estimate import Estimate
 from swarmsched.gossip.member import MemberStatus
@@ -16,7 +16,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.holding import Candidate
 from swarmsched.resources import Free, NodeResources, counted
-from swarmsched.view import JobView, NodeView
+from swarmsched.view import JobView, KindView, NodeView
 
 _UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
 
@@ -44,6 +44,10 @@ class Cluster:
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured, as far as this node has heard of them."""
         return self._state.prior(user, name)
+
+    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+        """The same of the kinds of many jobs, those that take several sizes, all that is known."""
+        return self._state.kinds(jobs)
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -5,6 +5,7 @@ When each of these travels is the state plane's business; a job that lives for l
 
 from collections.abc import Iterable
 
+from swarmsched.api import EndReason
 from swarmsched.effects import Effect
 from swarmsched.events import ResourcesRead
 from swarmsched.gossip.location import Location
@@ -94,7 +95,9 @@ class Publication:
 
     def tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
         """The card vanishes; the location stays and says that the job has ended."""
-        effects = [*self._state.withdraw_card(record.job_id, clock.now_s), *self._locate(record, clock)]
+        has_completed = record.end_reason is EndReason.COMPLETED
+        effects = self._state.withdraw_card(record.job_id, clock.now_s, has_completed=has_completed)
+        effects += self._locate(record, clock)
         self._located.pop(record.job_id, None)
         return effects
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
 from swarmsched.fields import cleaned
+from swarmsched.models.kinds import informed
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
 from swarmsched.policies.base import PolicyKind, is_known, is_waiting
@@ -166,6 +167,7 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
     ConfigError with field, value and nearest match if there is none.
     """
+    view = informed(view)
     policy = policy_for(setting, view)
     plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)
     decisions = plan.decisions

@@ -4,8 +4,7 @@ Jobs are submitted as users do it; nodes gossip, plan, hold, commit and start th
 train as measured, report every few seconds with noise, commit a checkpoint once they train, and end when they are done.
 What a change costs is what the protocol takes, and the pause at each start.
 
-The table of kinds, by which planners know of jobs that have not reported yet, is one for all: what is measured here is
-how late cards and free GPUs are known, and what is decided twice.
+Planners know what cards tell, and of jobs of one kind what all of their cards have told: each node keeps that itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CommitCheckpoint, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import MERGED_POINTS, Estimate, coarse
+from swarmsched.estimate import coarse
 from swarmsched.events import TaskEstimated
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import OwnerAnswer, Refusal
@@ -254,9 +253,7 @@ class GossipReplay:
         if not gang.has_saved:
             gang.has_saved = True
             self._commit(host, task)
-        estimate = self._knowledge.estimate(job, self._now_s) or Estimate(done=job.progress)
-        told = coarse(replace(estimate, points=estimate.points[-MERGED_POINTS:]))
-        host.post(TaskEstimated(*task.key, told, task.global_batch))
+        host.post(TaskEstimated(*task.key, coarse(self._knowledge.reported(job)), task.global_batch))
         self._loop.post_later(REPORT_S, self._report, gang, turn)
 
     def _commit(self, host: Host, task: RunningTask) -> None:
@@ -282,7 +279,6 @@ class GossipReplay:
 
     def _ended(self, gang: Gang) -> None:
         job = gang.job
-        self._knowledge.estimate(job, self._now_s)
         del self._open[gang.first.order.spec.command[1]]
         del self._gangs[gang.first.order.job_id]
         self.observer.ended(job)
@@ -297,7 +293,7 @@ class GossipReplay:
     # Planners, and what is counted.
 
     def _planned(self, setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-        """As a planner process would, with the table of kinds beside it."""
+        """As a planner process would."""
         began_s = self._clock()
         plan = plan_anyway(setting, replace(view, jobs=tuple([self._informed(job) for job in view.jobs])), now_s)
         took_s = self._clock() - began_s

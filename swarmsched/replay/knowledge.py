@@ -21,8 +21,11 @@ class Knowledge(Protocol):
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
         """What is believed of the job now, with a report of its own where it trains."""
 
+    def reported(self, job: ReplayJob) -> Estimate:
+        """What its own ranks can tell of it while it trains, and its card carries."""
+
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
-        """The same without a report: by what its card tells, if it does."""
+        """What planners are told of it beside: by what its card tells, if it does."""
 
 
 class NothingKnown:
@@ -31,6 +34,10 @@ class NothingKnown:
     def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
         """None."""
         return None
+
+    def reported(self, job: ReplayJob) -> Estimate:
+        """How far it has come."""
+        return Estimate(done=job.progress)
 
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """What it tells."""
@@ -58,6 +65,10 @@ class PerfectKnowledge:
             noise=_noise(profile, profile.epoch_at(job.progress)),
             remaining=max(0.0, profile.total_progress - job.progress),
         )
+
+    def reported(self, job: ReplayJob) -> Estimate:
+        """How far it has come: nothing is measured."""
+        return Estimate(done=job.progress)
 
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """As it is: no card could carry it."""

@@ -11,8 +11,11 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, log2
+from typing import NamedTuple
 
-from swarmsched.estimate import BatchRange, Estimate, NoisePoint
+from msgspec.structs import replace
+
+from swarmsched.estimate import BatchRange, Configuration, Estimate, NoisePoint
 from swarmsched.ids import JobId
 from swarmsched.models.batch import split
 from swarmsched.models.fit import SpeedBook
@@ -37,12 +40,32 @@ class _Kind:
     furthest: float = 0.0  # progress that any of them has made
 
 
+class _Measured(NamedTuple):
+    """By one report."""
+
+    configuration: Configuration
+    step_s: float
+    sync_s: float
+    batch: int
+    noise: float
+
+
 @dataclass
 class _Own:
     """What one job has reported itself: the noise of its gradient, smoothed, and with which batch."""
 
-    noise: float = 0.0
-    batch: int = 0
+    noise: float
+    batch: int
+    speed: SpeedBook = field(default_factory=SpeedBook)
+
+    def smooth(self, measured: _Measured) -> None:
+        """The newest report of the noise counts most."""
+        self.noise, self.batch = self.noise * (measured.noise / self.noise) ** SMOOTHING, measured.batch
+
+    def note(self, measured: _Measured) -> None:
+        """The same, and how fast it is there."""
+        self.smooth(measured)
+        self.speed.observe(*measured.configuration, measured.step_s, measured.sync_s)
 
 
 class LearnedKnowledge:
@@ -69,27 +92,53 @@ class LearnedKnowledge:
         kind.furthest = max(kind.furthest, job.progress)
         return self._believed(job, physics, kind)
 
-    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
-        """Until a job has reported: by its kind."""
+    def reported(self, job: ReplayJob) -> Estimate:
+        """The mean of what it has measured where it is, as its agent would send it; what others measured, agents know
+        by their cards."""
         physics = job.physics
-        has_told = told is not None and not told.is_prior and bool(told.speed or told.points)
-        if not isinstance(physics, ProfiledPhysics) or has_told:
+        measured = self._measured(job, physics) if isinstance(physics, ProfiledPhysics) else None
+        if measured is None:
+            return Estimate(done=job.progress)
+        own = self._own.setdefault(job.job_id, _Own(measured.noise, measured.batch))
+        own.note(measured)
+        return Estimate(
+            points=(own.speed.point(*measured.configuration),),
+            noise=(NoisePoint(own.batch, own.noise),),
+            remaining=self._declared(job),
+            done=job.progress,
+            is_partial=True,
+        )
+
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """Until it has reported itself, users alone know how long it trains."""
+        declared = self._declared(job)
+        if not declared or (told is not None and not told.is_prior and told.points):
             return told
-        return self._believed(job, physics, self._kinds.setdefault(job.kind, _Kind()))
+        return replace(told or Estimate(is_prior=True), remaining=declared)
+
+    def _declared(self, job: ReplayJob) -> float:
+        return max(0.0, job.physics.total - job.progress) if self._declares else 0.0
 
     def _report(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> None:
+        measured = self._measured(job, physics)
+        if measured is None:
+            return
+        kind.speed.observe(*measured.configuration, measured.step_s, measured.sync_s)
+        self._own.setdefault(job.job_id, _Own(measured.noise, measured.batch)).smooth(measured)
+        kind.noise.observe(job.progress, measured.batch, measured.noise)
+
+    def _measured(self, job: ReplayJob, physics: ProfiledPhysics) -> _Measured | None:
+        """None for a batch that its ranks cannot be dealt."""
         dealt = split(job.batch or physics.batches.first, job.ranks, physics.batches)
         if dealt is None:
-            return
+            return None
         time = physics.profile.step_time(job.shape, dealt.local_batch)
         factor = self._rng.lognormvariate(0.0, self._spread)
-        kind.speed.observe(job.ranks, len(job.shape), dealt.local_batch, time.step_s * factor, time.sync_s * factor)
         batch = dealt.batch(job.ranks)
-        measured = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
-        noise = min(NOISE_MOST, measured * self._rng.lognormvariate(0.0, self._spread))
-        own = self._own.setdefault(job.job_id, _Own(noise, batch))
-        own.noise, own.batch = own.noise * (noise / own.noise) ** SMOOTHING, batch
-        kind.noise.observe(job.progress, batch, noise)
+        exact = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
+        noise = min(NOISE_MOST, exact * self._rng.lognormvariate(0.0, self._spread))
+        place = (job.ranks, len(job.shape), dealt.local_batch)
+        return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
 
     def _believed(self, job: ReplayJob, physics: ProfiledPhysics, kind: _Kind) -> Estimate:
         fitted, own = kind.speed.fitted, self._own.get(job.job_id)

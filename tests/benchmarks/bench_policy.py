@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.msgpack import decode, encode
@@ -30,7 +30,7 @@ from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.view import ClusterView, JobView, NodeView, Plan, PolicySetting
+from swarmsched.view import ClusterView, JobView, KindView, NodeView, Plan, PolicySetting
 from tests.swarmsched.gossip.state_testing import StateNetwork, sample_record
 
 SIZES = ((100, 1_000), (1_000, 2_000))
@@ -176,6 +176,9 @@ class _Cluster:
 
     def prior(self, user: str, name: str) -> None:
         """Nobody has measured anything."""
+
+    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+        return ()
 
     def take_job_news(self) -> tuple[JobId, ...]:
         news, self.news = self.news, ()

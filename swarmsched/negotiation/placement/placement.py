@@ -10,7 +10,7 @@ ahead, counted from the last release of capacity; whoever an owner invites need 
 
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -53,6 +53,7 @@ from swarmsched.view import (
     Elasticity,
     EndedJob,
     JobView,
+    KindView,
     NodeView,
     Plan,
     PolicySetting,
@@ -79,6 +80,9 @@ class Cluster(Protocol):
 
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured."""
+
+    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+        """All that is known of the kinds of those that take several sizes."""
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
@@ -324,7 +328,8 @@ class Placement:
     def cluster_view(self, clock: Clock, version: int = 0) -> ClusterView:
         """Everything a policy may see."""
         nodes, jobs = tuple(self._cluster.nodes()), tuple(self._views(clock))
-        return ClusterView(version, nodes, jobs, tuple(self._history), self._planning.memory)
+        kinds = self._cluster.kinds(jobs)
+        return ClusterView(version, nodes, jobs, tuple(self._history), self._planning.memory, kinds)
 
     # Plans.
 

@@ -71,6 +71,9 @@ class Cluster:
     def prior(self, user, name):
         return self.priors.get((user, name))
 
+    def kinds(self, jobs):
+        return ()
+
     def take_job_news(self):
         news, self.news = self.news, []
         return news
