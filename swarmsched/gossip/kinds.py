@@ -5,7 +5,6 @@ Every agent keeps it of the cards that pass, so that nothing more travels; one t
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from math import log2
 from statistics import fmean, pstdev
 
@@ -24,10 +23,9 @@ from swarmsched.estimate import (
     step_times,
 )
 from swarmsched.ids import JobId
-from swarmsched.view import JobView, KindView
+from swarmsched.view import KINDS_LIMIT, KindView
 from swarmsched.wire.codec import encode_value
 
-KINDS_LIMIT = 1_024
 POINTS_MOST = 128
 """Of one kind: sixteen nodes of four GPUs and all batches take some 70, in half octaves of the local batch."""
 SAMPLES_MOST = 64
@@ -133,16 +131,19 @@ class Kinds:
 
     def prior(self, user: str, name: str) -> Estimate | None:
         """What the card of a new job begins with: speed and noise; how long it takes is for it to say."""
-        kind = self._kinds.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None
+        kind = self._of(user, name)
         if kind is None:
             return None
         points = kind.latest.points[-MERGED_POINTS:]
         return replace(kind.latest, points=points, remaining=0.0, remaining_error=0.0, done=0.0, is_prior=True)
 
-    def views(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
-        """Of those jobs that take several sizes, as far as anything is known of their kinds."""
-        names = {(job.card.user, job.card.name): None for job in jobs if job.card.elastic is not None}
-        return tuple([self._kinds[each].view(*each) for each in names if each in self._kinds])
+    def view(self, user: str, name: str) -> KindView | None:
+        """As planners see it."""
+        kind = self._of(user, name)
+        return kind.view(user[:NAME_LENGTH], name[:NAME_LENGTH]) if kind is not None else None
+
+    def _of(self, user: str, name: str) -> _Kind | None:
+        return self._kinds.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None
 
 
 def _place(point: SpeedPoint) -> tuple[int, int, int]:

@@ -11,14 +11,13 @@ Who is alive is told by `put_peer` and `drop_peer`; how that is found out is non
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, encode_card
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import Estimate
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.fields import Value
 from swarmsched.gossip.card_desk import CardDesk
@@ -32,6 +31,7 @@ from swarmsched.gossip.exchange import (
     StateDelta,
     StateDigest,
 )
+from swarmsched.gossip.kinds import Kinds
 from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, Library
 from swarmsched.gossip.location import Location, encode_location
 from swarmsched.gossip.publisher import RecordPublisher
@@ -46,7 +46,7 @@ from swarmsched.gossip.setting import (
 )
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import FreeReport
-from swarmsched.view import JobView, KindView, PolicySetting
+from swarmsched.view import JobView, PolicySetting
 
 ROUND_S = 1.0
 FULL_EXCHANGE_S = 60.0
@@ -225,13 +225,10 @@ class StatePlane:
         """True when `take_job_news` has something."""
         return bool(self._library.job_news)
 
-    def prior(self, user: str, name: str) -> Estimate | None:
-        """What jobs of that kind have measured."""
-        return self._library.kinds.prior(user, name)
-
-    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
-        """What is known of their kinds."""
-        return self._library.kinds.views(jobs)
+    @property
+    def kinds(self) -> Kinds:
+        """Read only: what jobs of one kind have measured, as far as this node has heard of them."""
+        return self._library.kinds
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -43,11 +43,16 @@ class Cluster:
 
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured, as far as this node has heard of them."""
-        return self._state.prior(user, name)
+        return self._state.kinds.prior(user, name)
+
+    def kind(self, user: str, name: str) -> KindView | None:
+        """All that jobs of that kind have measured, as planners see it."""
+        return self._state.kinds.view(user, name)
 
     def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
-        """The same of the kinds of many jobs, those that take several sizes, all that is known."""
-        return self._state.kinds(jobs)
+        """Of those jobs that take several sizes, as far as anything is known of their kinds."""
+        names = dict.fromkeys((job.card.user, job.card.name) for job in jobs if job.card.elastic is not None)
+        return tuple([kind for each in names if (kind := self.kind(*each)) is not None])
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

@@ -865,7 +865,9 @@ class Node:
         estimate = job.estimate if job is not None else heard.card.estimate if heard is not None else None
         if estimate is None or not estimate.points or record is None or not record.spec.is_elastic:
             return None
-        return speed_question(record, estimate, self._cluster.nodes())
+        return speed_question(
+            record, estimate, self._cluster.nodes(), self._cluster.kind(record.spec.user, record.spec.name)
+        )
 
     def size_reason(self, record: JobRecord) -> str:
         """Why a job that takes several sizes has this one; empty for others."""

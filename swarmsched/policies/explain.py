@@ -8,9 +8,10 @@ from typing import Any
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.errors import CapacityError
-from swarmsched.estimate import Estimate, SpeedQuestion
+from swarmsched.estimate import Estimate, SpeedQuestion, batches_of
 from swarmsched.fields import Value
 from swarmsched.ids import JobId, NodeId, handle
+from swarmsched.models.kinds import believed
 from swarmsched.policies.base import ahead_sentence, amount, in_rank_order, is_waiting, joined, need
 from swarmsched.policies.placement import place_in
 from swarmsched.policies.reason import fits_now, shortage, start_reason
@@ -18,7 +19,7 @@ from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, Share, ranks_that_fit, suitable, suits, world_size
-from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, NodeView, Order, PolicySetting
+from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, KindView, NodeView, Order, PolicySetting
 
 AHEAD_LIMIT = 20
 AHEAD_PLACED_MAX = 200
@@ -142,19 +143,25 @@ def explain(
     )
 
 
-def speed_question(record: JobRecord, estimate: Estimate, nodes: Sequence[NodeView]) -> SpeedQuestion:
-    """What the model of a job's speed is to be asked: the sizes that it takes, as far as there are GPUs for them."""
+def speed_question(
+    record: JobRecord, estimate: Estimate, nodes: Sequence[NodeView], kind: KindView | None
+) -> SpeedQuestion:
+    """What the model of a job's speed is to be asked: the sizes that it takes, as far as there are GPUs for them.
+
+    `estimate` is what its card tells, and `kind` what is known of its kind beside.
+    """
     spec, per_rank = record.spec, max(1, record.spec.demand.gpus)
     held = world_size(record.shares)
     there = sum(node.capacity.gpu_count for node in nodes) // per_rank if spec.demand.gpus else spec.ranks_most
+    batches = spec.batches if spec.batches.first else batches_of(estimate)
     return SpeedQuestion(
-        estimate,
+        believed(estimate, kind, batches) if kind is not None else estimate,
         ranks_least=spec.ranks,
         ranks_most=max(spec.ranks, held, min(spec.ranks_most, there)),
         ranks_per_node=max(1, max((node.total_gpus for node in nodes), default=1) // per_rank),
         held=held,
         held_nodes=len(record.shares),
-        batches=spec.batches,
+        batches=batches,
         global_batch=record.global_batch,
     )
 

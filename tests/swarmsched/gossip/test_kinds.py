@@ -1,17 +1,40 @@
-"""What jobs of one kind measured is a prior for the next one: speed, never a length."""
+"""What jobs of one kind measured: a prior for the next one's card, and tables for planners."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
-from swarmsched.card import NAME_LENGTH, JobCard, card_of
-from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
-from swarmsched.gossip.kinds import KINDS_LIMIT, Kinds
+from swarmsched.card import NAME_LENGTH, JobCard, card_of, tombstone
+from swarmsched.estimate import Estimate, NoisePoint, NoiseTable, SpeedPoint
+from swarmsched.gossip.kinds import LENGTHS_MOST, POINTS_MOST, SAMPLES_MOST, Kinds
+from swarmsched.view import KINDS_LIMIT, KindView
+from swarmsched.wire.codec import decode_value
 from tests.swarmsched.building import make_record
 
 MEASURED = Estimate(
     points=(SpeedPoint(2, 1, 32, 0.2),), noise=(NoisePoint(64, 9.0),), remaining=500.0, remaining_error=0.1, done=40.0
 )
+
+
+def told(*points: SpeedPoint, done: float = 1.0, noise: float = 0.0, batch: int = 64) -> Estimate:
+    return Estimate(points=points, done=done, noise=(NoisePoint(batch, noise),) if noise else ())
+
+
+def seen(kinds: Kinds) -> KindView:
+    view = kinds.view("ada", "bert")
+    assert view is not None
+    return view
+
+
+def speeds(kinds: Kinds) -> dict[tuple[int, int, int], float]:
+    points = decode_value(Estimate, seen(kinds).speed).points
+    return {(each.ranks, each.nodes, each.local_batch): each.step_s for each in points}
+
+
+def ended(done: float, number: int, *, has_completed: bool = True) -> JobCard:
+    last = card("bert", estimate=Estimate(points=MEASURED.points, done=done))
+    last = replace(last, job_id=last.job_id[:-5] + f"{number:05}")
+    return tombstone(last, has_completed=has_completed)
 
 
 def card(name: str, user: str = "ada", estimate: Estimate | None = MEASURED) -> JobCard:
@@ -51,3 +74,73 @@ def test_of_too_many_kinds_those_heard_of_longest_ago_are_forgotten() -> None:
     kinds.note(card("job0"))
     kinds.note(card("another"))
     assert [kinds.prior("ada", name) is None for name in ("job0", "job1", "another")] == [False, True, False]
+
+
+def test_what_several_jobs_of_a_kind_measured_is_one_table() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5))))
+    kinds.note(card("bert", estimate=told(SpeedPoint(4, 2, 32, 0.6))))
+    assert speeds(kinds) == {(1, 1, 32): 0.4, (2, 1, 32): 0.5, (4, 2, 32): 0.6}
+    assert kinds.view("bob", "bert") is kinds.view("ada", "") is kinds.view("ada", "resnet") is None
+
+
+def test_the_newest_time_of_a_step_counts_and_one_of_nearly_the_same_batch_adds_nothing() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.40))))
+    before = seen(kinds).speed
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 33, 0.42))))
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.41))))
+    assert seen(kinds).speed == before, "what a planner has computed of it serves again"
+    kinds.note(card("bert", estimate=told(SpeedPoint(2, 1, 32, 0.5), SpeedPoint(1, 1, 32, 0.43))))
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.35), SpeedPoint(1, 1, 64, 0.8))))
+    assert speeds(kinds) == {(1, 1, 32): 0.43, (1, 1, 64): 0.8, (2, 1, 32): 0.5}, "the card's last point is its newest"
+
+
+def test_another_training_by_the_same_name_begins_a_new_table() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5), noise=3.0)))
+    kinds.note(ended(70.0, 1))
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.9))))
+    assert speeds(kinds) == {(1, 1, 32): 0.9}
+    assert (seen(kinds).noise, seen(kinds).length) == (b"", 2.0), "as long again as it has trained"
+
+
+def test_how_long_one_takes_is_told_by_those_that_have_completed() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.4), done=30.0)))
+    assert (seen(kinds).length, seen(kinds).length_error) == (60.0, 1.0), "none has: it may take as long again"
+    kinds.note(ended(80.0, 1))
+    kinds.note(ended(120.0, 2))
+    kinds.note(ended(5.0, 3, has_completed=False))
+    assert (seen(kinds).length, seen(kinds).length_error) == (100.0, 0.2)
+    kinds.note(ended(120.0, 2))
+    assert seen(kinds).length == 100.0, "a job completes once"
+
+
+def test_a_kind_of_which_nothing_was_measured_has_no_length_either() -> None:
+    kinds = Kinds()
+    kinds.note(ended(80.0, 1))
+    assert kinds.view("ada", "bert") is None
+
+
+def test_noise_is_remembered_by_how_far_the_job_had_come_and_its_batch() -> None:
+    kinds = Kinds()
+    for done, batch, noise in ((10.0, 64, 1.0), (1_000.0, 64, 50.0), (1_000.0, 256, 60.0), (1_001.0, 64, 51.0)):
+        kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, 0.4), done=done, noise=noise, batch=batch)))
+    samples = decode_value(NoiseTable, seen(kinds).noise).samples
+    assert [(each.done, each.batch, each.noise) for each in samples] == [
+        (10.0, 64, 1.0),
+        (1_000.0, 256, 60.0),
+        (1_000.0, 64, 50.0),
+    ]
+
+
+def test_tables_have_bounds() -> None:
+    kinds = Kinds()
+    for number in range(1, 400):
+        estimate = told(SpeedPoint(number, 1, 32, 0.4), done=2.0**number, noise=3.0)
+        kinds.note(card("bert", estimate=estimate if number < 50 else replace(estimate, done=1.0)))
+        kinds.note(ended(7.0 * number, number))
+    assert list(speeds(kinds)) == [(ranks, 1, 32) for ranks in range(400 - POINTS_MOST, 400)]
+    assert len(decode_value(NoiseTable, seen(kinds).noise).samples) <= SAMPLES_MOST
+    assert seen(kinds).length == 7.0 * sum(range(400 - LENGTHS_MOST, 400)) / LENGTHS_MOST

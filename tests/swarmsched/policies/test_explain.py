@@ -166,7 +166,7 @@ def test_before_its_first_checkpoint_a_job_is_told_that_it_keeps_its_size(checkp
 def test_the_model_is_asked_of_the_sizes_for_which_there_are_gpus() -> None:
     running = record(2, Demand(gpus=1), JobState.RUNNING, shares=(Share(NodeId("n1"), 1), Share(NodeId("n2"), 2)))
     running = replace(running, spec=replace(running.spec, ranks_most=100))
-    question = speed_question(running, Estimate(), view_of(running).nodes)
+    question = speed_question(running, Estimate(), view_of(running).nodes, None)
     assert (question.ranks_least, question.ranks_most, question.ranks_per_node) == (2, 10, 2)
     assert (question.held, question.held_nodes) == (3, 2)
 
