@@ -131,15 +131,28 @@ MERGED_POINTS = 8
 def merged(before: Estimate | None, now: Estimate) -> Estimate:
     """What is reported now, with the points that other configurations left behind, the oldest first.
 
-    Those of other jobs of its kind are dropped once one of them proves wrong.
+    Those of other jobs of its kind are dropped once one of them proves wrong.  A time that is nearly the one that was
+    told before is no news.
     """
     if before is None or (before.is_prior and _belies(before, now)):
         return now
-    new = step_times(now.points)
-    kept = [each for each in before.points if configuration(each) not in new]
+    old = {configuration(each): each for each in before.points}
+    new = [each if is_news(old.get(configuration(each)), each) else old[configuration(each)] for each in now.points]
+    kept = [each for each in before.points if configuration(each) not in step_times(new)]
     return replace(
-        now, points=(*kept, *now.points)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
+        now, points=(*kept, *new)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
     )
+
+
+NEWS_RATIO = 1.02
+"""Times by which the time of a step must have changed: each report moves its mean, and each change makes plans."""
+
+
+def is_news(before: SpeedPoint | None, now: SpeedPoint) -> bool:
+    """Whether the same configuration takes another time than was told."""
+    if before is None:
+        return True
+    return max(before.step_s, now.step_s) > NEWS_RATIO * min(before.step_s, now.step_s)
 
 
 PRIOR_RATIO = 1.5
@@ -178,15 +191,21 @@ def contradicts(known: Mapping[Configuration, float], point: SpeedPoint) -> bool
 
 
 def coarse(estimate: Estimate) -> Estimate:
-    """To two digits, so that only what matters makes news."""
-    points = [replace(each, step_s=_coarse(each.step_s), sync_s=_coarse(each.sync_s)) for each in estimate.points]
+    """To two digits, so that only what matters makes news; to three what models are fitted to."""
+    points = [_coarse_point(each) for each in estimate.points]
     noise = [replace(each, noise=_coarse(each.noise)) for each in estimate.noise]
     left = {"remaining": _coarse(estimate.remaining), "done": _coarse(estimate.done)}
     return replace(estimate, points=tuple(points), noise=tuple(noise), **left)
 
 
-def _coarse(value: float) -> float:
-    return float(f"{value:.2g}")
+def _coarse_point(point: SpeedPoint) -> SpeedPoint:
+    """Of the two parts of a step that which computes may be the small one: it must not vanish beside the other."""
+    step_s, grad_s = _coarse(point.step_s, 3), _coarse(point.step_s - point.sync_s, 3)
+    return replace(point, step_s=step_s, sync_s=max(0.0, step_s - grad_s))
+
+
+def _coarse(value: float, digits: int = 2) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def batches_of(estimate: Estimate | None) -> BatchRange:

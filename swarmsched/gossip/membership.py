@@ -50,7 +50,7 @@ from swarmsched.gossip.message import (
     StreamPong,
     Update,
 )
-from swarmsched.gossip.prober import PROBE_PERIOD_S, Prober
+from swarmsched.gossip.prober import Prober
 from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.suspicion import Suspicion
 from swarmsched.ids import Address, NodeId, is_node_name
@@ -58,7 +58,7 @@ from swarmsched.wire.sealing import WIRE_MINOR_HIGHEST, WIRE_MINOR_LOWEST
 
 MembershipEvent = DatagramReceived | DatagramSendFailed | TimerFired | LoopLagged | PeerMessageReceived | PeerSendFailed
 
-HASH_INTERVAL_S = 5.0  # between two comparisons of the membership hash; repairs what rumours missed
+HASH_INTERVAL = 5.0  # probe periods between two comparisons of the membership hash; repairs what rumours missed
 DIAL_INTERVAL_S = 5.0  # between two attempts to reach a dead member or an absent seed: bounds how long a split lasts
 LONELY_DIAL_INTERVAL_S = 1.0  # the same while no other member is known at all
 SLOW_DIAL_AFTER_S, SLOW_DIAL_EVERY = 3_600.0, 12  # one dead for longer is dialled at every so many attempts only
@@ -234,8 +234,8 @@ class Membership:
     def _start(self) -> None:
         now_s = self._now_s
         self._started_s = self._self_since_s = now_s
-        self._next_probe_s = now_s + self._rng.random() * PROBE_PERIOD_S
-        self._next_hash_s = now_s + self._rng.random() * PROBE_PERIOD_S
+        self._next_probe_s = now_s + self._rng.random() * self._config.probe_period_s
+        self._next_hash_s = now_s + self._rng.random() * self._config.probe_period_s
         self._next_dial_s = now_s
 
     def _finish(self) -> list[MembershipEffect]:
@@ -280,11 +280,11 @@ class Membership:
             self._expire_dead()
             self._dial()
         if now_s >= self._next_probe_s:
-            self._next_probe_s = now_s + PROBE_PERIOD_S * self._health.multiplier
+            self._next_probe_s = now_s + self._config.probe_period_s * self._health.multiplier
             self._counters["probe_periods"] += 1
             self._prober.probe_next(now_s)
         if now_s >= self._next_hash_s:
-            self._next_hash_s = now_s + HASH_INTERVAL_S
+            self._next_hash_s = now_s + HASH_INTERVAL * self._config.probe_period_s
             for peer in self._roster.sample(1):
                 self._outbox.send_to(peer, self._hello(wants_answer=False))
 

@@ -5,6 +5,9 @@ from swarmsched.fields import Value
 from swarmsched.ids import Address, NodeId, is_node_name
 from swarmsched.wire.sealing import INSTANCE_ID_BYTES
 
+PROBE_PERIOD_S = 1.0  # one member is probed per period; shorter detects sooner and costs in proportion
+PROBE_PERIOD_MIN_S = 0.5  # within which a direct probe is answered
+PROBE_PERIOD_MAX_S = 86_400.0  # nobody is watched: for simulations in which no machine fails
 PACKET_CEILING_MIN_BYTES = 512
 PACKET_CEILING_MAX_BYTES = 1_400
 
@@ -19,6 +22,7 @@ class MembershipConfig(Value, kw_only=True):
     seeds: tuple[Address, ...] = ()  # greeted at the start, and for ever while nobody there is known; 2 or 3 suffice
     software_version: str = ""  # shown to people; at most 32 characters
     packet_ceiling_bytes: int = 1_200  # largest payload, before sealing; 1,200 fits under VXLAN and WireGuard
+    probe_period_s: float = PROBE_PERIOD_S
 
     def __post_init__(self) -> None:
         if not is_node_name(self.node_id):
@@ -32,3 +36,6 @@ class MembershipConfig(Value, kw_only=True):
         if not PACKET_CEILING_MIN_BYTES <= self.packet_ceiling_bytes <= PACKET_CEILING_MAX_BYTES:
             accepted = f"{PACKET_CEILING_MIN_BYTES} to {PACKET_CEILING_MAX_BYTES}"
             raise ConfigError("packet_ceiling_bytes", f"{self.packet_ceiling_bytes} is out of range", accepted)
+        if not PROBE_PERIOD_MIN_S <= self.probe_period_s <= PROBE_PERIOD_MAX_S:
+            accepted = f"{PROBE_PERIOD_MIN_S:g} to {PROBE_PERIOD_MAX_S:g} seconds"
+            raise ConfigError("probe_period_s", f"{self.probe_period_s} is out of range", accepted)

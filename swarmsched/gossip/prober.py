@@ -18,7 +18,6 @@ from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.rumour import RUMOURS_PER_PACKET
 from swarmsched.ids import Address, NodeId
 
-PROBE_PERIOD_S = 1.0  # one member is probed per period; shorter detects sooner and costs in proportion
 PROBE_TIMEOUT_S = 0.5  # for the direct answer: twice the 99th percentile of the round trip is enough
 INDIRECT_HELPERS = 3  # asked to probe a silent member: three keep a 5 % loss from becoming a suspicion
 CONCURRENT_PROBES = 16  # under way at once: one per period, the others after send errors
@@ -217,7 +216,7 @@ class Prober:
     def _start(self, node: NodeId, now_s: float) -> Probe:
         factor = self._health.multiplier
         indirect_at_s = now_s + PROBE_TIMEOUT_S * factor
-        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + PROBE_PERIOD_S * factor)
+        probe = Probe(self._next_sequence(), node, indirect_at_s, now_s + self._config.probe_period_s * factor)
         self._probes[probe.sequence] = probe
         self._probed[node] = probe.sequence
         return probe

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, encode_card
 from swarmsched.effects import Effect, Persist, SendPeer
-from swarmsched.errors import RemoteProtocolError
+from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.fields import Value
 from swarmsched.gossip.card_desk import CardDesk
@@ -49,6 +49,7 @@ from swarmsched.resources import FreeReport
 from swarmsched.view import JobView, PolicySetting
 
 ROUND_S = 1.0
+ROUND_MIN_S, ROUND_MAX_S = 0.1, 60.0
 FULL_EXCHANGE_S = 60.0
 WINDOW_ROUNDS = 8
 WINDOW_ROUNDS_LARGE = 14
@@ -77,6 +78,12 @@ class StateConfig(Value):
     node_id: NodeId
     generation: int
     packet_bytes: int = 1_200
+    round_s: float = ROUND_S
+
+    def __post_init__(self) -> None:
+        if not ROUND_MIN_S <= self.round_s <= ROUND_MAX_S:
+            accepted = f"{ROUND_MIN_S:g} to {ROUND_MAX_S:g} seconds"
+            raise ConfigError("round_s", f"{self.round_s} is out of range", accepted)
 
 
 StateEvent = DatagramReceived | PeerMessageReceived | TimerFired
@@ -310,7 +317,7 @@ class StatePlane:
 
     def _run_round(self, now_s: float) -> list[Effect]:
         """One digest to one random peer; jitter keeps swarms that started together from marching in step."""
-        self._round_at_s = now_s + ROUND_S * self._rng.uniform(0.9, 1.1)
+        self._round_at_s = now_s + self._config.round_s * self._rng.uniform(0.9, 1.1)
         self._library.round_number += 1
         self._repeats = REPEATS_PER_ROUND
         self._publisher.adapt(self._members, is_capped=self._courier.was_capped)

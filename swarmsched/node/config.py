@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swarmsched.gossip.membership_config import PROBE_PERIOD_S
+from swarmsched.gossip.state import ROUND_S
 from swarmsched.holders import Holder
 from swarmsched.ids import Address, NodeId
 from swarmsched.negotiation.holding import Candidate
@@ -21,6 +23,14 @@ class Database(Protocol):
 
     def next_generation(self, now_utc_s: float, /) -> int:
         """A number above all that earlier lives used, durable when this returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Periods of the two gossip planes, which check them; those on which safety rests (leases, contacts) are fixed."""
+
+    probe_period_s: float = PROBE_PERIOD_S
+    round_s: float = ROUND_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class NodeConfig:
     is_witness: bool = False  # holds records and votes; runs, places and shepherds nothing
     retained_jobs: int = RETAINED_JOBS  # ended jobs whose records are kept; the oldest go first
     zone: str = ""  # what fails together with this node has the same; holders of a job are sought in different ones
+    timings: Timings = Timings()
 
     @classmethod
     def begin(

@@ -26,6 +26,7 @@ def make_membership(config: NodeConfig, rng: random.Random, make: type[Membershi
             seeds=config.seeds,
             software_version=config.software_version[:32],
             packet_ceiling_bytes=config.packet_bytes,
+            probe_period_s=config.timings.probe_period_s,
         ),
         rng,
     )
@@ -34,7 +35,7 @@ def make_membership(config: NodeConfig, rng: random.Random, make: type[Membershi
 def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random) -> StatePlane:
     """Plane B of this node, with the swarm-wide setting as it was stored; SwarmError if that is unusable."""
     plane = StatePlane(
-        StateConfig(config.node_id, config.generation, packet_bytes=config.packet_bytes), rng, check_setting
+        StateConfig(config.node_id, config.generation, config.packet_bytes, config.timings.round_s), rng, check_setting
     )
     stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
     if stored is not None:

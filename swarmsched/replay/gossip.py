@@ -9,6 +9,7 @@ Planners know what cards tell, and of jobs of one kind what all of their cards h
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from math import inf
 
 from msgspec.structs import replace
@@ -22,6 +23,8 @@ from swarmsched.estimate import coarse
 from swarmsched.events import TaskEstimated
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import OwnerAnswer, Refusal
+from swarmsched.node.config import Timings
+from swarmsched.node.node import Node
 from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
@@ -95,12 +98,20 @@ class GossipReplay:
         seed: int = 0,
         faults: NetworkFaults | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        timings: Timings = Timings(),  # noqa: B008  # frozen
     ) -> None:
         """`clock` gives seconds: plans take as long as it says."""
         self._jobs, self._cluster, self._setting = jobs, cluster, setting
         self._knowledge, self._pacing, self._clock = knowledge, pacing, clock
         self._swarm = SimulatedSwarm(
-            len(cluster.gpus), 0, seed, faults, behaviour=self._ranks_of, observers=[self], gpu_counts=_counts(cluster)
+            len(cluster.gpus),
+            0,
+            seed,
+            faults,
+            behaviour=self._ranks_of,
+            observers=[self],
+            make_node=lambda config, restored, rng: Node(replaced(config, timings=timings), restored, rng),
+            gpu_counts=_counts(cluster),
         )
         self._loop = self._swarm.loop
         self._names = dict(zip(self._swarm.hosts, cluster.gpus, strict=True))

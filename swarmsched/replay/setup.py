@@ -1,13 +1,15 @@
 """From the rows of a trace to a replay: which jobs may change, what is known of them, and on which servers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
 
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Elastic
+from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
 from swarmsched.ids import JobId
+from swarmsched.node.config import Timings
 from swarmsched.policies.registry import check_setting, compute_plan, kind_of
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.gossip import GossipReplay
@@ -30,6 +32,8 @@ KNOWLEDGE = {
 
 
 VIEWS = ("perfect", "gossip")
+MEMBERSHIPS = {"swim": Timings(), "ideal": Timings(probe_period_s=PROBE_PERIOD_MAX_S)}
+"""With `ideal` members find one another and are never probed again: where no machine fails, a third of all steps."""
 CHECKPOINT_S = 600.0
 """Seconds of training between the checkpoints of a job: what came after the last of them is lost with a node."""
 
@@ -51,6 +55,7 @@ class Replay:
     view: str = "perfect"
     faults: NetworkFaults = field(default_factory=NetworkFaults)
     asks_least: bool = False
+    membership: str = "swim"
 
 
 def prepared(
@@ -71,10 +76,24 @@ def prepared(
             plan = partial(compute_plan, settings.policy)
             return PerfectReplay(jobs, cluster, plan, knowledge, settings.pacing, clock)
         case "gossip":
-            network = (settings.seed, settings.faults)
-            return GossipReplay(jobs, cluster, settings.policy, knowledge, settings.pacing, *network, clock)
+            how = (settings.pacing, settings.seed, settings.faults, clock, _timings(settings))
+            return GossipReplay(jobs, cluster, settings.policy, knowledge, *how)
         case other:
             raise ConfigError("view", f"{other!r} is not known", f"one of {', '.join(VIEWS)}")
+
+
+def timings(settings: Replay) -> Mapping[str, float]:
+    """Periods of the protocol that this replay goes by, in seconds; none on the exact view."""
+    return asdict(_timings(settings)) if settings.view == "gossip" else {}
+
+
+def _timings(settings: Replay) -> Timings:
+    found = MEMBERSHIPS.get(settings.membership)
+    if found is None:
+        raise ConfigError("membership", f"{settings.membership!r} is not known", f"one of {', '.join(MEMBERSHIPS)}")
+    if settings.cluster.events and settings.membership != "swim":
+        raise ConfigError("membership", "nobody would see that nodes fail", "leave it out, or --churn")
+    return found
 
 
 def _check_classes(profile: Profile, cluster: Cluster) -> None:

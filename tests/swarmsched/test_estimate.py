@@ -35,9 +35,21 @@ def test_only_so_many_sizes_are_remembered() -> None:
     assert [each.ranks for each in known.points] == list(range(100 - MERGED_POINTS, 100))
 
 
-def test_two_digits_are_told() -> None:
+def test_few_digits_are_told() -> None:
     told = coarse(Estimate(points=(SpeedPoint(2, 1, 32, 0.12345),), remaining=123_456.0, done=9.99))
-    assert (told.points[0].step_s, told.remaining, told.done) == (0.12, 120_000.0, 10.0)
+    assert (told.points[0].step_s, told.remaining, told.done) == (0.123, 120_000.0, 10.0)
+
+
+def test_the_small_part_of_a_step_that_computes_does_not_vanish_beside_the_other() -> None:
+    (told,) = coarse(Estimate(points=(SpeedPoint(8, 2, 32, 1.2345, 1.2334),))).points
+    assert abs(told.step_s - told.sync_s - 0.0011) < 1e-12
+
+
+def test_a_time_that_is_nearly_the_one_told_before_is_no_news() -> None:
+    before = Estimate(points=(SpeedPoint(2, 1, 32, 0.500),))
+    assert merged(before, Estimate(points=(SpeedPoint(2, 1, 32, 0.509),))) == before
+    (changed,) = merged(before, Estimate(points=(SpeedPoint(2, 1, 32, 0.511),))).points
+    assert changed.step_s == 0.511
 
 
 def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:

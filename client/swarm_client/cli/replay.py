@@ -87,6 +87,11 @@ OPTIONS = (
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
     Option("--knows", "what is known of jobs: perfect, declared, learned or nothing (replay)", "HOW"),
     Option("--view", "perfect, or gossip: a node on each server, through the whole protocol (replay)", "HOW"),
+    Option(
+        "--membership",
+        "swim, or ideal: nobody is probed, where no machine fails; with --view gossip (replay; default swim)",
+        "HOW",
+    ),
     Option("--loss", "part of all messages that is lost, with --view gossip (replay; default 0)", "RATIO", read=_ratio),
     Option("--delay-s", "median delay of a message, with --view gossip (replay; default 0.0002)", "S", read=_seconds),
     Option("--asks-least", "jobs of several sizes ask for the least; always so with --view gossip (replay)"),
@@ -153,11 +158,13 @@ def _observed(session: Session, jobs: list[TraceJob], profiles: Mapping[str, Pro
 def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
     """One result as a document: how it was run, and what came of it."""
     from swarmsched.policies.registry import policy_id
+    from swarmsched.replay.setup import timings
 
     head = {
         "policy": policy_id(settings.policy),
         "view": settings.view,
-        "membership": "swim" if settings.view == "gossip" else "perfect",
+        "membership": settings.membership if settings.view == "gossip" else "perfect",
+        **timings(settings),
         "knows": settings.knowledge,
         "declared": settings.knowledge == "declared",
         "asks_least": settings.asks_least,
@@ -223,9 +230,9 @@ def _settings(arguments: Arguments) -> list[Replay]:
     pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
     knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
     cluster, seed, (view, faults) = _cluster(arguments), arguments.get("seed", 0), _view(arguments)
-    asks_least = view == "gossip" or bool(arguments["asks_least"])
+    asks_least, membership = view == "gossip" or bool(arguments["asks_least"]), arguments["membership"] or "swim"
     return [
-        Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s, view, faults, asks_least)
+        Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s, view, faults, asks_least, membership)
         for each in _policies(arguments)
     ]
 
@@ -235,7 +242,7 @@ def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
     from swarmsched.simulator.network import NetworkFaults
 
     view, usual = arguments["view"] or "perfect", NetworkFaults()
-    network = [option for option in ("loss", "delay_s") if arguments[option] is not None]
+    network = [option for option in ("loss", "delay_s", "membership") if arguments[option] is not None]
     if network and view != "gossip":
         option = f"--{network[0].replace('_', '-')}"
         raise UsageError(f"{option} needs a network", "add --view gossip")
