@@ -19,7 +19,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CommitCheckpoint, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import coarse
+from swarmsched.estimate import Estimate, coarse
 from swarmsched.events import TaskEstimated
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import OwnerAnswer, Refusal
@@ -264,7 +264,9 @@ class GossipReplay:
         if not gang.has_saved:
             gang.has_saved = True
             self._commit(host, task)
-        host.post(TaskEstimated(*task.key, coarse(self._knowledge.reported(job)), task.global_batch))
+        told = self._knowledge.reported(job)
+        # The answer says with which batch to go on, whether or not anything was told.
+        host.post(TaskEstimated(*task.key, coarse(told or Estimate()), task.global_batch))
         self._loop.post_later(REPORT_S, self._report, gang, turn)
 
     def _commit(self, host: Host, task: RunningTask) -> None:

@@ -18,29 +18,22 @@ NOISE_MOST = 1e18
 class Knowledge(Protocol):
     """Where the estimates in the cards of a replay come from."""
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
-        """What is believed of the job now, with a report of its own where it trains."""
-
-    def reported(self, job: ReplayJob) -> Estimate:
-        """What its own ranks can tell of it while it trains, and its card carries."""
+    def reported(self, job: ReplayJob) -> Estimate | None:
+        """What its ranks tell of it while it trains, if anything, and its card carries."""
 
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
-        """What planners are told of it beside: by what its card tells, if it does."""
+        """What planners are told in place of what its card tells."""
 
 
 class NothingKnown:
     """As for jobs that do not report."""
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
-        """None."""
+    def reported(self, job: ReplayJob) -> Estimate | None:
+        """Nothing."""
         return None
 
-    def reported(self, job: ReplayJob) -> Estimate:
-        """How far it has come."""
-        return Estimate(done=job.progress)
-
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
-        """What it tells."""
+        """Nothing either."""
         return told
 
 
@@ -55,8 +48,12 @@ class PerfectKnowledge:
         self._gpus = gpus
         self._usual_class = usual_class
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate | None:
-        """Exact; of a job without a profile the seconds that it has left."""
+    def reported(self, job: ReplayJob) -> Estimate | None:
+        """How far it has come: nothing is measured."""
+        return Estimate(done=job.progress)
+
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
+        """Exact, as no card could carry it; of a job without a profile the seconds that it has left."""
         if not isinstance(job.physics, ProfiledPhysics):
             return Estimate(remaining=max(0.0, job.physics.total - job.progress))
         profile = job.physics.profile if job.shares else job.physics.on([self._usual_class]).profile
@@ -65,14 +62,6 @@ class PerfectKnowledge:
             noise=_noise(profile, profile.epoch_at(job.progress)),
             remaining=max(0.0, profile.total_progress - job.progress),
         )
-
-    def reported(self, job: ReplayJob) -> Estimate:
-        """How far it has come: nothing is measured."""
-        return Estimate(done=job.progress)
-
-    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
-        """As it is: no card could carry it."""
-        return self.estimate(job, 0.0)
 
 
 @lru_cache(maxsize=256)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
+from msgspec.structs import replace
+
 from swarmsched.api import JobState
-from swarmsched.card import STATES, JobCard
-from swarmsched.estimate import Elastic
-from swarmsched.ids import NodeId
+from swarmsched.card import STATES, JobCard, tombstone
+from swarmsched.estimate import Elastic, Estimate, coarse, merged
+from swarmsched.gossip.kinds import Kinds
+from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
@@ -61,6 +64,8 @@ class PerfectReplay:
         self._pacing = pacing
         self._clock = clock
         self._history: list[EndedJob] = []
+        self._told: dict[JobId, Estimate] = {}  # by the job itself
+        self._kinds = Kinds()
         self._memory = b""
         self._review_s = inf
         self._now_s = 0.0
@@ -112,12 +117,19 @@ class PerfectReplay:
         self._now_s = to_s
         for job in self._live:
             if job.ended_s is not None:
-                self._history.append(EndedJob(self._card(job), True, job.ended_s))
-                self.observer.ended(job)
+                self._end(job)
         del self._history[:-HISTORY]
         self._live = [job for job in self._live if job.ended_s is None]
         while self._to_come and self._to_come[-1].submitted_s <= to_s:
             self._live.append(self._to_come.pop())
+
+    def _end(self, job: ReplayJob) -> None:
+        card = self._card(job)
+        if told := self._told.pop(job.job_id, None):
+            card = replace(card, estimate=replace(told, done=job.progress))
+            self._kinds.note(tombstone(card, has_completed=True))
+        self._history.append(EndedJob(self._believed(job, card), True, job.ended_s or self._now_s))
+        self.observer.ended(job)
 
     def _lose_nodes(self) -> None:
         """Jobs on nodes that have failed lose all of their hosts."""
@@ -128,6 +140,7 @@ class PerfectReplay:
             self.observer.decided(self._live, self._now_s)
 
     def _decide(self) -> None:
+        self._report()
         view = self._view()
         began_s = self._clock()
         plan = self._planned(view)
@@ -186,8 +199,25 @@ class PerfectReplay:
 
     def _view(self) -> ClusterView:
         held = [job.shares for job in self._live]
-        jobs = tuple([JobView(self._card(job), self._now_s + EPOCH_UTC_S) for job in self._live])
-        return ClusterView(0, self._cluster.views(held), jobs, tuple(self._history), self._memory)
+        cards = [self._card(job) for job in self._live]
+        jobs = [
+            JobView(self._believed(*each), self._now_s + EPOCH_UTC_S) for each in zip(self._live, cards, strict=True)
+        ]
+        names = dict.fromkeys((card.user, card.name) for card in cards)
+        kinds = tuple([kind for each in names if (kind := self._kinds.view(*each)) is not None])
+        return ClusterView(0, self._cluster.views(held), tuple(jobs), tuple(self._history), self._memory, kinds)
+
+    def _report(self) -> None:
+        """Jobs that train tell it, as their shepherds and all agents would hear it."""
+        for job in self._live:
+            told = self._knowledge.reported(job) if job.shares and not job.pause_s else None
+            if told is not None:
+                self._told[job.job_id] = merged(self._told.get(job.job_id), coarse(told))
+                self._kinds.note(self._card(job))
+
+    def _believed(self, job: ReplayJob, card: JobCard) -> JobCard:
+        believed = self._knowledge.believed(job, card.estimate)
+        return card if believed is card.estimate else replace(card, estimate=believed)
 
     def _card(self, job: ReplayJob) -> JobCard:
         state, since_s = job.state, self._now_s - job.changed_s
@@ -211,7 +241,7 @@ class PerfectReplay:
             first_started_utc_s=0.0 if job.first_started_s is None else job.first_started_s + EPOCH_UTC_S,
             preemptions=min(job.preemptions, 255),
             elastic=job.elastic and with_batch(job.elastic, job.batch),
-            estimate=self._knowledge.estimate(job, self._now_s),
+            estimate=self._told.get(job.job_id),
         )
 
 

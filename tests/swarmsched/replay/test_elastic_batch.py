@@ -39,7 +39,7 @@ def profile(parameters_bytes: float, sample_s: float) -> Profile:
 class Measurements(NothingKnown):
     """What was measured of the kind; nothing of noise, nor of what is left."""
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate:
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate:
         """The same at all times."""
         assert isinstance(job.physics, ProfiledPhysics)
         points = [

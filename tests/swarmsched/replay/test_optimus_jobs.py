@@ -82,7 +82,7 @@ class Servers:
 class Measurements(NothingKnown):
     """Speeds as they are in even layouts on the fewest servers of three pairs, and the steps that are left."""
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate:
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate:
         """Exact."""
         assert isinstance(job.physics, Servers)
         batch, points = SYNCHRONOUS[job.physics.model][0], []

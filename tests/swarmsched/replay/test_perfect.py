@@ -6,16 +6,17 @@ from collections.abc import Mapping
 import pytest
 
 from swarmsched.ids import NodeId
+from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
-from swarmsched.policies.registry import POLICIES
+from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.workload import rows, select, trace_jobs
 from swarmsched.resources import Share
-from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan
+from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan, PolicySetting
 from tests.swarmsched.replay.testing import BATCHES, elastic, ends, made_up, replay, rigid, traces
 
 
@@ -59,17 +60,27 @@ def test_without_a_tick_a_job_that_nobody_disturbs_gets_a_larger_batch_once_it_h
     assert alone.batch > BATCHES.first
 
 
-def test_until_a_job_of_the_kind_has_ended_whoever_is_furthest_has_as_much_left_as_it_has_done() -> None:
-    known, jobs = LearnedKnowledge(0, declares=False), [elastic(number, 0.0, made_up()) for number in range(2)]
+def test_of_a_job_that_nobody_declared_the_length_is_known_by_those_of_its_kind_that_have_completed() -> None:
+    views: list[ClusterView] = []
 
-    def left() -> list[float]:
-        return [estimate.remaining for job in jobs if (estimate := known.estimate(job, 0.0))]
+    def seen(view: ClusterView, now_s: float) -> Plan:
+        views.append(informed(view))
+        return compute_plan(PolicySetting("swarm"), view, now_s)
 
-    assert left() == [0.0, 0.0]
-    jobs[0].progress = 500.0
-    assert left() == [500.0, 1_000.0]
-    jobs[0].progress, jobs[0].ended_s = 1_500.0, 9.0
-    assert left() == [0.0, 1_500.0]
+    jobs = [elastic(number, 500.0 * number, made_up()) for number in range(2)]
+    cluster, known = Cluster.even(1, 4), LearnedKnowledge(0, declares=False)
+    PerfectReplay(jobs, cluster, seen, known, Pacing(20.0, 1.0)).run()
+
+    def left(number: int) -> list[float]:
+        cards = [job.card for view in views for job in view.jobs if job.job_id == jobs[number].job_id]
+        return [card.estimate.remaining if card.estimate else 0.0 for card in cards]
+
+    first, second = left(0), left(1)
+    assert first[0] == 0.0
+    assert first[2] == pytest.approx(views[2].jobs[0].card.estimate.done, rel=0.02), "as much as it has done"
+    total = jobs[1].physics.total
+    assert second[0] == pytest.approx(total, rel=0.02)
+    assert 0.0 < second[-1] < total
 
 
 def test_without_a_tick_an_idle_cluster_is_not_asked_until_the_next_arrival() -> None:

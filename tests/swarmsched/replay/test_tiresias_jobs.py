@@ -56,7 +56,7 @@ class Measurements(NothingKnown):
         [SpeedPoint(gpus, 1, local, 1.0 / speed_up(gpus)) for gpus in range(1, GPUS + 1) for local in (1, 64)]
     )
 
-    def estimate(self, job: ReplayJob, now_s: float) -> Estimate:
+    def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate:
         """Yardsticks alone look at what is left."""
         left_s = (job.physics.total - job.progress) / speed_up(job.gpus)
         return Estimate(points=self.points, remaining=max(1e-6, left_s))
