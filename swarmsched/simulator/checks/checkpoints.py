@@ -97,7 +97,8 @@ class CheckpointChecker(Checker):
                 self._compare(job_id, before.checkpoint, checkpoint)
             self._known[job_id, checkpoint.name, checkpoint.attempt] = None
             self.committed_count += 1
-        if after.plan_state in (PlanState.PREPARED, PlanState.LAUNCHED) and after.attempt > newest:
+        is_prepared = after.plan_state in (PlanState.PREPARED, PlanState.LAUNCHED)
+        if is_prepared and (is_forced or after.attempt > newest):  # what is left may be an attempt that nobody decided
             self._newest[job_id] = after.attempt
             self._resumes[job_id, after.attempt] = checkpoint
 

@@ -116,3 +116,13 @@ def test_what_an_operator_forces_may_be_older(history):
     second = history.decide(first.updated(checkpoint=saved(1, "step-2")))
     forced = history.decide(second.updated(checkpoint=saved(1, "step-1"), epoch=second.epoch + 1000, is_forced=True))
     history.decide(forced.updated(checkpoint=saved(1, "step-3")))
+
+
+def test_an_operator_may_force_an_attempt_that_one_holder_had_accepted_and_it_resumes_from_its_own_checkpoint(history):
+    first = prepare(history, history.decide(history.record()), 1)
+    second = history.decide(first.updated(checkpoint=saved(1)))
+    prepared = second.updated(attempt=2, shares=gang("b"), epoch=second.epoch + 1000, is_forced=True)
+    forced = history.decide(prepared)
+    history.perform("b", StartTask(order_of(forced, "b"), ()))
+    with pytest.raises(Violation, match="resumes from"):
+        history.perform("b", StartTask(order_of(forced.updated(checkpoint=None), "b"), ()))
