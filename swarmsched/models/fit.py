@@ -7,7 +7,7 @@ node the network is as fast as one machine, without a third rank no rank makes a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,66 +125,3 @@ def _slopes(model: Floats, data: Floats) -> Floats:
     of_steps = (shares[0, :, None] * grad_terms + shares[1, :, None] * sync_terms) * model
     of_steps[:, 6] = (entropy - np.log(total)) / overlap
     return np.concatenate((of_steps, grad_terms / grad_s[:, None] * model))
-
-
-@dataclass
-class _Mean:
-    """A running mean of logarithms: what was measured is off by a factor, not by seconds."""
-
-    step: float = 0.0
-    sync: float = 0.0
-    count: int = 0
-
-    def add(self, step_s: float, sync_s: float) -> None:
-        self.count += 1
-        weight = 1.0 / min(self.count, MEMORY)
-        self.step += weight * (log(step_s) - self.step)
-        self.sync += weight * (sync_s / step_s - self.sync)
-
-
-MEMORY = 50
-"""Reports that a configuration's mean looks back on."""
-REFIT_RATIO = 0.05
-
-
-class SpeedBook:
-    """What was measured, by configuration, and the fit to it."""
-
-    def __init__(self) -> None:
-        self._means: dict[tuple[int, int, int], _Mean] = {}
-        self._count = self._news = 0  # reports that the fit knows, and later ones
-        self._fitted: Fitted | None = None
-        self._points: tuple[SpeedPoint, ...] = ()
-
-    def observe(self, ranks: int, nodes: int, local_batch: int, step_s: float, sync_s: float) -> None:
-        """One report: mean seconds of a step without accumulation, and of its synchronisation."""
-        mean = self._means.setdefault((ranks, nodes, local_batch), _Mean())
-        mean.add(step_s, sync_s)
-        self._news += 1
-        if self._news > REFIT_RATIO * self._count:  # the more is known, the less one report changes
-            self._count += self._news
-            self._news = 0
-            self._fitted = None
-
-    def point(self, ranks: int, nodes: int, local_batch: int) -> SpeedPoint:
-        """The mean of one configuration; KeyError where nothing was reported."""
-        mean = self._means[ranks, nodes, local_batch]
-        return SpeedPoint(ranks, nodes, local_batch, exp(mean.step), mean.sync * exp(mean.step))
-
-    @property
-    def points(self) -> tuple[SpeedPoint, ...]:
-        """Means by configuration."""
-        if self._fitted is None:
-            self._refit()
-        return self._points
-
-    @property
-    def fitted(self) -> Fitted | None:
-        """The model, once anything was measured."""
-        if self._fitted is None:
-            self._refit()
-        return self._fitted
-
-    def _refit(self) -> None:
-        self._points = tuple([self.point(*configuration) for configuration in sorted(self._means)])
-        self._fitted = fit_speed(self._points) if self._points else None

@@ -204,7 +204,7 @@ class Progress:
     def estimate(self, ranks: int, nodes: int) -> Estimate:
         """What a card may tell planners of it; `ranks` and `nodes` are those of the whole job.
 
-        One measured point and no fit, which is the planner's (`models.fit.SpeedBook`): a step is taken to have one
+        One measured point and no fit, which is the planner's (`models.fit`): a step is taken to have one
         micro-step, since nobody tells of more, and no part of it to synchronise.  What is left is known where it was
         declared; the batch is taken to be the first one.
         """

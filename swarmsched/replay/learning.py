@@ -7,20 +7,22 @@ counts.  Whatever planners make of it, from one job to the next of its kind, is 
 
 import random
 from dataclasses import dataclass, field
+from math import exp, log
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from swarmsched.estimate import Configuration, Estimate, NoisePoint
+from swarmsched.estimate import Configuration, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId
 from swarmsched.models.batch import split
-from swarmsched.models.fit import SpeedBook
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
 
 SMOOTHING = 0.7
 """Weight of the newest report of the gradient noise, which grows by orders of magnitude while a job trains."""
+REPORTS = 50
+"""On which a mean looks back."""
 
 
 class _Measured(NamedTuple):
@@ -34,16 +36,33 @@ class _Measured(NamedTuple):
 
 
 @dataclass
+class _Mean:
+    """Of the logarithm of a step, since what is reported is off by a factor, and of the part of it that synchronises."""
+
+    step: float = 0.0
+    sync: float = 0.0
+    count: int = 0
+
+    def add(self, measured: _Measured) -> None:
+        """One report more."""
+        self.count = min(self.count + 1, REPORTS)
+        self.step += (log(measured.step_s) - self.step) / self.count
+        self.sync += (measured.sync_s / measured.step_s - self.sync) / self.count
+
+
+@dataclass
 class _Own:
     """What one job has reported: how fast it is where it has been, and the noise of its gradient, smoothed."""
 
     noise: float
-    speed: SpeedBook = field(default_factory=SpeedBook)
+    steps: dict[Configuration, _Mean] = field(default_factory=dict)
 
-    def note(self, measured: _Measured) -> None:
-        """One report more."""
+    def point(self, measured: _Measured) -> SpeedPoint:
+        """With one report more."""
         self.noise *= (measured.noise / self.noise) ** SMOOTHING
-        self.speed.observe(*measured.configuration, measured.step_s, measured.sync_s)
+        mean = self.steps.setdefault(measured.configuration, _Mean())
+        mean.add(measured)
+        return SpeedPoint(*measured.configuration, exp(mean.step), mean.sync * exp(mean.step))
 
 
 class LearnedKnowledge:
@@ -62,9 +81,8 @@ class LearnedKnowledge:
         if measured is None:
             return Estimate(done=job.progress)
         own = self._own.setdefault(job.job_id, _Own(measured.noise))
-        own.note(measured)
         return Estimate(
-            points=(own.speed.point(*measured.configuration),),
+            points=(own.point(measured),),
             noise=(NoisePoint(measured.batch, own.noise),),
             remaining=self._declared(job),
             done=job.progress,

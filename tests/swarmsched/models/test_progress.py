@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
-from swarmsched.models.fit import SpeedBook
+from swarmsched.models.fit import fit_speed
 from swarmsched.models.progress import BLOCK_S, BLOCKS_FOR_INTERVAL, BLOCKS_LIMIT, FIGURES, GOALS, Pace, Progress
 from swarmsched.models.speed import SpeedModel
 from swarmsched.wire.codec import encode_value
@@ -198,17 +198,17 @@ def test_what_nobody_has_told_planners_are_not_told():
 
 def test_live_points_fit_as_those_of_replays_do():
     """Reports of one model on several sizes, as the planner would gather them from cards."""
-    truth, book = SpeedModel(0.02, 0.001, 0.05, 0.005, 0.1, 0.01, 1.0), SpeedBook()
+    truth, points = SpeedModel(0.02, 0.001, 0.05, 0.005, 0.1, 0.01, 1.0), []
     for ranks, nodes, local_batch in product((1, 2, 4), (1, 2), (32, 64, 128)):
         if nodes <= ranks:
             step_s = truth.step_time(ranks, nodes, local_batch).step_s
             (point,) = trained(60, local_batch * ranks, step_s).estimate(ranks, nodes).points
             assert (point.ranks, point.nodes, point.local_batch) == (ranks, nodes, local_batch)
-            book.observe(point.ranks, point.nodes, point.local_batch, point.step_s, point.sync_s)
-    assert [(each.ranks, each.step_s) for each in book.points if each.local_batch == 64 and each.nodes == 1] == [
+            points.append(point)
+    assert [(each.ranks, each.step_s) for each in points if each.local_batch == 64 and each.nodes == 1] == [
         (ranks, pytest.approx(truth.step_time(ranks, 1, 64).step_s)) for ranks in (1, 2, 4)
     ]
-    predicted = book.fitted.model.step_time(2, 1, 96).step_s
+    predicted = fit_speed(points).model.step_time(2, 1, 96).step_s
     assert predicted == pytest.approx(truth.step_time(2, 1, 96).step_s, rel=0.2)
 
 
