@@ -37,7 +37,7 @@ class _Measured(NamedTuple):
 
 @dataclass
 class _Mean:
-    """Of the logarithm of a step, since what is reported is off by a factor, and of the part of it that synchronises."""
+    """Of the logarithm of a step, since reports are off by a factor, and of the part of it that synchronises."""
 
     step: float = 0.0
     sync: float = 0.0

@@ -93,8 +93,19 @@ def test_jobs_run_through_nodes_that_gossip(capsys, jobs):
     document = json.loads(out)
     assert code == 0
     assert (document["view"], document["membership"], document["loss_ratio"]) == ("gossip", "swim", 0.01)
+    assert (document["probe_period_s"], document["round_s"]) == (1.0, 1.0)
     assert (document["jobs"], document["finished"]) == (2, 2)
     assert document["avg_jct_s"] == pytest.approx(75.0, abs=3.0)
+
+
+def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
+    words = ["--view", "gossip", "--membership", "ideal", "--select", "cluster=x", "--policy", "fifo"]
+    code, out, _ = replay(capsys, str(jobs), "--nodes", "2", *words, "--rescale-cost-s", "0", "-o", "json")
+    document = json.loads(out)
+    assert (code, document["membership"], document["probe_period_s"]) == (0, "ideal", 86_400.0)
+    assert document["finished"] == 2
+    exact = json.loads(replay(capsys, str(jobs), "--select", "cluster=x", "--policy", "fifo", "-o", "json")[1])
+    assert (exact["membership"], "probe_period_s" in exact) == ("perfect", False)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +124,8 @@ def test_jobs_run_through_nodes_that_gossip(capsys, jobs):
         (("{jobs}", "--view", "gossip", "--tick-s", "60"), "nodes plan when there is news"),
         (("{jobs}", "--loss", "0.1"), "--loss needs a network"),
         (("{jobs}", "--view", "gossip", "--loss", "1"), "must be a part"),
+        (("{jobs}", "--membership", "ideal"), "--membership needs a network"),
+        (("{jobs}", "--view", "gossip", "--membership", "raft"), "'raft' is not known"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
         (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
         (("{jobs}", "--cluster", "/nowhere.csv"), "No such file"),

@@ -1,5 +1,6 @@
 """One `Membership`: events in, effects out."""
 
+import math
 import random
 
 import pytest
@@ -607,6 +608,8 @@ def test_payloads_are_routed_by_their_first_byte() -> None:
         ("instance_id", b"short"),
         ("generation", 0),
         ("packet_ceiling_bytes", 9_000),
+        ("probe_period_s", 0.1),
+        ("probe_period_s", math.nan),
     ],
 )
 def test_an_unusable_parameter_is_named(key: str, value: object) -> None:

@@ -301,6 +301,12 @@ def test_a_joining_node_fetches_everything_over_one_stream() -> None:
     assert len(net.planes[new].locations) == len(net.planes[A].locations) == 200
 
 
+@pytest.mark.parametrize("round_s", [0.0, 61.0, float("nan")])
+def test_a_round_has_a_length_that_can_be_used(round_s: float) -> None:
+    with pytest.raises(ConfigError, match="round_s"):
+        StateConfig(A, GENERATION, round_s=round_s)
+
+
 def test_a_join_is_repeated_until_a_peer_answers() -> None:
     plane = StatePlane(StateConfig(NodeId("new"), GENERATION), random.Random(1), check_setting)
     plane.put_peer(MemberRef(A, ("10.0.0.1", 1)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from swarmsched.errors import ConfigError
 from swarmsched.estimate import Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
@@ -14,6 +15,7 @@ from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing
 from swarmsched.replay.results import Observer
+from swarmsched.replay.setup import Replay, prepared
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 from tests.swarmsched.replay.testing import elastic, ends, made_up, replay, rigid
@@ -66,6 +68,13 @@ def test_the_same_seed_gives_the_same_replay() -> None:
         return ends(gossip(jobs, "swarm", Cluster.even(2, 4), 5.0, LearnedKnowledge(1, declares=True)))
 
     assert run() == run()
+
+
+def test_where_nobody_is_watched_nobody_may_fail() -> None:
+    cluster = Cluster.even(3, 2)
+    cluster.events = [NodeEvent(40.0, NodeId("n002"), False)]
+    with pytest.raises(ConfigError, match="nobody would see"):
+        prepared([], {}, Replay(PolicySetting("fifo"), cluster, view="gossip", membership="ideal"))
 
 
 def test_nothing_is_lost_with_messages_and_machines() -> None:
