@@ -1,10 +1,13 @@
-"""The fit of the speed model: its slopes are those of the model itself."""
+"""The fit of the speed model: its slopes are those of the model itself, and its squares as small as a library's."""
+
+import random
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from swarmsched.estimate import SpeedPoint
-from swarmsched.models.fit import _slopes, _steps, fit_speed
+from swarmsched.models.fit import _Errors, fit_speed
 from swarmsched.models.speed import SpeedModel
 
 TRUTH = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7)
@@ -15,19 +18,51 @@ def measured(local_batch: int) -> list[SpeedPoint]:
     return [SpeedPoint(*size, local_batch, *TRUTH.step_time(*size, local_batch)) for size in SIZES]
 
 
+def errors_of(points: list[SpeedPoint]) -> _Errors:
+    return _Errors(np.array([(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]))
+
+
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_slopes_are_those_of_small_steps(scale: float) -> None:
-    data = np.array([(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in measured(8)])
+    errors = errors_of([*measured(8), *measured(16)])
+    assert list(errors.free) == list(range(7))
     logs = np.log(np.array(TRUTH) * np.array([scale] * 6 + [1.0]))
-
-    def times(at: np.ndarray) -> np.ndarray:
-        model = np.exp(at)
-        grad_s = model[0] + model[1] * data[:, 2]
-        return np.log(np.concatenate((_steps(model, data, grad_s), grad_s)))
-
     steps = np.eye(7) * 1e-6
-    expected = np.array([(times(logs + step) - times(logs - step)) / 2e-6 for step in steps]).T
-    assert _slopes(np.exp(logs), data) == pytest.approx(expected, abs=1e-7)
+    expected = np.array([(errors.at(logs + step)[0] - errors.at(logs - step)[0]) / 2e-6 for step in steps]).T
+    assert errors.at(logs)[1] == pytest.approx(expected, abs=1e-7)
+
+
+def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
+    """Both may end in a hollow beside the deepest: neither more often than the other."""
+    rng, worse, better = random.Random(1), 0, 0
+    for _ in range(60):
+        points = noisy(rng)
+        errors = errors_of(points)
+        theirs = least_squares(
+            lambda logs, errors=errors: errors.at(logs)[0],
+            errors.begin,
+            jac=lambda logs, errors=errors: errors.at(logs)[1],
+            bounds=(errors.low - 1e-9, errors.high + 1e-9),
+        )
+        ours = fit_speed(points).error ** 2 * 2 * len(points)
+        worse += ours > 1.02 * 2.0 * theirs.cost + 1e-9
+        better += 1.02 * ours < 2.0 * theirs.cost - 1e-9
+    assert worse <= 3
+    assert worse <= better + 2
+
+
+def noisy(rng: random.Random) -> list[SpeedPoint]:
+    """Of a made-up model, on sizes and batches that came as they came."""
+    inside = (10 ** rng.uniform(-3.0, -0.5), 10 ** rng.uniform(-4.0, -2.0))
+    outside = (10 ** rng.uniform(-3.0, 0.0), 10 ** rng.uniform(-4.0, -1.5))
+    truth = SpeedModel(rng.uniform(0.0, 0.05), 10 ** rng.uniform(-4.0, -2.0), *inside, *outside, rng.uniform(1.0, 5.0))
+    found = {}
+    for _ in range(rng.choice([1, 2, 4, 8, 16, 80])):
+        ranks, local_batch = rng.choice([1, 2, 3, 4, 8, 12, 24, 32]), rng.choice([16, 25, 40, 64, 100])
+        nodes = rng.choice([-(-ranks // 8), min(ranks, -(-ranks // 4))])
+        time, factor = truth.step_time(ranks, nodes, local_batch), rng.lognormvariate(0.0, 0.03)
+        found[ranks, nodes, local_batch] = (time.step_s * factor, time.sync_s * factor)
+    return [SpeedPoint(*where, *times) for where, times in found.items()]
 
 
 def test_what_was_measured_without_noise_is_predicted_elsewhere() -> None:
