@@ -48,6 +48,23 @@ class StepTimes:
         """Seconds of one step for each batch that was dealt to these ranks; infinite for those that could not be."""
         return [self.step_s(ranks, nodes, *each) if each else inf for each in dealt]
 
+    def rows(self, nodes: Sequence[int], allowed: BatchRange) -> Floats:
+        """The same for 1, 2, ... ranks on so many nodes each, and all candidates for the batch."""
+        if self._model is None:
+            return np.array(
+                [self.row(ranks, there, _dealt(allowed, ranks)) for ranks, there in enumerate(nodes, start=1)]
+            )
+        dealt = _layout(allowed, len(nodes))
+        step_s, sync_s = self._model.step_times(nodes, dealt.local_batch)
+        for row, there in enumerate(nodes):
+            batches, times = self._measured.get((row + 1, there), ((), ()))
+            if batches:
+                at = dealt.local_batch[row]
+                is_between = (at >= batches[0]) & (at <= batches[-1])
+                step_s[row, is_between] = np.interp(at[is_between], batches, [time.step_s for time in times])
+                sync_s[row, is_between] = np.interp(at[is_between], batches, [time.sync_s for time in times])
+        return np.where(dealt.is_possible, step_s + dealt.more_micro_steps * (step_s - sync_s), inf)
+
     def step_s(self, ranks: int, nodes: int, local_batch: int, micro_steps: int) -> float:
         """Seconds of one step; infinite where nothing is known."""
         time = (
@@ -101,11 +118,17 @@ class StepTable:
     def __post_init__(self) -> None:
         self.batches = np.array(candidates(self.allowed, BATCHES))
         self.packed = np.full((self.ranks_most + 1, len(self.batches)), inf)
-        for ranks in range(1, self.ranks_most + 1):
-            self.packed[ranks] = self.on(ranks, ceil(ranks / self.ranks_per_node))
+        self.packed[1:] = self.times.rows(
+            [self._fewest(ranks) for ranks in range(1, self.ranks_most + 1)], self.allowed
+        )
+
+    def _fewest(self, ranks: int) -> int:
+        return ceil(ranks / self.ranks_per_node)
 
     def on(self, ranks: int, nodes: int) -> Floats:
         """Seconds by global batch on so many nodes; infinite where a batch cannot be dealt to the ranks."""
+        if nodes == self._fewest(ranks):
+            return np.asarray(self.packed[ranks])
         known = self._spread.get((ranks, nodes))
         if known is None:
             row = self.times.row(ranks, nodes, _dealt(self.allowed, ranks))
@@ -117,12 +140,26 @@ class StepTable:
         known = self._columns.get(batch)
         if known is None:
             sizes = range(1, self.ranks_most + 1)
-            rows = [
-                self.times.row(ranks, ceil(ranks / self.ranks_per_node), [split(batch, ranks, self.allowed)])
-                for ranks in sizes
-            ]
+            rows = [self.times.row(ranks, self._fewest(ranks), [split(batch, ranks, self.allowed)]) for ranks in sizes]
             known = self._columns[batch] = np.array([inf, *chain.from_iterable(rows)])
         return known
+
+
+class _Layout(NamedTuple):
+    """How each candidate batch (column) is dealt to 1, 2, ... ranks (row)."""
+
+    local_batch: Floats
+    more_micro_steps: Floats  # after the first
+    is_possible: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=256)
+def _layout(allowed: BatchRange, ranks_most: int) -> _Layout:
+    rows = [_dealt(allowed, ranks) for ranks in range(1, ranks_most + 1)]
+    filled = [[each or Split(1, 1) for each in row] for row in rows]
+    local = np.array([[float(each.local_batch) for each in row] for row in filled])
+    more = np.array([[each.micro_steps - 1.0 for each in row] for row in filled])
+    return _Layout(local, more, np.array([[each is not None for each in row] for row in rows]))
 
 
 @lru_cache(maxsize=16_384)

@@ -8,6 +8,11 @@ part, and each accumulated micro-step before it `T_grad`.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
 
 class StepTime(NamedTuple):
     """Seconds of one step without accumulation, and the part of it that synchronises gradients."""
@@ -42,6 +47,13 @@ class SpeedModel(NamedTuple):
         sync_s = self._sync_s(ranks, nodes)
         step_s = (grad_s**self.overlap + sync_s**self.overlap) ** (1.0 / self.overlap)
         return StepTime(step_s, step_s - grad_s)
+
+    def step_times(self, nodes: Sequence[int], local_batch: Floats) -> tuple[Floats, Floats]:
+        """The two parts of `step_time` for 1, 2, ... ranks (rows) on so many nodes each, and any local batches."""
+        grad_s = self.grad_s + self.grad_per_sample_s * local_batch
+        sync_s = np.array([[self._sync_s(ranks, there)] for ranks, there in enumerate(nodes, start=1)])
+        step_s = (grad_s**self.overlap + sync_s**self.overlap) ** (1.0 / self.overlap)
+        return step_s, step_s - grad_s
 
     def _sync_s(self, ranks: int, nodes: int) -> float:
         if ranks < 2:

@@ -93,3 +93,26 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
         for job in jobs:
             book.goodput(job, ALLOWED, 1, 1)
     assert len(made) == len(jobs)
+
+
+@pytest.mark.parametrize("is_fitted", [True, False])
+@given(
+    measured=st.dictionaries(
+        st.tuples(st.integers(1, 12), st.integers(1, 3), st.integers(1, 40)),
+        st.tuples(st.floats(1e-4, 10.0), st.floats(0.0, 1.0)),
+        max_size=20,
+    ),
+    batches=st.tuples(st.integers(1, 300), st.integers(1, 6), st.integers(1, 40), st.integers(1, 3)),
+    ranks_per_node=st.integers(1, 8),
+)
+def test_whole_tables_are_what_their_rows_are_one_by_one(is_fitted, measured, batches, ranks_per_node):
+    """Measured, between, fitted, and batches that cannot be dealt; a step may be all synchronisation."""
+    first, times, local_least, more = batches
+    allowed = BatchRange(first, first * times, local_least, local_least * more)
+    points = [SpeedPoint(a, b, c, step_s, part * step_s) for (a, b, c), (step_s, part) in measured.items()]
+    model = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7) if is_fitted else ()
+    table = StepTable(StepTimes(model, points), allowed, 12, ranks_per_node)
+    assert table.packed[0].min() == float("inf")
+    for ranks in range(1, 13):
+        nodes, dealt = -(-ranks // ranks_per_node), [split(int(each), ranks, allowed) for each in table.batches]
+        assert table.packed[ranks] == pytest.approx(table.times.row(ranks, nodes, dealt), rel=1e-9)
