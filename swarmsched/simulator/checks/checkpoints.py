@@ -89,7 +89,7 @@ class CheckpointChecker(Checker):
         newest = self._newest.get(job_id, 0)
         checkpoint = after.checkpoint
         if checkpoint is not None and (before is None or before.checkpoint != checkpoint):
-            if checkpoint.attempt < newest:
+            if checkpoint.attempt < newest and not is_forced:
                 raise Violation(
                     6, f"{job_id}: attempt {checkpoint.attempt} commits {checkpoint.name}, {newest} is prepared already"
                 )

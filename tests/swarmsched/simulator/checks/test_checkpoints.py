@@ -126,3 +126,12 @@ def test_an_operator_may_force_an_attempt_that_one_holder_had_accepted_and_it_re
     history.perform("b", StartTask(order_of(forced, "b"), ()))
     with pytest.raises(Violation, match="resumes from"):
         history.perform("b", StartTask(order_of(forced.updated(checkpoint=None), "b"), ()))
+
+
+def test_an_operator_may_force_an_attempt_from_before_its_first_checkpoint(history):
+    first = history.decide(prepare(history, history.decide(history.record()), 1).updated(checkpoint=saved(1)))
+    second = history.decide(first.updated(attempt=2, shares=gang("b"), plan_state=PlanState.PREPARED))
+    newest = history.decide(second.updated(checkpoint=saved(2)))
+    left = newest.updated(checkpoint=saved(1), epoch=newest.epoch + 1000, is_forced=True)
+    forced = history.decide(left)
+    history.perform("b", StartTask(order_of(forced, "b"), ()))
