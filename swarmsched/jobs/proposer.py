@@ -22,6 +22,10 @@ the other holders are asked while the own disk is still writing.
 import math
 import random
 from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from msgspec.structs import replace
 
 from swarmsched.effects import SendPeer
 from swarmsched.fields import Value
@@ -50,6 +54,7 @@ FIRST_COUNTER = 1
 MOVES_MAX = 100  # configurations that one request may follow
 QUEUE_MAX = 64  # requests waiting for one job; more are answered uncertain at once
 REMEMBERED_MAX = 100_000  # jobs with a prepared ballot; at the limit the oldest pays one more round trip
+LOOKED_AT_MAX, REMINDERS_MAX = 1_000, 64  # at once, of the decided records that some holder has not confirmed
 
 Output = list[SendPeer | Result]
 
@@ -92,6 +97,7 @@ class Proposer:
         self._rounds: dict[JobId, Round] = {}  # at most one per job
         self._waiting: dict[JobId, deque[tuple[Request, float]]] = {}  # with deadline; only jobs that have a round
         self._prepared: dict[JobId, Prepared] = {}  # each ballot is used at most once; oldest first
+        self._behind: dict[JobId, tuple[AcceptRequest, dict[Holder, None]]] = {}  # decided, and who never said so
         self._counters: dict[JobId, int] = {}  # highest counter used or reported per job; never falls
         self._counter_floor = FIRST_COUNTER  # highest of all forgotten jobs', so that no ballot is ever used again
 
@@ -147,6 +153,8 @@ class Proposer:
         """A holder answered; answers to ballots that are over, and second answers, change nothing."""
         round_ = self._rounds.get(answer.job_id)
         holder = Holder(sender, answer.store)
+        if isinstance(answer, AcceptAnswer):
+            self._caught_up(holder, answer)
         if round_ is None or answer.ballot != round_.ballot or holder not in round_.silent:
             return []
         self.observe(answer.job_id, answer.promised)
@@ -168,9 +176,25 @@ class Proposer:
             output += self._wake(round_, now_s)
         return output
 
+    def remind(self, is_there: Callable[[NodeId], bool]) -> list[SendPeer]:
+        """Send decided records again to those holders that have not answered, some of the jobs at a time.
+
+        A majority is enough for a decision, but of three holders that were two, one more may go: the third must have
+        the record by then, or those that run the job hear from no majority.
+        """
+        output: list[SendPeer] = []
+        for job_id in list(islice(self._behind, LOOKED_AT_MAX)):
+            if len(output) >= REMINDERS_MAX:
+                break
+            proposal, holders = self._behind[job_id] = self._behind.pop(job_id)
+            there = (holder for holder in holders if is_there(holder.node))
+            output += [SendPeer(holder.node, replace(proposal, store=holder.store)) for holder in there]
+        return output
+
     def drop(self, job_id: JobId) -> None:
         """Forget an ended job; its ballots stay used."""
         self._prepared.pop(job_id, None)
+        self._behind.pop(job_id, None)
         self._counter_floor = max(self._counter_floor, self._counters.pop(job_id, 0))
 
     def validate(self) -> None:
@@ -178,6 +202,8 @@ class Proposer:
         assert set(self._waiting) <= set(self._rounds)
         assert all(0 < len(queue) <= QUEUE_MAX for queue in self._waiting.values())
         assert len(self._prepared) <= REMEMBERED_MAX
+        assert len(self._behind) <= REMEMBERED_MAX
+        assert all(holders for _, holders in self._behind.values())
         for job_id, round_ in self._rounds.items():
             assert round_.request.job_id == job_id
             assert job_id not in self._prepared
@@ -308,6 +334,7 @@ class Proposer:
             round_.ballot = proposal.next_ballot
             return self._propose_own(round_, request, now_s)
         self._remember(round_, proposal.next_ballot, proposal.value)
+        self._await_others(proposal, round_.silent)
         return [*self._tell_end(proposal.ballot, proposal.value), *self._finish(round_, round_.outcome, now_s)]
 
     def _tell_end(self, ballot: Ballot, record: JobRecord | None) -> list[SendPeer]:
@@ -365,6 +392,23 @@ class Proposer:
         self._prepared[round_.request.job_id] = Prepared(ballot, round_.configuration, current)
         while len(self._prepared) > REMEMBERED_MAX:
             self.drop(next(iter(self._prepared)))
+
+    def _await_others(self, proposal: AcceptRequest, silent: list[Holder]) -> None:
+        members = proposal.value.configuration.members
+        behind = {holder: None for holder in silent if holder in members and holder.node != self._node_id}
+        self._behind.pop(proposal.job_id, None)
+        if behind:
+            self._behind[proposal.job_id] = (proposal, behind)
+        while len(self._behind) > REMEMBERED_MAX:
+            del self._behind[next(iter(self._behind))]
+
+    def _caught_up(self, holder: Holder, answer: AcceptAnswer) -> None:
+        """It has the record now, or has promised a higher ballot, whose proposer will see to it."""
+        proposal, behind = self._behind.get(answer.job_id, (None, {}))
+        if proposal is not None and proposal.ballot == answer.ballot:
+            behind.pop(holder, None)
+            if not behind:
+                del self._behind[answer.job_id]
 
     def _make_way(self, job_id: JobId, now_s: float) -> Output:
         """An operator replaces the holders: whoever still asks the lost ones would ask in vain, and bar the way."""

@@ -10,7 +10,7 @@ knows as votes only: safety never rests on them.  How the holders of a job chang
 """
 
 import random
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
 from typing import assert_never
 
@@ -135,6 +135,10 @@ class Register:
     def is_over(self, job_id: JobId) -> bool:
         """True for a job whose end was decided, and of which no more than that is kept here."""
         return job_id in self._acceptor.over
+
+    def remind(self, is_there: Callable[[NodeId], bool]) -> list[SendPeer]:
+        """What holders that missed a decided record of ours are sent again; some of it at a time."""
+        return self._proposer.remind(is_there)
 
     def drop(self, job_id: JobId) -> list[Persist]:
         """Keep of a job no more than that it is over.  Call it only for jobs whose end is known to be decided."""

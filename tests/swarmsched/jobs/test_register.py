@@ -488,3 +488,40 @@ def test_a_record_that_is_accepted_again_shows_nothing() -> None:
     acceptor = make_acceptor()
     taken_over(value, B, 2, acceptor)
     assert not taken_over(value, B, 4, acceptor).is_by_shepherd
+
+
+def remind(wire: Wire, node: NodeId) -> list[NodeId]:
+    """Deliver what the others are reminded of; who was."""
+    reminders = wire.registers[node].remind(lambda other: other not in wire.cut)
+    for effect in reminders:
+        for answer in wire.registers[effect.recipient].step(PeerMessageReceived(node, effect.message), 0.0):
+            if isinstance(answer, SendPeer):
+                wire.registers[node].step(PeerMessageReceived(effect.recipient, answer.message), 0.0)
+        wire.registers[node].validate()
+    return [effect.recipient for effect in reminders]
+
+
+def test_a_holder_that_missed_a_decided_record_is_sent_it_until_it_has_it():
+    wire = Wire((A, B, C))
+    wire.cut = {C}
+    wire.ask(A, update(1, (A, B, C)))
+    assert remind(wire, A) == []
+    wire.cut = set()
+    assert wire.registers[C].records == {}
+    assert remind(wire, A) == [C]
+    assert wire.registers[C].records == {JOB: record(1, holders=(A, B, C))}
+    assert remind(wire, A) == []
+    assert wire.ask(A, update(2, (A, B, C))) == [UpdateDecided(1, record(2, holders=(A, B, C)))]
+    assert remind(wire, A) == []
+
+
+def test_a_holder_that_has_promised_a_higher_ballot_is_not_reminded_for_ever():
+    wire = Wire((A, B, C))
+    wire.cut = {C}
+    wire.ask(A, update(1, (A, B, C)))
+    wire.cut = {A}
+    wire.ask_again_and_again(B, update(2, (A, B, C)))
+    wire.cut = set()
+    assert remind(wire, A) == [C]
+    assert wire.registers[C].records == {JOB: record(2, holders=(A, B, C))}
+    assert remind(wire, A) == []
