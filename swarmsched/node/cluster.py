@@ -4,10 +4,12 @@ The own node stands in the view with its ledger's exact figures, all others with
 their owners' fresher answers).  A member that is not alive is shown and never chosen.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from swarmsched.estimate import Estimate
-from swarmsched.gossip.member import MemberStatus
+from swarmsched.fields import Value
+from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus, capacity_of, node_view
 from swarmsched.gossip.state import StatePlane
@@ -18,7 +20,17 @@ from swarmsched.negotiation.holding import Candidate
 from swarmsched.resources import Free, NodeResources, counted
 from swarmsched.view import JobView, KindView, NodeView
 
+FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up what it shepherded, or nobody can
+
 _UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
+
+
+class _Life(Value):
+    """A member's present life: since when, as far as an earlier one was known, and the database that it had before."""
+
+    generation: int
+    began_s: float
+    store_before: int
 
 
 class Cluster:
@@ -33,6 +45,7 @@ class Cluster:
         self._ledger = ledger
         self._is_witness = is_witness
         self._views: dict[NodeId, tuple[NodeRecord, bool, NodeView]] = {}
+        self._lives: dict[NodeId, _Life] = {}
         self.own_resources = NodeResources((), 0, 0)
         self.is_disk_stalled = False  # of this node
 
@@ -58,9 +71,23 @@ class Cluster:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
         return self._state.take_job_news()
 
-    def can_act(self, node: NodeId) -> bool:
-        """True for another live node: the card of a dead shepherd's job stands in nobody's way."""
-        return node != self._me and self._membership.is_alive(node)
+    def member_changed(self, member: MemberView, now_s: float) -> None:
+        """It may live again, with another database than before."""
+        known = self._lives.get(member.node_id)
+        if known is None or known.generation < member.generation:
+            began_s = -math.inf if known is None else now_s
+            self._lives[member.node_id] = _Life(member.generation, began_s, self._store(member.node_id, now_s))
+
+    def can_act(self, job: JobView, now_s: float) -> bool:
+        """True while another live node shepherds it: the card of one that died stands in nobody's way, and neither does
+        that of one that has lost its database since, once others have had the time to take the job up."""
+        shepherd = job.card.shepherd
+        if shepherd == self._me or not self._membership.is_alive(shepherd):
+            return False
+        life = self._lives.get(shepherd)
+        if life is None or job.written_s >= life.began_s or now_s < life.began_s + FORMER_LIFE_S:
+            return True
+        return life.store_before in (0, self._store(shepherd, now_s))
 
     def nodes(self) -> list[NodeView]:
         """Every known node, this one first."""
@@ -103,6 +130,10 @@ class Cluster:
         own = self.own_resources
         mine = Free(counted(own.gpus), own.cpu_count, own.memory_bytes)
         return others if self._is_witness else {**others, self._me: mine}
+
+    def _store(self, node: NodeId, now_s: float) -> int:
+        record = self._state.node_record(node, now_s)
+        return 0 if record is None else record.record.store_id
 
     def _own_view(self) -> NodeView:
         is_busy = self._ledger.is_draining or self._is_in_conflict(self._me)

@@ -310,7 +310,7 @@ class Custody:
     # Holders.
 
     def _review(self, clock: Clock) -> list[ShepherdEffect]:
-        """Replace holders that are lost, end joint configurations, and hand over what is too much."""
+        """Replace holders that are lost, remind others, end joint configurations, and hand over what is too much."""
         candidates = self._candidates(clock.now_s)
         self._compare_with_locations()
         succeeded = self._step_back_where_succeeded()
@@ -332,7 +332,8 @@ class Custody:
             made = self._mend(job, candidates, gone, clock)
             changes += bool(made)
             effects += made
-        return [*succeeded, *effects, *self._hand_over(candidates, clock)]
+        reminders = self._register.remind(lambda node: node in self._met and node not in gone)
+        return [*succeeded, *reminders, *effects, *self._hand_over(candidates, clock)]
 
     def _compare_with_locations(self) -> None:
         """Jobs that have ended without this node's hearing of it.

@@ -652,6 +652,7 @@ class Node:
         else:
             self._state.drop_peer(member.node_id)
         self._custody.member_changed(member, clock.now_s)
+        self._cluster.member_changed(member, clock.now_s)
         effects: list[NodeEffect] = []
         if member.status is MemberStatus.FAILED:
             for job_id, shepherd in self._placement.jobs.items():

@@ -184,7 +184,7 @@ class _Cluster:
         news, self.news = self.news, ()
         return news
 
-    def can_act(self, node: NodeId) -> bool:
+    def can_act(self, job: JobView, now_s: float) -> bool:
         return True
 
     def nodes(self) -> list[NodeView]:

@@ -38,7 +38,7 @@ class Inviter:
         self.next_deadline_s = min(self.next_deadline_s, now_s + self._pause_s)
 
     def due(
-        self, queue: Iterable[JobView], free: Free, can_act: Callable[[NodeId], bool], now_s: float
+        self, queue: Iterable[JobView], free: Free, can_act: Callable[[JobView, float], bool], now_s: float
     ) -> list[NodeId]:
         """The next shepherds to invite; nobody when nothing is free or nobody waits for it."""
         self.next_deadline_s = float("inf")
@@ -46,7 +46,7 @@ class Inviter:
         is_wanted = False
         for _, job in zip(range(LOOKED_AT_MAX), queue, strict=False):
             shepherd = job.card.shepherd
-            if not can_act(shepherd) or not self._is_for(job, free):
+            if not can_act(job, now_s) or not self._is_for(job, free):
                 continue
             is_wanted = True
             if shepherd not in self._asked:

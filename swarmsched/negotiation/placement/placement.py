@@ -87,8 +87,8 @@ class Cluster(Protocol):
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
 
-    def can_act(self, node: NodeId) -> bool:
-        """True for another live node."""
+    def can_act(self, job: JobView, now_s: float) -> bool:
+        """True while another live node shepherds it."""
 
     def nodes(self) -> list[NodeView]:
         """Every known node."""
@@ -321,7 +321,7 @@ class Placement:
             *[
                 job
                 for job_id, job in self._cluster.jobs.items()
-                if job_id not in self._jobs and self._cluster.can_act(job.card.shepherd)
+                if job_id not in self._jobs and self._cluster.can_act(job, clock.now_s)
             ],
         ]
 
@@ -425,7 +425,7 @@ class Placement:
         sizes_are_chosen = kind_of(self._setting).resizes and self._setting.elasticity is not Elasticity.OFF
         for job in self._queue if self._order is not None else ():
             shepherd = mine.get(job.job_id)
-            if shepherd is None and not self._stands(job):
+            if shepherd is None and not self._stands(job, clock.now_s):
                 continue
             walked += 1
             if sizes_are_chosen and job.card.elastic is not None:
@@ -445,9 +445,9 @@ class Placement:
                 effects += shepherd.place(shares, self._ranking(job, clock.now_s), clock)
         return effects
 
-    def _stands(self, job: JobView) -> bool:
+    def _stands(self, job: JobView, now_s: float) -> bool:
         """True for a job of another shepherd that can act and of which we know where it may go."""
-        is_foreign = job.job_id not in self._jobs and self._cluster.can_act(job.card.shepherd)
+        is_foreign = job.job_id not in self._jobs and self._cluster.can_act(job, now_s)
         return is_foreign and not job.card.hides_constraints
 
     def _may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
@@ -458,7 +458,7 @@ class Placement:
         limit = CONTENDERS_MIN + 2 * sum(node.free.gpu_count for node in self._cluster.nodes() if node.is_available)
         for job in self._queue:
             shepherd = waiting.get(job.job_id)
-            if shepherd is None and not self._stands(job):
+            if shepherd is None and not self._stands(job, now_s):
                 continue
             does_fit = room.ranks(job.demand) >= job.ranks
             if shepherd is not None and (is_first or (does_fit and shepherd.may_try_after_s <= now_s)):
@@ -559,7 +559,7 @@ class Placement:
             job.is_starving(clock.now_s) and not job.is_claiming for job in mine.values()
         ):
             return effects
-        first = next((job for job in self._queue if job.job_id in mine or self._stands(job)), None)
+        first = next((job for job in self._queue if job.job_id in mine or self._stands(job, clock.now_s)), None)
         job = mine.get(first.job_id) if first is not None else None
         if first is None or job is None or not job.is_starving(clock.now_s) or job.is_claiming:
             return effects

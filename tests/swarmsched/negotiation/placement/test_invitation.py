@@ -18,7 +18,7 @@ def job(number, shepherd, **spec):
     return JobView(card_of(record))
 
 
-def invited(inviter, queue, free=ONE_GPU, now_s=10.0, can_act=lambda node: node != ME):
+def invited(inviter, queue, free=ONE_GPU, now_s=10.0, can_act=lambda job, now_s: job.card.shepherd != ME):
     return inviter.due(queue, free, can_act, now_s)
 
 
@@ -40,7 +40,7 @@ def test_whoever_cannot_use_it_is_not_invited():
         job(4, "dead"),
         job(5, "good"),
     ]
-    assert invited(Inviter(ME), queue, can_act=lambda node: node != "dead") == ["good"]
+    assert invited(Inviter(ME), queue, can_act=lambda job, now_s: job.card.shepherd != "dead") == ["good"]
 
 
 def test_nothing_is_said_while_nothing_is_free_or_nobody_waits():

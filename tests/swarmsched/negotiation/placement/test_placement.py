@@ -78,8 +78,8 @@ class Cluster:
         news, self.news = self.news, []
         return news
 
-    def can_act(self, node):
-        return node not in self.dead
+    def can_act(self, job, now_s):
+        return job.card.shepherd not in self.dead
 
     def nodes(self):
         return self.there
