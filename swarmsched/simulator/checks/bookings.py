@@ -28,7 +28,7 @@ class _Books:
 class BookingChecker(Checker):
     """Follows every booking that is written, and gives others the books that it keeps."""
 
-    EFFECTS = (ROOM,)
+    EFFECTS = (ROOM, StartTask)
     PERFORMED = (StartTask,)
 
     def __init__(self) -> None:
@@ -36,20 +36,22 @@ class BookingChecker(Checker):
         self._books: dict[NodeId, _Books] = {}
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
-        """Enter what the step has booked and freed."""
+        """Enter what the step has booked and freed.  What it starts has a lease."""
         books = self._books_of(host)
         self._enter(host, books, dict(changed_bookings(effects)))
         self._weigh(host, books)
+        for effect in effects:
+            if isinstance(effect, StartTask):
+                _expect_booking(host, books, effect, (BookingState.LEASED,))
 
     def performed(self, host: Host, effect: Effect) -> None:
-        """A task starts: on the GPUs of its lease, where no process of another is left."""
+        """A task starts: on its own GPUs, where no process of another is left.
+
+        While the start waited for the disk, its lease may have been released; the end of the task waits behind it.
+        """
         assert isinstance(effect, StartTask)
-        order = effect.order
-        key = (order.job_id, order.attempt)
-        entry = self._books_of(host).entries.get(key)
-        mine = {gpu.uuid for gpu in effect.gpus}
-        if entry is None or entry.state is not BookingState.LEASED or not mine <= set(entry.gpus):
-            raise Violation(1, f"{host.node_id} starts {key} on {sorted(mine)} with the booking {entry}")
+        _expect_booking(host, self._books_of(host), effect, (BookingState.LEASED, BookingState.DRAINING))
+        key, mine = _key(effect), _gpus(effect)
         for task in host.tasks.running:
             if mine & set(task.gpus) and (task.order.job_id, task.order.attempt) != key:
                 raise Violation(1, f"{host.node_id} starts {key} on GPUs of {task.order.job_id}/{task.order.attempt}")
@@ -129,6 +131,21 @@ class BookingChecker(Checker):
         if cpus > books.cpus_installed or memory_bytes > books.memory_bytes_installed:
             raise Violation(1, f"{host.node_id} booked {cpus} cores and {memory_bytes} bytes, more than it has")
         self.busiest_count = max(self.busiest_count, len(books.gpus))
+
+
+def _key(effect: StartTask) -> TaskKey:
+    return (effect.order.job_id, effect.order.attempt)
+
+
+def _gpus(effect: StartTask) -> set[str]:
+    return {gpu.uuid for gpu in effect.gpus}
+
+
+def _expect_booking(host: Host, books: _Books, effect: StartTask, states: Sequence[BookingState]) -> None:
+    entry = books.entries.get(_key(effect))
+    if entry is None or entry.state not in states or not _gpus(effect) <= set(entry.gpus):
+        problem = f"{host.node_id} starts {_key(effect)} on {sorted(_gpus(effect))} with the booking {entry}"
+        raise Violation(1, problem)
 
 
 def _told(entries: Iterable[Booking | LedgerEntry]) -> dict[TaskKey, tuple[object, ...]]:

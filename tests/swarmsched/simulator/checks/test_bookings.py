@@ -77,6 +77,24 @@ def test_a_start_needs_a_lease_on_those_gpus(history):
         history.perform("b", start(history, gpus=2))
 
 
+def test_a_start_that_waited_for_the_disk_may_find_its_lease_released(history):
+    history.book("b", JOB, 1, BookingState.LEASED)
+    history.step("b", None, written(JOB, 1), start(history))
+    history.book("b", JOB, 1, BookingState.DRAINING)
+    history.step("b", None, written(JOB, 1))
+    history.perform("b", start(history))
+    history.unbook("b", JOB, 1)
+    history.step("b", None, written(JOB, 1, is_there=False))
+    with pytest.raises(Violation, match="starts"):
+        history.perform("b", start(history))
+
+
+def test_a_start_that_is_ordered_after_the_release_is_found(history):
+    history.book("b", JOB, 1, BookingState.DRAINING)
+    with pytest.raises(Violation, match="starts"):
+        history.step("b", None, written(JOB, 1), start(history))
+
+
 def test_a_start_where_processes_of_another_are_left_is_found(history):
     history.book("b", JOB, 1, BookingState.LEASED)
     history.step("b", None, written(JOB, 1))
