@@ -51,10 +51,12 @@ class Sized:
         return 0 < self.ranks == self.held
 
     def placed(self, room: Room, now: Room, taker: str) -> Decision:
-        """Its decision; booked in the room that is left when all others have what they get."""
+        """Its decision; booked in the room, where it has what it holds."""
         if self.is_kept:
             return self.rebatched()
-        job, shares = self.job, self._hosts(room)
+        job = self.job
+        room.release(job.shares, job.demand)
+        shares = self._hosts(room)
         if not shares:
             if self.held:
                 whom = f"makes room for {handle(JobId(taker))}" if taker else "others gain more from its GPUs"
@@ -141,23 +143,31 @@ def _fits_somewhere(job: JobView, room: Room) -> bool:
 
 
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
-    """Decisions on all, in a room without them; `now` is the room as it is.  Nobody is stopped for nobody."""
-    for each in sized:
-        if each.is_kept:
-            room.take(each.job.shares, each.job.demand)
+    """Decisions on all, in a room without them; `now` is the room as it is.  Nobody is stopped for nobody.
+
+    One after another, each where those before it leave it a place: shepherds who follow them by themselves must not
+    wait for one another.  So those that give something up come first, and of the others the largest.
+    """
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
     takers = [each.job.job_id for each in ordered if each.ranks and not each.held]
     takers += [each.job.job_id for each in ordered if each.ranks > each.held]
-    decisions = [each.placed(room, now, takers[0] if takers else "") for each in ordered]
-    for number, each in enumerate(ordered):  # what others could not be given for want of a place
-        is_stopped = each.held and decisions[number].change is Change.STOP
-        if is_stopped and take_if_there(room, each.job.shares, each.job.demand):
+    taker = takers[0] if takers else ""
+    for each in ordered:
+        room.take(each.job.shares, each.job.demand)
+    found = {each.job.job_id: each.placed(room, now, taker) for each in sorted(ordered, key=_gives_nothing_up)}
+    for each in ordered:  # what others could not be given for want of a place
+        job = each.job
+        if found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
             each.ranks = each.held
-            decisions[number] = each.rebatched()
+            found[job.job_id] = each.rebatched()
         elif not each.ranks and not each.held:
-            each.ranks = elastic_of(each.job).ranks_least
-            decisions[number] = each.placed(room, now, "")
-    return decisions
+            each.ranks = elastic_of(job).ranks_least
+            found[job.job_id] = each.placed(room, now, "")
+    return [found[each.job.job_id] for each in ordered]
+
+
+def _gives_nothing_up(sized: Sized) -> bool:
+    return sized.ranks >= sized.held
 
 
 def at_least(view: ClusterView) -> ClusterView:

@@ -16,7 +16,7 @@ from swarmsched.ids import NodeId
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.policies.resizing import elastic_of
 from swarmsched.resources import Demand, Share
-from swarmsched.view import Change, ClusterView, EndedJob, JobView, Plan, Policy, PolicySetting
+from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
 from tests.swarmsched.building import make_node
 from tests.swarmsched.policies.test_policies import NOW_S, job
 
@@ -113,6 +113,27 @@ def check(view: ClusterView, plan: Plan) -> None:
     assert all(count >= 0 for count in free.values()), "a start needs what is free now"
     assert max(after.values(), default=0) <= PER_NODE, "together they fit"
     assert sorted(by_id) == sorted(decision.job_id for decision in plan.decisions)
+    assert not unreachable(view, plan), "shepherds who follow it one by one wait for one another for ever"
+
+
+def unreachable(view: ClusterView, plan: Plan) -> list[Decision]:
+    """What is left when each decision was followed as soon as its place was free; places that are kept until others
+    have ended apart."""
+    by_id = {each.job_id: each for each in view.jobs}
+    free = Counter({node.node: node.free.gpu_count for node in view.nodes if node.is_available})
+    left = [each for each in plan.decisions if each.change is Change.STOP or each.target.shares]
+    while True:
+        waiting = []
+        for decision in left:
+            now = free + Counter({share.node: share.ranks for share in by_id[decision.job_id].shares})
+            wanted = Counter({share.node: share.ranks for share in decision.target.shares})
+            if wanted <= now:
+                free = now - wanted
+            else:
+                waiting.append(decision)
+        if len(waiting) == len(left):
+            return [each for each in waiting if each.change is not Change.WAIT]
+        left = waiting
 
 
 @settings(max_examples=300, deadline=None)
