@@ -92,7 +92,7 @@ class Cell:
         values = [each for each in (self.line.load, self.workload) if each]
         chosen = ",".join(map("=".join, zip(SELECTED_BY.get(self.line.trace, ()), values, strict=True)))
         known = _profiles(str(traces / self.line.profiles)) if self.line.profiles else {}
-        return prepared(read_jobs(file, chosen), known, self.settings(), time.perf_counter).run()
+        return prepared(read_jobs(file, chosen), known, self.settings(), time.thread_time).run()
 
     def result(self, traces: Path) -> dict[str, Any]:
         """Run it, and tell what `swarm simulate replay -o json` would, with the processor time that it took."""

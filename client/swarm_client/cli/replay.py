@@ -142,7 +142,7 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
 def _observed(session: Session, jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay) -> Observer:
     from swarmsched.replay.setup import prepared
 
-    run = prepared(jobs, profiles, settings, time.perf_counter)
+    run = prepared(jobs, profiles, settings, time.thread_time)
     observer = run.observer
     with Progress(settings.policy.name, is_quiet=session.is_quiet) as progress:
         for now_s in run.steps():
