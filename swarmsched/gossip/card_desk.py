@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.card import JobCard, is_only_order_changed, is_same_news, tombstone
+from swarmsched.card import JobCard, is_only_order_changed, is_same_news, must_be_known_at_once, tombstone
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId
 from swarmsched.view import JobView
@@ -15,7 +15,7 @@ from swarmsched.view import JobView
 QUEUED_DELAY_S = 1.0
 RUNNING_DELAY_S = 10.0
 INTERVAL_S = 1.0
-LEAVING_INTERVAL_S = 0.1
+URGENT_INTERVAL_S = 0.1
 ORDER_INTERVAL_S = 5.0
 RENEWAL_S = 60.0
 COUNTER_LIMIT = 2**31
@@ -117,8 +117,8 @@ def _deadline_s(draft: _Draft) -> float:
         return draft.eligible_s
     if is_same_news(draft.published, draft.latest):
         return draft.published_s + RENEWAL_S
-    if draft.published.state is JobState.QUEUED and draft.latest.state is not JobState.QUEUED:
-        return draft.published_s + LEAVING_INTERVAL_S  # whoever waits behind it should know
+    if must_be_known_at_once(draft.published, draft.latest):
+        return draft.published_s + URGENT_INTERVAL_S
     interval_s = ORDER_INTERVAL_S if is_only_order_changed(draft.published, draft.latest) else INTERVAL_S
     return draft.published_s + interval_s
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
-from swarmsched.card import JobCard, encode_card
+from swarmsched.card import JobCard, encode_card, must_be_known_at_once
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
@@ -464,8 +464,8 @@ class StatePlane:
         for card in self._desk.due(now_s, is_too_far_back):
             known = self._library.jobs.get(card.job_id)
             self._put_card(card, now_s)
-            if known is not None and known.state is JobState.QUEUED and card.state is not JobState.QUEUED:
-                self._push("card", card.job_id, now_s + PUSH_DELAY_S)  # nobody need wait behind it any more
+            if known is not None and must_be_known_at_once(known.card, card):
+                self._push("card", card.job_id, now_s + PUSH_DELAY_S)
 
     def _put_card(self, card: JobCard, now_s: float) -> None:
         shortened, body = encode_card(card)

@@ -315,12 +315,14 @@ class Node:
             self._ledger.drop_claims(self._is_succeeded)
         if self._state.opening_count != self._seen_opening_count:
             self._seen_opening_count = self._state.opening_count
-            if self._placement.waiting_count:
+            if self._placement.may_change_jobs or self._placement.waiting_count:
                 self._is_mere_gossip = False
                 self._placement.capacity_released(clock)
         if self._state.has_job_news and self._has_free:
             self._is_mere_gossip = False
             self._placement.others_wait(clock.now_s)
+        if self._state.has_job_news and self._placement.may_change_jobs and self._placement.make_room_for_others(clock):
+            self._is_mere_gossip = False
         return effects
 
     def _is_succeeded(self, claim: ClaimRequest) -> bool:
@@ -719,7 +721,7 @@ class Node:
         self._seen_ledger_version = self._ledger.version
         before, self._seen_free = self._seen_free, self._ledger.free
         has_more = self._seen_free.gpu_count > before.gpu_count or self._seen_free.cpus > before.cpus
-        if has_more and self._placement.waiting_count:
+        if has_more and (self._placement.may_change_jobs or self._placement.waiting_count):
             self._placement.capacity_released(clock)
         if has_more:
             self._placement.has_freed(clock.now_s)

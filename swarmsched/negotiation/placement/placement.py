@@ -63,6 +63,8 @@ START_DELAY_S = 0.05
 START_DELAY_PER_RANK_S = 0.005
 START_DELAY_S_MAX = 2.0
 INVITED_S = 0.5
+BETWEEN_PLACES_S = 0.1
+"""A plan waits while a job of ours that takes several sizes is between two places: it would see it without any."""
 FEW_JOBS, REST_PER_JOB_S = 64, 50e-6
 """A look at the queue costs some 8 us for each job: with many of them the next one waits, so that most time is left."""
 WALK_MAX = 400
@@ -103,6 +105,7 @@ class Placement:
         self._parts = parts
         self._rng = rng
         self._jobs: dict[JobId, JobShepherd] = {}
+        self._elastic: dict[JobId, None] = {}  # those of them that take several sizes
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self._own = OwnViews()
         self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
@@ -191,6 +194,8 @@ class Placement:
         if shepherd.estimate is None and record.spec.is_elastic:
             shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
         self._jobs[record.job_id] = shepherd
+        if record.spec.is_elastic:
+            self._elastic[record.job_id] = None
         self._stir(record.job_id)
         return shepherd
 
@@ -205,6 +210,7 @@ class Placement:
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         job = self._jobs.pop(job_id, None)
+        self._elastic.pop(job_id, None)
         self._own.drop(job_id)
         self._said.pop(job_id, None)
         self._foretold.forget(job_id)
@@ -266,6 +272,13 @@ class Placement:
         """Cards have changed while something is free here."""
         self._inviter.queued(now_s)
 
+    def make_room_for_others(self, clock: Clock) -> bool:
+        """Cards have changed while jobs of ours could have another size: true if somebody has come to wait for it."""
+        has_grown = self._catch_up(clock)
+        if has_grown:
+            self.look_soon(clock.now_s)
+        return has_grown
+
     def invitations(self, free: Free, clock: Clock) -> list[NodeId]:
         """Shepherds to tell now of what is free here."""
         if clock.now_s < self._inviter.next_deadline_s:
@@ -275,17 +288,19 @@ class Placement:
 
     # The queue, and views of jobs.
 
-    def _catch_up(self, clock: Clock) -> None:
-        """Bring the queue up to date."""
+    def _catch_up(self, clock: Clock) -> bool:
+        """Bring the queue up to date; true when somebody has come to wait."""
+        has_grown = False
         for job_id in {**dict.fromkeys(self._cluster.take_job_news()), **self._moved}:
             shepherd = self._jobs.get(job_id)
             job = self._foreign(job_id) if shepherd is None else self.view_of(shepherd, clock)
             if job is not None and job.state is JobState.QUEUED:
-                self._queue.put(job, clock.now_s)
+                has_grown |= self._queue.put(job, clock.now_s)
             else:
                 self._queue.drop(job_id)
         self._moved.clear()
         self._queue.refresh(clock.now_s)
+        return has_grown
 
     def _foreign(self, job_id: JobId) -> JobView | None:
         job = self._cluster.jobs.get(job_id)
@@ -370,7 +385,7 @@ class Placement:
             self._planning.has_news = True  # what was out of the question for a job may be the place for it now
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self._jobs.items() if job.is_waiting}
-        is_idle_planner = self._plans_when_idle
+        is_idle_planner = self.may_change_jobs
         if not mine and not is_idle_planner:
             return []
         self._catch_up(clock)
@@ -384,7 +399,9 @@ class Placement:
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
-        if waiting or is_idle_planner:
+        if any(self._jobs[job_id].is_placing for job_id in self._elastic):
+            self._look_s = min(self._look_s, clock.now_s + BETWEEN_PLACES_S)
+        elif waiting or is_idle_planner:
             is_needed = is_idle_planner or self._may_be_moved(room, waiting, clock.now_s)
             asked, again_s = self._planning.ask(
                 self._setting,
@@ -397,14 +414,12 @@ class Placement:
         return effects
 
     @property
-    def _plans_when_idle(self) -> bool:
+    def may_change_jobs(self) -> bool:
         """Whether a plan could change a job of ours although none waits."""
         kind = kind_of(self._setting)
         if kind.spares_rigid and self._setting.elasticity is Elasticity.OFF:
             return False
-        return kind.plans_when_idle and any(
-            not kind.spares_rigid or job.record.spec.is_elastic for job in self._jobs.values()
-        )
+        return kind.plans_when_idle and bool(self._elastic if kind.spares_rigid else self._jobs)
 
     def _room(self, nodes: Sequence[NodeView]) -> Room:
         """Free resources less what our own unanswered holds will take."""
@@ -498,11 +513,17 @@ class Placement:
         return effects
 
     def _follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
-        """What the plan wants of running jobs of ours: done where it can be, otherwise said once."""
+        """What the plan wants of running jobs of ours: done where it can be, otherwise said once.
+
+        Another size or place is a pause for the job: two plans must agree on it.
+        """
         effects: list[ShepherdEffect] = []
         for decision in list(self._planning.fresh(clock.now_s)):
             job = self._jobs.get(decision.job_id)
             if job is None or job.is_writing:
+                continue
+            if decision.change in RESCALES and not self._planning.is_confirmed(decision):
+                self._planning.has_news = True
                 continue
             problem = self._problem_of(decision, job, room, clock)
             if problem:
@@ -610,6 +631,7 @@ class Placement:
         """Re-derive what is kept of the queue and of our jobs."""
         self._queue.validate()
         assert self._own.jobs <= self._jobs.keys()
+        assert self._elastic.keys() == {job_id for job_id, job in self._jobs.items() if job.record.spec.is_elastic}
         for job_id, job in self._jobs.items():
             assert job_id == job.job_id
             job.validate()

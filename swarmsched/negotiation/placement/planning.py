@@ -23,6 +23,7 @@ class Planning:
 
     def __init__(self) -> None:
         self.told: dict[JobId, Decision] = {}  # the last plan's word on each live job
+        self._told_before: dict[JobId, Decision] = {}  # that of the plan before it
         self.open: list[Decision] = []  # of the last plan, in its order: not taken yet, nor out of date
         self.advice: tuple[Decision, ...] = ()  # of the last plan, on running jobs: for people
         self.memory = b""  # of the policy in force
@@ -34,7 +35,7 @@ class Planning:
 
     def forget(self) -> None:
         """Another policy is in force: what the former one told counts no more."""
-        self.told, self.open, self.advice, self.memory = {}, [], (), b""
+        self.told, self._told_before, self.open, self.advice, self.memory = {}, {}, [], (), b""
         self._seen_s = float("-inf")
         self._version += 1  # an answer under way is of the former policy
         self._is_pending, self.has_news = False, True
@@ -46,7 +47,7 @@ class Planning:
         self._is_pending = False
         pause_s = min(PLAN_INTERVAL_PER_PLAN_TIME * plan.elapsed_s, PLAN_INTERVAL_S_MAX)
         self._next_s = now_s + max(PLAN_INTERVAL_S, pause_s)
-        self.told = {decision.job_id: decision for decision in plan.decisions}
+        self._told_before, self.told = self.told, {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
         self.advice = plan.advice
         return True
@@ -62,6 +63,14 @@ class Planning:
         if now_s > self._seen_s + PLAN_AGE_S_MAX:
             self.open = []
         return self.open
+
+    def is_confirmed(self, decision: Decision) -> bool:
+        """Whether the plan before the last one wanted the same of that job.
+
+        One plan alone may rest on a moment in which another job was between two places, or its news under way.
+        """
+        before = self._told_before.get(decision.job_id)
+        return before is not None and before.change is decision.change
 
     def ask(
         self, setting: PolicySetting, view: Callable[[int], ClusterView], *, is_needed: bool, now_s: float

@@ -28,12 +28,14 @@ class Queue:
         for _, job_id in self._keys:
             yield self._jobs[job_id][1]
 
-    def put(self, job: JobView, now_s: float) -> None:
-        """A job that waits, new or as it now is."""
+    def put(self, job: JobView, now_s: float) -> bool:
+        """A job that waits, new or as it now is; true for a new one."""
+        is_new = job.job_id not in self._jobs
         self.drop(job.job_id)
         key = self._key(job, now_s)
         insort(self._keys, (key, job.job_id))
         self._jobs[job.job_id] = (key, job)
+        return is_new
 
     def drop(self, job_id: JobId) -> None:
         """It waits no more; nothing for a job that is not here."""

@@ -9,13 +9,14 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.effects import Persist, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError
+from swarmsched.estimate import Elastic
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.gossip.budget import TokenBucket, byte_cap
 from swarmsched.gossip.exchange import DATAGRAM_CODEC, FullStateRequest, Parcel, ParcelKind, StateDelta, StateDigest
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.record import RECORD_BYTES_LIMIT, NodeRecord, encode_record
 from swarmsched.gossip.setting import SwarmSetting, encode_setting
-from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
+from swarmsched.gossip.state import PUSH_DELAY_S, MemberRef, StateConfig, StatePlane
 from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import check_setting
 from swarmsched.resources import Demand, FreeReport, Share
@@ -96,6 +97,35 @@ def test_a_free_gpu_change_is_pushed_to_three_peers_at_once() -> None:
     net.run(5.0)
     effects = net.planes[A].publish_node(sample_record(A, free=1), net.now_s)
     assert len({effect.destination for effect in effects if isinstance(effect, SendDatagram)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_pushed"),
+    [
+        ((JobState.QUEUED, 0, None), (JobState.STARTING, 4, None), True),
+        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.STOPPING, 4, Elastic(1, 8)), True),
+        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.RUNNING, 2, None), True),
+        ((JobState.RUNNING, 4, Elastic(1, 8)), (JobState.RUNNING, 4, Elastic(1, 8, global_batch=64)), False),
+        ((JobState.RUNNING, 4, None), (JobState.STOPPING, 4, None), False),
+    ],
+)
+def test_what_a_job_holds_is_pushed_where_others_plan_with_it(
+    before: tuple[JobState, int, Elastic | None], after: tuple[JobState, int, Elastic | None], *, is_pushed: bool
+) -> None:
+    """Else they find its GPUs taken, cannot tell by whom, and shrink their jobs for it once more."""
+    net = settled(10, seed=1)
+
+    def card(state: JobState, ranks: int, elastic: Elastic | None) -> JobCard:
+        return a_card(job_id(1), A, state, shares=(Share(A, ranks),) if ranks else (), elastic=elastic)
+
+    net.perform(A, net.planes[A].publish_card(card(*before), net.now_s))
+    net.run(20.0)
+    effects = net.planes[A].publish_card(card(*after), net.now_s)
+    pushed = {effect.destination for effect in effects if isinstance(effect, SendDatagram)}
+    net.now_s += PUSH_DELAY_S
+    effects = net.planes[A].step(TimerFired(), net.now_s)
+    pushed |= {effect.destination for effect in effects if isinstance(effect, SendDatagram)}
+    assert (len(pushed) >= 3) == is_pushed
 
 
 def test_an_idle_node_sends_a_tenth_of_the_cap() -> None:

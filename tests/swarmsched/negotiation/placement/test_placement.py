@@ -15,6 +15,7 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import HoldRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.placement import (
+    BETWEEN_PLACES_S,
     INVITED_S,
     START_DELAY_PER_RANK_S,
     START_DELAY_S,
@@ -115,6 +116,18 @@ class Scene:
         version = self.plans[-1].view.version
         plan = Plan(tuple(decisions), memory, version, self.placement.policy_id, elapsed_s, advice=advice)
         self.placement.plan_computed(plan, self.clock)
+
+
+def plan_twice(scene, *decisions):
+    """Running jobs get other sizes by two plans that agree; what was announced after the first."""
+    scene.answer_plan(*decisions)
+    scene.now_s += 1.1
+    scene.placement.look_soon(scene.now_s)
+    effects = scene.placement.look(scene.clock)
+    assert [each for each in effects if isinstance(each, WriteRecord)] == []
+    scene.plans += [each for each in effects if isinstance(each, ComputePlan)]
+    scene.answer_plan(*decisions)
+    return [each for each in effects if isinstance(each, Announce)]
 
 
 def test_every_job_starts_while_all_ahead_of_it_fit():
@@ -418,7 +431,7 @@ def test_what_a_plan_wants_of_running_jobs_and_cannot_have_is_said_once():
     scene.submit("a", 9, UTC)
     scene.look()
     grow = Decision(job_id("a"), Change.GROW, "pays", Allocation((Share(A, 8),)))
-    scene.answer_plan(grow)
+    plan_twice(scene, grow)
     told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
     assert [effect.text for effect in told] == ["grow ignored: it is queued"]
 
@@ -468,12 +481,26 @@ def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_whe
 def test_a_running_job_is_rescaled_as_planned(decision):
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene)
-    scene.answer_plan(decision)
+    plan_twice(scene, decision)
     effects = scene.placement.look(scene.clock)
     (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
     assert job.take_next_place() == decision.target
     assert scene.placement.look(scene.clock) == []  # once
+
+
+def test_what_one_plan_alone_wants_of_a_running_job_is_asked_once_more():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    for wanted in (Change.GROW, Change.KEEP, Change.GROW, Change.SHRINK):
+        scene.answer_plan(change(wanted, (A, 2), (B, 2), taker=job_id("b")))
+        scene.look()
+        assert not job.is_writing
+        scene.now_s += 1.1
+        asked = len(scene.plans)
+        scene.placement.look_soon(scene.now_s)
+        scene.look()
+        assert len(scene.plans) == asked + 1
 
 
 @pytest.mark.parametrize(
@@ -493,11 +520,42 @@ def test_a_running_job_is_rescaled_as_planned(decision):
 def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, problem):
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene, saved=saved)
-    scene.answer_plan(decision)
-    told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    told = plan_twice(scene, decision)
+    told += [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
     assert len(told) == 1
     assert problem in told[0].text
     assert not job.is_writing
+
+
+def test_a_plan_is_asked_for_when_somebody_comes_to_wait_for_whom_a_job_of_ours_could_make_room():
+    scene = Scene([node(A, 2), node(B, 4)], policy="swarm")
+    running_elastic(scene)
+    scene.answer_plan()
+    scene.now_s += 2.0
+    assert not scene.placement.make_room_for_others(scene.clock)  # nobody new
+    scene.look()
+    assert len(scene.plans) == 1
+    scene.cluster.show(foreign("c", 1, UTC + 2))
+    assert scene.placement.make_room_for_others(scene.clock)
+    assert scene.placement.look_due_s <= scene.now_s
+    scene.look()
+    assert job_id("c")[-1] in {job.job_id[-1] for job in scene.plans[-1].view.jobs}
+    assert len(scene.plans) == 2
+
+
+def test_no_plan_is_made_of_a_job_that_is_between_two_places():
+    scene = Scene([node(A, 2), node(B, 4)], policy="swarm")
+    spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
+    scene.placement.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.look()
+    scene.answer_plan(start("a", (A, 1)))
+    scene.now_s += 2.0
+    assert scene.look() == ["a"]
+    scene.placement.look_soon(scene.now_s)
+    scene.look()
+    assert len(scene.plans) == 1
+    assert scene.placement.look_due_s == pytest.approx(scene.now_s + BETWEEN_PLACES_S)
+    scene.placement.validate()
 
 
 def test_what_is_only_advised_is_said_once_and_not_done():
