@@ -33,8 +33,7 @@ class Foretold:
             return []
         self.forget(job_id)
         error = abs(point.step_s - decision.step_s) / decision.step_s
-        text = (
-            f"{decision.step_s:.3g} s a step were predicted for {target.ranks} ranks, and {point.step_s:.3g} s measured"
-        )
+        size = f"{target.ranks} rank{'s' * (target.ranks > 1)}"
+        text = f"{decision.step_s:.3g} s a step were predicted for {size}, and {point.step_s:.3g} s measured"
         fields = {"predicted_s": decision.step_s, "measured_s": point.step_s, "error_ratio": round(error, 4)}
         return [Announce("model.checked", text, job_id, fields=fields)]
