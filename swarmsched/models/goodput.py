@@ -202,6 +202,13 @@ class Goodput:
         column = self._column(ranks, nodes)
         return float(self._gains[column] / self._table.on(ranks, nodes)[column])
 
+    def gain(self, ranks: int, nodes: int, batch: int) -> float:
+        """How much more progress the best batch makes than this one, as a ratio; infinite for one of which nothing is
+        known."""
+        (found,) = np.nonzero(self._table.batches == batch)
+        now = float(self._gains[found[0]] / self._table.on(ranks, nodes)[found[0]]) if len(found) else 0.0
+        return self.on(ranks, nodes) / now if now else inf
+
     def _column(self, ranks: int, nodes: int) -> int:
         column = self._columns.get((ranks, nodes))
         if column is None:

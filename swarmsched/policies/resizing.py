@@ -17,6 +17,9 @@ from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 
+REBATCH_GAIN = 1.02
+"""Of goodput: each report moves the best batch a little, and each change is a decision of the job's holders."""
+
 
 @dataclass
 class Sized:
@@ -82,7 +85,7 @@ class Sized:
         job = self.job
         batch = self.goodput.batch(self.held, len(job.shares)) if self.goodput else 0
         now = job.card.elastic.global_batch if job.card.elastic else 0
-        if batch in (0, now):
+        if batch in (0, now) or (self.goodput and self.goodput.gain(self.held, len(job.shares), now) < REBATCH_GAIN):
             decision = keep(job, ())
             return replace(decision, reason=self.why) if job.card.elastic and self.why else decision
         reason = f"a batch of {batch} makes more progress than one of {now}"

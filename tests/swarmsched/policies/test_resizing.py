@@ -2,6 +2,7 @@
 
 from collections import Counter
 from importlib import import_module
+from math import inf
 from typing import Any
 
 import msgspec
@@ -13,10 +14,12 @@ from swarmsched.api import JobState
 from swarmsched.card import JobCard, decode_card, encode_card
 from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint, Work
 from swarmsched.ids import NodeId
+from swarmsched.models.batch import candidates
+from swarmsched.models.goodput import GoodputBook
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.policies.resizing import elastic_of
+from swarmsched.policies.resizing import REBATCH_GAIN, elastic_of
 from swarmsched.resources import Demand, Share
-from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
+from swarmsched.view import Allocation, Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
 from tests.swarmsched.building import make_node
 from tests.swarmsched.policies.test_policies import NOW_S, job
 
@@ -184,6 +187,27 @@ def test_a_job_that_can_have_no_more_than_it_has_is_not_moved(name: str) -> None
     view = ClusterView(1, (make_node("n0", 0, 1), make_node("n1", 1, 1)), (running,))
     (decision,) = compute_plan(PolicySetting(name), view, NOW_S).decisions
     assert decision.change in (Change.KEEP, Change.REBATCH)
+
+
+def test_a_batch_is_changed_for_what_it_brings_and_not_for_every_breath_of_the_noise() -> None:
+    """The job has the whole machine, so nothing but its batch can change."""
+    shares = (Share(NodeId("n0"), 4),)
+    estimate = Estimate(points=POINTS, noise=(NoisePoint(32, 2.0), NoisePoint(256, 3.0)), remaining=2_000.0)
+    goodput = GoodputBook().goodput(estimate, BATCHES, 4, 4)
+    best = goodput.batch(4, 1)
+    changes = []
+    for batch in candidates(BATCHES, 24):
+        elastic = Elastic(1, 4, BATCHES, batch)
+        more: dict[str, Any] = {"running_s": 900.0, "first_started_utc_s": 1.0, "estimate": estimate}
+        running = job(0, JobState.RUNNING, 4, Demand(gpus=1), shares=shares, elastic=elastic, **more)
+        view = ClusterView(1, (make_node("n0", 0, 4),), (running,))
+        (decision,) = compute_plan(PolicySetting("swarm"), view, NOW_S).decisions
+        assert (decision.change is Change.REBATCH) == (goodput.gain(4, 1, batch) >= REBATCH_GAIN)
+        assert decision.change is Change.KEEP or decision.target == Allocation(shares, best)
+        changes.append((batch != best, decision.change))
+    assert changes.count((True, Change.KEEP)) >= 1
+    assert changes.count((True, Change.REBATCH)) >= 1
+    assert goodput.gain(4, 1, 33) == inf  # of a batch that nobody looked at nothing is known
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
