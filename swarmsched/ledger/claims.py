@@ -66,21 +66,25 @@ class Claims:
             del self._claims[job_id]
         return bool(lapsed)
 
-    def left_for(self, request: HoldRequest, free: Free, now_s: float) -> Free:
-        """What of the free resources is not kept from that hold by others' claims."""
+    def left_for(self, request: HoldRequest | ClaimRequest, free: Free, now_s: float) -> Free:
+        """What of the free resources is not kept from that hold or claim by others' claims."""
         for claim in self._standing_against(request, now_s):
             free = _without(free, claim.request.demand, claim.request.ranks)
         return free
 
-    def _standing_against(self, request: HoldRequest, now_s: float) -> Iterable[Claim]:
+    def _standing_against(self, request: HoldRequest | ClaimRequest, now_s: float) -> Iterable[Claim]:
+        """Of two jobs that would both give up what they have for a place the first has it, whatever their ranks."""
+        is_hold = isinstance(request, HoldRequest)
+        lasts_s = request.lasts_s if isinstance(request, HoldRequest) else 0.0
         for job_id, claim in self._claims.items():
             is_over = claim.deadline_s <= now_s
-            ends_before = request.lasts_s > 0.0 and now_s + request.lasts_s <= claim.starts_s < math.inf
-            if job_id != request.job_id and not is_over and not ends_before and not _outranks(request, claim.request):
+            ends_before = lasts_s > 0.0 and now_s + lasts_s <= claim.starts_s < math.inf
+            may_pass = is_hold and (ends_before or _outranks(request, claim.request))
+            if job_id != request.job_id and not is_over and not may_pass:
                 yield claim
 
 
-def _outranks(request: HoldRequest, claim: ClaimRequest) -> bool:
+def _outranks(request: HoldRequest | ClaimRequest, claim: ClaimRequest) -> bool:
     """Keys of different policies are not compared: then the claim stands."""
     if request.policy_id != claim.policy_id or not request.rank_key:
         return False

@@ -198,9 +198,10 @@ class Ledger:
         if fence is not None and request.epoch < fence.epoch:
             detail = f"epoch {request.epoch} was succeeded by {fence.epoch}"
             return self._answer(request, Refusal.STALE_EPOCH, detail, fence.epoch), []
-        has_room = self._claims.put(request, now_s)
-        refusal = Refusal.NONE if has_room else Refusal.CLAIMED
-        return self._answer(request, refusal, "" if has_room else "too many claims stand here", request.epoch), []
+        refusal, detail = self._judge_claim(request, now_s)
+        if refusal is Refusal.NONE and not self._claims.put(request, now_s):
+            refusal, detail = Refusal.CLAIMED, "too many claims stand here"
+        return self._answer(request, refusal, detail, request.epoch), []
 
     def drop_claims(self, is_over: Callable[[ClaimRequest], bool]) -> None:
         """Keep nothing for those any more."""
@@ -430,6 +431,15 @@ class Ledger:
         if not fits(self._claims.left_for(request, free, now_s), request.demand, request.ranks):
             return Refusal.CLAIMED, f"what is free is kept for {', '.join(self._claims.jobs)}"
         return Refusal.NONE, ""
+
+    def _judge_claim(self, request: ClaimRequest, now_s: float) -> tuple[Refusal, str]:
+        if not request.must_be_free or not request.ranks:
+            return Refusal.NONE, ""
+        own = [key for key in self._bookings if key[0] == request.job_id]
+        free = self._claims.left_for(request, self._free_without(own), now_s)
+        if fits(free, request.demand, request.ranks):
+            return Refusal.NONE, ""
+        return Refusal.DOES_NOT_FIT, _shortage(free, request.demand, request.ranks)
 
     def _judge_missing(self, command: OwnerCommand, otherwise: Refusal) -> tuple[Refusal, str]:
         fence = self._fences.get(command.job_id)

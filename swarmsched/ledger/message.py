@@ -63,7 +63,9 @@ class ClaimRequest(ShepherdCommand):
     """Keep `ranks` ranks of `demand` for this job, of what is free and of what comes free, until `ttl_s` after receipt.
 
     Holds of jobs that rank lower are refused what is left over by less, unless they end within `starts_within_s`
-    (0: not known).  Claims book nothing and are not durable; a claim of no ranks gives up the earlier one.
+    (0: not known).  Claims book nothing and are not durable; a claim of no ranks gives up the earlier one.  One that
+    `must_be_free` is refused unless the ranks fit now, beside all other claims: for a job that runs, what it has here
+    itself is free.
     """
 
     ranks: U16
@@ -73,6 +75,7 @@ class ClaimRequest(ShepherdCommand):
     submitted_utc_s: Amount  # orders claims of different policies
     starts_within_s: Seconds
     ttl_s: Seconds = CLAIM_TTL_S
+    must_be_free: bool = False
 
 
 class CommitRequest(ShepherdCommand):

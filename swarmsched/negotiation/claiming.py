@@ -45,6 +45,7 @@ class Claiming:
         self._victims: Mapping[JobId, NodeId] = {}  # with the shepherd of each
         self._ranking = Ranking("", ())
         self._starts_within_s = 0.0
+        self._must_be_free = False
         self._claims: dict[NodeId, ClaimRequest] = {}  # unanswered
         self._questions: dict[JobId, PreemptRequest] = {}  # unanswered
         self._again_s = self._give_up_s = float("inf")
@@ -53,6 +54,11 @@ class Claiming:
     def is_open(self) -> bool:
         """A place is being kept."""
         return self._phase is not ClaimPhase.NONE
+
+    @property
+    def is_kept(self) -> bool:
+        """Every owner has said that it keeps the place, which needs no victims."""
+        return self._phase is ClaimPhase.STANDING
 
     @property
     def next_deadline_s(self) -> float:
@@ -69,13 +75,23 @@ class Claiming:
         now_s: float,
     ) -> list[ClaimEffect]:
         """Have every owner keep these places; once all do, have the victims make room."""
-        self._phase, self._shares, self._victims = ClaimPhase.CLAIMING, shares, victims
-        self._ranking, self._starts_within_s, self._questions = ranking, starts_within_s, {}
-        self._give_up_s, self._again_s = now_s + ANSWER_S, now_s + RENEW_S
+        self._begin(shares, ranking, now_s)
+        self._victims, self._starts_within_s = victims, starts_within_s
         where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
         text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
         claimed = Announce("claim.made", text, record.job_id, self._me, {"victims": len(victims)})
         return [claimed, *self._claim(record)]
+
+    def keep(self, record: JobRecord, shares: tuple[Share, ...], ranking: Ranking, now_s: float) -> list[ClaimEffect]:
+        """Have every owner keep these places if they are free now: a job that runs is to go on there."""
+        self._begin(shares, ranking, now_s)
+        self._must_be_free = True
+        return self._claim(record)
+
+    def _begin(self, shares: tuple[Share, ...], ranking: Ranking, now_s: float) -> None:
+        self._phase, self._shares, self._victims = ClaimPhase.CLAIMING, shares, {}
+        self._ranking, self._starts_within_s, self._must_be_free, self._questions = ranking, 0.0, False, {}
+        self._give_up_s, self._again_s = now_s + ANSWER_S, now_s + RENEW_S
 
     def owner_answered(self, answer: OwnerAnswer, record: JobRecord, now_s: float) -> list[ClaimEffect]:
         """An owner keeps it, or not.  Empty for an answer that moves nothing here: it may be one to something else."""
@@ -88,7 +104,8 @@ class Claiming:
         if self._claims or self._phase is not ClaimPhase.CLAIMING:
             return []
         if not self._victims:
-            self._phase, self._give_up_s = ClaimPhase.STANDING, float("inf")
+            patience_s = PATIENCE_BEYOND_GRACE_S + record.spec.grace_s if self._must_be_free else float("inf")
+            self._phase, self._give_up_s = ClaimPhase.STANDING, now_s + patience_s
             return []
         self._phase, self._give_up_s = ClaimPhase.ASKING, now_s + ANSWER_S
         return self._ask_victims(record, is_decided=False)
@@ -163,6 +180,7 @@ class Claiming:
             rank_key=self._ranking.rank_key,
             submitted_utc_s=record.submitted_utc_s,
             starts_within_s=self._starts_within_s,
+            must_be_free=self._must_be_free and bool(ranks),
         )
 
     def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[ClaimEffect]:

@@ -131,6 +131,7 @@ class JobShepherd:
         self._now_s = self._utc_offset_s = 0.0
         self.estimate: Estimate | None = None  # of how it trains; volatile, and told by its card
         self._next_place = Allocation()  # volatile: whoever takes over leaves it to the next plan
+        self._rescale: tuple[Allocation, str] | None = None  # and why: once its place is kept
         self._global_batch = 0  # that the attempt was planned with; 0: as before
         self._asking: dict[int, bool] = {}  # clients who wait for what is decided, and whether they name a known job
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
@@ -308,8 +309,9 @@ class JobShepherd:
             return []  # what was asked stays open, and is asked again
         attempt = self._attempt
         is_status = self._inquiry.answered(answer)
-        if claimed := self._claim.owner_answered(answer, self._record, clock.now_s):
-            return [*claimed]
+        claimed = self._claim.owner_answered(answer, self._record, clock.now_s)
+        if rescaled := [*claimed, *self._begin_rescale(clock.now_s)]:
+            return rescaled
         if answer.refusal in NOTHING_LEFT and self._settlement.ended(answer.owner, answer.attempt):
             return self._leftover_settled(answer.owner, answer.attempt, clock.now_s)
         if attempt is not None and attempt.number == answer.attempt:
@@ -705,16 +707,27 @@ class JobShepherd:
         preempted = self._announce("job.preempted", reason, taker=request.taker)
         return [answer, preempted, *self._stop(EndReason.PREEMPTED, reason, clock.now_s)]
 
-    def rescale(self, target: Allocation, reason: str, clock: Clock) -> list[ShepherdEffect]:
-        """End the attempt, and begin the next one there if that place is still free; the caller has checked that it
-        runs and has committed a checkpoint."""
+    def rescale(self, target: Allocation, reason: str, ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
+        """End the attempt and begin the next one there, once its owners keep that place for it; the caller has checked
+        that it runs and has committed a checkpoint."""
         self._see(clock)
-        self._next_place = target
+        self._rescale = (target, reason)
+        return [*self._claim.keep(self._record, target.shares, ranking, clock.now_s)]
+
+    def _begin_rescale(self, now_s: float) -> list[ShepherdEffect]:
+        """If the place is not to be had, or is not wanted any more, it goes on as it is."""
+        if self._claim.is_open and not self._claim.is_kept:
+            return []
+        wanted, self._rescale = self._rescale, None
+        if not self._claim.is_kept or self._record.state is not JobState.RUNNING or self.is_writing:
+            return []
+        if wanted is None:
+            return [*self._claim.withdraw(self._record)]
+        self._next_place, reason = wanted
         self._stop_grace_s = self._record.spec.grace_s
-        sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": target.ranks}
+        sizes = {"ranks_before": world_size(self._record.shares), "ranks_after": self._next_place.ranks}
         text = f"from {sizes['ranks_before']} to {sizes['ranks_after']} ranks; {reason}"
-        rescaled = self._announce("job.rescaled", text, **sizes)
-        return [rescaled, *self._stop(EndReason.RESCALED, reason, clock.now_s)]
+        return [self._announce("job.rescaled", text, **sizes), *self._stop(EndReason.RESCALED, reason, now_s)]
 
     def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks go on with another batch; they are told in answer to what they report."""
@@ -872,7 +885,7 @@ class JobShepherd:
             effects += [*self._attempt.on_timer(clock.now_s), *self._after_attempt_moved(clock.now_s)]
         effects += self._inquiry.on_timer(clock.now_s)
         effects += self._settlement.on_timer(self._record, clock.now_s)
-        effects += self._claim.on_timer(self._record, clock.now_s)
+        effects += [*self._claim.on_timer(self._record, clock.now_s), *self._begin_rescale(clock.now_s)]
         if clock.now_s >= self._stop_resend_s:
             effects += self._send_stops(clock.now_s)
         if clock.now_s >= self._time_limit_deadline_s():

@@ -522,7 +522,7 @@ class Placement:
             job = self._jobs.get(decision.job_id)
             if job is None or job.is_writing:
                 continue
-            if decision.change in RESCALES and not self._planning.is_confirmed(decision):
+            if decision.change in RESCALES and (job.is_claiming or not self._planning.is_confirmed(decision)):
                 self._planning.has_news = True
                 continue
             problem = self._problem_of(decision, job, room, clock)
@@ -531,7 +531,8 @@ class Placement:
             elif decision.change in RESCALES:
                 self._planning.open.remove(decision)
                 self._foretold.note(decision)
-                effects += job.rescale(decision.target, decision.reason, clock)
+                ranking = self._ranking(self.view_of(job, clock), clock.now_s)
+                effects += job.rescale(decision.target, decision.reason, ranking, clock)
             elif decision.change is Change.REBATCH:
                 self._planning.open.remove(decision)
                 effects += job.rebatch(decision.target.global_batch, decision.reason, clock)

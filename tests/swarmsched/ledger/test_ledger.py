@@ -14,6 +14,7 @@ from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import FENCE_KEPT_S, STORED_ANSWERS_MAX, Ledger
 from swarmsched.ledger.message import (
+    CLAIM_TTL_S,
     ClaimRequest,
     CommitRequest,
     HoldRequest,
@@ -650,3 +651,40 @@ def test_a_refusal_that_names_many_claims_can_still_be_told(owner):
     answer = owner.hold(make_job_id(99.0, random.Random(99)))
     assert (answer.refusal, len(answer.detail)) == (Refusal.CLAIMED, 1_024)
     assert decode_value(OwnerAnswer, encode_value(OwnerAnswer, answer)) == answer
+
+
+def claim_free(owner, job, ranks, key=(0,)):
+    """A running job asks for the place where it would go on."""
+    claim = ClaimRequest(
+        **owner.fields(job, 1, 1, SHEPHERD, None), ranks=ranks, demand=Demand(gpus=1), policy_id="fifo", rank_key=key,
+        submitted_utc_s=0.0, starts_within_s=0.0, must_be_free=True,
+    )  # fmt: skip
+    answer = owner.keep(owner.ledger.claim(claim, owner.now_s))
+    assert decode_value(ClaimRequest, encode_value(ClaimRequest, claim)) == claim
+    return answer
+
+
+def test_a_claim_that_must_be_free_counts_what_its_own_job_has(owner):
+    owner.hold(JOB, ranks=3)
+    owner.commit(JOB)
+    assert claim_free(owner, JOB, 4).refusal is Refusal.NONE
+    owner.hold(OTHER)
+    assert owner.hold(OTHER).refusal is Refusal.CLAIMED
+    assert claim_free(owner, JOB, 5).refusal is Refusal.DOES_NOT_FIT
+    assert claim_free(owner, JOB, 0).refusal is Refusal.NONE  # given up
+    assert owner.hold(OTHER).refusal is Refusal.NONE
+    refused = claim_free(owner, JOB, 4)
+    assert (refused.refusal, refused.detail) == (Refusal.DOES_NOT_FIT, "asked for 4 GPUs of 3 free")
+
+
+def test_two_running_jobs_are_not_promised_the_same_place_whatever_their_ranks(owner):
+    assert claim_free(owner, OTHER, 3, key=(5,)).refusal is Refusal.NONE
+    assert claim_free(owner, JOB, 2, key=(0,)).refusal is Refusal.DOES_NOT_FIT
+    assert claim_free(owner, JOB, 1, key=(0,)).refusal is Refusal.NONE
+    owner.now_s += CLAIM_TTL_S
+    assert claim_free(owner, JOB, 4, key=(0,)).refusal is Refusal.NONE
+
+
+def test_a_waiting_job_that_ranks_higher_takes_what_a_running_one_was_promised(owner):
+    assert claim_free(owner, OTHER, 4, key=(5,)).refusal is Refusal.NONE
+    assert owner.hold(JOB, ranks=4).refusal is Refusal.NONE

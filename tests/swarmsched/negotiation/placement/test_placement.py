@@ -1,6 +1,7 @@
 """Which waiting job may try now: the queue's head without a plan, others by the plan's word, nobody past a conflict."""
 
 import random
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,8 @@ from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange, Estimate
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.ids import JobId, NodeId
-from swarmsched.ledger.message import HoldRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.ledger.message import ClaimRequest, HoldRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.negotiation.claiming import ANSWER_S
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.placement import (
     BETWEEN_PLACES_S,
@@ -482,11 +484,58 @@ def test_a_running_job_is_rescaled_as_planned(decision):
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene)
     plan_twice(scene, decision)
-    effects = scene.placement.look(scene.clock)
+    claims = claims_of(scene)
+    assert {claim.owner: claim.message.ranks for claim in claims} == {
+        share.node: share.ranks for share in decision.target.shares
+    }
+    assert all(claim.message.must_be_free for claim in claims)
+    assert not job.is_writing  # it runs until all keep its place
+    for claim in claims:
+        effects = job.owner_answered(answer_to(claim.message, claim.owner), scene.clock)
     (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
     assert job.take_next_place() == decision.target
     assert scene.placement.look(scene.clock) == []  # once
+
+
+class Sent(NamedTuple):
+    """A claim, and who is asked."""
+
+    owner: NodeId
+    message: ClaimRequest
+
+
+def claims_of(scene):
+    effects = [effect for effect in scene.placement.look(scene.clock) if isinstance(effect, SendPeer)]
+    return [Sent(each.recipient, each.message) for each in effects if isinstance(each.message, ClaimRequest)]
+
+
+def test_a_job_whose_next_place_is_not_kept_runs_on():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    first, second = claims_of(scene)
+    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
+    refused = answer_to(second.message, second.owner, Refusal.DOES_NOT_FIT, detail="1 of 4 GPUs")
+    effects = job.owner_answered(refused, scene.clock)
+    assert [effect.text for effect in effects if isinstance(effect, Announce)] == ["b keeps nothing: 1 of 4 GPUs"]
+    withdrawn = [effect.message.ranks for effect in effects if isinstance(effect, SendPeer)]
+    assert withdrawn == [0, 0]
+    assert not job.is_claiming
+    assert not job.is_writing
+    assert job.take_next_place() == Allocation()
+
+
+def test_a_job_that_nobody_answers_runs_on():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    assert len(claims_of(scene)) == 2
+    scene.now_s += ANSWER_S
+    effects = job.on_timer(scene.clock)
+    assert "the place did not come free in time" in [each.text for each in effects if isinstance(each, Announce)]
+    assert not job.is_claiming
+    assert not job.is_writing
 
 
 def test_what_one_plan_alone_wants_of_a_running_job_is_asked_once_more():
