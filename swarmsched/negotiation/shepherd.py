@@ -715,13 +715,13 @@ class JobShepherd:
         return [*self._claim.keep(self._record, target.shares, ranking, clock.now_s)]
 
     def _begin_rescale(self, now_s: float) -> list[ShepherdEffect]:
-        """If the place is not to be had, or is not wanted any more, it goes on as it is."""
+        """Nothing comes of it if the place is not to be had, or the job has to end or to make room meanwhile."""
         if self._claim.is_open and not self._claim.is_kept:
             return []
         wanted, self._rescale = self._rescale, None
-        if not self._claim.is_kept or self._record.state is not JobState.RUNNING or self.is_writing:
+        if wanted is None or not self._claim.is_kept:
             return []
-        if wanted is None:
+        if self._record.state is not JobState.RUNNING or self.is_writing:
             return [*self._claim.withdraw(self._record)]
         self._next_place, reason = wanted
         self._stop_grace_s = self._record.spec.grace_s

@@ -526,6 +526,19 @@ def test_a_job_whose_next_place_is_not_kept_runs_on():
     assert job.take_next_place() == Allocation()
 
 
+def test_the_next_place_of_a_job_that_has_to_end_meanwhile_is_given_up():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    first, second = claims_of(scene)
+    assert [type(effect) for effect in job.cancel(1, 0.0, "cancelled", scene.clock)] == [WriteRecord]
+    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
+    effects = job.owner_answered(answer_to(second.message, second.owner), scene.clock)
+    assert [effect.message.ranks for effect in effects] == [0, 0]
+    assert not job.is_claiming
+    assert job.take_next_place() == Allocation()
+
+
 def test_a_job_that_nobody_answers_runs_on():
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene)
