@@ -2,7 +2,8 @@
 
 Three simulated nodes of four GPUs, a gang of four ranks with two GPUs each, which so spans two of them, from its
 submission to its end.  In every step of a node whose event or effects name the job, each call from one file of the
-core into another is counted, and each return.  Vocabulary (modules of types alone) and the codec are nowhere one goes to.
+core into another is counted, and each return.  Vocabulary (modules of types alone) and the codec are nowhere one goes
+to.
 """
 
 import sys
@@ -24,7 +25,18 @@ from swarmsched.simulator.tasks import RankPlan
 
 CORE = Path(swarmsched.__file__).parent
 ELSEWHERE = ("simulator", "replay", "wire")
-VOCABULARY = ("api", "card", "checkpoint", "commands", "effects", "errors", "estimate", "events", "fields", "holders")
+VOCABULARY: tuple[str, ...] = (
+    "api",
+    "card",
+    "checkpoint",
+    "commands",
+    "effects",
+    "errors",
+    "estimate",
+    "events",
+    "fields",
+    "holders",
+)
 VOCABULARY += ("ids", "message", "record", "resources", "task", "view")
 TRAINS_S, SETTLES_S, ENDS_S = 1.0, 10.0, 60.0
 
@@ -105,7 +117,7 @@ def walk() -> Walk:
 def main() -> None:
     """Print it."""
     found = walk()
-    print(f"{found.steps} steps concern the job; {len(found.visits)} files; {found.moves} moves from one file to another")
+    print(f"{found.steps} steps concern the job; {len(found.visits)} files; {found.moves} moves between files")
     print(", ".join(f"{name} {count}" for name, count in found.visits.most_common(8)))
 
 
