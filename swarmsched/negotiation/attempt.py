@@ -261,4 +261,5 @@ class Attempt:
         assert all((each.job_id, each.attempt) == (self._record.job_id, self.number) for _, each in asked)
         expected = EXPECTED.get(self.phase)
         assert self.phase is AttemptPhase.FAILED or all(type(each) is expected for _, each in asked), self.phase
-        assert self.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) or self.may_have_run
+        is_begun = self.phase in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED)
+        assert not is_begun or self.may_have_run, "launched before all owners had committed"
