@@ -10,7 +10,6 @@ these, four fifths of it around the few small products that `_descend` makes (do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,9 @@ LESS, MORE = 0.2, 5.0
 STRIDE_MOST = 3.0
 """Of a logarithm in one step: a model of points that say little of it must not be thrown across its bounds."""
 
+ALWAYS = np.array([False, True, False, False, False, False, True])
+"""Parameters that no model is without."""
+
 Floats = NDArray[np.float64]
 
 
@@ -43,25 +45,55 @@ class Fitted:
 
 def fit_speed(points: Sequence[SpeedPoint]) -> Fitted:
     """ValueError without a point."""
-    if not points:
+    return fit_speeds([points])[0]
+
+
+def fit_speeds(measured: Sequence[Sequence[SpeedPoint]]) -> list[Fitted]:
+    """One for each, the same to the last bit as if it were fitted alone; ValueError where one has no point.
+
+    Those with as many points that tell of the same parameters are searched for together: an array has as many
+    operations in it whether it holds one of them or a thousand.
+    """
+    if not all(measured):
         raise ValueError("nothing was measured")
-    data = np.array([(p.ranks, p.nodes, p.local_batch, p.step_s, max(LEAST_S, p.step_s - p.sync_s)) for p in points])
-    errors = _Errors(data)
-    best, squares = _descend(errors)
-    if not (data[:, 1] > 1).any():
-        best[4:6] = best[2:4]
-    return Fitted(SpeedModel(*(float(each) for each in best)), sqrt(squares / (2 * len(data))))
+    alike: dict[int, list[int]] = {}
+    for number, points in enumerate(measured):
+        alike.setdefault(len(points), []).append(number)
+    found: dict[int, Fitted] = {}
+    for numbers in alike.values():
+        data = np.array([[_row(point) for point in measured[number]] for number in numbers])
+        kinds, of_kind = np.unique(_free(data) @ (1 << np.arange(7)), return_inverse=True)
+        for kind in range(len(kinds)):
+            (chosen,) = np.nonzero(of_kind == kind)
+            fitted = _fitted(data[chosen])
+            found.update({numbers[row]: each for row, each in zip(chosen, fitted, strict=True)})
+    return [found[number] for number in range(len(measured))]
+
+
+def _row(point: SpeedPoint) -> tuple[float, ...]:
+    return (point.ranks, point.nodes, point.local_batch, point.step_s, max(LEAST_S, point.step_s - point.sync_s))
+
+
+def _fitted(data: Floats) -> list[Fitted]:
+    best, squares = _descend(_Errors(data))
+    is_inside = ~(data[:, :, 1] > 1).any(axis=1)
+    best[is_inside, 4:6] = best[is_inside, 2:4]
+    errors = np.sqrt(squares / (2 * data.shape[1]))
+    return [Fitted(SpeedModel(*model), error) for model, error in zip(best.tolist(), errors.tolist(), strict=True)]
 
 
 class _Errors:
-    """Logarithms of modelled over measured time, of all steps and then of all gradients, by those of what is free."""
+    """Logarithms of modelled over measured time, of all steps and then of all gradients, by those of what is free.
+
+    Of jobs (the first dimension of all arrays) with as many points, about which these say the same parameters.
+    """
 
     def __init__(self, data: Floats) -> None:
-        self._grad_terms, self._sync_terms = np.zeros((len(data), 7)), _sync_terms(data)
-        self._grad_terms[:, 0], self._grad_terms[:, 1] = 1.0, data[:, 2]
-        self._measured = np.log(data[:, 3:5]).T.ravel()
+        self._grad_terms, self._sync_terms = np.zeros((*data.shape[:2], 7)), _sync_terms(data)
+        self._grad_terms[:, :, 0], self._grad_terms[:, :, 1] = 1.0, data[:, :, 2]
+        self._measured = np.log(np.concatenate((data[:, :, 3], data[:, :, 4]), axis=1))
         self._fixed = _begin(data)
-        self.free = np.flatnonzero(_free(data))
+        self.free = np.flatnonzero(_free(data)[0])
         is_overlap = self.free == 6
         self.low = np.log(np.where(is_overlap, 1.0, LEAST_S))
         self.high = np.log(np.where(is_overlap, OVERLAP_MOST, MOST_S))
@@ -69,93 +101,124 @@ class _Errors:
     @property
     def begin(self) -> Floats:
         """Where the search begins."""
-        return np.clip(np.log(np.maximum(self._fixed[self.free], LEAST_S)), self.low, self.high)
+        return np.clip(np.log(np.maximum(self._fixed[:, self.free], LEAST_S)), self.low, self.high)
+
+    def keep(self, jobs: NDArray[np.bool_]) -> None:
+        """Forget the others."""
+        self._grad_terms, self._sync_terms = self._grad_terms[jobs], self._sync_terms[jobs]
+        self._measured, self._fixed = self._measured[jobs], self._fixed[jobs]
 
     def model(self, logs: Floats) -> Floats:
         """All seven parameters."""
         model = self._fixed.copy()
-        model[self.free] = np.exp(logs)
+        model[:, self.free] = np.exp(logs)
         return model
 
     def at(self, logs: Floats) -> tuple[Floats, Floats]:
         """The errors there, and their slopes: one row each."""
         model = self.model(logs)
-        overlap, count = model[6], len(self._grad_terms)
-        grad_s, sync_s = self._grad_terms @ model, self._sync_terms @ model
+        overlap, count = model[:, 6:], self._grad_terms.shape[1]
+        grad_s = (self._grad_terms @ model[:, :, None])[:, :, 0]
+        sync_s = (self._sync_terms @ model[:, :, None])[:, :, 0]
         does_sync = sync_s > 0.0
-        log_grad, log_sync = np.log(grad_s), np.log(np.where(does_sync, sync_s, 1.0))
+        some_s = np.where(does_sync, sync_s, 1.0)
+        log_grad, log_sync = np.log(grad_s), np.log(some_s)
         grad_power, sync_power = np.exp(overlap * log_grad), does_sync * np.exp(overlap * log_sync)
         total = grad_power + sync_power
         log_step = np.log(total) / overlap
-        of_grad, of_sync = grad_power / total / grad_s, sync_power / total / np.where(does_sync, sync_s, 1.0)
-        slopes = np.empty((2 * count, 7))
-        slopes[:count] = (of_grad[:, None] * self._grad_terms + of_sync[:, None] * self._sync_terms) * model
-        slopes[:count, 6] = (grad_power * log_grad + sync_power * log_sync) / total - log_step
-        slopes[count:] = self._grad_terms / grad_s[:, None] * model
-        return np.concatenate((log_step, log_grad)) - self._measured, slopes[:, self.free]
+        of_grad, of_sync = grad_power / total / grad_s, sync_power / total / some_s
+        slopes = np.empty((len(model), 2 * count, 7))
+        each = model[:, None, :]
+        slopes[:, :count] = (of_grad[:, :, None] * self._grad_terms + of_sync[:, :, None] * self._sync_terms) * each
+        slopes[:, :count, 6] = (grad_power * log_grad + sync_power * log_sync) / total - log_step
+        slopes[:, count:] = self._grad_terms / grad_s[:, :, None] * each
+        return np.concatenate((log_step, log_grad), axis=1) - self._measured, slopes[:, :, self.free]
 
 
-def _descend(errors: _Errors) -> tuple[Floats, float]:
-    """The model with the least squares, and these: Levenberg and Marquardt's method (1963), projected on the bounds."""
+def _descend(errors: _Errors) -> tuple[Floats, Floats]:
+    """The models with the least squares, and these: Levenberg and Marquardt's method (1963), projected on the bounds.
+
+    Each job ends by itself, and is not looked at any more.
+    """
     logs = errors.begin
     found, slopes = errors.at(logs)
-    squares, damping = float(found @ found), DAMPING
+    squares, damping = _squares(found), np.full(len(logs), DAMPING)
+    models, least, going = errors.model(logs), squares.copy(), np.arange(len(logs))
     for _ in range(STEPS_MOST):
-        downhill, bends = -(slopes.T @ found), slopes.T @ slopes
-        is_held = ((logs <= errors.low) & (downhill < 0.0)) | ((logs >= errors.high) & (downhill > 0.0))
-        downhill[is_held] = 0.0
-        bends[is_held], bends[:, is_held] = 0.0, 0.0
-        bends[np.diag_indices_from(bends)] += damping * bends.diagonal() + DAMPING_LEAST + is_held
-        stride = np.clip(np.linalg.solve(bends, downhill), -STRIDE_MOST, STRIDE_MOST)
-        there = np.clip(logs + stride, errors.low, errors.high)
+        there = np.minimum(np.maximum(logs + _stride(errors, logs, found, slopes, damping), errors.low), errors.high)
         tried, slopes_there = errors.at(there)
-        gained = squares - float(tried @ tried)
-        if gained > 0.0:
-            is_enough = gained <= ENOUGH * squares
+        gained = squares - _squares(tried)
+        is_less = gained > 0.0
+        is_enough = np.where(is_less, gained <= ENOUGH * squares, damping > DAMPING_MOST)
+        damping = np.where(is_less, np.maximum(LESS * damping, DAMPING_LEAST), MORE * damping)
+        if is_less.all():
             logs, found, slopes, squares = there, tried, slopes_there, squares - gained
-            damping = max(LESS * damping, DAMPING_LEAST)
-        else:
-            is_enough, damping = damping > DAMPING_MOST, MORE * damping
-        if is_enough:
-            break
-    return errors.model(logs), squares
+        elif is_less.any():
+            logs[is_less], found[is_less], slopes[is_less] = there[is_less], tried[is_less], slopes_there[is_less]
+            squares[is_less] -= gained[is_less]
+        if is_enough.any():
+            models[going], least[going] = errors.model(logs), squares
+            stays = ~is_enough
+            going = going[stays]
+            if not len(going):
+                return models, least
+            errors.keep(stays)
+            logs, found, slopes, squares, damping = (
+                logs[stays],
+                found[stays],
+                slopes[stays],
+                squares[stays],
+                damping[stays],
+            )
+    models[going], least[going] = errors.model(logs), squares
+    return models, least
+
+
+def _stride(errors: _Errors, logs: Floats, found: Floats, slopes: Floats, damping: Floats) -> Floats:
+    """From there to where the squares are taken to be least."""
+    turned = slopes.transpose(0, 2, 1)
+    downhill, bends = -(turned @ found[:, :, None])[:, :, 0], turned @ slopes
+    is_held = ((logs <= errors.low) & (downhill < 0.0)) | ((logs >= errors.high) & (downhill > 0.0))
+    downhill[is_held] = 0.0
+    bends[is_held], bends.transpose(0, 2, 1)[is_held] = 0.0, 0.0
+    diagonal = np.einsum("nii->ni", bends)
+    diagonal += damping[:, None] * diagonal + DAMPING_LEAST + is_held
+    stride = np.linalg.solve(bends, downhill[:, :, None])[:, :, 0]
+    return np.asarray(np.minimum(np.maximum(stride, -STRIDE_MOST), STRIDE_MOST))
+
+
+def _squares(found: Floats) -> Floats:
+    return np.asarray((found[:, None, :] @ found[:, :, None])[:, 0, 0])
 
 
 def _free(data: Floats) -> NDArray[np.bool_]:
-    """Which of the seven parameters the data say anything about."""
-    ranks, nodes, batches = data[:, 0], data[:, 1], data[:, 2]
-    inside, outside = (ranks > 1) & (nodes < 2), nodes > 1
-    many = len(set(batches)) > 1
-    return np.array(
-        [
-            many,
-            True,
-            bool(inside.any()),
-            bool((inside & (ranks > 2)).any()),
-            bool(outside.any()),
-            bool((outside & (ranks > 2)).any()),
-            bool((ranks > 1).any()) and len(data) > 4,
-        ]
-    )
+    """Which of the seven parameters the data of each job say anything about."""
+    ranks, nodes, batches = data[:, :, 0], data[:, :, 1], data[:, :, 2]
+    are_many, outside = ranks > 1, nodes > 1
+    inside, more = are_many & ~outside, ranks > 2
+    said = np.array([batches != batches[:, :1], ranks > 0, inside, inside & more, outside, outside & more, are_many])
+    free = np.asarray(said.any(axis=2).T)
+    free[:, 1] = True
+    free[:, 6] &= data.shape[1] > 4
+    return free
 
 
 def _begin(data: Floats) -> Floats:
     """Where the search begins; also what stays of parameters that are not searched for."""
-    grad_s, batches = data[:, 4], data[:, 2]
-    per_sample_s = float(np.min(grad_s / batches))
-    sync_s = float(np.median(data[:, 3] - grad_s)) + LEAST_S
-    free = _free(data)
-    constant_s = 0.5 * float(grad_s.min()) if free[0] else 0.0
-    begin = [constant_s, per_sample_s, sync_s, 0.01 * sync_s, sync_s, 0.01 * sync_s, 1.5]
-    return np.where(free | (np.arange(7) == 6) | (np.arange(7) == 1), begin, 0.0)
+    grad_s, batches, free = data[:, :, 4], data[:, :, 2], _free(data)
+    middle, over_s = data.shape[1] // 2, np.sort(data[:, :, 3] - grad_s, axis=1)
+    sync_s = (over_s[:, -1 - middle] + over_s[:, middle]) / 2.0 + LEAST_S
+    constant_s = np.where(free[:, 0], 0.5 * grad_s.min(axis=1), 0.0)
+    begin = [constant_s, (grad_s / batches).min(axis=1), sync_s, 0.01 * sync_s, sync_s, 0.01 * sync_s]
+    return np.where(free | ALWAYS, np.stack([*begin, np.full(len(data), 1.5)], axis=1), 0.0)
 
 
 def _sync_terms(data: Floats) -> Floats:
     """By what each parameter is multiplied in the time that synchronises, for each point."""
-    ranks, nodes = data[:, 0], data[:, 1]
-    terms = np.zeros((len(data), 7))
+    ranks, nodes = data[:, :, 0], data[:, :, 1]
+    terms = np.zeros((*data.shape[:2], 7))
     inside, outside = (ranks > 1) & (nodes < 2), (ranks > 1) & (nodes > 1)
-    terms[:, 2], terms[:, 4] = inside, outside
+    terms[:, :, 2], terms[:, :, 4] = inside, outside
     more = np.maximum(0.0, ranks - 2)
-    terms[:, 3], terms[:, 5] = more * inside, more * outside
+    terms[:, :, 3], terms[:, :, 5] = more * inside, more * outside
     return terms

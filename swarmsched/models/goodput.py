@@ -6,7 +6,7 @@ fitted speed model elsewhere.  They change seldom and are kept; the worth of a b
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.batch import Split, candidates, split
-from swarmsched.models.fit import fit_speed
+from swarmsched.models.fit import fit_speeds
 from swarmsched.models.speed import SpeedModel, StepTime
 
 BATCHES = 24
@@ -230,6 +230,18 @@ def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
     return (ratio + 1.0) / (ratio / scale + 1.0)
 
 
+class Question(NamedTuple):
+    """Of which job the goodput is asked, and for how many ranks, so many of them on a node."""
+
+    estimate: Estimate
+    allowed: BatchRange
+    ranks_most: int
+    ranks_per_node: int
+
+
+_Key = tuple[object, ...]
+
+
 class _Kept(NamedTuple):
     """`points`: so that nothing else can have their address."""
 
@@ -242,23 +254,45 @@ class GoodputBook:
     """Goodput of estimates, kept from plan to plan: step times change seldom, the noise with each report."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[object, ...], _Kept] = OrderedDict()
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
 
     def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
         """The job's rates for 1 to `ranks_most` ranks."""
-        # Thousands of points are shared by jobs and plans, and too long to hash each time.
-        points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
-        key = (points, estimate.speed, estimate.is_partial, allowed, ranks_most, ranks_per_node)
+        return self.goodputs([Question(estimate, allowed, ranks_most, ranks_per_node)])[0]
+
+    def goodputs(self, questions: Sequence[Question]) -> list[Goodput]:
+        """The same of many, in less time than one after the other where some are new."""
+        keys = [_key(*each) for each in questions]
+        new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
+        tables = dict(zip(new, _tables(list(new.values())), strict=True)) if new else {}
+        found = [self._newest(key, each.estimate, tables) for key, each in zip(keys, questions, strict=True)]
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def _newest(self, key: _Key, estimate: Estimate, tables: Mapping[_Key, StepTable]) -> Goodput:
         kept = self._kept.pop(key, None)
         if kept is None or kept.goodput.noise != estimate.noise:
-            table = kept.table if kept else self._table(estimate, allowed, ranks_most, ranks_per_node)
+            table = kept.table if kept else tables[key]
             kept = _Kept(estimate.points, table, Goodput(table, estimate.noise))
         self._kept[key] = kept
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
         return kept.goodput
 
-    def _table(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> StepTable:
-        is_fitted = estimate.is_partial and estimate.points and not estimate.speed
-        times = StepTimes(fit_speed(estimate.points).model if is_fitted else estimate.speed, estimate.points)
-        return StepTable(times, allowed, ranks_most, ranks_per_node)
+
+def _key(estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> _Key:
+    # Thousands of points are shared by jobs and plans, and too long to hash each time.
+    points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
+    return (points, estimate.speed, estimate.is_partial, allowed, ranks_most, ranks_per_node)
+
+
+def _tables(questions: Sequence[Question]) -> list[StepTable]:
+    fitted = iter(fit_speeds([each.estimate.points for each in questions if _is_fitted(each.estimate)]))
+    speeds = [next(fitted).model if _is_fitted(each.estimate) else each.estimate.speed for each in questions]
+    return [
+        StepTable(StepTimes(speed, each.estimate.points), each.allowed, each.ranks_most, each.ranks_per_node)
+        for speed, each in zip(speeds, questions, strict=True)
+    ]
+
+
+def _is_fitted(estimate: Estimate) -> bool:
+    return estimate.is_partial and bool(estimate.points) and not estimate.speed

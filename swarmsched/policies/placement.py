@@ -112,20 +112,20 @@ def tie_break(job_id: JobId, rng: random.Random | None = None) -> TieBreak:
     """At random with a generator, else by a hash that is the same on every machine for this job and node."""
     if rng is not None:
         return lambda nodes, count: rng.sample(nodes, min(count, len(nodes)))
-    job = _hash(job_id)
+    job = hashed(job_id)
 
     def first(nodes: Sequence[NodeId], count: int) -> list[NodeId]:
-        scores = [(job ^ _hash(node)) * _ODD & _MASK for node in nodes]
+        scores = [(job ^ hashed(node)) * ODD & _MASK for node in nodes]
         return [node for _, node in heapq.nsmallest(count, zip(scores, nodes, strict=True))]
 
     return first
 
 
-_ODD = 0x9E3779B97F4A7C15
+ODD = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
 @lru_cache(maxsize=32_768)
-def _hash(name: str) -> int:
-    """Python's own differs between processes."""
+def hashed(name: str) -> int:
+    """In 64 bits; Python's own differs between processes."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, handle
-from swarmsched.models.goodput import Floats, Goodput, GoodputBook
+from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
 from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
-from swarmsched.policies.placement import choose, permitted, place_in, start_or_claim, take_if_there, tie_break
+from swarmsched.policies.placement import permitted, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
+from swarmsched.policies.sites import Sites
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 
@@ -53,13 +54,13 @@ class Sized:
         """True when it keeps its size, and so its hosts."""
         return 0 < self.ranks == self.held
 
-    def placed(self, room: Room, now: Room, taker: str) -> Decision:
-        """Its decision; booked in the room, where it has what it holds."""
+    def placed(self, sites: Sites, now: Room, taker: str) -> Decision:
+        """Its decision; booked in the room of the sites, where it has what it holds."""
         if self.is_kept:
             return self.rebatched()
-        job = self.job
+        job, room = self.job, sites.room
         room.release(job.shares, job.demand)
-        shares = self._hosts(room)
+        shares = self._hosts(sites)
         if not shares:
             if self.held:
                 whom = f"makes room for {handle(JobId(taker))}" if taker else "others gain more from its GPUs"
@@ -91,17 +92,16 @@ class Sized:
         reason = f"a batch of {batch} makes more progress than one of {now}"
         return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
 
-    def _hosts(self, room: Room) -> tuple[Share, ...]:
+    def _hosts(self, sites: Sites) -> tuple[Share, ...]:
         """Where as many of its ranks as possible go; nobody is moved for no more than it has."""
         job = self.job
         if job.card.hides_constraints:
             return ()
-        tie, home = tie_break(job.job_id), {share.node for share in job.shares}
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
-            fits = room.fits(job.demand)
+            fits = sites.room.fits(job.demand)
             if ranks == self.held and all(fits.get(share.node, 0) >= share.ranks for share in job.shares):
                 return job.shares
-            found = choose(fits, room, job.demand, ranks, tie, nodes=job.card.nodes, exclude=job.excluded, home=home)
+            found = sites.choose(job, ranks)
             if found:
                 return found
         return ()
@@ -157,7 +157,8 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     taker = takers[0] if takers else ""
     for each in ordered:
         room.take(each.job.shares, each.job.demand)
-    found = {each.job.job_id: each.placed(room, now, taker) for each in sorted(ordered, key=_gives_nothing_up)}
+    sites = Sites(room)
+    found = {each.job.job_id: each.placed(sites, now, taker) for each in sorted(ordered, key=_gives_nothing_up)}
     for each in ordered:  # what others could not be given for want of a place
         job = each.job
         if found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
@@ -165,7 +166,7 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
             found[job.job_id] = each.rebatched()
         elif not each.ranks and not each.held:
             each.ranks = elastic_of(job).ranks_least
-            found[job.job_id] = each.placed(room, now, "")
+            found[job.job_id] = each.placed(sites, now, "")
     return [found[each.job.job_id] for each in ordered]
 
 
@@ -222,13 +223,19 @@ def elastic_of(job: JobView) -> Elastic:
     return job.card.elastic or Elastic(job.ranks, job.ranks)
 
 
-def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int) -> Goodput | None:
-    """What it makes of up to `most` ranks, `per_node` of them on a node; None where its speed, or the batches that can
-    be dealt to them, are not known."""
+def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) -> Question | None:
+    """What a book is asked for what it makes of up to `most` ranks, `per_node` of them on a node; None where its speed,
+    or the batches that can be dealt to them, are not known."""
     batches = elastic_of(job).batches
     if estimate is None or not (estimate.speed or estimate.points) or not batches.local_most:
         return None
-    return book.goodput(estimate, batches, most, per_node)
+    return Question(estimate, batches, most, per_node)
+
+
+def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int) -> Goodput | None:
+    """The answer."""
+    asked = question(job, estimate, most, per_node)
+    return book.goodput(*asked) if asked else None
 
 
 def unmeasured(job: JobView, most: int) -> Floats:

@@ -48,6 +48,20 @@ class Room:
         other._set(dict(self._capacity), self._capacity)
         return other
 
+    @property
+    def nodes(self) -> Iterable[NodeId]:
+        """Those that are available."""
+        return self._free
+
+    @property
+    def change_count(self) -> int:
+        """How often something was booked on a node, or given back."""
+        return len(self._changes)
+
+    def changed(self, since: int) -> Sequence[NodeId]:
+        """The nodes on which that was after so many changes, once for each."""
+        return self._changes[since:]
+
     def free(self, node: NodeId) -> Free:
         """What is left on a node."""
         return self._free[node]

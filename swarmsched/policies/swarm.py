@@ -27,11 +27,11 @@ from math import inf
 import numpy as np
 from msgspec.structs import replace
 
-from swarmsched.models.goodput import Floats, GoodputBook
+from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.backfill import Backfill
 from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
-from swarmsched.policies.resizing import Sized, at_least, elastic_of, measured, opened, placed, shrunk, unmeasured
+from swarmsched.policies.resizing import Sized, at_least, elastic_of, opened, placed, question, shrunk, unmeasured
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
@@ -117,19 +117,25 @@ class Swarm:
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        found = [self._candidate(job, share, gpus, per_node, now_s) for job in jobs]
+        most = [_ranks_most(job, gpus) for job in jobs]
+        asked = [
+            question(job, job.card.estimate, ranks, max(1, per_node // max(1, job.demand.gpus)))
+            for job, ranks in zip(jobs, most, strict=True)
+        ]
+        answers = iter(self._book.goodputs([each for each in asked if each]))
+        found = [
+            self._candidate(job, share, ranks, next(answers) if each else None, now_s)
+            for job, ranks, each in zip(jobs, most, asked, strict=True)
+        ]
         self._value(found, now_s)
         for rank, each in enumerate(sorted(found, key=lambda one: (-one.left_s, one.job.job_id)), start=1):
             waited = each.job.queued_s(now_s) / (each.left_s + self._pause_s)
             each.value *= rank**self._exponent * (1.0 + waited)
         return found
 
-    def _candidate(self, job: JobView, share_gpus: int, gpus: int, per_node: int, now_s: float) -> Candidate:
+    def _candidate(self, job: JobView, share_gpus: int, most: int, goodput: Goodput | None, now_s: float) -> Candidate:
         """Its rates, and what is left of it."""
-        per_rank = max(1, job.demand.gpus)
-        elastic = elastic_of(job)
-        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
-        goodput = measured(job, job.card.estimate, self._book, most, max(1, per_node // per_rank))
+        per_rank, elastic = max(1, job.demand.gpus), elastic_of(job)
         rate = goodput.rate if goodput else unmeasured(job, most)
         if elastic.ranks_least > 1:
             rate = np.where(np.arange(most + 1) < elastic.ranks_least, 0.0, rate)
@@ -162,6 +168,12 @@ class Swarm:
         if estimate is not None and estimate.remaining:
             return max(LEAST_LEFT_S, estimate.remaining / usual)
         return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
+
+
+def _ranks_most(job: JobView, gpus: int) -> int:
+    """With how many it is looked at."""
+    elastic = elastic_of(job)
+    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), RANKS_MOST))
 
 
 def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[list[Candidate]]:

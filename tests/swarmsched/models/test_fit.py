@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from swarmsched.estimate import SpeedPoint
-from swarmsched.models.fit import _Errors, fit_speed
+from swarmsched.models.fit import _Errors, fit_speed, fit_speeds
 from swarmsched.models.speed import SpeedModel
 
 TRUTH = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7)
@@ -19,17 +19,17 @@ def measured(local_batch: int) -> list[SpeedPoint]:
 
 
 def errors_of(points: list[SpeedPoint]) -> _Errors:
-    return _Errors(np.array([(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]))
+    return _Errors(np.array([[(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]]))
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_slopes_are_those_of_small_steps(scale: float) -> None:
     errors = errors_of([*measured(8), *measured(16)])
     assert list(errors.free) == list(range(7))
-    logs = np.log(np.array(TRUTH) * np.array([scale] * 6 + [1.0]))
+    logs = np.log(np.array([TRUTH]) * np.array([scale] * 6 + [1.0]))
     steps = np.eye(7) * 1e-6
-    expected = np.array([(errors.at(logs + step)[0] - errors.at(logs - step)[0]) / 2e-6 for step in steps]).T
-    assert errors.at(logs)[1] == pytest.approx(expected, abs=1e-7)
+    expected = np.array([(errors.at(logs + step)[0][0] - errors.at(logs - step)[0][0]) / 2e-6 for step in steps]).T
+    assert errors.at(logs)[1][0] == pytest.approx(expected, abs=1e-7)
 
 
 def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
@@ -39,9 +39,9 @@ def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
         points = noisy(rng)
         errors = errors_of(points)
         theirs = least_squares(
-            lambda logs, errors=errors: errors.at(logs)[0],
-            errors.begin,
-            jac=lambda logs, errors=errors: errors.at(logs)[1],
+            lambda logs, errors=errors: errors.at(logs[None])[0][0],
+            errors.begin[0],
+            jac=lambda logs, errors=errors: errors.at(logs[None])[1][0],
             bounds=(errors.low - 1e-9, errors.high + 1e-9),
         )
         ours = fit_speed(points).error ** 2 * 2 * len(points)
@@ -49,6 +49,16 @@ def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
         better += 1.02 * ours < 2.0 * theirs.cost - 1e-9
     assert worse <= 3
     assert worse <= better + 2
+
+
+def test_fits_made_together_are_to_the_last_bit_those_made_one_by_one() -> None:
+    """Replays of a workload would else depend on who happened to report at the same time."""
+    rng = random.Random(2)
+    sets = [noisy(rng) for _ in range(80)]
+    sets += [points[: rng.randrange(1, 5)] for points in sets]
+    together = fit_speeds(sets)
+    assert together == [fit_speed(points) for points in sets]
+    assert len({each.model for each in together}) > 100
 
 
 def noisy(rng: random.Random) -> list[SpeedPoint]:

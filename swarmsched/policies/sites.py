@@ -1,0 +1,115 @@
+"""Where gangs go, for plans that place hundreds of jobs among a thousand nodes: `placement.choose` over arrays.
+
+It chooses as that does without a generator.  What it knows of a node is brought up to date once that has changed.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarmsched.ids import NodeId
+from swarmsched.policies.placement import ODD, hashed
+from swarmsched.policies.room import Room
+from swarmsched.resources import Demand, Share
+from swarmsched.view import JobView
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+CPUS_MOST = 2**33
+"""Cores, booked ones too: `Sites` tells them and GPUs as one number."""
+NO_NODE = np.iinfo(np.int64).max
+
+
+class Sites:
+    """The nodes of a room, which may change meanwhile, in order of their names."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self._names = sorted(room.nodes)
+        self._at = {name: at for at, name in enumerate(self._names)}
+        self._hashes = np.array([hashed(name) for name in self._names], np.uint64)
+        self._left = _Column(room, self._at, self._left_on)
+        self._held: dict[Demand, _Column] = {}
+
+    def choose(self, job: JobView, ranks: int) -> tuple[Share, ...] | None:
+        """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is."""
+        if not (job.card.nodes or job.excluded):
+            if self.room.ranks(job.demand) < ranks:
+                return None
+            held = self._held_of(job.demand)
+        else:
+            held = self._permitted(job)
+            if held.sum() < ranks:
+                return None
+        shares: list[Share] = []
+        while ranks:
+            most = int(held.max())
+            if most >= ranks:
+                left = np.where(held >= ranks, self._left.now(), NO_NODE)
+                (at,) = self._first(left == left.min(), 1, job)
+                return (*shares, Share(self._names[at], ranks))
+            whole = self._first(held == most, (ranks - 1) // most, job)
+            shares += [Share(self._names[at], most) for at in whole]
+            ranks -= most * len(whole)
+            held = held.copy()
+            held[whole] = 0
+        return tuple(shares)
+
+    def _first(self, equal: Mask, count: int, job: JobView) -> list[int]:
+        """So many of equal nodes, where it is already before others, by the hash of job and node."""
+        there = [at for share in job.shares if (at := self._at.get(share.node, -1)) >= 0 and equal[at]]
+        if there:
+            equal[there] = False
+            there = self._by_hash(np.array(there), count, job)
+        if len(there) < count:
+            there += self._by_hash(np.flatnonzero(equal), count - len(there), job)
+        return there
+
+    def _by_hash(self, nodes: Ints, count: int, job: JobView) -> list[int]:
+        if len(nodes) < 2:
+            return [int(node) for node in nodes]
+        scores = (self._hashes[nodes] ^ np.uint64(hashed(job.job_id))) * np.uint64(ODD)
+        if count == 1:
+            return [int(nodes[scores.argmin()])]
+        return [int(node) for node in nodes[scores.argsort(kind="stable")[:count]]]
+
+    def _permitted(self, job: JobView) -> Ints:
+        """What nodes hold of it, none where it may not go."""
+        held = self._held_of(job.demand)
+        if job.card.nodes:
+            chosen = [self._at[node] for node in job.card.nodes if node in self._at]
+            only = np.zeros_like(held)
+            only[chosen] = held[chosen]
+        else:
+            only = held.copy()
+        only[[self._at[node] for node in job.excluded if node in self._at]] = 0
+        return only
+
+    def _held_of(self, demand: Demand) -> Ints:
+        column = self._held.get(demand)
+        if column is None:
+            column = self._held[demand] = _Column(self.room, self._at, lambda node: self.room.fits(demand).get(node, 0))
+        return column.now()
+
+    def _left_on(self, node: NodeId) -> int:
+        """GPUs, then cores, that are free there, as one number."""
+        free = self.room.free(node)
+        return free.gpu_count * CPUS_MOST + free.cpus
+
+
+class _Column:
+    """A number of each node; not to be written to."""
+
+    def __init__(self, room: Room, at: Mapping[NodeId, int], number: Callable[[NodeId], int]) -> None:
+        self._room, self._at, self._number = room, at, number
+        self._numbers = np.array([number(node) for node in at], np.int64)
+        self._seen = room.change_count
+
+    def now(self) -> Ints:
+        """As the room is now."""
+        for node in self._room.changed(self._seen):
+            self._numbers[self._at[node]] = self._number(node)
+        self._seen = self._room.change_count
+        return self._numbers
