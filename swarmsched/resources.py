@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
-from msgspec.structs import replace
 
 from swarmsched.fields import U16, U32, U53, Name, Value
 from swarmsched.ids import NodeId
@@ -152,7 +151,7 @@ def picked(gpus: Iterable[GpuCount], demand: Demand, ranks: int) -> tuple[GpuCou
     for each in gpus:
         count = min(wanted, each.count) if wanted and suits(each, demand) else 0
         if count:
-            taken.append(replace(each, count=count))
+            taken.append(_counted(each, count))
             wanted -= count
     return tuple(taken)
 
@@ -161,18 +160,26 @@ def less(gpus: Iterable[GpuCount], taken: Iterable[GpuCount]) -> tuple[GpuCount,
     """The devices without those taken of each kind."""
     left = []
     for each in gpus:
-        gone = sum([other.count for other in taken if _is_alike(each, other)])
-        if each.count > gone:
-            left.append(replace(each, count=each.count - gone) if gone else each)
+        count = each.count
+        for other in taken:
+            if _is_alike(each, other):
+                count -= other.count
+        if count > 0:
+            left.append(_counted(each, count))
     return tuple(left)
 
 
 def more(gpus: Iterable[GpuCount], given: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
     """The devices together with those given of each kind."""
-    sums = Counter({(each.model, each.memory_bytes): each.count for each in gpus})
+    sums = {(each.model, each.memory_bytes): each.count for each in gpus}
     for each in given:
-        sums[each.model, each.memory_bytes] += each.count
-    return tuple(GpuCount(*kind, count) for kind, count in sums.items())
+        kind = (each.model, each.memory_bytes)
+        sums[kind] = sums.get(kind, 0) + each.count
+    return tuple([GpuCount(*kind, count) for kind, count in sums.items()])
+
+
+def _counted(gpus: GpuCount, count: int) -> GpuCount:
+    return gpus if count == gpus.count else GpuCount(gpus.model, gpus.memory_bytes, count)
 
 
 def without(free: Free, demand: Demand, ranks: int) -> Free:

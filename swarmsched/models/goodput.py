@@ -5,10 +5,10 @@ fitted speed model elsewhere.  They change seldom and are kept; the worth of a b
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import nsmallest
 from itertools import chain
 from math import ceil, inf
 from typing import NamedTuple
@@ -242,19 +242,22 @@ class Question(NamedTuple):
 _Key = tuple[object, ...]
 
 
-class _Kept(NamedTuple):
+@dataclass
+class _Kept:
     """`points`: so that nothing else can have their address."""
 
     points: Sequence[SpeedPoint]
     table: StepTable
     goodput: Goodput
+    asked: int = 0  # when it was asked for last
 
 
 class GoodputBook:
     """Goodput of estimates, kept from plan to plan: step times change seldom, the noise with each report."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._kept: dict[_Key, _Kept] = {}
+        self._asked = 0
 
     def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
         """The job's rates for 1 to `ranks_most` ranks."""
@@ -263,19 +266,24 @@ class GoodputBook:
     def goodputs(self, questions: Sequence[Question]) -> list[Goodput]:
         """The same of many, in less time than one after the other where some are new."""
         keys = [_key(*each) for each in questions]
-        new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
-        tables = dict(zip(new, _tables(list(new.values())), strict=True)) if new else {}
-        found = [self._newest(key, each.estimate, tables) for key, each in zip(keys, questions, strict=True)]
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return found
+        found = [self._kept.get(key) for key in keys]
+        new = {key: each for key, each, known in zip(keys, questions, found, strict=True) if known is None}
+        for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
+            self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
+        self._asked += 1
+        answers = [
+            self._answer(known or self._kept[key], each.estimate.noise)
+            for key, each, known in zip(keys, questions, found, strict=True)
+        ]
+        excess = len(self._kept) - KEPT
+        for key, _ in nsmallest(excess, self._kept.items(), key=lambda item: item[1].asked) if excess > 0 else ():
+            del self._kept[key]
+        return answers
 
-    def _newest(self, key: _Key, estimate: Estimate, tables: Mapping[_Key, StepTable]) -> Goodput:
-        kept = self._kept.pop(key, None)
-        if kept is None or kept.goodput.noise != estimate.noise:
-            table = kept.table if kept else tables[key]
-            kept = _Kept(estimate.points, table, Goodput(table, estimate.noise))
-        self._kept[key] = kept
+    def _answer(self, kept: _Kept, noise: Sequence[NoisePoint]) -> Goodput:
+        kept.asked = self._asked
+        if kept.goodput.noise != noise:
+            kept.goodput = Goodput(kept.table, noise)
         return kept.goodput
 
 

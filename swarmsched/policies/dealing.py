@@ -71,9 +71,7 @@ def _counts(count: int) -> Floats:
 
 def deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None:
     """Add to the ranks of each by the dynamic program: the best sum for every number of GPUs, bidder by bidder."""
-    gains = {
-        number: gain for number in range(len(bidders)) if (gain := _gain(bidders[number], ranks[number], gpus)).any()
-    }
+    gains = _gains(bidders, ranks, gpus)
     chosen = _promising(bidders, gains, gpus) if len(gains) > gpus else list(gains)
     widest = max([(len(gains[number]) - 1) * bidders[number].gpus_per_rank for number in chosen], default=0)
     before = np.full(widest + gpus + 1, -np.inf)  # what less than no GPUs are worth comes first
@@ -88,11 +86,20 @@ def deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None
         gpus -= more * per_rank
 
 
-def _gain(bidder: Bidder, ranks: int, gpus: int) -> Floats:
-    """What more ranks add, from none, as far as there are GPUs; zero where it is not worth a GPU."""
-    reachable = bidder.value[ranks : ranks + gpus // bidder.gpus_per_rank + 1]
-    gain = reachable - reachable[0]
-    return np.where(gain > LEAST_GAIN, gain, 0.0)
+def _gains(bidders: Sequence[Bidder], ranks: Sequence[int], gpus: int) -> dict[int, Floats]:
+    """What more ranks add, from none, as far as there are GPUs; of those to whom any is worth its GPUs.
+
+    Zero where it is not.
+    """
+    reachable = [
+        each.value[had : had + gpus // each.gpus_per_rank + 1] for each, had in zip(bidders, ranks, strict=True)
+    ]
+    table = np.full((len(bidders), max([len(value) for value in reachable], default=0)), np.nan)
+    for row, value in enumerate(reachable):
+        table[row, : len(value)] = value
+    gain = table - table[:, :1]
+    gain = np.where(gain > LEAST_GAIN, gain, 0.0)
+    return {row: gain[row, : len(reachable[row])] for row in np.flatnonzero(gain.any(axis=1)).tolist()}
 
 
 def _windows(before: Floats, gain: Floats, per_rank: int, gpus: int) -> Floats:
@@ -112,9 +119,8 @@ def _promising(bidders: Sequence[Bidder], gains: Mapping[int, Floats], gpus: int
         per_rank = bidders[number].gpus_per_rank
         table[row, : (len(gain) - 1) * per_rank + 1 : per_rank] = gain
     numbers, found = list(gains), set[int]()
-    for size in range(1, gpus + 1):
+    for size in np.flatnonzero(table.any(axis=0)).tolist():
         column, count = table[:, size], gpus - size + 1
-        if column.any():
-            top = column.argpartition(-count)[-count:]
-            found.update(top[column[top] > 0.0].tolist())
+        top = column.argpartition(-count)[-count:]
+        found.update(top[column[top] > 0.0].tolist())
     return [numbers[row] for row in sorted(found)]

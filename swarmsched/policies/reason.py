@@ -9,10 +9,11 @@ from swarmsched.view import JobView
 
 def fits_now(job: JobView, room: Room) -> bool:
     """True when the room holds the whole gang on the nodes that the job allows."""
-    return _held(job, room) >= job.ranks
+    return held_by(room, job) >= job.ranks
 
 
-def _held(job: JobView, room: Room) -> int:
+def held_by(room: Room, job: JobView) -> int:
+    """Ranks of it that the room holds on the nodes that the job allows."""
     if not job.card.nodes and not job.excluded:
         return room.ranks(job.demand)
     return sum(permitted(room.fits(job.demand), job.card.nodes, job.excluded).values())
@@ -21,7 +22,7 @@ def _held(job: JobView, room: Room) -> int:
 def shortage(job: JobView, room: Room) -> str:
     """What the job needs and what there is: `needs 4 GPUs, 2 free`; it may also merely have to wait its turn."""
     asked = f"needs {need(job.demand, job.ranks)}"
-    held = _held(job, room)
+    held = held_by(room, job)
     if held >= job.ranks:
         return f"{asked}; fits now and waits its turn"
     if not room.has_nodes:

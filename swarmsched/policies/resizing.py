@@ -11,8 +11,8 @@ from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
 from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
-from swarmsched.policies.placement import permitted, place_in, start_or_claim, take_if_there
-from swarmsched.policies.reason import shortage, start_reason
+from swarmsched.policies.placement import place_in, start_or_claim, take_if_there
+from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.policies.sites import Sites
 from swarmsched.resources import Share
@@ -29,15 +29,12 @@ class Sized:
     job: JobView
     goodput: Goodput | None
     held: int = field(init=False)  # ranks that it has
+    per_rank: int = field(init=False)  # GPUs that a rank counts for
     ranks: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.held = sum([share.ranks for share in self.job.shares])
-
-    @property
-    def per_rank(self) -> int:
-        """GPUs that a rank counts for."""
-        return max(1, self.job.demand.gpus)
+        self.per_rank = max(1, self.job.demand.gpus)
 
     @property
     def why(self) -> str:
@@ -141,8 +138,7 @@ def _started(job: JobView, room: Room, now: Room) -> Decision:
 
 
 def _fits_somewhere(job: JobView, room: Room) -> bool:
-    allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
-    return not job.card.hides_constraints and sum(allowed.values()) >= elastic_of(job).ranks_least
+    return not job.card.hides_constraints and held_by(room, job) >= elastic_of(job).ranks_least
 
 
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
@@ -158,15 +154,18 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     for each in ordered:
         room.take(each.job.shares, each.job.demand)
     sites = Sites(room)
-    found = {each.job.job_id: each.placed(sites, now, taker) for each in sorted(ordered, key=_gives_nothing_up)}
+    sites, found = Sites(room), dict[JobId, Decision]()
+    for each in sorted(ordered, key=_gives_nothing_up):
+        if each.ranks or each.held:
+            found[each.job.job_id] = each.placed(sites, now, taker)
     for each in ordered:  # what others could not be given for want of a place
         job = each.job
-        if found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
-            each.ranks = each.held
-            found[job.job_id] = each.rebatched()
-        elif not each.ranks and not each.held:
+        if not each.ranks and not each.held:
             each.ranks = elastic_of(job).ranks_least
             found[job.job_id] = each.placed(sites, now, "")
+        elif found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
+            each.ranks = each.held
+            found[job.job_id] = each.rebatched()
     return [found[each.job.job_id] for each in ordered]
 
 

@@ -127,10 +127,15 @@ class Swarm:
             self._candidate(job, share, ranks, next(answers) if each else None, now_s)
             for job, ranks, each in zip(jobs, most, asked, strict=True)
         ]
-        self._value(found, now_s)
-        for rank, each in enumerate(sorted(found, key=lambda one: (-one.left_s, one.job.job_id)), start=1):
-            waited = each.job.queued_s(now_s) / (each.left_s + self._pause_s)
-            each.value *= rank**self._exponent * (1.0 + waited)
+        value = self._value(found, now_s)
+        order = sorted(range(len(found)), key=lambda row: (-found[row].left_s, found[row].job.job_id))
+        weights = np.empty((len(found), 1))
+        for rank, row in enumerate(order, start=1):
+            waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause_s)
+            weights[row] = rank**self._exponent * (1.0 + waited)
+        value *= weights
+        for row, each in enumerate(found):
+            each.value = value[row, : len(each.rate)]
         return found
 
     def _candidate(self, job: JobView, share_gpus: int, most: int, goodput: Goodput | None, now_s: float) -> Candidate:
@@ -143,24 +148,26 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         return Candidate(job, goodput, rate, usual, self._left_s(job, usual, share * per_rank, now_s))
 
-    def _value(self, candidates: Sequence[Candidate], now_s: float) -> None:
-        """Of each world size, but for the weight: speed after a pause, which is paid from the time that it lasts.
+    def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
+        """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
 
         That is taken to be no longer than the job has kept its present GPUs, and to them there is no pause.
         """
-        speed = np.zeros((len(candidates), max([len(each.rate) for each in candidates], default=0)))
-        most_s, left_s = np.full((2, len(candidates), 1), inf)
+        rate = np.zeros((len(candidates), max([len(each.rate) for each in candidates], default=0)))
         for row, each in enumerate(candidates):
-            speed[row, : len(each.rate)] = each.rate / each.usual
-            most_s[row] = min(self._horizon_s, each.job.running_s(now_s) if each.held else inf)
-            left_s[row] = each.left_s if is_known(each.job) else inf
-        lasts_s = np.minimum(most_s, left_s / np.maximum(speed, LEAST_GAIN))
+            rate[row, : len(each.rate)] = each.rate
+        kept_s = [each.job.running_s(now_s) if each.held else inf for each in candidates]
+        left_s = [each.left_s if is_known(each.job) else inf for each in candidates]
+        speed = rate / _column([each.usual for each in candidates])
+        lasts_s = np.minimum(
+            np.minimum(self._horizon_s, _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
+        )
         value = speed * lasts_s / (lasts_s + self._pause_s)
         for row, each in enumerate(candidates):
-            each.value = value[row, : len(each.rate)]
             if 0 < each.held < len(each.rate):
                 there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
-                each.value[each.held] = max(each.value[each.held], there / each.usual)
+                value[row, each.held] = max(value[row, each.held], there / each.usual)
+        return value
 
     def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
         """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
@@ -168,6 +175,10 @@ class Swarm:
         if estimate is not None and estimate.remaining:
             return max(LEAST_LEFT_S, estimate.remaining / usual)
         return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
+
+
+def _column(numbers: Sequence[float]) -> Floats:
+    return np.array(numbers, float)[:, None]
 
 
 def _ranks_most(job: JobView, gpus: int) -> int:
