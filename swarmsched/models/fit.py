@@ -94,7 +94,10 @@ class _Errors:
         self._measured = np.log(np.concatenate((data[:, :, 3], data[:, :, 4]), axis=1))
         self._fixed = _begin(data)
         self.free = np.flatnonzero(_free(data)[0])
+        self._of_grad = np.ascontiguousarray(self._grad_terms[:, :, self.free].transpose(0, 2, 1))
+        self._of_sync = np.ascontiguousarray(self._sync_terms[:, :, self.free].transpose(0, 2, 1))
         is_overlap = self.free == 6
+        self._has_overlap = bool(is_overlap.any())
         self.low = np.log(np.where(is_overlap, 1.0, LEAST_S))
         self.high = np.log(np.where(is_overlap, OVERLAP_MOST, MOST_S))
 
@@ -106,6 +109,7 @@ class _Errors:
     def keep(self, jobs: NDArray[np.bool_]) -> None:
         """Forget the others."""
         self._grad_terms, self._sync_terms = self._grad_terms[jobs], self._sync_terms[jobs]
+        self._of_grad, self._of_sync = self._of_grad[jobs], self._of_sync[jobs]
         self._measured, self._fixed = self._measured[jobs], self._fixed[jobs]
 
     def model(self, logs: Floats) -> Floats:
@@ -115,24 +119,27 @@ class _Errors:
         return model
 
     def at(self, logs: Floats) -> tuple[Floats, Floats]:
-        """The errors there, and their slopes: one row each."""
-        model = self.model(logs)
-        overlap, count = model[:, 6:], self._grad_terms.shape[1]
-        grad_s = (self._grad_terms @ model[:, :, None])[:, :, 0]
-        sync_s = (self._sync_terms @ model[:, :, None])[:, :, 0]
-        does_sync = sync_s > 0.0
-        some_s = np.where(does_sync, sync_s, 1.0)
-        log_grad, log_sync = np.log(grad_s), np.log(some_s)
-        grad_power, sync_power = np.exp(overlap * log_grad), does_sync * np.exp(overlap * log_sync)
-        total = grad_power + sync_power
+        """The errors there, and their slopes: a row for each of what is free."""
+        searched, model = np.exp(logs), self._fixed.copy()
+        model[:, self.free] = searched
+        overlap, count, searched = model[:, 6:], self._grad_terms.shape[1], searched[:, :, None]
+        both_s = np.empty((2, len(model), count))
+        both_s[0] = (self._grad_terms @ model[:, :, None])[:, :, 0]
+        both_s[1] = (self._sync_terms @ model[:, :, None])[:, :, 0]
+        does_sync = both_s[1] > 0.0
+        both_s[1][~does_sync] = 1.0
+        logs_s = np.log(both_s)
+        powers = np.exp(overlap * logs_s)
+        powers[1] *= does_sync
+        total = powers[0] + powers[1]
         log_step = np.log(total) / overlap
-        of_grad, of_sync = grad_power / total / grad_s, sync_power / total / some_s
-        slopes = np.empty((len(model), 2 * count, 7))
-        each = model[:, None, :]
-        slopes[:, :count] = (of_grad[:, :, None] * self._grad_terms + of_sync[:, :, None] * self._sync_terms) * each
-        slopes[:, :count, 6] = (grad_power * log_grad + sync_power * log_sync) / total - log_step
-        slopes[:, count:] = self._grad_terms / grad_s[:, :, None] * each
-        return np.concatenate((log_step, log_grad), axis=1) - self._measured, slopes[:, :, self.free]
+        of_grad, of_sync = powers / total / both_s
+        slopes = np.empty((len(model), len(self.free), 2 * count))
+        slopes[:, :, :count] = (of_grad[:, None] * self._of_grad + of_sync[:, None] * self._of_sync) * searched
+        if self._has_overlap:
+            slopes[:, -1, :count] = (powers[0] * logs_s[0] + powers[1] * logs_s[1]) / total - log_step
+        slopes[:, :, count:] = self._of_grad / both_s[0][:, None] * searched
+        return np.concatenate((log_step, logs_s[0]), axis=1) - self._measured, slopes
 
 
 def _descend(errors: _Errors) -> tuple[Floats, Floats]:
@@ -151,39 +158,35 @@ def _descend(errors: _Errors) -> tuple[Floats, Floats]:
         is_less = gained > 0.0
         is_enough = np.where(is_less, gained <= ENOUGH * squares, damping > DAMPING_MOST)
         damping = np.where(is_less, np.maximum(LESS * damping, DAMPING_LEAST), MORE * damping)
-        if is_less.all():
+        less_count = np.count_nonzero(is_less)
+        if less_count == len(logs):
             logs, found, slopes, squares = there, tried, slopes_there, squares - gained
-        elif is_less.any():
+        elif less_count:
             logs[is_less], found[is_less], slopes[is_less] = there[is_less], tried[is_less], slopes_there[is_less]
             squares[is_less] -= gained[is_less]
-        if is_enough.any():
+        if np.count_nonzero(is_enough):
             models[going], least[going] = errors.model(logs), squares
             stays = ~is_enough
             going = going[stays]
             if not len(going):
                 return models, least
             errors.keep(stays)
-            logs, found, slopes, squares, damping = (
-                logs[stays],
-                found[stays],
-                slopes[stays],
-                squares[stays],
-                damping[stays],
-            )
+            logs, found, slopes = logs[stays], found[stays], slopes[stays]
+            squares, damping = squares[stays], damping[stays]
     models[going], least[going] = errors.model(logs), squares
     return models, least
 
 
 def _stride(errors: _Errors, logs: Floats, found: Floats, slopes: Floats, damping: Floats) -> Floats:
     """From there to where the squares are taken to be least."""
-    turned = slopes.transpose(0, 2, 1)
-    downhill, bends = -(turned @ found[:, :, None])[:, :, 0], turned @ slopes
-    is_held = ((logs <= errors.low) & (downhill < 0.0)) | ((logs >= errors.high) & (downhill > 0.0))
-    downhill[is_held] = 0.0
-    bends[is_held], bends.transpose(0, 2, 1)[is_held] = 0.0, 0.0
-    diagonal = np.einsum("nii->ni", bends)
+    downhill, bends = -(slopes @ found[:, :, None]), slopes @ slopes.transpose(0, 2, 1)
+    is_held = ((logs <= errors.low) & (downhill[:, :, 0] < 0.0)) | ((logs >= errors.high) & (downhill[:, :, 0] > 0.0))
+    if np.count_nonzero(is_held):
+        downhill[is_held] = 0.0
+        bends[is_held], bends.transpose(0, 2, 1)[is_held] = 0.0, 0.0
+    diagonal = bends.reshape(len(bends), -1)[:, :: bends.shape[1] + 1]
     diagonal += damping[:, None] * diagonal + DAMPING_LEAST + is_held
-    stride = np.linalg.solve(bends, downhill[:, :, None])[:, :, 0]
+    stride = np.linalg.solve(bends, downhill)[:, :, 0]
     return np.asarray(np.minimum(np.maximum(stride, -STRIDE_MOST), STRIDE_MOST))
 
 

@@ -28,7 +28,7 @@ def test_slopes_are_those_of_small_steps(scale: float) -> None:
     assert list(errors.free) == list(range(7))
     logs = np.log(np.array([TRUTH]) * np.array([scale] * 6 + [1.0]))
     steps = np.eye(7) * 1e-6
-    expected = np.array([(errors.at(logs + step)[0][0] - errors.at(logs - step)[0][0]) / 2e-6 for step in steps]).T
+    expected = np.array([(errors.at(logs + step)[0][0] - errors.at(logs - step)[0][0]) / 2e-6 for step in steps])
     assert errors.at(logs)[1][0] == pytest.approx(expected, abs=1e-7)
 
 
@@ -41,7 +41,7 @@ def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
         theirs = least_squares(
             lambda logs, errors=errors: errors.at(logs[None])[0][0],
             errors.begin[0],
-            jac=lambda logs, errors=errors: errors.at(logs[None])[1][0],
+            jac=lambda logs, errors=errors: errors.at(logs[None])[1][0].T,
             bounds=(errors.low - 1e-9, errors.high + 1e-9),
         )
         ours = fit_speed(points).error ** 2 * 2 * len(points)
