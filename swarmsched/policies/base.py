@@ -140,7 +140,7 @@ def ahead_sentence(ahead: Sequence[JobView]) -> str:
 
 def joined(*clauses: str) -> str:
     """The clauses that say something, separated by semicolons."""
-    return "; ".join(clause for clause in clauses if clause)
+    return "; ".join([clause for clause in clauses if clause])
 
 
 def _gib(count_bytes: int) -> str:

@@ -8,8 +8,8 @@ on 8 GPUs than on 4.  An auction is wrong about its last lots alone; those are d
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ EXACT_GPUS = 64
 LEAST_GAIN = 1e-12
 
 
-@dataclass(frozen=True)
-class Bidder:
+class Bidder(NamedTuple):
     """What each world size is worth, from none; and the GPUs of one rank."""
 
     value: Floats
@@ -78,7 +77,7 @@ def deal_exactly(bidders: Sequence[Bidder], ranks: list[int], gpus: int) -> None
     sums = [np.zeros(gpus + 1)]
     for number in chosen:
         before[widest:] = sums[-1]
-        sums.append((_windows(before, gains[number], bidders[number].gpus_per_rank, gpus)).max(axis=0))
+        sums.append(np.maximum.reduce(_windows(before, gains[number], bidders[number].gpus_per_rank, gpus)))
     for number, after in zip(reversed(chosen), reversed(sums[:-1]), strict=True):
         per_rank, gain = bidders[number].gpus_per_rank, gains[number]
         more = int((after[gpus::-per_rank][: len(gain)] + gain[: gpus // per_rank + 1]).argmax())

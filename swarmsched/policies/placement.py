@@ -76,10 +76,15 @@ def _first(equal: Sequence[NodeId], count: int, tie: TieBreak, home: Collection[
     return there + tie([node for node in equal if node not in home], count - len(there))
 
 
+def is_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
+    """True when the room has all of the shares: none on nodes that are not available."""
+    fits = room.fits(demand)
+    return not any(share.ranks > fits.get(share.node, 0) for share in shares)
+
+
 def take_if_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
     """Book the shares if the room has all of them; false, and nothing booked, otherwise."""
-    fits = room.fits(demand)  # of nodes that are not available there is nothing to take
-    if any(share.ranks > fits.get(share.node, 0) for share in shares):
+    if not is_there(room, shares, demand):
         return False
     room.take(shares, demand)
     return True

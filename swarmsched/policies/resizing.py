@@ -11,7 +11,7 @@ from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
 from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
-from swarmsched.policies.placement import place_in, start_or_claim, take_if_there
+from swarmsched.policies.placement import is_there, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.policies.sites import Sites
@@ -95,8 +95,7 @@ class Sized:
         if job.card.hides_constraints:
             return ()
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
-            fits = sites.room.fits(job.demand)
-            if ranks == self.held and all(fits.get(share.node, 0) >= share.ranks for share in job.shares):
+            if ranks == self.held and is_there(sites.room, job.shares, job.demand):
                 return job.shares
             found = sites.choose(job, ranks)
             if found:

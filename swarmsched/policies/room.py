@@ -147,15 +147,17 @@ class Room:
         self._changes.append(node)
 
     def _fresh(self, demand: Demand) -> "_Fits":
-        fits = self._fits.get(demand)
+        fits, change_count = self._fits.get(demand), len(self._changes)
+        if fits is not None and fits.seen_changes == change_count:
+            return fits
         if fits is None:
             fits = self._fits[demand] = _Fits()
             for node, free in self._free.items():
                 fits.update(node, free, demand)
-        elif fits.seen_changes < len(self._changes):
+        else:
             for node in dict.fromkeys(self._changes[fits.seen_changes :]):
                 fits.update(node, self._free[node], demand)
-        fits.seen_changes = len(self._changes)
+        fits.seen_changes = change_count
         return fits
 
 
