@@ -62,11 +62,12 @@ def fit_speeds(measured: Sequence[Sequence[SpeedPoint]]) -> list[Fitted]:
     found: dict[int, Fitted] = {}
     for numbers in alike.values():
         data = np.array([[_row(point) for point in measured[number]] for number in numbers])
-        kinds, of_kind = np.unique(_free(data) @ (1 << np.arange(7)), return_inverse=True)
-        for kind in range(len(kinds)):
-            (chosen,) = np.nonzero(of_kind == kind)
-            fitted = _fitted(data[chosen])
-            found.update({numbers[row]: each for row, each in zip(chosen, fitted, strict=True)})
+        free, by_free = _free(data), dict[bytes, list[int]]()
+        for row, each in enumerate(free):
+            by_free.setdefault(each.tobytes(), []).append(row)
+        for rows in by_free.values():
+            fitted = _fitted(data[rows], free[rows[0]])
+            found.update({numbers[row]: each for row, each in zip(rows, fitted, strict=True)})
     return [found[number] for number in range(len(measured))]
 
 
@@ -74,8 +75,8 @@ def _row(point: SpeedPoint) -> tuple[float, ...]:
     return (point.ranks, point.nodes, point.local_batch, point.step_s, max(LEAST_S, point.step_s - point.sync_s))
 
 
-def _fitted(data: Floats) -> list[Fitted]:
-    best, squares = _descend(_Errors(data))
+def _fitted(data: Floats, free: NDArray[np.bool_]) -> list[Fitted]:
+    best, squares = _descend(_Errors(data, free))
     is_inside = ~(data[:, :, 1] > 1).any(axis=1)
     best[is_inside, 4:6] = best[is_inside, 2:4]
     errors = np.sqrt(squares / (2 * data.shape[1]))
@@ -88,18 +89,20 @@ class _Errors:
     Of jobs (the first dimension of all arrays) with as many points, about which these say the same parameters.
     """
 
-    def __init__(self, data: Floats) -> None:
+    def __init__(self, data: Floats, free: NDArray[np.bool_]) -> None:
         self._grad_terms, self._sync_terms = np.zeros((*data.shape[:2], 7)), _sync_terms(data)
         self._grad_terms[:, :, 0], self._grad_terms[:, :, 1] = 1.0, data[:, :, 2]
         self._measured = np.log(np.concatenate((data[:, :, 3], data[:, :, 4]), axis=1))
-        self._fixed = _begin(data)
-        self.free = np.flatnonzero(_free(data)[0])
+        self._fixed = _begin(data, free)
+        self._is_alone = data[:, :, 0] < 2  # and synchronises nothing
+        self.free = np.flatnonzero(free)
         self._of_grad = np.ascontiguousarray(self._grad_terms[:, :, self.free].transpose(0, 2, 1))
         self._of_sync = np.ascontiguousarray(self._sync_terms[:, :, self.free].transpose(0, 2, 1))
         is_overlap = self.free == 6
         self._has_overlap = bool(is_overlap.any())
-        self.low = np.log(np.where(is_overlap, 1.0, LEAST_S))
-        self.high = np.log(np.where(is_overlap, OVERLAP_MOST, MOST_S))
+        each = (len(data), 1)
+        self.low = np.tile(np.log(np.where(is_overlap, 1.0, LEAST_S)), each)
+        self.high = np.tile(np.log(np.where(is_overlap, OVERLAP_MOST, MOST_S)), each)
 
     @property
     def begin(self) -> Floats:
@@ -110,7 +113,8 @@ class _Errors:
         """Forget the others."""
         self._grad_terms, self._sync_terms = self._grad_terms[jobs], self._sync_terms[jobs]
         self._of_grad, self._of_sync = self._of_grad[jobs], self._of_sync[jobs]
-        self._measured, self._fixed = self._measured[jobs], self._fixed[jobs]
+        self._measured, self._fixed, self._is_alone = self._measured[jobs], self._fixed[jobs], self._is_alone[jobs]
+        self.low, self.high = self.low[jobs], self.high[jobs]
 
     def model(self, logs: Floats) -> Floats:
         """All seven parameters."""
@@ -124,13 +128,12 @@ class _Errors:
         model[:, self.free] = searched
         overlap, count, searched = model[:, 6:], self._grad_terms.shape[1], searched[:, :, None]
         both_s = np.empty((2, len(model), count))
-        both_s[0] = (self._grad_terms @ model[:, :, None])[:, :, 0]
-        both_s[1] = (self._sync_terms @ model[:, :, None])[:, :, 0]
-        does_sync = both_s[1] > 0.0
-        both_s[1][~does_sync] = 1.0
+        np.matmul(self._grad_terms, model[:, :, None], out=both_s[0, :, :, None])
+        np.matmul(self._sync_terms, model[:, :, None], out=both_s[1, :, :, None])
+        both_s[1][self._is_alone] = 1.0
         logs_s = np.log(both_s)
         powers = np.exp(overlap * logs_s)
-        powers[1] *= does_sync
+        powers[1][self._is_alone] = 0.0
         total = powers[0] + powers[1]
         log_step = np.log(total) / overlap
         of_grad, of_sync = powers / total / both_s
@@ -206,12 +209,12 @@ def _free(data: Floats) -> NDArray[np.bool_]:
     return free
 
 
-def _begin(data: Floats) -> Floats:
+def _begin(data: Floats, free: NDArray[np.bool_]) -> Floats:
     """Where the search begins; also what stays of parameters that are not searched for."""
-    grad_s, batches, free = data[:, :, 4], data[:, :, 2], _free(data)
+    grad_s, batches = data[:, :, 4], data[:, :, 2]
     middle, over_s = data.shape[1] // 2, np.sort(data[:, :, 3] - grad_s, axis=1)
     sync_s = (over_s[:, -1 - middle] + over_s[:, middle]) / 2.0 + LEAST_S
-    constant_s = np.where(free[:, 0], 0.5 * grad_s.min(axis=1), 0.0)
+    constant_s = 0.5 * grad_s.min(axis=1)
     begin = [constant_s, (grad_s / batches).min(axis=1), sync_s, 0.01 * sync_s, sync_s, 0.01 * sync_s]
     return np.where(free | ALWAYS, np.stack([*begin, np.full(len(data), 1.5)], axis=1), 0.0)
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from swarmsched.estimate import SpeedPoint
-from swarmsched.models.fit import _Errors, fit_speed, fit_speeds
+from swarmsched.models.fit import _Errors, _free, fit_speed, fit_speeds
 from swarmsched.models.speed import SpeedModel
 
 TRUTH = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7)
@@ -19,7 +19,8 @@ def measured(local_batch: int) -> list[SpeedPoint]:
 
 
 def errors_of(points: list[SpeedPoint]) -> _Errors:
-    return _Errors(np.array([[(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]]))
+    data = np.array([[(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]])
+    return _Errors(data, _free(data)[0])
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
@@ -42,7 +43,7 @@ def test_its_squares_are_as_small_as_those_that_a_library_finds() -> None:
             lambda logs, errors=errors: errors.at(logs[None])[0][0],
             errors.begin[0],
             jac=lambda logs, errors=errors: errors.at(logs[None])[1][0].T,
-            bounds=(errors.low - 1e-9, errors.high + 1e-9),
+            bounds=(errors.low[0] - 1e-9, errors.high[0] + 1e-9),
         )
         ours = fit_speed(points).error ** 2 * 2 * len(points)
         worse += ours > 1.02 * 2.0 * theirs.cost + 1e-9
