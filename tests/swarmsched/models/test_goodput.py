@@ -95,6 +95,20 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
     assert len(made) == len(jobs)
 
 
+def test_the_goodput_of_many_jobs_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "KEPT", 3)
+    points = [tuple(SpeedPoint(ranks, 1, 32, seconds / ranks) for ranks in (1, 2)) for seconds in (0.1, 0.2, 0.4, 0.8)]
+    jobs = [
+        goodput.Question(Estimate(points=each, noise=(NoisePoint(32, noise),), is_partial=True), ALLOWED, 8, 4)
+        for each in (*points, points[0])
+        for noise in (1.0, 9.0)
+    ]
+    book = GoodputBook()
+    for _ in range(2):
+        for job, found in zip(jobs, book.goodputs(jobs), strict=True):
+            assert list(found.rate) == list(GoodputBook().goodput(*job).rate)
+
+
 @pytest.mark.parametrize("is_fitted", [True, False])
 @given(
     measured=st.dictionaries(
