@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
-from swarmsched.estimate import BatchRange
+from swarmsched.estimate import BatchRange, Work
 from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, Name, NodeName, Seconds, Text, Value, is_text
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
@@ -28,6 +28,9 @@ PRIORITY_LIMIT = 1_000
 RANKS_LIMIT = 4_096
 BATCH_LIMIT = 2**31
 BATCH_KEYS = ("global_batch", "global_batch_most", "local_batch_least", "local_batch_most")
+WORK_NEEDED = ("local_batch", "sample_flops", "parameter_bytes")
+WORK_COUNTS = ("local_batch", "optimizer_slots")
+WORK_LIMITS = dict.fromkeys(Work.__struct_fields__, 10**18) | {"local_batch": BATCH_LIMIT, "optimizer_slots": 255}
 ENVIRONMENT_BYTES_LIMIT = 32_768
 COMMAND_BYTES_LIMIT = 32_768
 PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
@@ -123,6 +126,7 @@ class JobSpec(Value):
     max_restarts: U16 = DEFAULT_MAX_RESTARTS  # how often it is run again after a node was lost
     ranks_most: U16 = 0  # 0: its world size is `ranks`, always
     batches: BatchRange = BatchRange()  # frozen; which global batches its script lets the swarm choose
+    work: Work | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
 
     @property
     def is_elastic(self) -> bool:
@@ -156,6 +160,7 @@ class JobSpec(Value):
             "global_batch_most": self.batches.most,
             "local_batch_least": self.batches.local_least,
             "local_batch_most": self.batches.local_most,
+            "work": self.work and {name: getattr(self.work, name) for name in WORK_LIMITS},
             "gpus_per_rank": self.demand.gpus,
             "cpus_per_rank": self.demand.cpus,
             "memory_bytes_per_rank": self.demand.memory_bytes,
@@ -210,6 +215,7 @@ class _SpecReader:
             ranks=self._integer("ranks", 1, RANKS_LIMIT, 1),
             ranks_most=self._ranks_most(),
             batches=self._batches(),
+            work=self._work(),
             demand=Demand(
                 gpus=self._integer("gpus_per_rank", 0, 64, 0),
                 cpus=self._integer("cpus_per_rank", 0, 4_096, 0),
@@ -316,6 +322,26 @@ class _SpecReader:
                 self._complain(key, problem, "correct one of the two")
         return BatchRange(first, most, least, local) if first else BatchRange()
 
+    def _work(self) -> Work | None:
+        """Bytes and operations of a model; without `moved_bytes` all its parameters are moved in a step."""
+        value = self._document.get("work")
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self._complain("work", f"must be an object, not {_say(value)}", f"name {', '.join(WORK_NEEDED)} at least")
+            return None
+        known = len(self._problems)
+        for name in (*[each for each in WORK_NEEDED if each not in value], *value):
+            if problem := _figure_problem(name, value.get(name)):
+                remedy = "count it (swarm_elastic.model_work.describe)" if name in WORK_LIMITS else "remove it"
+                self._complain(f"work/{_escaped(str(name))}", problem, remedy)
+        if len(self._problems) > known:
+            return None
+        figures: dict[str, Any] = {name: float(number) for name, number in value.items()}
+        figures["moved_bytes"] = figures.get("moved_bytes") or figures["parameter_bytes"]
+        counts = {name: int(figures.get(name, 0)) for name in WORK_COUNTS}
+        return Work(**{**figures, **counts})
+
     def _number(self, key: str, low: float, high: float, default: float) -> float:
         value = self._document.get(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
@@ -392,6 +418,18 @@ class _SpecReader:
             self._complain("on_isolation", f"{_say(value)} is not a policy", "pause or continue")
             return Isolation.PAUSE
         return Isolation(value)
+
+
+def _figure_problem(name: object, number: object) -> str:
+    """Why that is no figure of a model; empty for one that is."""
+    if name not in WORK_LIMITS:
+        return f"is none of {', '.join(WORK_LIMITS)}{nearest(str(name), list(WORK_LIMITS))}"
+    if number is None:
+        return "is missing"
+    low, high = int(name in WORK_NEEDED), WORK_LIMITS[str(name)]
+    if not isinstance(number, int | float) or isinstance(number, bool) or not low <= number <= high:
+        return f"{_say(number)} is no number from {low} to {high:g}"
+    return f"{_say(number)} is no whole number" if name in WORK_COUNTS and number != int(number) else ""
 
 
 USABLE = "use text in UTF-8 without NUL characters"

@@ -130,7 +130,7 @@ def card_of(
         attempt=record.attempt,
         preemptions=min(record.preemptions, 255),
         elastic=_elastic(record, estimate),
-        estimate=estimate,
+        estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
     )
 
 

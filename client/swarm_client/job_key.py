@@ -8,6 +8,7 @@ from swarm_client.options import Option
 from swarm_client.quantity import duration, size, whole
 
 BATCH_MOST = 2**31
+WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 
 
 def _gres(text: str) -> int:
@@ -41,6 +42,20 @@ def _batch(text: str) -> str:
     if not 1 <= whole(1, BATCH_MOST)(first) <= (whole(1, BATCH_MOST)(most) if colon else BATCH_MOST):
         raise ValueError("must be FIRST:MOST with 1 <= FIRST <= MOST, as in 128:4096")
     return text
+
+
+def _work(text: str) -> dict[str, float]:
+    """NAME=NUMBER, comma separated; bytes may have a unit."""
+    figures: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        try:
+            figures[name] = size(value) if name.endswith("_bytes") else float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise ValueError(f"{part!r} must be NAME=NUMBER, as in {WORK_EXAMPLE}") from None
+    return figures
 
 
 class JobKey(Option):
@@ -92,6 +107,14 @@ KEYS: tuple[JobKey, ...] = (
         "samples of one rank in a step (default 1:MAX of --batch)",
         _batch,
         kinds=(str, int),
+    ),
+    JobKey(
+        "work",
+        "--work",
+        "FIGURES",
+        f"what the model computes and moves, for the policy dike: {WORK_EXAMPLE}",
+        _work,
+        kinds=(str, dict),
     ),
     JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by", _name),
     JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
@@ -180,6 +203,8 @@ def check_value(name: str, value: object) -> object:
         return _environment(value)
     if key.repeats:
         return _names(value)
+    if name == "work" and isinstance(value, Mapping):
+        return _work(",".join(f"{figure}={number}" for figure, number in value.items()))
     if isinstance(value, bool) or not isinstance(value, key.kinds):
         raise ValueError(f"must be {_spoken(key.kinds)}, not {value!r}")
     if isinstance(value, float) and value < 0:

@@ -114,6 +114,7 @@ _RANGES = {
 }
 _PLAIN = {
     "queue": "queue",
+    "work": "work",
     "priority": "priority",
     "cpus": "cpus_per_rank",
     "mem": "memory_bytes_per_rank",

@@ -116,6 +116,27 @@ def test_batches_that_cannot_be_are_refused(swarm, value):
     assert "--batch" in err
 
 
+WORK = {"local_batch": 32, "sample_flops": 8.2e9, "parameter_bytes": 97 * 2**20}
+
+
+def test_what_a_model_computes_is_told_by_an_option_or_by_a_table_of_the_job_file(swarm, agent, tmp_path):
+    swarm("submit", "--no-sync", "--work", "local_batch=32, sample_flops=8.2e9, parameter_bytes=97M", "--", "x")
+    assert spec_of(agent)["work"] == WORK
+    (tmp_path / "job.toml").write_text(
+        'command = "x"\n[work]\nlocal_batch = 32\nsample_flops = 8.2e9\nparameter_bytes = "97M"\n'
+    )
+    swarm("submit", "--no-sync", "-f", str(tmp_path / "job.toml"))
+    assert spec_of(agent)["work"] == WORK
+
+
+@pytest.mark.parametrize("value", ["", "32", "local_batch", "local_batch=many", "=3", "parameter_bytes=97X"])
+def test_figures_that_are_none_are_refused_with_an_example(swarm, value):
+    code, _, err = swarm("submit", "--no-sync", "--work", value, "--", "x")
+    assert code == 2
+    assert "--work" in err
+    assert "sample_flops=8.2e9" in err
+
+
 def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
     (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
     words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]

@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import msgspec
 
-from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, between, choice, record
+from swarm_agent.http.schema import FLAG, NUMBER, TEXT, Schema, array, between, choice, maybe, record
 from swarmsched.api import (
     BATCH_KEYS,
     BATCH_LIMIT,
@@ -15,6 +15,9 @@ from swarmsched.api import (
     QUEUES,
     RANKS_LIMIT,
     RESTARTS_LIMIT,
+    WORK_COUNTS,
+    WORK_LIMITS,
+    WORK_NEEDED,
     Isolation,
     JobSpec,
 )
@@ -27,6 +30,15 @@ DEMAND_FIELDS = {
     "gpu_type": "gpu_type",
     "gpu_memory_bytes": "gpu_memory_bytes",
 }
+FIGURES = {
+    name: between("integer" if name in WORK_COUNTS else "number", int(name in WORK_NEEDED), most)
+    for name, most in WORK_LIMITS.items()
+}
+ASKED_WORK = record(
+    {name: FIGURES[name] for name in WORK_NEEDED},
+    optional={name: schema for name, schema in FIGURES.items() if name not in WORK_NEEDED},
+    is_closed=True,
+)
 RENAMED = {"time_limit_seconds": "time_limit_s", "grace_seconds": "grace_s", "tree_bytes": "held_bytes"}
 NARROWER: dict[str, Schema] = {
     "queue": choice(*QUEUES),
@@ -34,6 +46,7 @@ NARROWER: dict[str, Schema] = {
     "ranks": between("integer", 1, RANKS_LIMIT),
     "ranks_most": between("integer", 0, RANKS_LIMIT),
     **dict.fromkeys(BATCH_KEYS, between("integer", 0, BATCH_LIMIT)),
+    "work": maybe(ASKED_WORK),
     "max_restarts": between("integer", 0, RESTARTS_LIMIT),
     "on_isolation": choice(*(each.value for each in Isolation)),
 }
@@ -55,7 +68,8 @@ def asked_spec() -> Schema:
 def shown_spec() -> Schema:
     """What answers have; types are those of the defaults."""
     properties = {key: _type_of(value) for key, value in JobSpec(command=("true",)).to_json().items()}
-    return record({**properties, "env": {"type": "object", "additionalProperties": TEXT}})
+    work = maybe(record(dict.fromkeys(WORK_LIMITS, NUMBER)))
+    return record({**properties, "work": work, "env": {"type": "object", "additionalProperties": TEXT}})
 
 
 def _type_of(value: object) -> Schema:

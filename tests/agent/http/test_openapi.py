@@ -179,6 +179,10 @@ def beyond(schema):
         yield [f"x{number}" for number in range(schema["maxItems"] + 1)]
     if "maxProperties" in schema:
         yield {f"X{number}": "" for number in range(schema["maxProperties"] + 1)}
+    for each in schema.get("anyOf", [])[:1]:
+        least = {name: each["properties"][name]["minimum"] for name in each["required"]}
+        for name, figure in each["properties"].items():
+            yield from ({**least, name: value} for value in beyond(figure))
 
 
 SPEC = asked_spec()["properties"]
@@ -194,10 +198,16 @@ def test_what_is_beyond_a_documented_limit_of_a_specification_is_refused(key):
         assert caught.value.problems[0].pointer.startswith(f"/{key}"), value
 
 
-@pytest.mark.parametrize("key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most"}))
+@pytest.mark.parametrize("key", sorted(NARROWER.keys() - {"queue", "on_isolation", *BATCH_KEYS, "ranks_most", "work"}))
 def test_the_documented_limits_of_the_reader_are_taken(key):
     for value in (SPEC[key]["minimum"], SPEC[key]["maximum"]):
         assert JobSpec.from_json({"command": ["true"], key: value}).to_json()[key] == value
+
+
+@pytest.mark.parametrize("limit", ["minimum", "maximum"])
+def test_the_documented_limits_of_a_model_are_taken(limit):
+    work = {name: schema[limit] for name, schema in SPEC["work"]["anyOf"][0]["properties"].items()}
+    assert JobSpec.from_json({"command": ["true"], "work": work}).work is not None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmsched.api import BATCH_KEYS, JobSpec, JobState
+from swarmsched.api import BATCH_KEYS, WORK_LIMITS, WORK_NEEDED, JobSpec, JobState
 from swarmsched.commands import CancelJob, CreateTicket, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
@@ -36,6 +36,8 @@ HOSTILE = {
     "priority": st.integers(),
     "ranks": st.integers(-1, 3) | st.integers(),
     **dict.fromkeys(BATCH_KEYS, st.integers(-1, 4) | st.integers()),
+    "work": ANYTHING
+    | st.dictionaries(st.sampled_from([*WORK_LIMITS, "bytes"]), st.floats() | st.integers() | ANYTHING),
     "gpus_per_rank": st.integers(0, 1) | st.integers(),
     "cpus_per_rank": st.integers(0, 1) | st.integers(),
     "gpu_type": ANYTHING,
@@ -56,12 +58,46 @@ ADMISSIBLE = st.fixed_dictionaries(
         "env": st.dictionaries(VALUE | st.just("x" * 256), VALUE, max_size=3),
         "ranks": st.integers(1, 3),
         "gpus_per_rank": st.integers(0, 2),
+        "work": st.none()
+        | st.fixed_dictionaries(
+            {
+                "local_batch": st.integers(1, 2**31),
+                "sample_flops": st.floats(1, 1e18),
+                "parameter_bytes": st.integers(1, 10**18),
+            },
+            optional={"decode_core_s": st.floats(0, 10), "optimizer_slots": st.integers(0, 255)},
+        ),
         "priority": st.integers(-1_000, 1_000),
         "time_limit_seconds": st.floats(0, 1e6),
         "nodes": st.lists(st.sampled_from(["n000", "n001", "n002"]), unique=True, max_size=3),
         "tree_bytes": st.integers(0, 2**50),
     },
 )
+
+
+@pytest.mark.parametrize(
+    ("work", "pointers"),
+    [
+        ([], ["/work"]),
+        ({"local_batch": 32, "sample_flops": 1e9}, ["/work/parameter_bytes"]),
+        ({"local_batch": 0, "sample_flops": 1e9, "parameter_bytes": 1e6}, ["/work/local_batch"]),
+        ({"local_batch": 1.5, "sample_flops": -1, "parameter_bytes": "97M"}, [f"/work/{key}" for key in WORK_NEEDED]),
+        ({"local_batch": 1, "sample_flops": float("nan"), "parameter_bytes": True, "sample_flop": 1}, [
+            "/work/sample_flops", "/work/parameter_bytes", "/work/sample_flop",
+        ]),
+    ],
+)  # fmt: skip
+def test_figures_that_no_model_has_are_refused_each_by_its_name(work, pointers):
+    with pytest.raises(JobRejected) as refused:
+        JobSpec.from_json({"command": ["x"], "work": work})
+    assert [problem.pointer for problem in refused.value.problems] == pointers
+
+
+def test_all_parameters_are_moved_unless_a_model_says_how_many():
+    figures = {"local_batch": 32, "sample_flops": 1e9, "parameter_bytes": 1e6}
+    spec = JobSpec.from_json({"command": ["x"], "work": figures})
+    assert spec.work.moved_bytes == 1e6
+    assert JobSpec.from_json(spec.to_json()) == spec
 
 
 @given(st.fixed_dictionaries({}, optional=HOSTILE))

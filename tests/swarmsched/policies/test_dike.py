@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from swarmsched.card import CARD_BYTES_LIMIT, decode_card, encode_card
+from swarmsched.api import JobSpec
+from swarmsched.card import CARD_BYTES_LIMIT, card_of, decode_card, encode_card
 from swarmsched.estimate import BatchRange, Elastic, Estimate, Work
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Change, ClusterView, Decision, JobView, NodeView, PolicySetting
-from tests.swarmsched.building import make_node
+from tests.swarmsched.building import make_node, make_record
 from tests.swarmsched.policies.test_policies import NOW_S, waiting
 
 IMAGES = Work(32, 24.6e9, 102e6, 102e6, 9.4e6, 90e6, 1, 110e3, 0.008)
@@ -93,6 +94,13 @@ def test_only_nodes_that_the_job_allows_are_looked_at() -> None:
     nodes = [make_node("a", 2, model="A100"), make_node("b", 2, model="T4"), make_node("c", 2, model="T4")]
     job = asks(1, 2, IMAGES, nodes=(NodeId("b"), NodeId("c")), exclude=(NodeId("c"),))
     assert decided(nodes, job)[0].target.shares == shares(("b", 2))
+
+
+def test_a_job_that_was_submitted_with_it_has_it_on_its_card_beside_what_it_reports() -> None:
+    record = make_record("n1", spec=JobSpec(("true",), work=IMAGES))
+    assert card_of(record).estimate == Estimate(work=IMAGES, is_prior=True)
+    reported = Estimate(remaining=9.0)
+    assert card_of(record, estimate=reported).estimate == replace(reported, work=IMAGES)
 
 
 def test_a_card_carries_it() -> None:
