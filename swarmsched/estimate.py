@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from swarmsched.fields import U8, U16, U32, Amount, Value
+from swarmsched.fields import U8, U16, U32, Amount, Name, Value
 
 POINTS_LIMIT = 16_384
 
@@ -77,6 +77,7 @@ class Estimate(Value):
     done: Amount = 0.0  # steps of the first batch; 0: not reported
     work: Work | None = None
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
+    gpu: Name = ""  # class of the GPUs on which `points` were measured, of several their names; empty: not known
 
 
 class NoiseSample(Value):
@@ -131,17 +132,18 @@ MERGED_POINTS = 8
 def merged(before: Estimate | None, now: Estimate) -> Estimate:
     """What is reported now, with the points that other configurations left behind, the oldest first.
 
-    Those of other jobs of its kind are dropped once one of them proves wrong.  A time that is nearly the one that was
-    told before is no news.
+    Those of other jobs of its kind are dropped once one of them proves wrong, and those of another class of GPUs once
+    it has left them.  A time that is nearly the one that was told before is no news.
     """
     if before is None or (before.is_prior and _belies(before, now)):
         return now
+    if before.gpu and now.gpu not in ("", before.gpu):
+        before = replace(before, points=())
     old = {configuration(each): each for each in before.points}
     new = [each if is_news(old.get(configuration(each)), each) else old[configuration(each)] for each in now.points]
     kept = [each for each in before.points if configuration(each) not in step_times(new)]
-    return replace(
-        now, points=(*kept, *new)[-MERGED_POINTS:], noise=now.noise or before.noise, work=now.work or before.work
-    )
+    known = {"noise": now.noise or before.noise, "work": now.work or before.work, "gpu": now.gpu or before.gpu}
+    return replace(now, points=(*kept, *new)[-MERGED_POINTS:], **known)
 
 
 NEWS_RATIO = 1.02

@@ -123,6 +123,15 @@ def counted(gpus: Iterable[Gpu]) -> tuple[GpuCount, ...]:
     return tuple(GpuCount(*kind, count) for kind, count in counts.items())
 
 
+def most_frequent(gpus: Iterable[GpuCount], demand: Demand) -> str:
+    """The model of most of the devices that suit the demand, the first by name of several; empty where none does."""
+    counts: Counter[str] = Counter()
+    for each in gpus:
+        if suits(each, demand):
+            counts[each.model] += each.count
+    return min(counts, key=lambda model: (-counts[model], model), default="")
+
+
 def suitable(gpus: Iterable[GpuCount], demand: Demand) -> int:
     """How many of the devices suit the demand, whether or not enough of them are together."""
     return sum([each.count for each in gpus if suits(each, demand)])

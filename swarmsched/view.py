@@ -88,7 +88,7 @@ class JobView(Value):
 
 
 class KindView(Value):
-    """What jobs of one kind, those of a user by one name, have measured.
+    """What jobs of one kind, those of a user by one name, have measured; their speed on GPUs of one class.
 
     Both tables are packed, so that a planner can tell at a glance that it knows them already.
     """
@@ -99,6 +99,7 @@ class KindView(Value):
     noise: Annotated[bytes, Meta(max_length=TABLE_BYTES_LIMIT)] = b""  # a `NoiseTable`
     length: Amount = 0.0  # steps of the first batch from begin to end; 0: unknown
     length_error: Amount = 0.0  # relative, one standard deviation
+    gpu: Name = ""  # for which class it was asked
 
 
 class EndedJob(Value):

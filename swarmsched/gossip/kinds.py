@@ -44,15 +44,16 @@ class _Kind:
 
     def __init__(self) -> None:
         self.latest = Estimate()  # of one job's own reports
-        self._points: OrderedDict[Configuration, SpeedPoint] = OrderedDict()
+        self._points: OrderedDict[tuple[str, Configuration], SpeedPoint] = OrderedDict()  # by class of GPUs as well
         self._samples: OrderedDict[tuple[int, int], NoiseSample] = OrderedDict()
         self._lengths: OrderedDict[JobId, float] = OrderedDict()
         self._furthest = 0.0  # that any of them has come
-        self._speed = self._noise = b""
+        self._speed: dict[str, bytes] = {}  # by class of GPUs
+        self._noise = b""
 
     def is_belied_by(self, estimate: Estimate) -> bool:
         """Whether its newest step takes another time than it took others: it is another training by the same name."""
-        known = self._points.get(configuration(estimate.points[-1]))
+        known = self._points.get((estimate.gpu, configuration(estimate.points[-1])))
         return known is not None and contradicts(step_times([known]), estimate.points[-1])
 
     def note(self, estimate: Estimate) -> None:
@@ -60,7 +61,7 @@ class _Kind:
         self.latest = estimate
         self._furthest = max(self._furthest, estimate.done)
         for point in estimate.points:
-            self._note_point(point, is_newest=point is estimate.points[-1])
+            self._note_point(estimate.gpu, point, is_newest=point is estimate.points[-1])
         if estimate.noise:
             last = estimate.noise[-1]
             self._note_noise(NoiseSample(estimate.done, last.batch, last.noise))
@@ -71,30 +72,38 @@ class _Kind:
         if len(self._lengths) > LENGTHS_MOST:
             self._lengths.popitem(last=False)
 
-    def view(self, user: str, name: str) -> KindView:
-        """As planners see it.
+    def view(self, user: str, name: str, gpu: str) -> KindView:
+        """As planners see it: speed on GPUs of that class, or of the one that was heard of last if on none of that.
 
         Until one has completed, whoever has come furthest is taken to have as much left as it has done, as heavy tails
         go (Tiresias, NSDI 2019), and the others to be as long.
         """
-        if not self._speed and self._points:
-            points = sorted(self._points.values(), key=configuration)
-            self._speed = encode_value(Estimate, Estimate(points=tuple(points)))
         if not self._noise and self._samples:
             self._noise = encode_value(NoiseTable, NoiseTable(tuple(self._samples.values())))
         lengths = list(self._lengths.values())
         length = fmean(lengths) if lengths else 2.0 * self._furthest
         error = pstdev(lengths) / length if len(lengths) > 1 else 1.0
-        return KindView(user, name, self._speed, self._noise, length, error if length else 0.0)
+        return KindView(user, name, self._packed(gpu), self._noise, length, error if length else 0.0, gpu)
 
-    def _note_point(self, point: SpeedPoint, *, is_newest: bool) -> None:
-        key = configuration(point)
+    def _packed(self, gpu: str) -> bytes:
+        if gpu in self._speed or not self._points:
+            return self._speed.get(gpu, b"")
+        points = [point for (there, _), point in self._points.items() if there == gpu]
+        if not points:
+            return self._packed(next(reversed(self._points))[0])
+        self._speed[gpu] = encode_value(Estimate, Estimate(points=tuple(sorted(points, key=configuration))))
+        return self._speed[gpu]
+
+    def _note_point(self, gpu: str, point: SpeedPoint, *, is_newest: bool) -> None:
+        key = (gpu, configuration(point))
         known = self._points.setdefault(key, point)
         if known is point or (is_newest and is_news(known, point)):
-            self._points[key], self._speed = point, b""
+            self._points[key] = point
+            self._speed.pop(gpu, None)
         self._points.move_to_end(key)
         if len(self._points) > POINTS_MOST:
-            self._points.popitem(last=False)
+            (old, _), _ = self._points.popitem(last=False)
+            self._speed.pop(old, None)
 
     def _note_noise(self, sample: NoiseSample) -> None:
         key = (int(log2(1.0 + sample.done)), sample.batch.bit_length())
@@ -142,10 +151,10 @@ class Kinds:
         points = kind.latest.points[-MERGED_POINTS:]
         return replace(kind.latest, points=points, remaining=0.0, remaining_error=0.0, done=0.0, is_prior=True)
 
-    def view(self, user: str, name: str) -> KindView | None:
-        """As planners see it."""
+    def view(self, user: str, name: str, gpu: str = "") -> KindView | None:
+        """As planners see it, of jobs on GPUs of that class."""
         kind = self._of(user, name)
-        return kind.view(user[:NAME_LENGTH], name[:NAME_LENGTH]) if kind is not None else None
+        return kind.view(user[:NAME_LENGTH], name[:NAME_LENGTH], gpu) if kind is not None else None
 
     def _of(self, user: str, name: str) -> _Kind | None:
         return self._kinds.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None

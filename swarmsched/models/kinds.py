@@ -5,6 +5,8 @@ of its gradient to batches with which it has not trained, and says how long it i
 it.  Where its own step takes another time than theirs, it is of its kind by name alone, and only its card counts.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from math import ceil, log2
 
@@ -20,11 +22,33 @@ from swarmsched.estimate import (
     step_times,
 )
 from swarmsched.models.noise import MOST, NoiseBook
-from swarmsched.view import ClusterView, JobView, KindView
+from swarmsched.resources import GpuCount, most_frequent
+from swarmsched.view import ClusterView, JobView, KindView, NodeView
 from swarmsched.wire.codec import decode_value
 
 KEPT = 2_048
 OCTAVES_MOST = 32
+COUNT_MOST = 2**16 - 1
+
+
+class GpuClasses:
+    """On GPUs of which class the speed of a job is to be known."""
+
+    def __init__(self, nodes: Iterable[NodeView]) -> None:
+        counts: Counter[tuple[str, int]] = Counter()
+        for node in nodes:
+            for each in node.capacity.gpus:
+                counts[each.model, each.memory_bytes] += each.count
+        self._gpus = [GpuCount(*kind, min(count, COUNT_MOST)) for kind, count in counts.items()]
+
+    def of(self, job: JobView) -> str:
+        """Those on which it has measured, or else the most frequent ones that suit it."""
+        estimate = job.card.estimate
+        return (estimate.gpu if estimate else "") or most_frequent(self._gpus, job.demand)
+
+    def kinds(self, jobs: Iterable[JobView]) -> dict[tuple[str, str, str], None]:
+        """User, name and class of the jobs, each once."""
+        return dict.fromkeys((job.card.user, job.card.name, self.of(job)) for job in jobs)
 
 
 class Speeds:
@@ -39,8 +63,8 @@ def informed(view: ClusterView) -> ClusterView:
     """The view in which each job's estimate tells all that is known of it."""
     if not view.kinds:
         return view
-    kinds = {(each.user, each.name): each for each in view.kinds}
-    jobs = [_informed(job, kinds.get((job.card.user, job.card.name))) for job in view.jobs]
+    kinds, classes = {(each.user, each.name, each.gpu): each for each in view.kinds}, GpuClasses(view.nodes)
+    jobs = [_informed(job, kinds.get((job.card.user, job.card.name, classes.of(job)))) for job in view.jobs]
     return replace(view, jobs=tuple(jobs), kinds=())
 
 

@@ -16,12 +16,14 @@ from swarmsched.gossip.state import StatePlane
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
+from swarmsched.models.kinds import GpuClasses
 from swarmsched.negotiation.holding import Candidate
-from swarmsched.resources import Free, NodeResources, counted
+from swarmsched.resources import Demand, Free, NodeResources, Share, counted, most_frequent
 from swarmsched.view import JobView, KindView, NodeView
 
 FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up what it shepherded, or nobody can
 
+NAME_LIMIT = 63
 _UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
 
 
@@ -58,14 +60,20 @@ class Cluster:
         """What jobs of that kind have measured, as far as this node has heard of them."""
         return self._state.kinds.prior(user, name)
 
-    def kind(self, user: str, name: str) -> KindView | None:
-        """All that jobs of that kind have measured, as planners see it."""
-        return self._state.kinds.view(user, name)
+    def kind(self, user: str, name: str, gpu: str) -> KindView | None:
+        """All that jobs of that kind have measured on GPUs of that class, as planners see it."""
+        return self._state.kinds.view(user, name, gpu)
 
     def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
         """Of those jobs that take several sizes, as far as anything is known of their kinds."""
-        names = dict.fromkeys((job.card.user, job.card.name) for job in jobs if job.card.elastic is not None)
-        return tuple([kind for each in names if (kind := self.kind(*each)) is not None])
+        asked = GpuClasses(self.nodes()).kinds(job for job in jobs if job.card.elastic is not None)
+        return tuple([kind for each in asked if (kind := self.kind(*each)) is not None])
+
+    def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
+        """Names of the GPUs that ranks have there, as far as this node knows the others'; empty if they have none."""
+        nodes = {share.node for share in shares} if demand.gpus else set()
+        found = {most_frequent(each.capacity.gpus, demand) for each in self.nodes() if each.node in nodes}
+        return "+".join(sorted(found - {""}))[:NAME_LIMIT]
 
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""

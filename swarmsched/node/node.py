@@ -869,7 +869,10 @@ class Node:
         if estimate is None or not estimate.points or record is None or not record.spec.is_elastic:
             return None
         return speed_question(
-            record, estimate, self._cluster.nodes(), self._cluster.kind(record.spec.user, record.spec.name)
+            record,
+            estimate,
+            self._cluster.nodes(),
+            self._cluster.kind(record.spec.user, record.spec.name, estimate.gpu),
         )
 
     def size_reason(self, record: JobRecord) -> str:

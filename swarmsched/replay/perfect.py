@@ -17,6 +17,7 @@ from swarmsched.card import STATES, JobCard, tombstone
 from swarmsched.estimate import Elastic, Estimate, coarse, merged
 from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import JobId, NodeId
+from swarmsched.models.kinds import GpuClasses
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
@@ -203,16 +204,18 @@ class PerfectReplay:
         jobs = [
             JobView(self._believed(*each), self._now_s + EPOCH_UTC_S) for each in zip(self._live, cards, strict=True)
         ]
-        names = dict.fromkeys((card.user, card.name) for card in cards)
-        kinds = tuple([kind for each in names if (kind := self._kinds.view(*each)) is not None])
-        return ClusterView(0, self._cluster.views(held), tuple(jobs), tuple(self._history), self._memory, kinds)
+        nodes = self._cluster.views(held)
+        asked = GpuClasses(nodes).kinds(jobs)
+        kinds = tuple([kind for each in asked if (kind := self._kinds.view(*each)) is not None])
+        return ClusterView(0, nodes, tuple(jobs), tuple(self._history), self._memory, kinds)
 
     def _report(self) -> None:
         """Jobs that train tell it, as their shepherds and all agents would hear it."""
         for job in self._live:
             told = self._knowledge.reported(job) if job.shares and not job.pause_s else None
             if told is not None:
-                self._told[job.job_id] = merged(self._told.get(job.job_id), coarse(told))
+                told = replace(coarse(told), gpu="+".join(sorted(self._cluster.classes(job.shares))))
+                self._told[job.job_id] = merged(self._told.get(job.job_id), told)
                 self._kinds.note(self._card(job))
 
     def _believed(self, job: ReplayJob, card: JobCard) -> JobCard:

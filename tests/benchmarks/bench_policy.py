@@ -177,6 +177,9 @@ class _Cluster:
     def prior(self, user: str, name: str) -> None:
         """Nobody has measured anything."""
 
+    def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
+        return ""
+
     def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
         return ()
 

@@ -27,6 +27,14 @@ def test_what_others_of_its_kind_measured_stands_until_it_proves_wrong() -> None
     assert points(SpeedPoint(3, 2, 40, 0.15)) == [(3, 0.15)], "another batch"
 
 
+def test_times_on_another_class_of_gpus_are_dropped_once_the_job_has_left_it() -> None:
+    slow = Estimate(points=(SpeedPoint(2, 1, 32, 0.5),), noise=(NoisePoint(64, 3.0),), gpu="T4")
+    fast = merged(slow, Estimate(points=(SpeedPoint(4, 2, 16, 0.1),), gpu="A100"))
+    assert ([each.ranks for each in fast.points], fast.noise, fast.gpu) == ([4], slow.noise, "A100")
+    untold = merged(fast, Estimate(points=(SpeedPoint(2, 1, 32, 0.2),)))
+    assert ([each.ranks for each in untold.points], untold.gpu) == ([4, 2], "A100"), "its class may not be known"
+
+
 def test_only_so_many_sizes_are_remembered() -> None:
     known: Estimate | None = None
     for ranks in range(1, 100):

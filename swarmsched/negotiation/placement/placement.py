@@ -44,7 +44,7 @@ from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Free
+from swarmsched.resources import Demand, Free, Share
 from swarmsched.view import (
     HISTORY_LIMIT,
     Change,
@@ -82,6 +82,9 @@ class Cluster(Protocol):
 
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured."""
+
+    def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
+        """Names of the GPUs that ranks have there."""
 
     def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
         """All that is known of the kinds of those that take several sizes."""
@@ -201,8 +204,9 @@ class Placement:
 
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
         """The ranks of a job of ours have reported: plans may change."""
-        before = job.estimate
-        effects = job.estimated(sender, told, clock)
+        before, record = job.estimate, job.record
+        gpu = self._cluster.gpu_class(record.shares, record.spec.demand)
+        effects = job.estimated(sender, replace(told, estimate=replace(told.estimate, gpu=gpu)), clock)
         if job.estimate != before:
             self.look_soon(clock.now_s)
         return [*effects, *self._foretold.check(job.job_id, told.estimate)]

@@ -20,14 +20,14 @@ def told(*points: SpeedPoint, done: float = 1.0, noise: float = 0.0, batch: int 
     return Estimate(points=points, done=done, noise=(NoisePoint(batch, noise),) if noise else ())
 
 
-def seen(kinds: Kinds) -> KindView:
-    view = kinds.view("ada", "bert")
+def seen(kinds: Kinds, gpu: str = "") -> KindView:
+    view = kinds.view("ada", "bert", gpu)
     assert view is not None
     return view
 
 
-def speeds(kinds: Kinds) -> dict[tuple[int, int, int], float]:
-    points = decode_value(Estimate, seen(kinds).speed).points
+def speeds(kinds: Kinds, gpu: str = "") -> dict[tuple[int, int, int], float]:
+    points = decode_value(Estimate, seen(kinds, gpu).speed).points
     return {(each.ranks, each.nodes, each.local_batch): each.step_s for each in points}
 
 
@@ -82,6 +82,19 @@ def test_what_several_jobs_of_a_kind_measured_is_one_table() -> None:
     kinds.note(card("bert", estimate=told(SpeedPoint(4, 2, 32, 0.6))))
     assert speeds(kinds) == {(1, 1, 32): 0.4, (2, 1, 32): 0.5, (4, 2, 32): 0.6}
     assert kinds.view("bob", "bert") is kinds.view("ada", "") is kinds.view("ada", "resnet") is None
+
+
+def test_each_class_of_gpus_has_its_own_times_and_where_none_was_measured_those_heard_last_stand_in() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5)), gpu="T4")))
+    kinds.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 0.1)), gpu="A100")))
+    assert speeds(kinds, "T4") == {(1, 1, 32): 0.4, (2, 1, 32): 0.5}
+    assert speeds(kinds, "A100") == speeds(kinds, "V100") == {(1, 1, 32): 0.1}
+    kinds.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 0.3)), gpu="T4")))
+    assert (speeds(kinds, "T4")[1, 1, 32], speeds(kinds, "A100")[1, 1, 32]) == (0.3, 0.1)
+    prior = kinds.prior("ada", "bert")
+    assert prior is not None
+    assert prior.gpu == "T4"
 
 
 def test_the_newest_time_of_a_step_counts_where_it_differs() -> None:

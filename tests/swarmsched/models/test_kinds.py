@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from swarmsched.api import JobSpec
 from swarmsched.card import card_of
 from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, NoiseSample, NoiseTable, SpeedPoint
 from swarmsched.models.kinds import believed, informed
+from swarmsched.resources import Demand
 from swarmsched.view import ClusterView, JobView, KindView
 from swarmsched.wire.codec import encode_value
-from tests.swarmsched.building import make_record
+from tests.swarmsched.building import make_node, make_record
 
 POINTS = (SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5), SpeedPoint(4, 1, 32, 0.6))
 NOISE = (NoiseSample(0.0, 64, 2.0), NoiseSample(100.0, 64, 8.0), NoiseSample(100.0, 256, 16.0))
@@ -88,3 +90,21 @@ def test_of_a_view_those_jobs_are_told_of_that_take_several_sizes() -> None:
     assert first.points == POINTS
     assert view.jobs[1:] == jobs[1:]
     assert informed(replace(view, kinds=())) == view
+
+
+def test_a_job_is_known_by_its_kind_on_the_gpus_that_it_has_or_on_the_most_frequent_ones_that_suit_it() -> None:
+    slow, fast = (replace(KIND, speed=encode_value(Estimate, Estimate(points=(each,))), gpu=gpu) for each, gpu in (
+        (SpeedPoint(1, 1, 32, 0.4), "T4"), (SpeedPoint(1, 1, 32, 0.1), "A100"),
+    ))  # fmt: skip
+    nodes = (make_node("a", 4, 8, model="T4"), make_node("b", 4, model="A100"))
+
+    def known(estimate: Estimate | None, **demand: Any) -> float:
+        spec = JobSpec(("true",), name="bert", user="ada", demand=Demand(gpus=1, **demand), ranks_most=4)
+        card = replace(card_of(make_record("n1", spec=spec), estimate=estimate), elastic=Elastic(1, 4, RANGE))
+        (job,) = informed(ClusterView(1, nodes, (JobView(card),), kinds=(slow, fast))).jobs
+        assert job.card.estimate is not None
+        return job.card.estimate.points[0].step_s
+
+    assert known(None) == 0.4
+    assert known(None, gpu_type="a100") == 0.1
+    assert known(Estimate(gpu="A100", done=3.0)) == 0.1

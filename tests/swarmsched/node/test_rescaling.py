@@ -104,3 +104,5 @@ def test_the_next_job_of_its_kind_begins_with_what_it_measured_wherever_it_is_su
     shepherd = watched.swarm.hosts[watched.swarm.record(second).shepherd].node
     assert shepherd.speed_question(second).estimate.points == known
     assert watched.swarm.run_until(lambda: not shepherd.speed_question(second).estimate.is_prior, 40.0)
+    own = watched.swarm.hosts[N1].resources.gpus[0]
+    assert shepherd.speed_question(second).estimate.gpu == own.model, "the class on which it was measured"
