@@ -10,6 +10,7 @@ from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.physics import ProfiledPhysics
 from swarmsched.replay.profiles import Profile, even
+from swarmsched.replay.rates import RatedPhysics
 
 NOISE_MOST = 1e18
 """Stands for a gradient without a direction: each batch is worth its size."""
@@ -54,6 +55,12 @@ class PerfectKnowledge:
 
     def believed(self, job: ReplayJob, told: Estimate | None) -> Estimate | None:
         """Exact, as no card could carry it; of a job without a profile the seconds that it has left."""
+        if isinstance(job.physics, RatedPhysics) and job.elastic is not None:
+            usual = job.physics if job.shares else job.physics.on([self._usual_class])
+            return usual.estimate(job.progress)
+        if isinstance(job.physics, RatedPhysics):
+            rate = job.physics.pace(job.shape or (job.gpus,), 0, job.progress).rate
+            return Estimate(remaining=(job.physics.total - job.progress) / rate if rate else 0.0)
         if not isinstance(job.physics, ProfiledPhysics):
             return Estimate(remaining=max(0.0, job.physics.total - job.progress))
         profile = job.physics.profile if job.shares else job.physics.on([self._usual_class]).profile

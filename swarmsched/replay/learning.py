@@ -18,6 +18,7 @@ from swarmsched.models.batch import split
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
+from swarmsched.replay.rates import RatedPhysics
 
 SMOOTHING = 0.7
 """Weight of the newest report of the gradient noise, which grows by orders of magnitude while a job trains."""
@@ -59,7 +60,8 @@ class _Own:
 
     def point(self, measured: _Measured) -> SpeedPoint:
         """With one report more."""
-        self.noise *= (measured.noise / self.noise) ** SMOOTHING
+        if measured.noise:
+            self.noise *= (measured.noise / self.noise) ** SMOOTHING
         mean = self.steps.setdefault(measured.configuration, _Mean())
         mean.add(measured)
         return SpeedPoint(*measured.configuration, exp(mean.step), mean.sync * exp(mean.step))
@@ -83,7 +85,7 @@ class LearnedKnowledge:
         own = self._own.setdefault(job.job_id, _Own(measured.noise))
         return Estimate(
             points=(own.point(measured),),
-            noise=(NoisePoint(measured.batch, own.noise),),
+            noise=(NoisePoint(measured.batch, own.noise),) if own.noise else (),
             remaining=self._declared(job),
             done=job.progress,
             is_partial=True,
@@ -102,6 +104,8 @@ class LearnedKnowledge:
     def _measured(self, job: ReplayJob) -> _Measured | None:
         """None for a job without a profile, and with a batch that its ranks cannot be dealt."""
         physics = job.physics
+        if isinstance(physics, RatedPhysics) and job.elastic is not None:
+            return self._rated(job, physics)
         if not isinstance(physics, ProfiledPhysics):
             return None
         dealt = split(job.batch or physics.batches.first, job.ranks, physics.batches)
@@ -114,3 +118,9 @@ class LearnedKnowledge:
         noise = min(NOISE_MOST, exact * self._rng.lognormvariate(0.0, self._spread))
         place = (job.ranks, len(job.shape), dealt.local_batch)
         return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
+
+    def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured:
+        """Nothing is known of the gradient, nor of the parts of a step."""
+        step_s = 1.0 / physics.rate(job.shape) * self._rng.lognormvariate(0.0, self._spread)
+        place = (job.ranks, len(job.shape), max(1, -(-physics.batches.first // job.ranks)))
+        return _Measured(place, step_s, 0.0, physics.batches.first, 0.0)

@@ -19,6 +19,7 @@ from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
 from swarmsched.replay.profiles import Profile
+from swarmsched.replay.rates import Rates, rated
 from swarmsched.replay.workload import TraceJob
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
@@ -58,9 +59,13 @@ class Replay:
     membership: str = "swim"
 
 
+Measured = Mapping[str, Profile | Mapping[int, Rates]]
+"""By model: a profile, or speeds by batch."""
+
+
 def prepared(
     trace: Sequence[TraceJob],
-    profiles: Mapping[str, Profile],
+    profiles: Measured,
     settings: Replay,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> PerfectReplay | GossipReplay:
@@ -68,8 +73,9 @@ def prepared(
     check_setting(settings.policy)
     cluster = replace(settings.cluster, down=set())  # of this replay alone
     for profile in profiles.values():
-        _check_classes(profile, cluster)
-    jobs = [_job(number, job, profiles, settings, cluster.total) for number, job in enumerate(trace)]
+        if isinstance(profile, Profile):
+            _check_classes(profile.name, profile.classes, cluster)
+    jobs = [_job(number, job, profiles, settings, cluster) for number, job in enumerate(trace)]
     knowledge = _knowledge(settings, cluster)
     match settings.view:
         case "perfect":
@@ -96,17 +102,17 @@ def _timings(settings: Replay) -> Timings:
     return found
 
 
-def _check_classes(profile: Profile, cluster: Cluster) -> None:
+def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None:
     """ConfigError where a node's class of GPUs, or that none is told, leaves the speed of a job open."""
-    measured = ", ".join(sorted(profile.classes))
-    if profile.classes == {""}:
+    measured = ", ".join(sorted(classes))
+    if classes == {""}:
         return
-    if not cluster.models and len(profile.classes) > 1:
+    if not cluster.models and len(classes) > 1:
         remedy = f"name a model of each node ({measured}) in --cluster, or keep the rows of one"
-        raise ConfigError("throughput, gpu", f"has several classes for model {profile.name!r}", remedy)
+        raise ConfigError("throughput, gpu", f"has several classes for model {name!r}", remedy)
     for node, model in cluster.models.items():
-        if model not in profile.classes:
-            problem = f"{model!r} was not measured with model {profile.name!r}"
+        if model not in classes:
+            problem = f"{model!r} was not measured with model {name!r}"
             raise ConfigError(f"cluster, node {node}, gpu_model", problem, f"one of {measured}")
 
 
@@ -122,12 +128,20 @@ def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
             raise ConfigError("knows", f"{other!r} is not known", f"one of {', '.join(KNOWLEDGE)}")
 
 
-def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: Replay, gpus: int) -> ReplayJob:
-    profile = profiles.get(job.model)
+def _job(
+    number: int,
+    job: TraceJob,
+    profiles: Measured,
+    settings: Replay,
+    cluster: Cluster,
+) -> ReplayJob:
+    profile, gpus = profiles.get(job.model), cluster.total
     saves_s = settings.checkpoint_s if settings.cluster.events else inf
     kind, named = kind_of(settings.policy), (_id(number), job.job_id, job.kind, job.submitted_s)
     physics: Physics
-    if profile is None:
+    if isinstance(profile, Mapping) and job.steps:
+        return _rated_job(named, job, profile, settings, cluster)
+    if not isinstance(profile, Profile):
         if not job.duration_s:
             known = ", ".join(profiles) or "none"
             raise ConfigError(
@@ -151,6 +165,28 @@ def _job(number: int, job: TraceJob, profiles: Mapping[str, Profile], settings: 
         user=job.user,
         batch=0 if kind.rebatches else job.batch,
         checkpoint_s=saves_s,
+    )
+
+
+def _rated_job(
+    named: tuple[JobId, str, str, float],
+    job: TraceJob,
+    by_batch: Mapping[int, Rates],
+    settings: Replay,
+    cluster: Cluster,
+) -> ReplayJob:
+    """Of a table of speeds: it keeps its batch, and where that is a global one it takes any number of GPUs."""
+    physics = rated(job, by_batch, cluster.largest)
+    _check_classes(job.model, physics.rates.classes, cluster)
+    most = min(physics.most, cluster.total, settings.gpus_most.get(job.model, physics.most))
+    is_elastic = kind_of(settings.policy).resizes and physics.least < most
+    return ReplayJob(
+        *named,
+        physics.least if is_elastic and settings.asks_least else min(job.gpus, most) if is_elastic else job.gpus,
+        physics,
+        Elastic(physics.least, most, physics.batches) if is_elastic else None,
+        user=job.user,
+        checkpoint_s=settings.checkpoint_s if settings.cluster.events else inf,
     )
 
 

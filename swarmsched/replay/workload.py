@@ -1,7 +1,8 @@
 """Workloads and profiles from CSV text: one row a job, one row a measurement.
 
 Every schema names its jobs by `job_id` and `submit_time_s`.  A job is *profiled* where `model` is a model of the
-profiles, and *rigid* where it has `num_gpus` and `duration_s` (or `rigid_duration_s`): its run time on those GPUs.
+profiles, *rated* where it has `steps` (or `iterations`) of a model in a table of speeds (`rates`), and *rigid* where it
+has `num_gpus` and `duration_s` (or `rigid_duration_s`): its run time on those GPUs.
 """
 
 import csv
@@ -18,6 +19,8 @@ Row = Mapping[str, str]
 
 DURATIONS = ("duration_s", "rigid_duration_s")
 """Columns that may say how long a rigid job runs, the first that is there counts."""
+STEPS = ("steps", "iterations")
+"""Columns that may say how much a job of a table of speeds has to do."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class TraceJob:
     model: str = ""
     batch: int = 0
     user: str = ""
+    steps: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -69,7 +73,7 @@ def trace_jobs(name: str, table: Iterable[Row]) -> list[TraceJob]:
 
 
 def _trace_job(name: str, number: int, row: Row) -> TraceJob:
-    duration = next((column for column in DURATIONS if row.get(column)), "")
+    duration, steps = (next((column for column in columns if row.get(column)), "") for columns in (DURATIONS, STEPS))
     return TraceJob(
         job_id=row.get("job_id") or f"row{number}",
         submitted_s=amount(name, number, row, "submit_time_s"),
@@ -78,6 +82,7 @@ def _trace_job(name: str, number: int, row: Row) -> TraceJob:
         model=row.get("model", ""),
         batch=count(name, number, row, "batch_size") if row.get("batch_size") else 0,
         user=row.get("user", "")[:NAME_LENGTH],
+        steps=amount(name, number, row, steps) if steps else 0.0,
     )
 
 

@@ -128,6 +128,7 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--view", "gossip", "--membership", "raft"), "'raft' is not known"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
         (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
+        (("{jobs}", "--profiles", "{jobs}"), "has no column 'model'"),
         (("{jobs}", "--cluster", "/nowhere.csv"), "No such file"),
         (("{jobs}", "--cluster", "{jobs}"), "has no column 'node'"),
         (("{jobs}", "--cluster", "{jobs}", "--nodes", "2"), "leave out --nodes"),

@@ -12,9 +12,8 @@ from swarm_client.cli.replay import read_jobs, read_profiles, summary
 from swarmsched.replay.churn import churn
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.perfect import Pacing
-from swarmsched.replay.profiles import Profile
 from swarmsched.replay.results import Observer
-from swarmsched.replay.setup import Replay, prepared
+from swarmsched.replay.setup import Measured, Replay, prepared
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
@@ -135,8 +134,8 @@ def _rows(file: Path) -> Iterable[dict[str, str]]:
 
 
 @lru_cache(maxsize=4)
-def _profiles(folder: str) -> dict[str, Profile]:
-    return dict(read_profiles(folder))
+def _profiles(folder: str) -> Measured:
+    return read_profiles(folder)
 
 
 def _numbers(text: str) -> dict[str, float]:

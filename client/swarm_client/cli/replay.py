@@ -16,15 +16,13 @@ from swarm_client.quantity import show_duration, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from swarm_client.cli.session import Session
     from swarm_client.options import Arguments
     from swarmsched.replay.cluster import Cluster
-    from swarmsched.replay.profiles import Profile
     from swarmsched.replay.results import Observer
-    from swarmsched.replay.setup import Replay
+    from swarmsched.replay.setup import Measured, Replay
     from swarmsched.replay.workload import TraceJob
     from swarmsched.simulator.network import NetworkFaults
     from swarmsched.view import PolicySetting
@@ -69,7 +67,11 @@ def _ratio(text: str) -> float:
 
 
 OPTIONS = (
-    Option("--profiles", "folder with *throughput.csv, *validation.csv and *models.csv (replay)", "DIR"),
+    Option(
+        "--profiles",
+        "folder with *throughput.csv, *validation.csv and *models.csv, or a table of speeds (replay)",
+        "DIR|FILE",
+    ),
     Option(
         "--policy",
         "policy, a file with one of your own, or several, as in fifo,mine.py (replay; default swarm)",
@@ -139,7 +141,7 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
     return OK if all(each["finished"] == each["jobs"] for each in summaries) else FAILED
 
 
-def _observed(session: Session, jobs: list[TraceJob], profiles: Mapping[str, Profile], settings: Replay) -> Observer:
+def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settings: Replay) -> Observer:
     from swarmsched.replay.setup import prepared
 
     run = prepared(jobs, profiles, settings, time.thread_time)
@@ -303,12 +305,15 @@ def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
     return trace_jobs(file, select(file, table, wanted))
 
 
-def read_profiles(folder: str | None) -> Mapping[str, Profile]:
-    """Profiles by model from the tables of a folder; none without one.  Errors as above."""
+def read_profiles(folder: str | None) -> Measured:
+    """Profiles by model from the tables of a folder, or speeds from one table; errors as above."""
+    from swarmsched.replay.rates import read_rates
     from swarmsched.replay.workload import profiles
 
     if folder is None:
         return {}
+    if Path(folder).is_file():
+        return read_rates(folder, _lines(Path(folder)))
     found = []
     for table in TABLES:
         # Tables that belong together begin alike: other measurements may lie beside them.

@@ -1,0 +1,170 @@
+"""Tables of steps a second by model, batch and number of GPUs, as many publications have them: nothing is known of the
+parts of a step or of the gradient, so a job keeps the batch that it asked for.
+
+A table whose batches are global ones (`global_batch_size`) says how fast a job would be on other numbers of GPUs; where
+they are those of one GPU, another number would be another training, and the job keeps its own.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from typing import NamedTuple, Self
+
+from swarmsched.errors import ConfigError
+from swarmsched.estimate import BatchRange, Estimate, SpeedPoint
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.physics import Pace
+from swarmsched.replay.profiles import Shape
+from swarmsched.replay.workload import TraceJob, amount, count, rows
+
+SPEEDS = ("iterations_per_s", "steps_per_s")
+BATCHES = ("global_batch_size", "batch_size")
+
+
+class Where(NamedTuple):
+    """What a speed was measured on; `is_together`: on as few servers as possible."""
+
+    gpu: str  # class; empty: of any
+    is_together: bool
+    gpus: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Steps a second of one model with one batch; of one that was measured together alone it is the same apart."""
+
+    batch: int
+    is_global: bool
+    measured: Mapping[Where, float]
+    _known: dict[tuple[int, bool, frozenset[str]], float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def classes(self) -> frozenset[str]:
+        """Classes of GPUs that it was measured on."""
+        return frozenset(each.gpu for each in self.measured)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of GPUs that it was measured on, ascending."""
+        return tuple(sorted({each.gpus for each in self.measured}))
+
+    def rate(self, gpus: int, classes: frozenset[str], *, is_together: bool = True) -> float:
+        """On so many GPUs, of the slowest of these classes (none: of all); 0 where it does not fit.
+
+        Steps between two measured numbers take what lies between theirs, and beyond the largest as long as there.
+        """
+        key = gpus, is_together, classes & self.classes or self.classes
+        if key not in self._known:
+            self._known[key] = min(self._on(gpu, gpus, is_together=is_together) for gpu in key[2])
+        return self._known[key]
+
+    def _on(self, gpu: str, gpus: int, *, is_together: bool) -> float:
+        found = {each.gpus: rate for each, rate in self.measured.items() if each[:2] == (gpu, is_together)}
+        found = found or {each.gpus: rate for each, rate in self.measured.items() if each.gpu == gpu}
+        sizes = sorted(found)
+        at = bisect_left(sizes, gpus)
+        if at == len(sizes) or sizes[at] == gpus or at == 0:
+            return found[sizes[min(at, len(sizes) - 1)]] if gpus >= sizes[0] else 0.0
+        low, high = sizes[at - 1 : at + 1]
+        if not found[low] or not found[high]:
+            return 0.0
+        part = (gpus - low) / (high - low)
+        return 1.0 / ((1.0 - part) / found[low] + part / found[high])
+
+
+@dataclass(frozen=True)
+class RatedPhysics:
+    """A job of so many steps; it runs on the numbers of GPUs from `least` to `most` alone."""
+
+    rates: Rates
+    total: float  # steps
+    least: int
+    most: int
+    gpus_per_node: int  # of the largest server
+    classes: frozenset[str] = frozenset()  # of the GPUs that it has; none: of any
+
+    def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
+        """Constant to the end."""
+        return Pace(self.rate(shape) if self.least <= sum(shape) <= self.most else 0.0, self.total)
+
+    def rate(self, shape: Shape) -> float:
+        """Steps a second on so many GPUs of each server."""
+        is_together = len(shape) <= ceil(sum(shape) / self.gpus_per_node)
+        return self.rates.rate(sum(shape), self.classes, is_together=is_together)
+
+    def on(self, gpus: Iterable[str]) -> Self:
+        """As measured there."""
+        return replace(self, classes=frozenset(gpus))
+
+    def alone_s(self, cluster: Cluster) -> float:
+        """On the GPUs that suit it best."""
+        packings = {(gpu, sum(shape)) for gpu, shape in cluster.packings(self.most) if sum(shape) >= self.least}
+        speed = max([self.rates.rate(gpus, frozenset([gpu])) for gpu, gpus in packings], default=0.0)
+        return self.total / speed if speed else inf
+
+    @property
+    def batches(self) -> BatchRange:
+        """The global batch stays; 0 where it is not known."""
+        batch = self.rates.batch if self.rates.is_global else self.rates.batch * self.most
+        return BatchRange(batch, batch, 1, batch) if batch else BatchRange()
+
+    def estimate(self, progress: float) -> Estimate:
+        """As it is, on as few servers as possible and each GPU on one of its own."""
+        points = [point for ranks in self.rates.sizes for point in self._points(ranks)]
+        return Estimate(points=tuple(points), remaining=max(0.0, self.total - progress))
+
+    def _points(self, ranks: int) -> Iterator[SpeedPoint]:
+        if not self.least <= ranks <= self.most:
+            return
+        whole, rest = divmod(ranks, self.gpus_per_node)
+        packed, spread = (self.gpus_per_node,) * whole + (rest,) * bool(rest), (1,) * ranks
+        for shape in dict.fromkeys((packed, spread)):
+            if rate := self.rate(shape):
+                yield SpeedPoint(ranks, len(shape), max(1, -(-self.batches.first // ranks)), 1.0 / rate)
+
+
+Table = Mapping[str, Mapping[int, Rates]]
+"""Rates by model and batch."""
+
+
+def read_rates(name: str, lines: Iterable[str]) -> Table:
+    """A table `model, num_gpus`, a column of speeds and one of batches; `gpu` and `consolidated` may be there.
+
+    ConfigError names file, row and column of what cannot be used.
+    """
+    table = rows(name, lines, ("model", "num_gpus"))
+    speed, batch = _column(name, table, SPEEDS), _column(name, table, BATCHES)
+    found: dict[str, dict[int, dict[Where, float]]] = {}
+    for number, row in enumerate(table, start=2):
+        together = (row.get("consolidated") or "1").strip() not in ("0", "false")
+        where = Where(row.get("gpu", "").strip(), together, count(name, number, row, "num_gpus", least=1))
+        by_batch = found.setdefault(row["model"], {}).setdefault(count(name, number, row, batch), {})
+        by_batch[where] = amount(name, number, row, speed)
+    is_global = batch == BATCHES[0]
+    return {
+        model: {batch: Rates(batch, is_global, measured) for batch, measured in by_batch.items()}
+        for model, by_batch in found.items()
+    }
+
+
+def _column(name: str, table: list[dict[str, str]], wanted: tuple[str, ...]) -> str:
+    there = table[0] if table else {}
+    column = next((each for each in wanted if each in there), "")
+    if not column:
+        raise ConfigError(
+            name, f"has no column {wanted[0]!r}", f"one of {', '.join(wanted)}; there: {', '.join(there)}"
+        )
+    return column
+
+
+def rated(job: TraceJob, by_batch: Mapping[int, Rates], gpus_per_node: int) -> RatedPhysics:
+    """The physics of a job; ConfigError names its batch where it was not measured."""
+    rates = by_batch.get(job.batch)
+    if rates is None:
+        there = ", ".join(map(str, sorted(by_batch)))
+        problem = f"{job.batch} was not measured with model {job.model!r}"
+        raise ConfigError(f"job {job.job_id}, batch_size", problem, f"one of {there}")
+    least, most = (rates.sizes[0], rates.sizes[-1]) if rates.is_global else (job.gpus, job.gpus)
+    return RatedPhysics(rates, job.steps, least, most, gpus_per_node)
