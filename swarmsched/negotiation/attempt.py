@@ -172,8 +172,7 @@ class Attempt:
 
     def abandon(self) -> list[Effect]:
         """Release everywhere; owners refuse this attempt from now on."""
-        self.phase = AttemptPhase.FAILED
-        self._pending.clear()
+        self._fail(self.refusing_node, self.problem)
         return [SendPeer(share.node, self.release_request()) for share in self.shares]
 
     def release_request(self) -> ReleaseRequest:
@@ -209,6 +208,7 @@ class Attempt:
 
     def _fail(self, node: NodeId | None, problem: str) -> list[Effect]:
         self.phase, self.problem, self.refusing_node = AttemptPhase.FAILED, problem, node
+        self._pending.clear()
         return []
 
     def _send_all(self, now_s: float, make: RequestMaker) -> list[Effect]:

@@ -1,194 +1,238 @@
-"""What a shepherd writes into its job's record at each turn of the job's life.
+"""What a shepherd decides, as data: each change of its job's record, and what becomes of the record by it.
 
-Every function takes the record as it then is and gives the fields that change, or None when the change is no longer
-wanted: updates wait their turn, and what came before may have made them obsolete.  States follow the life cycle's
-table.
+`of` takes the record as it then is and gives the fields that change, or None when the change is no longer wanted: those
+that somebody wishes wait their turn, and what came before may have made them obsolete.  States follow the life cycle's
+table.  What must happen once a change is decided is not said here: it follows from the decided record (`due`).
 """
 
-from collections.abc import Callable
-
 from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.fields import Value
+from swarmsched.holders import Holders
 from swarmsched.ids import NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
+from swarmsched.ledger.message import CheckpointRequest
+from swarmsched.negotiation.checkpointing import CommitRule, is_overtaken
 from swarmsched.negotiation.outcome import Failures
 from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.view import Allocation
 
 REASON_LENGTH = 1_024
-Change = Callable[[JobRecord], dict[str, object] | None]
+Fields = dict[str, object]
 
 
-def prepared(attempt: int, target: Allocation, rendezvous: tuple[str, int]) -> Change:
+class RecordChange(Value):
+    """Base of all changes."""
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Fields of the record that change, or None."""
+        raise NotImplementedError
+
+
+class Placed(RecordChange):
     """Every owner holds: durable before any commit."""
-    host, port = rendezvous
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state is not JobState.QUEUED:
-            return None
+    attempt: int
+    target: Allocation
+    rendezvous: tuple[str, int]
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Starting, with that gang."""
+        host, port = self.rendezvous
         return _moved(record, JobEvent.PLACED) | {
             "phase": StartPhase.PLACE,
             "reason": "",
-            "attempt": attempt,
+            "attempt": self.attempt,
             "plan_state": PlanState.PREPARED,
-            "shares": target.shares,
-            "global_batch": target.global_batch or record.global_batch,
+            "shares": self.target.shares,
+            "global_batch": self.target.global_batch or record.global_batch,
             "rendezvous_host": host,
             "rendezvous_port": port,
         }
 
-    return change
 
-
-def started(utc_s: float) -> Change:
+class Started(RecordChange):
     """All ranks run."""
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state is not JobState.STARTING:
-            return None
+    utc_s: float
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Running, since then."""
         return _moved(record, JobEvent.STARTED) | {
             "phase": StartPhase.NONE,
             "plan_state": PlanState.LAUNCHED,
-            "started_utc_s": utc_s,
-            "first_started_utc_s": record.first_started_utc_s or utc_s,
+            "started_utc_s": self.utc_s,
+            "first_started_utc_s": record.first_started_utc_s or self.utc_s,
         }
 
-    return change
+
+class StartAborted(RecordChange):
+    """Nothing of the attempt is left, and it was not the job's fault."""
+
+    reason: str
+    relaunches: int = 0
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Queued again."""
+        aborted = _moved(record, JobEvent.START_ABORTED) | _without_gang(self.reason)
+        return aborted | {"relaunches": record.relaunches + self.relaunches}
 
 
-def rebatched(global_batch: int) -> Change:
-    """Its ranks are to train with another batch from now on."""
+class GivenUp(RecordChange):
+    """A part of the gang is lost and with it the attempt; what may be left of it is named."""
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        is_new = record.state is JobState.RUNNING and record.global_batch != global_batch
-        return {"global_batch": global_batch} if is_new else None
+    reason: str
+    left: tuple[Leftover, ...]
+    served_gpu_s: float
 
-    return change
+    def of(self, record: JobRecord) -> Fields | None:
+        """Queued again, with the service that it has had."""
+        given_up = _moved(record, JobEvent.GANG_LOST) | _without_gang(self.reason) | _served(record, self.served_gpu_s)
+        return given_up | {
+            "leftovers": _with(record, self.left),
+            "restarts": record.restarts + 1,
+            "started_utc_s": 0.0,
+        }
 
 
-def aborted(reason: str, *, relaunches: int = 0) -> Change:
-    """Nothing of the attempt is left, and nothing has run: queued again."""
+class MadeRoom(RecordChange):
+    """A gang that was to make room, or to have another size, has ended."""
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state is not JobState.STARTING:  # one that is being stopped meanwhile goes on being stopped
+    reason: str
+    served_gpu_s: float
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Queued again, with the service that it has had."""
+        is_rescaled = record.stop_reason is EndReason.RESCALED
+        requeued = _moved(record, JobEvent.REQUEUED) | _without_gang(self.reason) | _served(record, self.served_gpu_s)
+        return requeued | {
+            "stop_reason": EndReason.NONE,
+            "detail": "",
+            "leftovers": (),
+            "preemptions": record.preemptions + (not is_rescaled),
+            "rescales": record.rescales + is_rescaled,
+            "started_utc_s": 0.0,
+        }
+
+
+class Ended(RecordChange):
+    """Nothing runs any more, and this is the result."""
+
+    outcome: Fields
+    utc_s: float
+    served_gpu_s: float
+    event: JobEvent = JobEvent.EXITED
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Over."""
+        ended = _moved(record, self.event) | self.outcome | _served(record, self.served_gpu_s)
+        return ended | {"phase": StartPhase.NONE, "leftovers": (), "ended_utc_s": self.utc_s}
+
+
+class Settled(RecordChange):
+    """Nothing is left of earlier attempts."""
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """May be placed."""
+        return {"leftovers": ()}
+
+
+# Wishes, each of which waits its turn.
+
+
+class StopWished(RecordChange):
+    """Somebody wants it to end, or to make room."""
+
+    why: EndReason
+    reason: str
+    utc_s: float
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """A queued job has no process and ends by the wish alone."""
+        # One that makes room for another comes back; whoever wants it to end for good has the last word.
+        comes_back = record.stop_reason in (EndReason.NONE, *COMING_BACK)
+        is_new = comes_back and (record.stop_reason is EndReason.NONE or self.why not in COMING_BACK)
+        if record.is_ended or not is_new:
             return None
-        more = {"relaunches": record.relaunches + relaunches} if relaunches else {}
-        return _moved(record, JobEvent.START_ABORTED) | _without_gang(reason) | more
-
-    return change
-
-
-def given_up(reason: str, left: tuple[Leftover, ...], ran_s: float) -> Change:
-    """A node of the gang is lost: queued again, and what is left of the attempt is named."""
-
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state not in (JobState.STARTING, JobState.RUNNING):
-            return None
-        return (
-            _moved(record, JobEvent.GANG_LOST)
-            | _without_gang(reason)
-            | {
-                "leftovers": _with(record, left),
-                "restarts": record.restarts + 1,
-                "attained_gpu_s": record.attained_gpu_s + served_gpu_s(record, ran_s),
-                "started_utc_s": 0.0,
-            }
-        )
-
-    return change
+        wish: Fields = {"stop_reason": self.why, "reason": self.reason, "detail": self.reason}
+        if record.state is not JobState.QUEUED:
+            return _moved(record, JobEvent.STOP_REQUESTED) | wish
+        outcome = Failures().outcome(self.why) | wish
+        return Ended(outcome, self.utc_s, 0.0, JobEvent.STOP_REQUESTED).of(record)
 
 
-def unreachable(left: tuple[Leftover, ...]) -> Change:
+class Unreachable(RecordChange):
     """A gang that is being stopped ends without waiting for those."""
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        leftovers = _with(record, left)
+    left: tuple[Leftover, ...]
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """They are named."""
+        leftovers = _with(record, self.left)
         is_new = record.state is JobState.STOPPING and leftovers != record.leftovers
         return {"leftovers": leftovers} if is_new else None
 
-    return change
+
+class Rebatched(RecordChange):
+    """Its ranks are to train with another batch from now on."""
+
+    global_batch: int
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """With that one."""
+        is_new = record.state is JobState.RUNNING and record.global_batch != self.global_batch
+        return {"global_batch": self.global_batch} if is_new else None
 
 
-def settled(record: JobRecord) -> dict[str, object] | None:
-    """Nothing is left of earlier attempts."""
-    return {"leftovers": ()} if record.leftovers else None
+class CheckpointSaved(RecordChange):
+    """Ranks have completed a checkpoint; `may_commit` says whether their attempt may have it named."""
+
+    request: CheckpointRequest
+    may_commit: CommitRule
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What the next attempt is to resume from."""
+        return self.request.checkpoint
+
+    def refusal(self, record: JobRecord) -> str:
+        """Why it may not be, or nothing."""
+        if is_overtaken(record.checkpoint, self.checkpoint):
+            return "a newer checkpoint of this attempt is committed already"
+        return self.may_commit(record, self.request.attempt)
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """The next attempt resumes from it."""
+        is_new = record.checkpoint != self.checkpoint and not self.refusal(record)
+        return {"checkpoint": self.checkpoint} if is_new else None
 
 
-def stopped(why: EndReason, reason: str, end: Change) -> Change:
-    """Somebody wants it to end; a queued job has no process and ends by the wish alone."""
-    wish: dict[str, object] = {"stop_reason": why, "reason": reason, "detail": reason}
+class HoldersExchanged(RecordChange):
+    """These hold it from now on, and both these and the leaving ones must agree until none is leaving."""
 
-    def change(record: JobRecord) -> dict[str, object] | None:
-        # One that makes room for another comes back; whoever wants it to end for good has the last word.
-        comes_back = record.stop_reason in (EndReason.NONE, *COMING_BACK)
-        is_new = comes_back and (record.stop_reason is EndReason.NONE or why not in COMING_BACK)
-        if record.is_ended or not is_new:
-            return None
-        if record.state is JobState.QUEUED:
-            ended_by_wish = end(record)
-            return None if ended_by_wish is None else ended_by_wish | wish
-        return _moved(record, JobEvent.STOP_REQUESTED) | wish
+    holders: Holders
+    leaving: Holders
 
-    return change
+    def of(self, record: JobRecord) -> Fields | None:
+        """Held by them."""
+        return {"holders": self.holders, "leaving_holders": self.leaving}
 
 
-def ended(event: JobEvent, failures: Failures, stop_reason: EndReason, utc_s: float, ran_s: float) -> Change:
-    """Nothing runs any more, and this is the result."""
-
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.is_ended:
-            return None
-        return (
-            _moved(record, event)
-            | failures.outcome(stop_reason)
-            | {
-                "phase": StartPhase.NONE,
-                "leftovers": (),
-                "ended_utc_s": utc_s,
-                "attained_gpu_s": record.attained_gpu_s + served_gpu_s(record, ran_s),
-            }
-        )
-
-    return change
-
-
-def made_room(reason: str, ran_s: float) -> Change:
-    """A gang that made room, or is to have another size, has ended: queued again with the service that it has had."""
-
-    def change(record: JobRecord) -> dict[str, object] | None:
-        if record.state is not JobState.STOPPING or record.stop_reason not in COMING_BACK:
-            return None
-        is_rescaled = record.stop_reason is EndReason.RESCALED
-        return (
-            _moved(record, JobEvent.REQUEUED)
-            | _without_gang(reason)
-            | {
-                "stop_reason": EndReason.NONE,
-                "detail": "",
-                "leftovers": (),
-                "preemptions": record.preemptions + (not is_rescaled),
-                "rescales": record.rescales + is_rescaled,
-                "attained_gpu_s": record.attained_gpu_s + served_gpu_s(record, ran_s),
-                "started_utc_s": 0.0,
-            }
-        )
-
-    return change
-
-
-def handed_over(successor: NodeId) -> Change:
+class HandedOver(RecordChange):
     """Another holder is the shepherd from now on, in whichever life it is."""
-    return lambda record: {"epoch": record.epoch + 1, "shepherd": successor, "shepherd_generation": 0}
+
+    successor: NodeId
+
+    def of(self, record: JobRecord) -> Fields | None:
+        """Another epoch, and not ours."""
+        return {"epoch": record.epoch + 1, "shepherd": self.successor, "shepherd_generation": 0}
 
 
-def served_gpu_s(record: JobRecord, ran_s: float) -> float:
-    """GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t).
-
-    `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
-    """
-    return record.gpus * ran_s if record.started_utc_s and record.shares else 0.0
+def _served(record: JobRecord, served_gpu_s: float) -> Fields:
+    return {"attained_gpu_s": record.attained_gpu_s + served_gpu_s}
 
 
-def _without_gang(reason: str) -> dict[str, object]:
+def _without_gang(reason: str) -> Fields:
     return {
         "phase": StartPhase.NONE,
         "reason": reason[:REASON_LENGTH],
@@ -201,5 +245,5 @@ def _with(record: JobRecord, left: tuple[Leftover, ...]) -> tuple[Leftover, ...]
     return (*record.leftovers, *(each for each in left if each not in record.leftovers))
 
 
-def _moved(record: JobRecord, event: JobEvent) -> dict[str, object]:
+def _moved(record: JobRecord, event: JobEvent) -> Fields:
     return {"state": next_state(record.state, event, f"job {record.job_id}")}

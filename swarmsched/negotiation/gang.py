@@ -1,18 +1,47 @@
 """The tasks of one attempt as their owners have told of them, and what they amount to."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from swarmsched.api import StartPhase
+from swarmsched.api import EndReason, StartPhase
 from swarmsched.effects import SendPeer
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, TaskReportReceived
 from swarmsched.negotiation.outcome import Failures
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
-from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
 INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
+
+
+class Rigid:
+    """How a gang of fixed size behaves, in answer to the three questions that its shepherd has."""
+
+    def ended_by_death_of(self, node: NodeId, shares: Sequence[Share]) -> Sequence[Share]:
+        """What one death costs: all of it, for the others would wait in a collective for ever."""
+        return shares if any(share.node == node for share in shares) else ()
+
+    def must_start(self, shares: Sequence[Share]) -> Sequence[Share]:
+        """Who must have started before the job runs: everybody."""
+        return shares
+
+    def served_gpu_s(self, record: JobRecord, ran_s: float) -> float:
+        """What is served: GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t).
+
+        `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
+        """
+        return record.gpus * ran_s if record.started_utc_s and record.shares else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GangEnd:
+    """No process of a gang is left: since when, how long it had run, and what the record said then of a stop."""
+
+    at_s: float
+    ran_s: float
+    stop_reason: EndReason
 
 
 class Gang:
@@ -21,6 +50,7 @@ class Gang:
     def __init__(self) -> None:
         self.failures = Failures()
         self.is_stopping = False
+        self.end: GangEnd | None = None
         self._tasks: dict[NodeId, TaskStatus] = {}
 
     def put(self, status: TaskStatus) -> None:
@@ -31,6 +61,11 @@ class Gang:
     def task(self, node: NodeId) -> TaskStatus | None:
         """What that node has told last."""
         return self._tasks.get(node)
+
+    @property
+    def is_heard(self) -> bool:
+        """Some owner has told of its task."""
+        return bool(self._tasks)
 
     @property
     def phase(self) -> StartPhase:
@@ -63,6 +98,20 @@ class Gang:
         """Acknowledgements of all that was told; the gang is of no interest any more."""
         told, self._tasks = all_heard(self._tasks.values()), {}
         return told
+
+
+def gone(record: JobRecord, attempt: int, node: NodeId, failure: TaskFailure, detail: str = "") -> TaskStatus:
+    """What a shepherd infers of a task of which nothing is left."""
+    return TaskStatus(
+        record.job_id,
+        record.epoch,
+        attempt,
+        node,
+        TaskStage.EXITED,
+        failure=failure,
+        detail=detail,
+        generation=INFERRED_GENERATION,
+    )
 
 
 def _has_started(status: TaskStatus) -> bool:

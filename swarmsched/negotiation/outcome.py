@@ -16,6 +16,11 @@ class Failures:
         self._task: TaskStatus | None = None
 
     @property
+    def are_any(self) -> bool:
+        """A rank or a task has failed."""
+        return self._rank is not None or self._task is not None
+
+    @property
     def task(self) -> TaskStatus | None:
         """The first task that failed as a whole."""
         return self._task
@@ -44,11 +49,6 @@ class Failures:
             outcome = {key: outcome[key] for key in ("exit_code", "signal", "reason")}
             outcome["end_reason"] = stop_reason
         return outcome
-
-
-def has_failed(status: TaskStatus) -> bool:
-    """True when the task as a whole or one of its ranks failed."""
-    return status.failure is not TaskFailure.NONE or any(_is_failure(each) for each in status.exits)
 
 
 def _is_failure(rank_exit: RankExit) -> bool:

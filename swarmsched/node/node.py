@@ -72,7 +72,8 @@ from swarmsched.negotiation.gang import dismissal, heard
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ReadRecord, WriteRecord
-from swarmsched.negotiation.shepherd import Clock, JobShepherd, ShepherdParts
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd_state import ShepherdParts
 from swarmsched.node.cluster import Cluster
 from swarmsched.node.command_counter import CommandCounter
 from swarmsched.node.config import NodeConfig, Restored

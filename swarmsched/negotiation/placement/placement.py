@@ -38,7 +38,8 @@ from swarmsched.negotiation.placement.precondition import (
 )
 from swarmsched.negotiation.placement.queue import Queue
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd import PRODUCTION, Clock, JobShepherd, ShepherdParts
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
 from swarmsched.negotiation.window import Window
 from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of, make_order, policy_id
@@ -593,7 +594,7 @@ class Placement:
         if place is None:
             return effects
         starts_s = expected_start_s(place, [view for view in self._views(clock) if view.shares], clock.now_s)
-        return [*effects, *job.claim(place, {}, self._ranking(first, clock.now_s), starts_s, clock)]
+        return [*effects, *job.claim_place(place, {}, self._ranking(first, clock.now_s), starts_s, clock)]
 
     def _follow_stops(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
         """Where the plan keeps a place for a job of ours, and others make room for it."""
@@ -612,7 +613,7 @@ class Placement:
             shepherds = {victim: shepherd for victim in wanted if (shepherd := self._shepherd_of(victim)) is not None}
             if len(shepherds) == len(wanted):
                 ranking = self._ranking(self.view_of(job, clock), clock.now_s)
-                effects += job.claim(decision.target.shares, shepherds, ranking, 0.0, clock)
+                effects += job.claim_place(decision.target.shares, shepherds, ranking, 0.0, clock)
         return effects
 
     def _shepherd_of(self, job_id: JobId) -> NodeId | None:

@@ -39,28 +39,28 @@ def job_in(node, state):
 def asks_a_stranger(node):
     job = job_in(node, JobState.QUEUED)
     shares, ranking = (Share(ONE, 1),), Ranking("fifo", (1,))
-    job._attempt = Attempt(job.record, 1, shares, ranking, job._commands.ids)
-    job._attempt.begin(0.0)
-    job._attempt.validate()
-    job._attempt._pending[NodeId("stranger")] = job._attempt._pending[ONE]
+    job.attempt = Attempt(job.record, 1, shares, ranking, job.commands.ids)
+    job.attempt.begin(0.0)
+    job.attempt.validate()
+    job.attempt._pending[NodeId("stranger")] = job.attempt._pending[ONE]
 
 
 def asks_victims_too_early(node):
     job = job_in(node, JobState.QUEUED)
-    job._claim.make(job.record, (Share(ONE, 1),), {NOBODY: ONE}, Ranking("las", (1,)), 1.0, 0.0)
-    job._claim.validate()
-    job._claim._questions[NOBODY] = PreemptRequest(NOBODY, 1, job.job_id, ONE, "las", (1,), is_decided=False)
+    job.claim.make(job.record, (Share(ONE, 1),), {NOBODY: ONE}, Ranking("las", (1,)), 1.0, 0.0)
+    job.claim.validate()
+    job.claim._questions[NOBODY] = PreemptRequest(NOBODY, 1, job.job_id, ONE, "las", (1,), is_decided=False)
 
 
 def keeps_a_place_that_nobody_wants(node):
-    job_in(node, JobState.QUEUED)._claim._shares = (Share(ONE, 1),)
+    job_in(node, JobState.QUEUED).claim._shares = (Share(ONE, 1),)
 
 
 def writes_from_an_old_record(node):
-    writer = job_in(node, JobState.QUEUED)._writer
+    writer = job_in(node, JobState.QUEUED).writer
     record = writer.record
     update = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
-    writer._in_flight = (update, lambda now_s: [], lambda now_s: [])
+    writer._in_flight = update
 
 
 def has_run_since_never(node):

@@ -669,7 +669,7 @@ def test_a_job_that_has_ended_is_history_for_the_next_plan():
     scene.placement.cluster_view(scene.clock)
     shepherd = scene.placement.jobs[job_id("b")]
     ended = replace(shepherd.record, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=UTC + 9)
-    shepherd._writer.record = ended
+    shepherd.writer.record = ended
     scene.placement.let_go(job_id("b"))
     (past,) = scene.placement.cluster_view(scene.clock).history
     assert (past.card.job_id, past.has_completed, past.ended_utc_s) == (job_id("b"), True, UTC + 9)

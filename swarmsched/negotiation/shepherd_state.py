@@ -1,0 +1,301 @@
+"""All that a shepherd knows of its job: the decided record, what owners have told, and what is wished of it.
+
+Plain data and questions about it.  The record in the register is the truth; everything else is volatile and can be
+rebuilt from it and from what the owners answer.  `due` says what follows from it, `shepherd` what changes it.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState, StartPhase
+from swarmsched.effects import Announce
+from swarmsched.estimate import Estimate
+from swarmsched.fields import cleaned
+from swarmsched.holders import Quorum, majority
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
+from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
+from swarmsched.negotiation.claiming import Claiming
+from swarmsched.negotiation.gang import Gang, Rigid
+from swarmsched.negotiation.inquiry import Commands, Inquiry
+from swarmsched.negotiation.namesakes import Namesakes
+from swarmsched.negotiation.pacing import Pacing
+from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
+from swarmsched.negotiation.settlement import Settlement
+from swarmsched.negotiation.window import Window
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share
+from swarmsched.view import Allocation
+
+STARVING_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShepherdParts:
+    """What the simulator replaces to see that its checkers notice."""
+
+    make_attempt: type[Attempt] = Attempt
+    may_commit: CommitRule = is_of_present_attempt
+    quorum: Quorum = majority
+
+
+PRODUCTION = ShepherdParts()
+
+
+class ShepherdState:
+    """One job under one epoch."""
+
+    def __init__(
+        self,
+        record: JobRecord,
+        me: NodeId,
+        rng: random.Random,
+        update_ids: Iterator[int],
+        parts: ShepherdParts = PRODUCTION,
+        stirred: Callable[[JobId], None] = lambda job_id: None,
+        window: Window[JobId] | None = None,
+    ) -> None:
+        """`stirred` is told whenever `next_deadline_s` may become another one, and the `window` of the agent's attempts
+        of each of this job's."""
+        self.me = me
+        self.parts = parts
+        self.stirred = stirred
+        self.window = Window() if window is None else window
+        self.now_s = self.utc_offset_s = 0.0
+        self.writer = RecordWriter(record, update_ids)
+        self.commands = Commands(me, record.epoch)
+        self.conduct = Rigid()
+        # What owners have told of the present attempt, and what is still asked of them.
+        self.gang = Gang()
+        self.inquiry = Inquiry()
+        self.namesakes = Namesakes()
+        self.silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
+        self.vouched: dict[NodeId, None] = {}  # for which an operator says that nothing is left there
+        self.settlement = Settlement(self.commands, parts.quorum)
+        self.stop_grace_s = record.spec.grace_s
+        self.stop_again_s = float("inf")  # when the ranks are next told to stop
+        # The way to a place.
+        self.attempt: Attempt | None = None
+        self.withdrawn: Attempt | None = None  # the last that was given up; it may be decided all the same
+        self.claim = Claiming(me, self.commands)
+        self.pacing = Pacing(record, rng)
+        self.global_batch = 0  # that the attempt was planned with; 0: as before
+        self.next_place = Allocation()  # whoever takes over leaves it to the next plan
+        self.rescale_to: tuple[Allocation, str] | None = None  # and why: once its place is kept
+        # What others look at.
+        self.reason = record.reason  # why it waits
+        self.queued_since_s = 0.0  # when it last became queued
+        self.running_since_s = float("inf")
+        self.hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
+        self.estimate: Estimate | None = None  # of how it trains; told by its card
+        self.asking: dict[int, tuple[int, bool]] = {}  # clients: the change they wait for, and if they name a known job
+        self._shown = self._shown_of = record  # as others saw it last, and what it was made of
+
+    @property
+    def job_id(self) -> JobId:
+        """Full id."""
+        return self.writer.record.job_id
+
+    @property
+    def record(self) -> JobRecord:
+        """The decided record with the volatile phase and reason laid over it."""
+        decided = self.writer.record
+        if decided.is_ended:
+            return decided
+        phase, reason = self._phase, self._reason
+        # Read for every job at each look at the queue, and rarely another one: a copy each time would cost most of it.
+        if self._shown_of is not decided or self._shown.phase is not phase or self._shown.reason != reason:
+            self._shown_of, self._shown = decided, replace(decided, phase=phase, reason=reason)
+        return self._shown
+
+    @property
+    def _phase(self) -> StartPhase:
+        decided, attempt = self.writer.record, self.attempt
+        if decided.state is JobState.QUEUED:
+            return StartPhase.PLACE if attempt and attempt.phase is AttemptPhase.HELD else StartPhase.NONE
+        is_committing = attempt is not None and attempt.phase is AttemptPhase.COMMITTING and not self.gang.is_heard
+        return decided.phase if decided.phase is StartPhase.NONE or is_committing else self.gang.phase
+
+    @property
+    def _reason(self) -> str:
+        decided = self.writer.record
+        reason = self.reason if decided.state is JobState.QUEUED else decided.reason
+        if decided.leftovers and decided.state is JobState.QUEUED:
+            nodes = ", ".join(sorted({leftover.node for leftover in decided.leftovers}))
+            reason = f"{reason}; waiting until what is left on {nodes} has surely stopped"[:REASON_LENGTH]
+        if silent := [share.node for share in decided.shares if share.node in self.silent]:
+            reason = f"{', '.join(silent)} does not answer any more; its ranks may still run"
+        return reason
+
+    @property
+    def is_queued(self) -> bool:
+        """The decided state, without the rest of the record."""
+        return self.writer.record.state is JobState.QUEUED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Queued, with no attempt, no write under way and nothing left of an earlier attempt: may be placed."""
+        is_free = self.is_queued and self.attempt is None and not self.writer.is_busy
+        return is_free and not self.writer.record.leftovers
+
+    @property
+    def is_writing(self) -> bool:
+        """A register update is under way or waits its turn."""
+        return self.writer.is_busy
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing is under way that a change of holders or of the shepherd would disturb."""
+        return not self.writer.is_busy and self.attempt is None and not self.writer.record.is_ended
+
+    @property
+    def unanswered_holds(self) -> tuple[Share, ...]:
+        """What this job asked for and nobody's free counts show yet."""
+        return self.attempt.unanswered_holds if self.attempt else ()
+
+    @property
+    def is_placing(self) -> bool:
+        """Placement has begun and is not decided."""
+        return self.attempt is not None
+
+    @property
+    def is_claiming(self) -> bool:
+        """A place is being kept for it."""
+        return self.claim.is_open
+
+    @property
+    def may_try_after_s(self) -> float:
+        """Before that it is not placed again."""
+        return self.pacing.may_try_after_s
+
+    @property
+    def avoided(self) -> Mapping[NodeId, float]:
+        """Nodes where it is not placed, and until when."""
+        return self.pacing.avoided
+
+    def is_starving(self, now_s: float) -> bool:
+        """It has waited or tried for so long that its place must be kept for it."""
+        waited_s = now_s - self.queued_since_s
+        return self.is_waiting and (waited_s >= STARVING_S or self.pacing.has_failed_often)
+
+    @property
+    def waits_for_lost(self) -> bool:
+        """Something of it may be left on nodes that do not answer."""
+        return bool(self.settlement.open) or any(self.has_share(node) for node in self.silent)
+
+    def only_namesakes_answered(self, now_s: float, for_s: float) -> list[NodeId]:
+        """Nodes under whose names none but other machines have answered for so long."""
+        return self.namesakes.standing(now_s, for_s)
+
+    def hangs_on(self, node: NodeId) -> bool:
+        """Its start or its end waits for that node's word."""
+        is_starting = self.attempt is not None and self.attempt.awaits(node)
+        return is_starting or self.writer.record.state is JobState.STOPPING
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Earliest of: attempt timers, repeats of stops and questions, the job's time limit."""
+        return min(
+            self.attempt.next_deadline_s if self.attempt else float("inf"),
+            self.stop_again_s,
+            self.inquiry.next_deadline_s,
+            self.settlement.next_deadline_s,
+            self.claim.next_deadline_s,
+            self.time_limit_at_s,
+        )
+
+    # What shepherding asks.
+
+    def has_share(self, node: NodeId) -> bool:
+        """Ranks of it may be there."""
+        record = self.writer.record
+        return not record.is_ended and any(share.node == node for share in record.shares)
+
+    @property
+    def attempt_number(self) -> int:
+        """Of the attempt that is being placed or runs."""
+        return self.attempt.number if self.attempt else self.writer.record.attempt
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Of that attempt."""
+        return self.attempt.shares if self.attempt else self.writer.record.shares
+
+    @property
+    def may_restart(self) -> bool:
+        """Another attempt may follow one whose ranks had run."""
+        record = self.writer.record
+        has_run = record.state in (JobState.STARTING, JobState.RUNNING)
+        return has_run and record.stop_reason is EndReason.NONE and record.restarts < record.spec.max_restarts
+
+    @property
+    def runs_in_isolation(self) -> bool:
+        """Its ranks run on where nobody hears of them."""
+        return self.writer.record.spec.on_isolation is Isolation.CONTINUE
+
+    @property
+    def time_limit_at_s(self) -> float:
+        """When it has run for as long as it may."""
+        record = self.writer.record
+        has_limit = record.spec.time_limit_s > 0 and record.stop_reason is EndReason.NONE
+        is_running = record.state is JobState.RUNNING and not self.writer.is_busy
+        return self.running_since_s + record.spec.time_limit_s if has_limit and is_running else float("inf")
+
+    @property
+    def utc_s(self) -> float:
+        """The time of day, for the record."""
+        return self.now_s + self.utc_offset_s
+
+    def announce(self, kind: str, text: str, **fields: str | float) -> Announce:
+        """News of this job."""
+        return Announce(kind, text, self.job_id, self.me, fields)
+
+    # What is wished of it.
+
+    def write(self, change: RecordChange) -> list[WriteRecord]:
+        """Have it decided, at once if nothing is before it."""
+        self.writer.wish(change)
+        return self.writer.go_on()
+
+    def wish_stop(self, why: EndReason, reason: str) -> None:
+        """Have it stopped; if that is decided already, tell its ranks again, perhaps with another grace."""
+        if self.writer.record.stop_reason in (EndReason.NONE, *COMING_BACK):
+            self.writer.wish(StopWished(why, cleaned(reason), self.utc_s))
+        else:
+            self.stop_again_s = self.now_s
+
+    def begin_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+        """A new gang, of which nothing is told yet."""
+        self.gang, self.stop_again_s = Gang(), float("inf")  # a late report may have had the last one stopped again
+        self.withdrawn = None
+        self.pacing.begun(number)
+        self.window.begun(self.job_id, self.now_s)
+        self.attempt = self.parts.make_attempt(self.writer.record, number, shares, ranking, self.commands.ids)
+        return self.attempt
+
+    def end_attempt(self) -> None:
+        """Nothing more is asked or expected of its owners."""
+        self.attempt, self.stop_again_s = None, float("inf")
+        self.inquiry.forget()
+        self.namesakes.forget()
+
+    def validate(self) -> None:
+        """Re-derive what binds attempt, claim, updates and what is left over to the record."""
+        self.writer.validate()
+        self.claim.validate()
+        record, attempt = self.writer.record, self.attempt
+        if attempt is not None:
+            attempt.validate()
+            assert record.state in (JobState.QUEUED, JobState.STARTING), record.state
+            assert attempt.phase is not AttemptPhase.LAUNCHED
+            assert attempt.phase is not AttemptPhase.FAILED or self.writer.is_busy, "nobody looks after it"
+            assert attempt.number >= record.attempt, "an older attempt goes on"
+        assert set(self.settlement.open) <= set(record.leftovers), "what is settled is not left over"
+        is_running = record.state is JobState.RUNNING and not self.writer.is_busy
+        assert not is_running or self.running_since_s < float("inf"), "it runs since never"
+        assert record.state in (JobState.QUEUED, JobState.ENDED) or record.shares, "a gang without nodes"
+        assert self.gang.end is None or record.state is not JobState.QUEUED, "a gang that is over is not let go"
