@@ -173,11 +173,7 @@ class Attempt:
     def abandon(self) -> list[Effect]:
         """Release everywhere; owners refuse this attempt from now on."""
         self._fail(self.refusing_node, self.problem)
-        return [SendPeer(share.node, self.release_request()) for share in self.shares]
-
-    def release_request(self) -> ReleaseRequest:
-        """A release of this attempt, for any of its owners."""
-        return ReleaseRequest(*self._head())
+        return [SendPeer(share.node, ReleaseRequest(*self._head())) for share in self.shares]
 
     def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         self.shares = tuple(
@@ -218,15 +214,9 @@ class Attempt:
 
     def _hold_request(self, share: Share) -> HoldRequest:
         record = self._record
-        return HoldRequest(
-            *self._head(),
-            ranks=share.ranks,
-            demand=record.spec.demand,
-            policy_id=self._ranking.policy_id,
-            rank_key=self._ranking.rank_key,
-            wants_rendezvous=share == self.shares[0],
-            lasts_s=record.spec.time_limit_s,
-        )
+        wanted = (share.ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
+        is_first, limit_s = share == self.shares[0], record.spec.time_limit_s
+        return HoldRequest(*self._head(), *wanted, wants_rendezvous=is_first, lasts_s=limit_s)
 
     def _commit_request(self, share: Share) -> CommitRequest:
         record = self._record

@@ -1,7 +1,7 @@
 """What a shepherd decides, as data: each change of its job's record, and what becomes of the record by it.
 
-`of` takes the record as it then is and gives the fields that change, or None when the change is no longer wanted: those
-that somebody wishes wait their turn, and what came before may have made them obsolete.  States follow the life cycle's
+Each gives the fields that change from the record as it then is, or None when it is no longer wanted: those that somebody
+wishes wait their turn, and what came before may have made them obsolete.  States follow the life cycle's
 table.  What must happen once a change is decided is not said here: it follows from the decided record (`due`).
 """
 
@@ -22,10 +22,13 @@ Fields = dict[str, object]
 
 
 class RecordChange(Value):
-    """Base of all changes."""
+    """Base of all."""
 
     def of(self, record: JobRecord) -> Fields | None:
-        """Fields of the record that change, or None."""
+        """What it makes of the record as it now is."""
+        return self._fields(record)
+
+    def _fields(self, record: JobRecord) -> Fields | None:
         raise NotImplementedError
 
 
@@ -36,8 +39,7 @@ class Placed(RecordChange):
     target: Allocation
     rendezvous: tuple[str, int]
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Starting, with that gang."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         host, port = self.rendezvous
         return _moved(record, JobEvent.PLACED) | {
             "phase": StartPhase.PLACE,
@@ -56,8 +58,7 @@ class Started(RecordChange):
 
     utc_s: float
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Running, since then."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         return _moved(record, JobEvent.STARTED) | {
             "phase": StartPhase.NONE,
             "plan_state": PlanState.LAUNCHED,
@@ -72,8 +73,7 @@ class StartAborted(RecordChange):
     reason: str
     relaunches: int = 0
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Queued again."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         aborted = _moved(record, JobEvent.START_ABORTED) | _without_gang(self.reason)
         return aborted | {"relaunches": record.relaunches + self.relaunches}
 
@@ -85,8 +85,7 @@ class GivenUp(RecordChange):
     left: tuple[Leftover, ...]
     served_gpu_s: float
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Queued again, with the service that it has had."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         given_up = _moved(record, JobEvent.GANG_LOST) | _without_gang(self.reason) | _served(record, self.served_gpu_s)
         return given_up | {
             "leftovers": _with(record, self.left),
@@ -101,8 +100,7 @@ class MadeRoom(RecordChange):
     reason: str
     served_gpu_s: float
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Queued again, with the service that it has had."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         is_rescaled = record.stop_reason is EndReason.RESCALED
         requeued = _moved(record, JobEvent.REQUEUED) | _without_gang(self.reason) | _served(record, self.served_gpu_s)
         return requeued | {
@@ -123,8 +121,7 @@ class Ended(RecordChange):
     served_gpu_s: float
     event: JobEvent = JobEvent.EXITED
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Over."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         ended = _moved(record, self.event) | self.outcome | _served(record, self.served_gpu_s)
         return ended | {"phase": StartPhase.NONE, "leftovers": (), "ended_utc_s": self.utc_s}
 
@@ -132,8 +129,7 @@ class Ended(RecordChange):
 class Settled(RecordChange):
     """Nothing is left of earlier attempts."""
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """May be placed."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         return {"leftovers": ()}
 
 
@@ -147,8 +143,7 @@ class StopWished(RecordChange):
     reason: str
     utc_s: float
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """A queued job has no process and ends by the wish alone."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         # One that makes room for another comes back; whoever wants it to end for good has the last word.
         comes_back = record.stop_reason in (EndReason.NONE, *COMING_BACK)
         is_new = comes_back and (record.stop_reason is EndReason.NONE or self.why not in COMING_BACK)
@@ -166,8 +161,7 @@ class Unreachable(RecordChange):
 
     left: tuple[Leftover, ...]
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """They are named."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         leftovers = _with(record, self.left)
         is_new = record.state is JobState.STOPPING and leftovers != record.leftovers
         return {"leftovers": leftovers} if is_new else None
@@ -178,8 +172,7 @@ class Rebatched(RecordChange):
 
     global_batch: int
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """With that one."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         is_new = record.state is JobState.RUNNING and record.global_batch != self.global_batch
         return {"global_batch": self.global_batch} if is_new else None
 
@@ -201,8 +194,7 @@ class CheckpointSaved(RecordChange):
             return "a newer checkpoint of this attempt is committed already"
         return self.may_commit(record, self.request.attempt)
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """The next attempt resumes from it."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         is_new = record.checkpoint != self.checkpoint and not self.refusal(record)
         return {"checkpoint": self.checkpoint} if is_new else None
 
@@ -213,8 +205,7 @@ class HoldersExchanged(RecordChange):
     holders: Holders
     leaving: Holders
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Held by them."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         return {"holders": self.holders, "leaving_holders": self.leaving}
 
 
@@ -223,8 +214,7 @@ class HandedOver(RecordChange):
 
     successor: NodeId
 
-    def of(self, record: JobRecord) -> Fields | None:
-        """Another epoch, and not ours."""
+    def _fields(self, record: JobRecord) -> Fields | None:
         return {"epoch": record.epoch + 1, "shepherd": self.successor, "shepherd_generation": 0}
 
 

@@ -168,34 +168,15 @@ class Claiming:
         return [SendPeer(node, claim) for node, claim in self._claims.items()]
 
     def _claim_request(self, record: JobRecord, ranks: int) -> ClaimRequest:
-        return ClaimRequest(
-            job_id=record.job_id,
-            epoch=record.epoch,
-            attempt=record.attempt,
-            command_id=next(self._commands.ids),
-            shepherd=record.shepherd,
-            ranks=ranks,
-            demand=record.spec.demand,
-            policy_id=self._ranking.policy_id,
-            rank_key=self._ranking.rank_key,
-            submitted_utc_s=record.submitted_utc_s,
-            starts_within_s=self._starts_within_s,
-            must_be_free=self._must_be_free and bool(ranks),
-        )
+        numbers = (record.job_id, record.epoch, record.attempt, next(self._commands.ids))
+        wanted = (ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
+        must_be_free = self._must_be_free and bool(ranks)
+        times = (record.submitted_utc_s, self._starts_within_s)
+        return ClaimRequest(*numbers, record.shepherd, *wanted, *times, must_be_free=must_be_free)
 
     def _ask_victims(self, record: JobRecord, *, is_decided: bool) -> list[ClaimEffect]:
-        self._questions = {
-            victim: PreemptRequest(
-                victim,
-                next(self._commands.ids),
-                record.job_id,
-                record.shepherd,
-                self._ranking.policy_id,
-                self._ranking.rank_key,
-                is_decided,
-            )
-            for victim in self._victims
-        }
+        taker = (record.job_id, record.shepherd, self._ranking.policy_id, self._ranking.rank_key, is_decided)
+        self._questions = {each: PreemptRequest(each, next(self._commands.ids), *taker) for each in self._victims}
         return [SendPeer(self._victims[victim], question) for victim, question in self._questions.items()]
 
     def _fail(self, record: JobRecord, problem: str) -> list[ClaimEffect]:

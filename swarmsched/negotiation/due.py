@@ -1,33 +1,23 @@
-"""What is due of a job, as a table of its states: what becomes due when one is entered, and what as long as it lasts.
+"""What is due of a job, as a table of phases beside the life cycle: what follows once when a state is entered, what is
+told to owners as long as it lasts, and which changes of the record lead out of it.
 
-Everything follows from the decided record and from what is known (`ShepherdState`), so it is the same whether this
-shepherd has brought the job here or has taken it up from another.  A rule looks, and gives what is due now: commands to
-owners at once, and at most one change of the record, while none is under way.  Where a change is needed and another is
-under way, the rule finds the need again once that is decided.
+All of it follows from the decided record and from what is known (`ShepherdState`), so it is the same whether this
+shepherd has brought the job here or has taken it up from another.  Changes are looked for only while no update is under
+way: whatever else is needed then is found again once that is decided.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from swarmsched.api import COMING_BACK, EndReason, JobState
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
-from swarmsched.fields import cleaned
 from swarmsched.ids import NodeId
-from swarmsched.ledger.message import CheckpointAnswer
-from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
-from swarmsched.negotiation.changes import (
-    REASON_LENGTH,
-    Ended,
-    GivenUp,
-    HoldersExchanged,
-    MadeRoom,
-    Placed,
-    RecordChange,
-    Settled,
-    StartAborted,
-    Started,
-)
-from swarmsched.negotiation.gang import Gang, GangEnd, gone
+from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StatusRequest, StopRequest
+from swarmsched.negotiation import changes
+from swarmsched.negotiation.attempt import AttemptPhase, Ranking
+from swarmsched.negotiation.changes import RecordChange
+from swarmsched.negotiation.gang import Gang, gone
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.record import JobRecord, Leftover
@@ -43,68 +33,73 @@ UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
 NODE_FAILURES = (TaskFailure.UNREACHABLE, TaskFailure.INTERNAL)  # another node may do better
 BLAMELESS = (TaskFailure.PORT_TAKEN, *NODE_FAILURES)
 
-Entered = Callable[[ShepherdState, JobRecord | None, float], list[ShepherdEffect]]
-Rule = Callable[[ShepherdState, float], list[ShepherdEffect]]
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Of a job's life: what is due in one state.  `entered` is told the record of before; None: it was taken up."""
+
+    entered: Callable[[ShepherdState, JobRecord | None], list[ShepherdEffect]]
+    commands: tuple[Callable[[ShepherdState], list[ShepherdEffect]], ...] = ()
+    changes: tuple[Callable[[ShepherdState], RecordChange | None], ...] = ()
 
 
-def decided(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
-    """What follows once from a record that was decided; `before` is None for one that another shepherd has left."""
-    record = job.writer.record
-    effects = _name_leftovers(job, () if before is None else before.leftovers, now_s)
+def follow(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
+    """What follows once from the record that was decided; `before` is None for one that another shepherd has left."""
+    record = job.decided
+    effects = _name_leftovers(job, () if before is None else before.leftovers)
     if before is None or (before.state, before.stop_reason) != (record.state, record.stop_reason):
-        effects += ENTERED[record.state](job, before, now_s)
+        effects += PHASES[record.state].entered(job, before)
     if before is not None:
         effects += [*_checkpoint_saved(job, before), *_holders_changed(job, before), *_handed_over(job)]
     return effects
 
 
-def due(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
+def due(job: ShepherdState) -> list[ShepherdEffect]:
     """All that is due now."""
     if job.writer.is_closed:
         return []
-    effects = [*job.writer.go_on(), *answered_clients(job)]
-    for rule in DUE[job.writer.record.state]:
-        effects += rule(job, now_s)
+    phase = PHASES[job.decided.state]
+    effects = [effect for command in phase.commands for effect in command(job)]
+    effects += [*job.writer.go_on(job.decided), *answered_clients(job)]
+    for find in phase.changes:
+        if job.writer.in_flight is None and (change := find(job)) is not None:
+            effects += job.write(change)
     return effects
 
 
 def answered_clients(job: ShepherdState) -> list[ShepherdEffect]:
     """Those for whom all is decided that was wished before they asked."""
-    ready = [request_id for request_id, (awaited, _) in job.asking.items() if awaited <= job.writer.done_count]
-    return [
-        ReplyToClient(request_id, JobAccepted(job.record, was_known=job.asking.pop(request_id)[1]))
-        for request_id in ready
-    ]
+    done = job.writer.done_count
+    ready = [request_id for request_id, (awaited, _) in job.asking.items() if awaited <= done]
+    replies = {request_id: JobAccepted(job.record, was_known=job.asking.pop(request_id)[1]) for request_id in ready}
+    return [ReplyToClient(request_id, reply) for request_id, reply in replies.items()]
 
 
 # Queued.
 
 
-def _back_in_queue(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
+def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """Its gang is over, or was given up: owners may forget what they have told."""
-    record, told = job.writer.record, job.gang.dismissed()
+    record, failure = job.decided, job.gang.failures.task
     effects: list[ShepherdEffect] = []
     if before is not None and record.restarts > before.restarts:
-        job.pacing.restarted(record.restarts, now_s)
+        job.pacing.restarted(record.restarts, job.now_s)
         effects.append(job.announce("job.restarted", record.reason, restarts=record.restarts, attempt=record.attempt))
     if before is not None and record.relaunches > before.relaunches:
-        failure = job.gang.failures.task
         if failure is not None and failure.failure in NODE_FAILURES:
-            job.pacing.avoid(failure.node, now_s)
-        job.pacing.back_off(now_s)
+            job.pacing.avoid(failure.node, job.now_s)
+        job.pacing.back_off(job.now_s)
+    effects += job.gang.dismissed()
     job.end_attempt()
     job.gang, job.vouched, job.reason = Gang(), {}, record.reason
-    job.queued_since_s, job.running_since_s = now_s, float("inf")
-    return [*effects, *told]
+    job.queued_since_s, job.running_since_s = job.now_s, float("inf")
+    return effects
 
 
-def _name_leftovers(job: ShepherdState, known: Iterable[Leftover], now_s: float) -> list[ShepherdEffect]:
+def _name_leftovers(job: ShepherdState, known: Iterable[Leftover]) -> list[ShepherdEffect]:
     """Those that the record names from now on have to end, or have ended."""
-    record = job.writer.record
-    new = [each for each in record.leftovers if each not in known]
-    if not new:
-        return []
-    effects: list[ShepherdEffect] = [*job.settlement.begin(new, record, now_s)]
+    new = [each for each in job.decided.leftovers if each not in known]
+    effects: list[ShepherdEffect] = [*(job.settlement.begin(new, job.decided, job.now_s) if new else ())]
     for each in new:
         if job.gang.has_exited(each.node) or each.node in job.vouched:
             job.settlement.ended(each.node, each.attempt)
@@ -114,228 +109,202 @@ def _name_leftovers(job: ShepherdState, known: Iterable[Leftover], now_s: float)
 
 def leftover_settled(job: ShepherdState, node: NodeId, attempt: int) -> list[ShepherdEffect]:
     """One is settled: a stopping gang counts it as ended."""
-    record = job.writer.record
+    record = job.decided
     if record.state is JobState.STOPPING and attempt == record.attempt:
-        job.gang.put(gone(record, attempt, node, TaskFailure.NONE))
-    return [job.commands.release(node, record, attempt)]  # against a launch that is still on its way
+        job.put(gone(record, attempt, node, TaskFailure.NONE))
+    return [job.commands.to(node, ReleaseRequest, record, attempt)]  # against a launch that is still on its way
 
 
-def _settle(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    """Once nothing is left, it may be placed."""
-    del now_s
-    is_settled = job.writer.record.leftovers and not job.settlement.open and not job.writer.is_busy
-    return [*job.write(Settled())] if is_settled else []
+def _settled(job: ShepherdState) -> RecordChange | None:
+    return changes.Settled() if job.decided.leftovers and not job.settlement.open else None
 
 
-# Starting: the attempt holds, the record agrees, and the owners commit, stage and launch.
-
-
-def _follow_attempt(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
+def _placed(job: ShepherdState) -> RecordChange | None:
     attempt = job.attempt
-    if attempt is None:
-        return []
-    if attempt.phase not in UNANSWERED:
-        job.window.ended(job.job_id, now_s)
-    match attempt.phase:
-        case AttemptPhase.HELD if not job.writer.is_busy:
-            target = Allocation(attempt.shares, job.global_batch)
-            return [*job.write(Placed(attempt.number, target, attempt.rendezvous))]
-        case AttemptPhase.LAUNCHED:
-            job.attempt = None
-            job.pacing.succeeded()
-            return [*job.claim.used(attempt.shares, job.writer.record)]
-        case AttemptPhase.FAILED:
-            return _attempt_failed(job, attempt, now_s)
-        case _:
-            return []
+    if attempt is None or attempt.phase is not AttemptPhase.HELD:
+        return None
+    return changes.Placed(attempt.number, Allocation(attempt.shares, job.global_batch), attempt.rendezvous)
 
 
-def _agreed(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
-    """The record names the gang: its owners are to commit.
+# Starting: the record agrees to what the attempt holds, and the owners commit, stage and launch.
+
+
+def _agreed(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
+    """The owners are to commit.
 
     Of an attempt that another shepherd has left nobody knows how far it came.  The commits ask as well: an answer
     "unknown" that a commit overtook must not be taken for a loss.
     """
-    record = job.writer.record
+    record = job.decided
     if job.withdrawn is not None:  # given up while the register was silent, and its holds with it
         return []
     effects: list[ShepherdEffect] = []
     if before is not None:
         where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares)
         effects.append(job.announce("job.placed", f"placed on {where}", attempt=record.attempt))
-    if job.attempt is None:
-        job.begin_attempt(record.attempt, record.shares, Ranking("", ())).may_have_run = True
-    assert job.attempt is not None
-    return [*effects, *job.attempt.prepared(record, now_s)]
+    attempt = job.attempt
+    if attempt is None:
+        attempt = job.begin_attempt(record.attempt, record.shares, Ranking("", ()))
+        attempt.may_have_run = True
+    return [*effects, *attempt.prepared(record, job.now_s)]
 
 
-def _attempt_failed(job: ShepherdState, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
-    """Try again later: after a release where nothing has run, else after the end of whatever has."""
-    if job.writer.record.state is JobState.STARTING and attempt.may_have_run:
-        return _give_up_started(job, attempt, now_s)
+def _follow_attempt(job: ShepherdState) -> list[ShepherdEffect]:
+    """Once it has come through, or has failed before anything can have run."""
+    attempt, is_starting = job.attempt, job.decided.state is JobState.STARTING
+    if attempt is None:
+        return []
+    if attempt.phase not in UNANSWERED:
+        job.window.ended(job.job_id, job.now_s)
+    if attempt.phase is AttemptPhase.LAUNCHED:
+        job.attempt = None
+        job.pacing.succeeded()
+        return [*job.claim.used(attempt.shares, job.decided)]
+    if attempt.phase is not AttemptPhase.FAILED or (is_starting and attempt.may_have_run):
+        return []
     job.end_attempt()
     job.withdrawn = attempt
-    job.pacing.failed(attempt.refusal, attempt.refusing_node, now_s, was_alone=len(attempt.shares) == 1)
-    job.reason = cleaned(attempt.problem)
+    job.explain(attempt.problem)
+    job.pacing.failed(attempt.refusal, attempt.refusing_node, job.now_s, was_alone=len(attempt.shares) == 1)
     return [*attempt.abandon(), job.announce("negotiation.round", attempt.problem, result="aborted")]
 
 
-def _give_up_started(job: ShepherdState, attempt: Attempt, now_s: float) -> list[ShepherdEffect]:
-    if job.writer.is_busy:
-        return []
-    job.attempt = None
-    if job.may_restart:
-        return restart(job, attempt.problem, attempt.shares, now_s)
-    job.wish_stop(EndReason.NODE_LOST, attempt.problem)
-    return [*job.writer.go_on()]
-
-
-def _abort(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    """An attempt that was given up is in the record all the same."""
-    del now_s
+def _aborted(job: ShepherdState) -> RecordChange | None:
+    """An attempt is in the record that was withdrawn."""
     attempt = job.withdrawn
-    if attempt is None or attempt.number != job.writer.record.attempt or job.writer.is_busy:
-        return []
-    return [*job.write(StartAborted(attempt.problem))]
+    is_decided = attempt is not None and attempt.number == job.decided.attempt
+    return changes.StartAborted(attempt.problem) if attempt is not None and is_decided else None
 
 
-def _start(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    """Once all run who must, the job does."""
-    record = job.writer.record
-    if not job.gang.have_all_started(job.conduct.must_start(record.shares)):
-        return []
-    job.running_since_s = min(job.running_since_s, now_s)
-    if job.writer.is_busy:
-        return []
-    job.attempt = None  # an answer to a launch that is still missing says nothing new
-    job.pacing.succeeded()
-    return [*job.write(Started(job.utc_s)), *job.claim.used(record.shares, record)]
+def _start_failed(job: ShepherdState) -> RecordChange | None:
+    """It has failed, and ranks may have run: what is left of it has to end first."""
+    attempt = job.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.FAILED:
+        return None
+    if job.may_restart:
+        return _given_up(job, attempt.problem, attempt.shares)
+    return changes.StopWished(EndReason.NODE_LOST, attempt.problem, job.utc_s)
+
+
+def _started(job: ShepherdState) -> RecordChange | None:
+    return changes.Started(job.utc_s) if job.gang.has_started else None
 
 
 # Running.
 
 
-def _runs(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
-    record = job.writer.record
+def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
+    record = job.decided
+    job.attempt = None  # an answer to a launch that is still missing says nothing new
     if before is None:
-        return _ask_owners(job, now_s)
+        return _ask_owners(job)
+    job.pacing.succeeded()
     ranks = world_size(record.shares)
-    return [
-        job.announce(
-            "job.started",
-            "its only rank runs" if ranks == 1 else f"all {ranks} ranks run",
-            queue_wait_s=max(0.0, record.first_started_utc_s - record.submitted_utc_s),
-            start_s=max(0.0, job.running_since_s - job.queued_since_s),
-        )
-    ]
+    started = job.announce(
+        "job.started",
+        "its only rank runs" if ranks == 1 else f"all {ranks} ranks run",
+        queue_wait_s=max(0.0, record.first_started_utc_s - record.submitted_utc_s),
+        start_s=max(0.0, job.running_since_s - job.queued_since_s),
+    )
+    return [started, *job.claim.used(record.shares, record)]
 
 
-def _ask_owners(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
+def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     """Nothing is known of a gang that another shepherd has left; its owners tell for how long it has run."""
-    record = job.writer.record
+    record = job.decided
     if record.started_utc_s:
-        job.running_since_s, job.hears_owners_until_s = now_s, now_s + HEAR_OWNERS_S
-    return [*job.inquiry.ask([job.commands.status(share.node, record) for share in record.shares], now_s)]
+        job.running_since_s, job.hears_owners_until_s = job.now_s, job.now_s + HEAR_OWNERS_S
+    questions = [job.commands.to(share.node, StatusRequest, record, record.attempt) for share in record.shares]
+    return [*job.inquiry.ask(questions, job.now_s)]
 
 
-def _end_at_limit(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    if now_s < job.time_limit_at_s:
-        return []
-    job.wish_stop(EndReason.TIMEOUT, f"time limit of {job.writer.record.spec.time_limit_s:g} s reached")
-    return [*job.writer.go_on()]
+def _past_limit(job: ShepherdState) -> RecordChange | None:
+    if job.now_s < job.time_limit_at_s:
+        return None
+    reason = f"time limit of {job.decided.spec.time_limit_s:g} s reached"
+    return changes.StopWished(EndReason.TIMEOUT, reason, job.utc_s)
 
 
-def _rescale(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
+def _rescale(job: ShepherdState) -> list[ShepherdEffect]:
     """End the attempt once its next place is kept.
 
     Nothing comes of it if the place is not to be had, or the job has to end or to make room meanwhile.
     """
-    del now_s
     if job.rescale_to is None or (job.claim.is_open and not job.claim.is_kept):
         return []
     (target, reason), job.rescale_to = job.rescale_to, None
-    record = job.writer.record
+    record = job.decided
     if not job.claim.is_kept:
         return []
-    if record.state is not JobState.RUNNING or job.writer.is_busy:
+    if record.state is not JobState.RUNNING or job.is_writing:
         return [*job.claim.withdraw(record)]
     job.next_place, job.stop_grace_s = target, record.spec.grace_s
-    before = world_size(record.shares)
-    text = f"from {before} to {target.ranks} ranks; {reason}"
     job.wish_stop(EndReason.RESCALED, reason)
-    rescaled = job.announce("job.rescaled", text, ranks_before=before, ranks_after=target.ranks)
-    return [rescaled, *job.writer.go_on()]
+    before, after = world_size(record.shares), target.ranks
+    text = f"from {before} to {after} ranks; {reason}"
+    return [job.announce("job.rescaled", text, ranks_before=before, ranks_after=after)]
 
 
 # Stopping, by a wish or because a part has failed.
 
 
-def _stops(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
+def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """The wish is durable: the ranks are told, and late answers to commits and launches no longer matter."""
-    job.attempt, job.stop_again_s = None, now_s
-    return _ask_owners(job, now_s) if before is None else []
+    job.attempt, job.stop_again_s = None, job.now_s
+    return _ask_owners(job) if before is None else []
 
 
-def _doom(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    """One failed rank costs the gang others, which are told to stop."""
-    is_stopping = job.gang.is_stopping or job.writer.record.stop_reason is not EndReason.NONE
+def _doom(job: ShepherdState) -> list[ShepherdEffect]:
+    """One failed rank costs others their lives: they are told to stop."""
+    is_stopping = job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
     if job.gang.failures.are_any and not is_stopping:
         job.gang.is_stopping = True
-        job.stop_grace_s = min(job.writer.record.spec.grace_s, GANG_STOP_GRACE_S)
-        job.stop_again_s = now_s
+        job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
+        job.stop_again_s = job.now_s
     return []
 
 
-def _stop_ranks(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
-    if now_s < job.stop_again_s:
+def _stop_ranks(job: ShepherdState) -> list[ShepherdEffect]:
+    if job.now_s < job.stop_again_s:
         return []
-    job.stop_again_s = now_s + STOP_RESEND_S
-    record, attempt = job.writer.record, job.attempt_number
-    unfinished = job.gang.unfinished(job.shares)
-    return [job.commands.stop(node, record, attempt, job.stop_grace_s) for node in unfinished]
+    record, unfinished = job.decided, job.gang.unfinished()
+    job.stop_again_s = job.now_s + STOP_RESEND_S if unfinished else float("inf")
+    return [job.commands.to(node, StopRequest, record, record.attempt, job.stop_grace_s) for node in unfinished]
 
 
 # The end of a gang, and of the job.
 
 
-def _end(job: ShepherdState, now_s: float) -> list[ShepherdEffect]:
+def _ended(job: ShepherdState) -> RecordChange | None:
     """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
-    if not job.gang.have_all_exited(job.shares):
-        return []
-    job.attempt, job.stop_again_s = None, float("inf")
-    if job.gang.end is None:
-        ran_s = max(0.0, now_s - job.running_since_s)
-        job.gang.end = GangEnd(now_s, ran_s, job.writer.record.stop_reason)
-    return [] if job.writer.is_busy else [*job.write(_outcome(job, job.gang.end))]
-
-
-def _outcome(job: ShepherdState, end: GangEnd) -> RecordChange:
-    record, failure = job.writer.record, job.gang.failures.task
-    served_gpu_s = job.conduct.served_gpu_s(record, end.ran_s)
+    record, end, failure = job.decided, job.gang.end, job.gang.failures.task
+    if end is None:
+        return None
     comes_back = record.stop_reason in COMING_BACK
     if comes_back and end.stop_reason in COMING_BACK:
-        return MadeRoom(f"{record.stop_reason.value}: {record.reason}", served_gpu_s)
+        return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", end.served_gpu_s)
     if failure is not None and failure.failure is TaskFailure.LOST and job.may_restart:
-        return _given_up(job, failure.detail, (), served_gpu_s)
-    is_wanted = record.state is JobState.STARTING and record.relaunches < RELAUNCHES_MAX
-    if failure is not None and failure.failure in BLAMELESS and is_wanted:
-        return StartAborted(f"trying again: {failure.detail}", relaunches=1)
+        return _given_up(job, failure.detail, ())
+    may_relaunch = record.state is JobState.STARTING and record.relaunches < RELAUNCHES_MAX
+    if failure is not None and failure.failure in BLAMELESS and may_relaunch:
+        return changes.StartAborted(f"trying again: {failure.detail}", relaunches=1)
     # A gang that ended by itself before its stop was durable need not come back.
-    stop_reason = EndReason.NONE if comes_back else record.stop_reason
-    return Ended(job.gang.failures.outcome(stop_reason), end.at_s + job.utc_offset_s, served_gpu_s)
+    outcome = job.gang.failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
+    return changes.Ended(outcome, end.at_s + job.utc_offset_s, end.served_gpu_s)
 
 
-def restart(job: ShepherdState, why: str, shares: Iterable[Share], now_s: float) -> list[ShepherdEffect]:
+def restart(job: ShepherdState, why: str, shares: Iterable[Share]) -> list[ShepherdEffect]:
     """Give up the attempt as a whole and queue the job again; nothing starts before what is left there is settled."""
-    served_gpu_s = job.conduct.served_gpu_s(job.writer.record, max(0.0, now_s - job.running_since_s))
+    change = _given_up(job, why, shares)
     job.end_attempt()
-    return [*job.write(_given_up(job, why, left_by(shares, job.writer.record.attempt), served_gpu_s))]
+    return [*job.write(change)]
 
 
-def _given_up(job: ShepherdState, why: str, left: tuple[Leftover, ...], served_gpu_s: float) -> GivenUp:
-    record = job.writer.record
-    reason = f"restarting ({record.restarts + 1} of {record.spec.max_restarts}): {why}"[:REASON_LENGTH]
-    return GivenUp(reason, left, served_gpu_s)
+def _given_up(job: ShepherdState, why: str, shares: Iterable[Share]) -> RecordChange:
+    record, end = job.decided, job.gang.end
+    served_gpu_s = end.served_gpu_s if end is not None else job.served_gpu_s
+    reason = f"restarting ({record.restarts + 1} of {record.spec.max_restarts}): {why}"[: changes.REASON_LENGTH]
+    return changes.GivenUp(reason, left_by(shares, record.attempt), served_gpu_s)
 
 
 def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
@@ -343,9 +312,8 @@ def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
     return tuple(Leftover(share.node, attempt, share.origin) for share in shares)
 
 
-def _ended(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[ShepherdEffect]:
-    del before, now_s
-    record, why = job.writer.record, job.writer.record.end_reason.value
+def _over(job: ShepherdState, _before: JobRecord | None) -> list[ShepherdEffect]:
+    record, why = job.decided, job.decided.end_reason.value
     abandoned = job.attempt.abandon() if job.attempt is not None else []
     job.end_attempt()
     job.settlement.forget()
@@ -356,47 +324,42 @@ def _ended(job: ShepherdState, before: JobRecord | None, now_s: float) -> list[S
     return [*abandoned, *told, ended]
 
 
-# Whatever its state.
+# In whatever state.
 
 
 def _checkpoint_saved(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
-    saved = job.writer.record.checkpoint
+    saved = job.decided.checkpoint
     if saved is None or saved == before.checkpoint:
         return []
     text = f"checkpoint {saved.name} of attempt {saved.attempt}"
-    told = CheckpointAnswer(job.job_id, saved.attempt, saved.sequence, job.writer.record.epoch, is_committed=True)
+    told = CheckpointAnswer(job.job_id, saved.attempt, saved.sequence, job.decided.epoch, is_committed=True)
     return [job.announce("job.checkpointed", text, bytes=saved.size_bytes), SendPeer(saved.node, told)]
 
 
 def _holders_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
     """Both old and new must agree until the second update has ended the exchange."""
-    record = job.writer.record
+    record = job.decided
     if record.leaving_holders and not before.leaving_holders:
-        job.writer.wish(HoldersExchanged(record.holders, ()))
+        job.writer.wish(changes.HoldersExchanged(record.holders, ()))
     if record.leaving_holders or not before.leaving_holders:
         return []
     return [job.announce("holder.replaced", f"held by {', '.join(holder.node for holder in record.holders)}")]
 
 
 def _handed_over(job: ShepherdState) -> list[ShepherdEffect]:
-    successor = job.writer.record.shepherd
+    successor = job.decided.shepherd
     if successor == job.me:
         return []
     job.writer.close()
     return [job.announce("job.handed_over", f"{successor} shepherds it from now on")]
 
 
-ENTERED: Mapping[JobState, Entered] = {
-    JobState.QUEUED: _back_in_queue,
-    JobState.STARTING: _agreed,
-    JobState.RUNNING: _runs,
-    JobState.STOPPING: _stops,
-    JobState.ENDED: _ended,
-}
-DUE: Mapping[JobState, tuple[Rule, ...]] = {
-    JobState.QUEUED: (_rescale, _follow_attempt, _settle),
-    JobState.STARTING: (_rescale, _follow_attempt, _abort, _start, _doom, _end, _stop_ranks),
-    JobState.RUNNING: (_rescale, _doom, _end, _stop_ranks, _end_at_limit),
-    JobState.STOPPING: (_rescale, _end, _stop_ranks),
-    JobState.ENDED: (),
+PHASES: Mapping[JobState, Phase] = {
+    JobState.QUEUED: Phase(_back_in_queue, (_rescale, _follow_attempt), (_placed, _settled)),
+    JobState.STARTING: Phase(
+        _agreed, (_rescale, _follow_attempt, _doom, _stop_ranks), (_aborted, _start_failed, _started, _ended)
+    ),
+    JobState.RUNNING: Phase(_runs, (_rescale, _doom, _stop_ranks), (_ended, _past_limit)),
+    JobState.STOPPING: Phase(_stops, (_rescale, _stop_ranks), (_ended,)),
+    JobState.ENDED: Phase(_over),
 }

@@ -1,10 +1,10 @@
 """The tasks of one attempt as their owners have told of them, and what they amount to."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from swarmsched.api import EndReason, StartPhase
 from swarmsched.effects import SendPeer
+from swarmsched.fields import Value
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, TaskReportReceived
 from swarmsched.negotiation.outcome import Failures
@@ -35,28 +35,35 @@ class Rigid:
         return record.gpus * ran_s if record.started_utc_s and record.shares else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GangEnd:
-    """No process of a gang is left: since when, how long it had run, and what the record said then of a stop."""
+RIGID = Rigid()
+
+
+class GangEnd(Value):
+    """No process of a gang is left: since when, what service it has had, and what the record said then of a stop."""
 
     at_s: float
-    ran_s: float
+    served_gpu_s: float
     stop_reason: EndReason
 
 
 class Gang:
     """One attempt's tasks by node; a new attempt is a new gang.  `is_stopping` once one failure dooms all."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Sequence[Share] = (), conduct: Rigid = RIGID) -> None:
+        self.shares = shares
         self.failures = Failures()
+        self.has_started = self.has_ended = False  # all who must have; no process is left
         self.is_stopping = False
         self.end: GangEnd | None = None
+        self._conduct = conduct
         self._tasks: dict[NodeId, TaskStatus] = {}
 
     def put(self, status: TaskStatus) -> None:
         """The newest that is known of one task."""
         self._tasks[status.node] = status
         self.failures.see(status)
+        self.has_started = all(self._has_started(share.node) for share in self._conduct.must_start(self.shares))
+        self.has_ended = bool(self.shares) and not self.unfinished()
 
     def task(self, node: NodeId) -> TaskStatus | None:
         """What that node has told last."""
@@ -76,23 +83,19 @@ class Gang:
                 return phase
         return StartPhase.LAUNCH
 
-    def have_all_started(self, shares: Sequence[Share]) -> bool:
-        """Every task's ranks run, or have run."""
-        tasks = [self._tasks.get(share.node) for share in shares]
-        return all(task is not None and _has_started(task) for task in tasks)
-
-    def have_all_exited(self, shares: Sequence[Share]) -> bool:
-        """No process of any of them is left."""
-        return bool(shares) and all(self.has_exited(share.node) for share in shares)
-
     def has_exited(self, node: NodeId) -> bool:
         """No process is left there."""
         task = self._tasks.get(node)
         return task is not None and task.stage is TaskStage.EXITED
 
-    def unfinished(self, shares: Iterable[Share]) -> list[NodeId]:
+    def _has_started(self, node: NodeId) -> bool:
+        """Its ranks run, or have run."""
+        task = self._tasks.get(node)
+        return task is not None and (task.stage is TaskStage.STARTED or (self.has_exited(node) and bool(task.exits)))
+
+    def unfinished(self) -> list[NodeId]:
         """Nodes that have processes, or may have."""
-        return [share.node for share in shares if not self.has_exited(share.node)]
+        return [share.node for share in self.shares if not self.has_exited(share.node)]
 
     def dismissed(self) -> list[SendPeer]:
         """Acknowledgements of all that was told; the gang is of no interest any more."""
@@ -102,20 +105,8 @@ class Gang:
 
 def gone(record: JobRecord, attempt: int, node: NodeId, failure: TaskFailure, detail: str = "") -> TaskStatus:
     """What a shepherd infers of a task of which nothing is left."""
-    return TaskStatus(
-        record.job_id,
-        record.epoch,
-        attempt,
-        node,
-        TaskStage.EXITED,
-        failure=failure,
-        detail=detail,
-        generation=INFERRED_GENERATION,
-    )
-
-
-def _has_started(status: TaskStatus) -> bool:
-    return status.stage is TaskStage.STARTED or (status.stage is TaskStage.EXITED and bool(status.exits))
+    told = (TaskStage.EXITED, (), failure, detail)
+    return TaskStatus(record.job_id, record.epoch, attempt, node, *told, generation=INFERRED_GENERATION)
 
 
 def heard(status: TaskStatus) -> SendPeer:

@@ -1,21 +1,15 @@
 """What a shepherd says to single owners of its job, and the questions that it repeats until they are answered."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from swarmsched.effects import SendPeer
 from swarmsched.ids import NodeId
-from swarmsched.ledger.message import (
-    LaunchRequest,
-    OwnerAnswer,
-    ReleaseRequest,
-    SignalRequest,
-    StatusRequest,
-    StopRequest,
-)
+from swarmsched.ledger.message import OwnerAnswer, OwnerCommand, StatusRequest
 from swarmsched.record import JobRecord
 
 ID_RANGE, ID_RANGES = 2**20, 4_000  # all below the ids that are set apart at the end of 32 bits
+Kind = Callable[..., OwnerCommand]
 ASK_AGAIN_S = 2.0
 ASK_AGAIN_S_MAX = 30.0
 
@@ -31,30 +25,9 @@ class Commands:
         self._me = me
         self.ids: Iterator[int] = count(1 + (epoch % ID_RANGES) * ID_RANGE)
 
-    def launch(self, node: NodeId, record: JobRecord) -> SendPeer:
-        """Start the ranks of the record's attempt."""
-        return SendPeer(
-            node, LaunchRequest(record.job_id, record.epoch, record.attempt, next(self.ids), record.shepherd)
-        )
-
-    def release(self, node: NodeId, record: JobRecord, attempt: int) -> SendPeer:
-        """Give up an attempt, whatever is left of it there."""
-        return SendPeer(node, ReleaseRequest(record.job_id, record.epoch, attempt, next(self.ids), self._me))
-
-    def stop(self, node: NodeId, record: JobRecord, attempt: int, grace_s: float) -> SendPeer:
-        """Stop the ranks, with grace."""
-        return SendPeer(node, StopRequest(record.job_id, record.epoch, attempt, next(self.ids), self._me, grace_s))
-
-    def signal(self, node: NodeId, record: JobRecord, signal: int) -> SendPeer:
-        """Send a signal to the ranks."""
-        request = SignalRequest(record.job_id, record.epoch, record.attempt, next(self.ids), self._me, signal)
-        return SendPeer(node, request)
-
-    def status(self, node: NodeId, record: JobRecord) -> SendPeer:
-        """Ask what is known of the record's attempt there."""
-        return SendPeer(
-            node, StatusRequest(record.job_id, record.epoch, record.attempt, next(self.ids), record.shepherd)
-        )
+    def to(self, node: NodeId, kind: Kind, record: JobRecord, attempt: int, *more: float) -> SendPeer:
+        """One about an attempt, with what its kind says beside that."""
+        return SendPeer(node, kind(record.job_id, record.epoch, attempt, next(self.ids), self._me, *more))
 
 
 class Inquiry:

@@ -26,20 +26,14 @@ ShepherdEffect = Effect | WriteRecord | ReadRecord
 
 
 class RecordWriter:
-    """The newest decided record of one job, and the changes that wait behind the one under way."""
+    """Changes that wait behind the update that is under way."""
 
-    def __init__(self, record: JobRecord, update_ids: Iterator[int]) -> None:
-        self.record = record
+    def __init__(self, update_ids: Iterator[int]) -> None:
+        self.in_flight: UpdateRequested | None = None
+        self.is_closed = False
         self.wished_count = self.done_count = 0  # of changes: those up to the latter are decided, or obsolete
         self._update_ids = update_ids
         self._waiting: deque[RecordChange] = deque()
-        self._in_flight: UpdateRequested | None = None
-        self.is_closed = False
-
-    @property
-    def is_busy(self) -> bool:
-        """True while an update is under way or waits its turn."""
-        return self._in_flight is not None or bool(self._waiting)
 
     @property
     def waiting_count(self) -> int:
@@ -52,17 +46,17 @@ class RecordWriter:
             self._waiting.append(change)
             self.wished_count += 1
 
-    def go_on(self) -> list[WriteRecord]:
-        """Begin the next update that is wanted, unless one is under way."""
-        while self._waiting and self._in_flight is None:
-            fields = self._waiting.popleft().of(self.record)
+    def go_on(self, record: JobRecord) -> list[WriteRecord]:
+        """Make the next update that is wanted from the decided record, unless one is under way."""
+        while self._waiting and self.in_flight is None:
+            fields = self._waiting.popleft().of(record)
             if fields is None:
                 self.done_count += 1
                 continue
-            value = self.record.updated(**fields)
-            configuration, stamp = self.record.configuration, self.record.stamp
-            self._in_flight = UpdateRequested(next(self._update_ids), value.job_id, configuration, stamp, value)
-            return [WriteRecord(self._in_flight)]
+            value = record.updated(**fields)
+            update_id = next(self._update_ids)
+            self.in_flight = UpdateRequested(update_id, value.job_id, record.configuration, record.stamp, value)
+            return [WriteRecord(self.in_flight)]
         return []
 
     def close(self) -> None:
@@ -70,32 +64,25 @@ class RecordWriter:
         self.is_closed = True
         self._waiting.clear()
 
-    def written(self, update_id: int, record: JobRecord) -> bool:
-        """Our update is decided; false for one that is not under way."""
-        if not self.refused(update_id):
+    def is_done(self, update_id: int) -> bool:
+        """Our update is decided, or can never be written; false for one that is not under way."""
+        if self.in_flight is None or update_id != self.in_flight.update_id:
             return False
-        self.record = record
-        return True
-
-    def refused(self, update_id: int) -> bool:
-        """Our update can never be written and is left out; false for one that is not under way."""
-        if self._in_flight is None or update_id != self._in_flight.update_id:
-            return False
-        self._in_flight = None
+        self.in_flight = None
         self.done_count += 1
         return True
 
     def repeat(self, update_id: int) -> list[WriteRecord]:
         """The register could not tell whether it is written: the same update again, which is harmless if it is."""
-        if self._in_flight is None or update_id != self._in_flight.update_id:
+        if self.in_flight is None or update_id != self.in_flight.update_id:
             return []
-        return [WriteRecord(self._in_flight)]
+        return [WriteRecord(self.in_flight)]
 
-    def validate(self) -> None:
+    def validate(self, record: JobRecord) -> None:
         """One update at a time, made from the record that is decided; others wait behind it."""
-        update = self._in_flight
+        update = self.in_flight
         assert update is not None or not self._waiting, "nothing waits behind nothing"
-        assert update is None or update.job_id == self.record.job_id
-        assert update is None or update.expected == self.record.stamp, "it was made from another record"
+        assert update is None or update.job_id == record.job_id
+        assert update is None or update.expected == record.stamp, "it was made from another record"
         is_counted = self.wished_count - self.done_count == len(self._waiting) + (update is not None)
         assert is_counted or self.is_closed, "somebody waits for a change for ever"

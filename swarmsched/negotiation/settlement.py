@@ -14,6 +14,7 @@ from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
 from swarmsched.effects import SendPeer
 from swarmsched.holders import Holder, Quorum, majority
 from swarmsched.ids import NodeId
+from swarmsched.ledger.message import StopRequest
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.record import JobRecord, Leftover
 
@@ -62,7 +63,7 @@ class Settlement:
         if self._open and now_s >= self._stops_s:
             self._stops_s = now_s + STOP_AGAIN_S
             grace_s = min(record.spec.grace_s, LEFTOVER_GRACE_S)
-            effects += [self._commands.stop(each.node, record, each.attempt, grace_s) for each in self._open]
+            effects += [self._commands.to(each.node, StopRequest, record, each.attempt, grace_s) for each in self._open]
         if self._open and now_s >= self._asks_s:
             self._asks_s = now_s + ASK_AGAIN_S
             effects += self._ask_holders(record)

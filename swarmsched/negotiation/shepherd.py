@@ -6,37 +6,34 @@ from the decided record, and is looked at after each event.  Register updates ru
 
 from collections.abc import Collection, Mapping
 
-from swarmsched.api import COMING_BACK, EndReason, JobState
+from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.commands import Refused
 from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.estimate import merged
-from swarmsched.fields import Value, cleaned
+from swarmsched.fields import Value
 from swarmsched.holders import Holders
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
+    LaunchRequest,
     OwnerAnswer,
     OwnerCommand,
     PreemptAnswer,
     PreemptRequest,
     Refusal,
+    ReleaseRequest,
+    SignalRequest,
+    StatusRequest,
     TaskBatch,
     TaskEstimate,
     TaskReport,
     YieldRequest,
 )
+from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
-from swarmsched.negotiation.changes import (
-    REASON_LENGTH,
-    CheckpointSaved,
-    HandedOver,
-    HoldersExchanged,
-    Rebatched,
-    Unreachable,
-)
-from swarmsched.negotiation.due import answered_clients, decided, due, left_by, leftover_settled, restart
+from swarmsched.negotiation.due import answered_clients, due, follow, left_by, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
@@ -60,35 +57,37 @@ class Clock(Value):
 class JobShepherd(ShepherdState):
     """Acts for one job under one epoch."""
 
-    def _see(self, clock: Clock) -> float:
+    def _see(self, clock: Clock) -> None:
         self.now_s, self.utc_offset_s = clock.now_s, clock.utc_s - clock.now_s
         self.stirred(self.job_id)
-        return clock.now_s
 
     # Start of life, and every decided record.
 
     def accepted(self, clock: Clock) -> list[ShepherdEffect]:
         """The first record is durable."""
-        self.queued_since_s = self._see(clock)
-        spec = self.writer.record.spec
+        self._see(clock)
+        self.queued_since_s = clock.now_s
+        spec = self.decided.spec
         return [self.announce("job.submitted", f"{spec.user or 'somebody'} submitted it", gpus=spec.total_gpus)]
 
     def take_up(self, lost_nodes: Collection[NodeId], clock: Clock) -> list[ShepherdEffect]:
         """The register has made us its shepherd: go on from whatever its record says."""
-        self.queued_since_s = now_s = self._see(clock)
-        effects = [*decided(self, None, now_s), *due(self, now_s)]
-        for share in self.writer.record.shares:
+        self._see(clock)
+        self.queued_since_s = clock.now_s
+        effects = [*follow(self, None), *due(self)]
+        for share in self.decided.shares:
             if share.node in lost_nodes:
                 effects += self.note_lost_node(share.node, clock)
         return effects
 
     def written(self, update_id: int, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
         """The register has decided our update."""
-        now_s, before = self._see(clock), self.writer.record
-        if not self.writer.written(update_id, record):
+        self._see(clock)
+        if not self.writer.is_done(update_id):
             return []
+        before, self.decided = self.decided, record
         self.settlement.keep(record.leftovers)
-        return [*decided(self, before, now_s), *due(self, now_s)]
+        return [*follow(self, before), *due(self)]
 
     def rewrite(self, update_id: int, clock: Clock) -> list[ShepherdEffect]:
         """The register could not tell whether our update is written: the same again."""
@@ -99,20 +98,21 @@ class JobShepherd(ShepherdState):
         """The register can never take our update; None for one that is not ours.  If it is due still, the next event
         finds that: at once it would be refused again."""
         self._see(clock)
-        if not self.writer.refused(update_id):
+        if not self.writer.is_done(update_id):
             return None
-        return [*self.writer.go_on(), *answered_clients(self)]
+        return [*self.writer.go_on(self.decided), *answered_clients(self)]
 
     def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
         """Attempt timers, repeats of questions and orders, and the time limit."""
-        now_s, record = self._see(clock), self.writer.record
+        self._see(clock)
+        record = self.decided
         effects: list[ShepherdEffect] = []
-        if self.attempt is not None and now_s >= self.attempt.next_deadline_s:
-            effects += self.attempt.on_timer(now_s)
-        effects += self.inquiry.on_timer(now_s)
-        effects += self.settlement.on_timer(record, now_s)
-        effects += self.claim.on_timer(record, now_s)
-        return [*effects, *due(self, now_s)]
+        if self.attempt is not None and self.now_s >= self.attempt.next_deadline_s:
+            effects += self.attempt.on_timer(self.now_s)
+        effects += self.inquiry.on_timer(self.now_s)
+        effects += self.settlement.on_timer(record, self.now_s)
+        effects += self.claim.on_timer(record, self.now_s)
+        return [*effects, *due(self)]
 
     # Placement.
 
@@ -120,16 +120,12 @@ class JobShepherd(ShepherdState):
         self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock, global_batch: int = 0
     ) -> list[ShepherdEffect]:
         """Try these nodes, with that batch (0: the one of before); the caller has checked `is_waiting`."""
-        now_s = self._see(clock)
+        self._see(clock)
         self.namesakes.forget()  # what was said of leftovers says nothing of what begins now
         self.silent.clear()
         self.global_batch = global_batch
-        attempt = self.begin_attempt(self.pacing.next_number(self.writer.record), shares, ranking)
-        return [*attempt.begin(now_s)]
-
-    def explain(self, reason: str) -> None:
-        """Why it waits, for people; volatile."""
-        self.reason = cleaned(reason)
+        attempt = self.begin_attempt(self.pacing.next_number(self.decided), shares, ranking)
+        return [*attempt.begin(self.now_s)]
 
     def claim_place(
         self,
@@ -140,57 +136,59 @@ class JobShepherd(ShepherdState):
         clock: Clock,
     ) -> list[ShepherdEffect]:
         """Have these places kept, and have the victims make room for it; the caller has checked `is_waiting`."""
-        now_s = self._see(clock)
-        return [*self.claim.make(self.writer.record, shares, victims, ranking, starts_within_s, now_s)]
+        self._see(clock)
+        return [*self.claim.make(self.decided, shares, victims, ranking, starts_within_s, self.now_s)]
 
     def victim_answered(self, answer: PreemptAnswer, clock: Clock) -> list[ShepherdEffect]:
         """The shepherd of a job that should make room for this one."""
-        now_s = self._see(clock)
-        return [*self.claim.victim_answered(answer, self.writer.record, now_s)]
+        self._see(clock)
+        return [*self.claim.victim_answered(answer, self.decided, self.now_s)]
 
     def asked_to_yield(self, request: YieldRequest, clock: Clock) -> list[ShepherdEffect]:
         """A hold of ours stands in the way of a job that ranks higher: give way while nothing is decided."""
-        now_s, attempt = self._see(clock), self.attempt
+        self._see(clock)
+        attempt = self.attempt
         if attempt is None or attempt.number != request.attempt or attempt.phase is not AttemptPhase.HOLDING:
             return []
         text = f"gave way to {handle(request.wanted_by)} on {request.owner}"
         attempt.give_way(request.owner, text)
-        return [self.announce("job.yielded", text, taker=request.wanted_by), *due(self, now_s)]
+        return [self.announce("job.yielded", text, taker=request.wanted_by), *due(self)]
 
     # What owners tell.
 
     def owner_answered(self, answer: OwnerAnswer, clock: Clock) -> list[ShepherdEffect]:
         """An owner's answer to a command of this job."""
-        now_s = self._see(clock)
+        self._see(clock)
         if answer.refusal in NOTHING_KNOWN and self._is_namesake(answer.owner, answer.attempt, answer.origin):
             return []  # what was asked stays open, and is asked again
         is_status = self.inquiry.answered(answer)
-        effects: list[ShepherdEffect] = [*self.claim.owner_answered(answer, self.writer.record, now_s)]
+        effects: list[ShepherdEffect] = [*self.claim.owner_answered(answer, self.decided, self.now_s)]
         if not effects:
-            effects += self._answered(answer, now_s, is_status=is_status)
-        return [*effects, *due(self, now_s)]
+            effects += self._answered(answer, is_status=is_status)
+        return [*effects, *due(self)]
 
-    def _answered(self, answer: OwnerAnswer, now_s: float, *, is_status: bool) -> list[ShepherdEffect]:
-        record, attempt, has_nothing = self.writer.record, self.attempt, answer.refusal in NOTHING_LEFT
+    def _answered(self, answer: OwnerAnswer, *, is_status: bool) -> list[ShepherdEffect]:
+        record, attempt, has_nothing = self.decided, self.attempt, answer.refusal in NOTHING_LEFT
         if has_nothing and self.settlement.ended(answer.owner, answer.attempt):
             return leftover_settled(self, answer.owner, answer.attempt)
         if attempt is not None and attempt.number == answer.attempt:
             if is_status and has_nothing:
                 attempt.lost(answer.owner)
-            return [*attempt.answered(answer, now_s)]
+            return [*attempt.answered(answer, self.now_s)]
         is_current = answer.attempt == record.attempt and bool(record.shares) and not record.is_ended
         return self._owner_has_nothing(answer.owner) if has_nothing and is_current else []
 
     def undeliverable(self, node: NodeId, command: OwnerCommand, error: str, clock: Clock) -> list[ShepherdEffect]:
         """A command could not be delivered."""
-        now_s = self._see(clock)
+        self._see(clock)
         if self.attempt is None:
             return []
-        return [*self.attempt.undeliverable(node, command, error), *due(self, now_s)]
+        return [*self.attempt.undeliverable(node, command, error), *due(self)]
 
     def task_reported(self, report: TaskReport, clock: Clock) -> list[ShepherdEffect]:
         """A task changed.  Old revisions are acknowledged again and change nothing."""
-        now_s, status = self._see(clock), report.status
+        self._see(clock)
+        status = report.status
         has_exited = status.stage is TaskStage.EXITED
         is_lost = has_exited and status.failure is TaskFailure.LOST
         if is_lost and self._is_namesake(status.node, status.attempt, report.origin):
@@ -200,10 +198,10 @@ class JobShepherd(ShepherdState):
         if has_exited and self.settlement.ended(status.node, status.attempt):
             effects = [heard(status), *leftover_settled(self, status.node, status.attempt)]
         elif not self._wants(status.attempt):
-            effects = [*dismissal(self.writer.record, self.me, status)]
+            effects = [*dismissal(self.decided, self.me, status)]
         else:
             effects = [*([] if has_exited else [heard(status)]), *self._told(status)]
-        return [*effects, *due(self, now_s)]
+        return [*effects, *due(self)]
 
     def _told(self, status: TaskStatus) -> list[ShepherdEffect]:
         known = self.gang.task(status.node)
@@ -215,53 +213,52 @@ class JobShepherd(ShepherdState):
         return [*effects, *self._launch_again(status)]
 
     def _put(self, status: TaskStatus) -> list[ShepherdEffect]:
-        self.gang.put(status)
-        if status.ran_s and self.writer.record.started_utc_s:
-            self.hears_owners_until_s = 0.0
-            self.running_since_s = min(self.running_since_s, self.now_s - status.ran_s)
+        self.put(status)
         if self.attempt is None or status.stage not in (TaskStage.STAGED, TaskStage.LAUNCHED, TaskStage.STARTED):
             return []
         return [*self.attempt.staged(status.node, self.now_s)]
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
         """What this node tells itself is its own word, wherever it lives now."""
-        return node != self.me and self.namesakes.is_one(node, attempt, origin, self.writer.record, self.now_s)
+        return node != self.me and self.namesakes.is_one(node, attempt, origin, self.decided, self.now_s)
 
     def _wants(self, attempt: int) -> bool:
         """True for the attempt that is being placed or runs; an aborted one is not wanted any more."""
-        return attempt == self.attempt_number and bool(self.shares) and not self.writer.record.is_ended
+        if self.attempt is not None:
+            return attempt == self.attempt.number
+        return attempt == self.decided.attempt and bool(self.decided.shares) and not self.decided.is_ended
 
     def _had_started(self, status: TaskStatus) -> bool:
         """The record says so, and the report was not made before this epoch."""
-        record = self.writer.record
-        return record.state is JobState.RUNNING and status.epoch >= record.epoch and not self.writer.is_busy
+        record = self.decided
+        return record.state is JobState.RUNNING and status.epoch >= record.epoch and not self.is_writing
 
     def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
-        record = self.writer.record
-        is_wanted = record.state is JobState.STARTING and not self.gang.is_stopping and not self.writer.is_busy
+        record = self.decided
+        is_wanted = record.state is JobState.STARTING and not self.gang.is_stopping and not self.is_writing
         if status.stage is not TaskStage.STAGED or not is_wanted:
             return []
         if self.attempt is not None and not self.attempt.has_launched(status.node):
             return []
-        return [self.commands.launch(status.node, record)]
+        return [self.commands.to(status.node, LaunchRequest, record, record.attempt)]
 
     def _owner_has_nothing(self, owner: NodeId) -> list[ShepherdEffect]:
         """A stop or status request met no task, or one that stands before its start although the gang runs: it never
         began there, or every trace of it is lost."""
         if self.gang.has_exited(owner):
             return []
-        record = self.writer.record
+        record = self.decided
         if record.stop_reason is not EndReason.NONE or self.gang.is_stopping:
             status = gone(record, record.attempt, owner, TaskFailure.NONE)
         else:
             text = f"{owner} knows nothing of the task any more"
             status = gone(record, record.attempt, owner, TaskFailure.LOST, text)
-        return [self.commands.release(owner, record, record.attempt), *self._put(status)]
+        return [self.commands.to(owner, ReleaseRequest, record, record.attempt), *self._put(status)]
 
     def estimated(self, sender: NodeId, told: TaskEstimate, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
-        record = self.writer.record
+        record = self.decided
         if told.attempt != record.attempt or record.state is not JobState.RUNNING:
             return []
         self._see(clock)
@@ -273,16 +270,17 @@ class JobShepherd(ShepherdState):
     def commit_checkpoint(self, request: CheckpointRequest, clock: Clock) -> list[ShepherdEffect]:
         """Make it the one that the next attempt resumes from, if its attempt is the present one when its turn
         comes."""
-        now_s, record = self._see(clock), self.writer.record
-        saved = CheckpointSaved(request, self.parts.may_commit)
+        self._see(clock)
+        record = self.decided
+        saved = changes.CheckpointSaved(request, self.parts.may_commit)
         refusal = saved.refusal(record)
         if refusal or record.checkpoint == request.checkpoint:
             numbers, is_committed = (request.attempt, request.command_id, record.epoch), not refusal
-            told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[:REASON_LENGTH])
+            told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[: changes.REASON_LENGTH])
             return [SendPeer(request.owner, told)]
         if self.writer.waiting_count < WAITING_MAX:  # else no majority answers: it is asked again
             self.writer.wish(saved)
-        return due(self, now_s)
+        return due(self)
 
     # Nodes that are silent, lost, or back.
 
@@ -295,77 +293,84 @@ class JobShepherd(ShepherdState):
 
     def note_returned_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is back, perhaps without its memory: ask what it still has of this job."""
-        now_s = self._see(clock)
+        self._see(clock)
         self.silent.pop(node, None)
         self.namesakes.met(node)
         if not self.has_share(node) or (self.attempt is not None and self.attempt.awaits(node)):
             return []
-        return [*self.inquiry.ask([self.commands.status(node, self.writer.record)], now_s)]
+        return [
+            *self.inquiry.ask([self.commands.to(node, StatusRequest, self.decided, self.decided.attempt)], self.now_s)
+        ]
 
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.
 
         Safety does not rest on that belief: what is left there is settled before anything new starts.
         """
-        now_s, record = self._see(clock), self.writer.record
+        self._see(clock)
+        record = self.decided
         self.note_silent_node(node)
-        if not self.has_share(node) or self.writer.is_busy or now_s < self.hears_owners_until_s:
+        if not self.has_share(node) or self.is_writing or self.now_s < self.hears_owners_until_s:
             return []  # told again soon
         is_stopping = record.state is JobState.STOPPING
-        if self.runs_in_isolation and not is_stopping:
+        if record.spec.on_isolation is Isolation.CONTINUE and not is_stopping:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
         if self.may_restart:
-            return restart(self, f"{node} was lost", self.conduct.ended_by_death_of(node, record.shares), now_s)
+            return restart(self, f"{node} was lost", self.conduct.ended_by_death_of(node, record.shares))
         if not is_stopping:
             why = f"{node} was lost, and it was restarted {record.restarts} times already"
             self.wish_stop(EndReason.NODE_LOST, why)
         lost = [share for share in record.shares if share.node == node]
-        self.writer.wish(Unreachable(left_by(lost, record.attempt)))
-        return due(self, now_s)
+        self.writer.wish(changes.Unreachable(left_by(lost, record.attempt)))
+        return due(self)
 
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, clock: Clock) -> list[ShepherdEffect]:
         """A holder says for how long a leftover has heard nothing that lets it run."""
-        now_s = self._see(clock)
-        if not self.settlement.silence_told(sender, answer, self.writer.record):
+        self._see(clock)
+        if not self.settlement.silence_told(sender, answer, self.decided):
             return []
-        return [*leftover_settled(self, answer.owner, answer.attempt), *due(self, now_s)]
+        return [*leftover_settled(self, answer.owner, answer.attempt), *due(self)]
 
     def declare_lost(self, clock: Clock) -> list[ShepherdEffect]:
         """An operator vouches for it that nothing is left on the nodes that do not answer."""
-        now_s, record = self._see(clock), self.writer.record
+        self._see(clock)
+        record = self.decided
         silent = [node for node in self.silent if self.has_share(node)]
-        if silent and self.may_restart and not self.writer.is_busy:
+        if silent and self.may_restart and not self.is_writing:
             self.vouched = dict.fromkeys(silent)
-            return restart(self, f"an operator declared {', '.join(silent)} lost", record.shares, now_s)
+            return restart(self, f"an operator declared {', '.join(silent)} lost", record.shares)
         effects: list[ShepherdEffect] = []
         for leftover in self.settlement.open:
             self.settlement.ended(leftover.node, leftover.attempt)
             effects += leftover_settled(self, leftover.node, leftover.attempt)
-        return [*effects, *due(self, now_s)]
+        return [*effects, *due(self)]
 
     # What others wish.
 
     def preempt(self, request: PreemptRequest, refusal: str, clock: Clock) -> list[ShepherdEffect]:
         """Another job wants this one's place; `refusal` is the policy's reason why not, by this node's own figures."""
-        now_s, record = self._see(clock), self.writer.record
+        self._see(clock)
+        record = self.decided
         is_stopping = record.stop_reason in COMING_BACK
-        if not refusal and not is_stopping and (record.state is not JobState.RUNNING or self.writer.is_busy):
+        if not refusal and not is_stopping and (record.state is not JobState.RUNNING or self.is_writing):
             refusal = f"it is {record.state.value}"
-        told = PreemptAnswer(self.job_id, request.command_id, request.taker, not refusal, refusal[:REASON_LENGTH])
+        told = PreemptAnswer(
+            self.job_id, request.command_id, request.taker, not refusal, refusal[: changes.REASON_LENGTH]
+        )
         answer = SendPeer(request.shepherd, told)
         if refusal or is_stopping or not request.is_decided:
             return [answer]
         self.stop_grace_s = record.spec.grace_s
         reason = f"makes room for {handle(request.taker)}"
         self.wish_stop(EndReason.PREEMPTED, reason)
-        return [answer, self.announce("job.preempted", reason, taker=request.taker), *due(self, now_s)]
+        return [answer, self.announce("job.preempted", reason, taker=request.taker), *due(self)]
 
     def rescale(self, target: Allocation, reason: str, ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
         """End the attempt and begin the next one there, once its owners keep that place for it; the caller has checked
         that it runs and has committed a checkpoint."""
-        now_s = self._see(clock)
+        self._see(clock)
         self.rescale_to = (target, reason)
-        return [*self.claim.keep(self.writer.record, target.shares, ranking, now_s)]
+        return [*self.claim.keep(self.decided, target.shares, ranking, self.now_s)]
 
     def take_next_place(self) -> Allocation:
         """Where it was to go on when its attempt was ended for that; told once."""
@@ -374,25 +379,25 @@ class JobShepherd(ShepherdState):
 
     def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks go on with another batch; they are told in answer to what they report."""
-        now_s = self._see(clock)
-        batches = {"batch_before": self.writer.record.global_batch, "batch_after": global_batch}
-        self.writer.wish(Rebatched(global_batch))
-        return [self.announce("job.rebatched", reason, **batches), *due(self, now_s)]
+        self._see(clock)
+        batches = {"batch_before": self.decided.global_batch, "batch_after": global_batch}
+        self.writer.wish(changes.Rebatched(global_batch))
+        return [self.announce("job.rebatched", reason, **batches), *due(self)]
 
     def cancel(self, request_id: int, grace_s: float | None, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Stop on a user's wish, and answer once that is durable; a shorter grace shortens the wait."""
         self._see(clock)
-        if not self.writer.record.is_ended:
-            self.stop_grace_s = self.writer.record.spec.grace_s if grace_s is None else grace_s
+        if not self.decided.is_ended:
+            self.stop_grace_s = self.decided.spec.grace_s if grace_s is None else grace_s
             self.wish_stop(EndReason.CANCELLED, reason or "cancelled")
         return self.tell(request_id, clock)
 
     def tell(self, request_id: int, clock: Clock, *, was_known: bool = False) -> list[ShepherdEffect]:
         """Answer a client with the record, after the updates under way: others may have told of their outcome already,
         and nobody may be told of an older one then."""
-        now_s = self._see(clock)
+        self._see(clock)
         self.asking[request_id] = (self.writer.wished_count, was_known)
-        return due(self, now_s)
+        return due(self)
 
     def farewell(self) -> list[ShepherdEffect]:
         """This node does not act for the job any more: nobody here will answer those who wait."""
@@ -404,17 +409,17 @@ class JobShepherd(ShepherdState):
     def signal(self, signal: int, clock: Clock) -> list[ShepherdEffect]:
         """Send a signal to every rank."""
         self._see(clock)
-        record = self.writer.record
-        return [self.commands.signal(share.node, record, signal) for share in record.shares]
+        record = self.decided
+        return [self.commands.to(share.node, SignalRequest, record, record.attempt, signal) for share in record.shares]
 
     def change_holders(self, holders: Holders, leaving: Holders, clock: Clock) -> list[ShepherdEffect]:
         """Exchange the holders, in two updates."""
-        now_s = self._see(clock)
-        self.writer.wish(HoldersExchanged(holders, leaving))
-        return due(self, now_s)
+        self._see(clock)
+        self.writer.wish(changes.HoldersExchanged(holders, leaving))
+        return due(self)
 
     def hand_over(self, successor: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """Make another holder the shepherd; it acts as soon as it sees the record."""
-        now_s = self._see(clock)
-        self.writer.wish(HandedOver(successor))
-        return due(self, now_s)
+        self._see(clock)
+        self.writer.wish(changes.HandedOver(successor))
+        return due(self)

@@ -5,12 +5,12 @@ rebuilt from it and from what the owners answer.  `due` says what follows from i
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState, StartPhase
+from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
 from swarmsched.effects import Announce
 from swarmsched.estimate import Estimate
 from swarmsched.fields import cleaned
@@ -20,7 +20,7 @@ from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
-from swarmsched.negotiation.gang import Gang, Rigid
+from swarmsched.negotiation.gang import RIGID, Gang, GangEnd
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.pacing import Pacing
@@ -29,6 +29,7 @@ from swarmsched.negotiation.settlement import Settlement
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
+from swarmsched.task import TaskStatus
 from swarmsched.view import Allocation
 
 STARVING_S = 60.0
@@ -65,12 +66,14 @@ class ShepherdState:
         self.parts = parts
         self.stirred = stirred
         self.window = Window() if window is None else window
+        self.job_id = record.job_id
+        self.decided = record
         self.now_s = self.utc_offset_s = 0.0
-        self.writer = RecordWriter(record, update_ids)
+        self.writer = RecordWriter(update_ids)
         self.commands = Commands(me, record.epoch)
-        self.conduct = Rigid()
+        self.conduct = RIGID
         # What owners have told of the present attempt, and what is still asked of them.
-        self.gang = Gang()
+        self.gang = Gang(record.shares, self.conduct)
         self.inquiry = Inquiry()
         self.namesakes = Namesakes()
         self.silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
@@ -96,14 +99,9 @@ class ShepherdState:
         self._shown = self._shown_of = record  # as others saw it last, and what it was made of
 
     @property
-    def job_id(self) -> JobId:
-        """Full id."""
-        return self.writer.record.job_id
-
-    @property
     def record(self) -> JobRecord:
         """The decided record with the volatile phase and reason laid over it."""
-        decided = self.writer.record
+        decided = self.decided
         if decided.is_ended:
             return decided
         phase, reason = self._phase, self._reason
@@ -114,7 +112,7 @@ class ShepherdState:
 
     @property
     def _phase(self) -> StartPhase:
-        decided, attempt = self.writer.record, self.attempt
+        decided, attempt = self.decided, self.attempt
         if decided.state is JobState.QUEUED:
             return StartPhase.PLACE if attempt and attempt.phase is AttemptPhase.HELD else StartPhase.NONE
         is_committing = attempt is not None and attempt.phase is AttemptPhase.COMMITTING and not self.gang.is_heard
@@ -122,7 +120,7 @@ class ShepherdState:
 
     @property
     def _reason(self) -> str:
-        decided = self.writer.record
+        decided = self.decided
         reason = self.reason if decided.state is JobState.QUEUED else decided.reason
         if decided.leftovers and decided.state is JobState.QUEUED:
             nodes = ", ".join(sorted({leftover.node for leftover in decided.leftovers}))
@@ -132,50 +130,25 @@ class ShepherdState:
         return reason
 
     @property
-    def is_queued(self) -> bool:
-        """The decided state, without the rest of the record."""
-        return self.writer.record.state is JobState.QUEUED
-
-    @property
     def is_waiting(self) -> bool:
         """Queued, with no attempt, no write under way and nothing left of an earlier attempt: may be placed."""
-        is_free = self.is_queued and self.attempt is None and not self.writer.is_busy
-        return is_free and not self.writer.record.leftovers
+        is_free = self.decided.state is JobState.QUEUED and self.attempt is None and not self.is_writing
+        return is_free and not self.decided.leftovers
 
     @property
     def is_writing(self) -> bool:
-        """A register update is under way or waits its turn."""
-        return self.writer.is_busy
+        """A register update is under way."""
+        return self.writer.in_flight is not None
 
     @property
     def is_calm(self) -> bool:
         """Nothing is under way that a change of holders or of the shepherd would disturb."""
-        return not self.writer.is_busy and self.attempt is None and not self.writer.record.is_ended
+        return not self.is_writing and self.attempt is None and not self.decided.is_ended
 
     @property
     def unanswered_holds(self) -> tuple[Share, ...]:
         """What this job asked for and nobody's free counts show yet."""
         return self.attempt.unanswered_holds if self.attempt else ()
-
-    @property
-    def is_placing(self) -> bool:
-        """Placement has begun and is not decided."""
-        return self.attempt is not None
-
-    @property
-    def is_claiming(self) -> bool:
-        """A place is being kept for it."""
-        return self.claim.is_open
-
-    @property
-    def may_try_after_s(self) -> float:
-        """Before that it is not placed again."""
-        return self.pacing.may_try_after_s
-
-    @property
-    def avoided(self) -> Mapping[NodeId, float]:
-        """Nodes where it is not placed, and until when."""
-        return self.pacing.avoided
 
     def is_starving(self, now_s: float) -> bool:
         """It has waited or tried for so long that its place must be kept for it."""
@@ -194,7 +167,7 @@ class ShepherdState:
     def hangs_on(self, node: NodeId) -> bool:
         """Its start or its end waits for that node's word."""
         is_starting = self.attempt is not None and self.attempt.awaits(node)
-        return is_starting or self.writer.record.state is JobState.STOPPING
+        return is_starting or self.decided.state is JobState.STOPPING
 
     @property
     def next_deadline_s(self) -> float:
@@ -212,37 +185,22 @@ class ShepherdState:
 
     def has_share(self, node: NodeId) -> bool:
         """Ranks of it may be there."""
-        record = self.writer.record
+        record = self.decided
         return not record.is_ended and any(share.node == node for share in record.shares)
-
-    @property
-    def attempt_number(self) -> int:
-        """Of the attempt that is being placed or runs."""
-        return self.attempt.number if self.attempt else self.writer.record.attempt
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """Of that attempt."""
-        return self.attempt.shares if self.attempt else self.writer.record.shares
 
     @property
     def may_restart(self) -> bool:
         """Another attempt may follow one whose ranks had run."""
-        record = self.writer.record
+        record = self.decided
         has_run = record.state in (JobState.STARTING, JobState.RUNNING)
         return has_run and record.stop_reason is EndReason.NONE and record.restarts < record.spec.max_restarts
 
     @property
-    def runs_in_isolation(self) -> bool:
-        """Its ranks run on where nobody hears of them."""
-        return self.writer.record.spec.on_isolation is Isolation.CONTINUE
-
-    @property
     def time_limit_at_s(self) -> float:
         """When it has run for as long as it may."""
-        record = self.writer.record
+        record = self.decided
         has_limit = record.spec.time_limit_s > 0 and record.stop_reason is EndReason.NONE
-        is_running = record.state is JobState.RUNNING and not self.writer.is_busy
+        is_running = record.state is JobState.RUNNING and not self.is_writing
         return self.running_since_s + record.spec.time_limit_s if has_limit and is_running else float("inf")
 
     @property
@@ -259,22 +217,43 @@ class ShepherdState:
     def write(self, change: RecordChange) -> list[WriteRecord]:
         """Have it decided, at once if nothing is before it."""
         self.writer.wish(change)
-        return self.writer.go_on()
+        return self.writer.go_on(self.decided)
 
     def wish_stop(self, why: EndReason, reason: str) -> None:
         """Have it stopped; if that is decided already, tell its ranks again, perhaps with another grace."""
-        if self.writer.record.stop_reason in (EndReason.NONE, *COMING_BACK):
+        if self.decided.stop_reason in (EndReason.NONE, *COMING_BACK):
             self.writer.wish(StopWished(why, cleaned(reason), self.utc_s))
         else:
             self.stop_again_s = self.now_s
 
+    def put(self, status: TaskStatus) -> None:
+        """The newest that is known of one task, and since when what it amounts to."""
+        gang, now_s = self.gang, self.now_s
+        gang.put(status)
+        if status.ran_s and self.decided.started_utc_s:
+            self.hears_owners_until_s = 0.0
+            self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
+        if gang.has_started and self.decided.state is JobState.STARTING:
+            self.running_since_s = min(self.running_since_s, now_s)
+        if gang.has_ended and gang.end is None:
+            self.attempt, gang.end = None, GangEnd(now_s, self.served_gpu_s, self.decided.stop_reason)
+
+    @property
+    def served_gpu_s(self) -> float:
+        """What the gang has had by now."""
+        return self.conduct.served_gpu_s(self.decided, max(0.0, self.now_s - self.running_since_s))
+
+    def explain(self, reason: str) -> None:
+        """Why it waits, for people; volatile."""
+        self.reason = cleaned(reason)
+
     def begin_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
         """A new gang, of which nothing is told yet."""
-        self.gang, self.stop_again_s = Gang(), float("inf")  # a late report may have had the last one stopped again
+        self.gang, self.stop_again_s = Gang(shares, self.conduct), float("inf")
         self.withdrawn = None
         self.pacing.begun(number)
         self.window.begun(self.job_id, self.now_s)
-        self.attempt = self.parts.make_attempt(self.writer.record, number, shares, ranking, self.commands.ids)
+        self.attempt = self.parts.make_attempt(self.decided, number, shares, ranking, self.commands.ids)
         return self.attempt
 
     def end_attempt(self) -> None:
@@ -285,17 +264,17 @@ class ShepherdState:
 
     def validate(self) -> None:
         """Re-derive what binds attempt, claim, updates and what is left over to the record."""
-        self.writer.validate()
+        self.writer.validate(self.decided)
         self.claim.validate()
-        record, attempt = self.writer.record, self.attempt
+        record, attempt = self.decided, self.attempt
         if attempt is not None:
             attempt.validate()
             assert record.state in (JobState.QUEUED, JobState.STARTING), record.state
             assert attempt.phase is not AttemptPhase.LAUNCHED
-            assert attempt.phase is not AttemptPhase.FAILED or self.writer.is_busy, "nobody looks after it"
+            assert attempt.phase is not AttemptPhase.FAILED or self.is_writing, "nobody looks after it"
             assert attempt.number >= record.attempt, "an older attempt goes on"
         assert set(self.settlement.open) <= set(record.leftovers), "what is settled is not left over"
-        is_running = record.state is JobState.RUNNING and not self.writer.is_busy
+        is_running = record.state is JobState.RUNNING and not self.is_writing
         assert not is_running or self.running_since_s < float("inf"), "it runs since never"
         assert record.state in (JobState.QUEUED, JobState.ENDED) or record.shares, "a gang without nodes"
         assert self.gang.end is None or record.state is not JobState.QUEUED, "a gang that is over is not let go"

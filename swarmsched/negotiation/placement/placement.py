@@ -159,7 +159,7 @@ class Placement:
     @property
     def waiting_count(self) -> int:
         """Queued jobs of this agent."""
-        return sum(job.is_queued for job in self._jobs.values())
+        return sum(job.decided.state is JobState.QUEUED for job in self._jobs.values())
 
     @property
     def next_deadline_s(self) -> float:
@@ -236,7 +236,7 @@ class Placement:
     @property
     def placing(self) -> list[JobId]:
         """Jobs whose placement is under way."""
-        return [job_id for job_id, job in self._jobs.items() if job.is_placing]
+        return [job_id for job_id, job in self._jobs.items() if job.attempt is not None]
 
     # When to look.
 
@@ -257,7 +257,11 @@ class Placement:
         self._look_s = min(self._look_s, clock.now_s + self._start_delay_s())
 
     def _start_delay_s(self) -> float:
-        ahead = [self._queue.count_before(job_id) for job_id, job in self._jobs.items() if job.is_queued]
+        ahead = [
+            self._queue.count_before(job_id)
+            for job_id, job in self._jobs.items()
+            if job.decided.state is JobState.QUEUED
+        ]
         if len(self._queue) <= len(ahead):
             return 0.0  # nobody else waits
         first = min(ahead, default=0)
@@ -404,7 +408,7 @@ class Placement:
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
-        if any(self._jobs[job_id].is_placing for job_id in self._elastic):
+        if any(self._jobs[job_id].attempt is not None for job_id in self._elastic):
             self._look_s = min(self._look_s, clock.now_s + BETWEEN_PLACES_S)
         elif waiting or is_idle_planner:
             is_needed = is_idle_planner or self._may_be_moved(room, waiting, clock.now_s)
@@ -455,7 +459,7 @@ class Placement:
             if shepherd is not None:
                 left, job = left - 1, self.view_of(shepherd, clock)  # it may avoid other nodes by now
             shares = place_in(room, job, self._rng if shepherd is not None else None)
-            pause_s = shepherd.may_try_after_s - clock.now_s if shepherd is not None else 0.0
+            pause_s = shepherd.pacing.may_try_after_s - clock.now_s if shepherd is not None else 0.0
             if shares is None and pause_s <= 0.0:
                 break
             if shares is None or pause_s > BACKOFF_S_MAX or (shepherd is None and is_invited):
@@ -481,7 +485,7 @@ class Placement:
             if shepherd is None and not self._stands(job, now_s):
                 continue
             does_fit = room.ranks(job.demand) >= job.ranks
-            if shepherd is not None and (is_first or (does_fit and shepherd.may_try_after_s <= now_s)):
+            if shepherd is not None and (is_first or (does_fit and shepherd.pacing.may_try_after_s <= now_s)):
                 return True
             is_first = False
             contenders += does_fit
@@ -501,7 +505,7 @@ class Placement:
                 continue
             if not job.is_waiting:
                 continue
-            if job.may_try_after_s > clock.now_s or self.window.is_full(clock.now_s):
+            if job.pacing.may_try_after_s > clock.now_s or self.window.is_full(clock.now_s):
                 unused.append(decision)
                 continue
             view = self.view_of(job, clock)
@@ -527,7 +531,7 @@ class Placement:
             job = self._jobs.get(decision.job_id)
             if job is None or job.is_writing:
                 continue
-            if decision.change in RESCALES and (job.is_claiming or not self._planning.is_confirmed(decision)):
+            if decision.change in RESCALES and (job.claim.is_open or not self._planning.is_confirmed(decision)):
                 self._planning.has_news = True
                 continue
             problem = self._problem_of(decision, job, room, clock)
@@ -583,12 +587,12 @@ class Placement:
         """
         effects = self._follow_stops(mine, clock)
         if self._order is None or not any(
-            job.is_starving(clock.now_s) and not job.is_claiming for job in mine.values()
+            job.is_starving(clock.now_s) and not job.claim.is_open for job in mine.values()
         ):
             return effects
         first = next((job for job in self._queue if job.job_id in mine or self._stands(job, clock.now_s)), None)
         job = mine.get(first.job_id) if first is not None else None
-        if first is None or job is None or not job.is_starving(clock.now_s) or job.is_claiming:
+        if first is None or job is None or not job.is_starving(clock.now_s) or job.claim.is_open:
             return effects
         place = place_in(Room(nodes).emptied(), first)
         if place is None:
@@ -608,7 +612,7 @@ class Placement:
             job = mine.get(decision.job_id)
             wanted = victims.get(decision.job_id, [])
             is_claim = decision.change is Change.WAIT and bool(decision.target.shares and wanted)
-            if not is_claim or job is None or job.is_claiming or not job.is_waiting:
+            if not is_claim or job is None or job.claim.is_open or not job.is_waiting:
                 continue
             shepherds = {victim: shepherd for victim in wanted if (shepherd := self._shepherd_of(victim)) is not None}
             if len(shepherds) == len(wanted):
@@ -623,7 +627,11 @@ class Placement:
         return job.card.shepherd if job is not None else None
 
     def _remember_backoffs(self, waiting: Mapping[JobId, JobShepherd], now_s: float) -> None:
-        untils_s = (until_s for job in waiting.values() for until_s in (job.may_try_after_s, *job.avoided.values()))
+        untils_s = (
+            until_s
+            for job in waiting.values()
+            for until_s in (job.pacing.may_try_after_s, *job.pacing.avoided.values())
+        )
         waits = [until_s for until_s in untils_s if until_s > now_s]
         if self.window.is_full(now_s):
             waits = [self.window.opens_s]

@@ -154,7 +154,7 @@ def test_one_refusal_releases_everything_and_the_job_waits_again(scene):
     assert scene.record.state is JobState.QUEUED
     assert "b refused" in scene.record.reason
     assert scene.shepherd.is_waiting
-    assert scene.shepherd.may_try_after_s >= scene.now_s
+    assert scene.shepherd.pacing.may_try_after_s >= scene.now_s
 
 
 def test_attempts_never_share_a_number(scene):
@@ -418,7 +418,7 @@ def test_a_node_that_cannot_start_its_part_is_avoided_and_the_job_tried_again(sc
     scene.report(B, TaskStage.EXITED, 5, failure=TaskFailure.INTERNAL, detail=why)
     scene.report(A, TaskStage.EXITED, 5, [RankExit(0, 0, 15)])
     assert (scene.record.state, scene.record.relaunches) == (JobState.QUEUED, 1)
-    assert list(scene.shepherd.avoided) == [B]
+    assert list(scene.shepherd.pacing.avoided) == [B]
     assert why in scene.record.reason
 
 
@@ -519,9 +519,9 @@ def test_late_failure_to_deliver_says_nothing_about_a_newer_attempt(scene):
     scene.answer(first[:1], Refusal.DOES_NOT_FIT)
     second = scene.place()
     scene.do(scene.shepherd.undeliverable(B, first[1][1], "timed out", scene.clock))
-    assert scene.shepherd.is_placing
+    assert scene.shepherd.attempt
     scene.do(scene.shepherd.undeliverable(B, second[1][1], "timed out", scene.clock))
-    assert not scene.shepherd.is_placing
+    assert not scene.shepherd.attempt
 
 
 def test_task_that_stands_staged_after_the_launch_is_launched_again(scene):

@@ -57,10 +57,9 @@ def keeps_a_place_that_nobody_wants(node):
 
 
 def writes_from_an_old_record(node):
-    writer = job_in(node, JobState.QUEUED).writer
-    record = writer.record
-    update = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
-    writer._in_flight = update
+    job = job_in(node, JobState.QUEUED)
+    record = job.decided
+    job.writer.in_flight = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
 
 
 def has_run_since_never(node):

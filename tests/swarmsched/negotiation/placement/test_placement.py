@@ -524,7 +524,7 @@ def test_a_job_whose_next_place_is_not_kept_runs_on():
     assert [effect.text for effect in effects if isinstance(effect, Announce)] == ["b keeps nothing: 1 of 4 GPUs"]
     sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
     assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
-    assert not job.is_claiming
+    assert not job.claim.is_open
     assert not job.is_writing
     assert job.take_next_place() == Allocation()
 
@@ -539,7 +539,7 @@ def test_the_next_place_of_a_job_that_has_to_end_meanwhile_is_given_up():
     effects = job.owner_answered(answer_to(second.message, second.owner), scene.clock)
     sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
     assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
-    assert not job.is_claiming
+    assert not job.claim.is_open
     assert job.take_next_place() == Allocation()
 
 
@@ -551,7 +551,7 @@ def test_a_job_that_nobody_answers_runs_on():
     scene.now_s += ANSWER_S
     effects = job.on_timer(scene.clock)
     assert "the place did not come free in time" in [each.text for each in effects if isinstance(each, Announce)]
-    assert not job.is_claiming
+    assert not job.claim.is_open
     assert not job.is_writing
 
 
@@ -669,7 +669,7 @@ def test_a_job_that_has_ended_is_history_for_the_next_plan():
     scene.placement.cluster_view(scene.clock)
     shepherd = scene.placement.jobs[job_id("b")]
     ended = replace(shepherd.record, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=UTC + 9)
-    shepherd.writer.record = ended
+    shepherd.decided = ended
     scene.placement.let_go(job_id("b"))
     (past,) = scene.placement.cluster_view(scene.clock).history
     assert (past.card.job_id, past.has_completed, past.ended_utc_s) == (job_id("b"), True, UTC + 9)
