@@ -1,8 +1,8 @@
 """What a shepherd decides, as data: each change of its job's record, and what becomes of the record by it.
 
-Each gives the fields that change from the record as it then is, or None when it is no longer wanted: those that somebody
-wishes wait their turn, and what came before may have made them obsolete.  States follow the life cycle's
-table.  What must happen once a change is decided is not said here: it follows from the decided record (`due`).
+Each makes fields of the record as it then is, or None when it is no longer wanted: those that somebody wishes wait for
+a turn, and what came before may have made them obsolete.  States follow the life cycle's table.  What must happen once a
+change is decided is not said here: it follows from the decided record (`due`).
 """
 
 from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase

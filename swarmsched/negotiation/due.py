@@ -256,8 +256,8 @@ def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
 
 def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop."""
-    is_stopping = job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
-    if job.gang.failures.are_any and not is_stopping:
+    failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
+    if (failures.rank or failures.task) and not is_stopping:
         job.gang.is_stopping = True
         job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
         job.stop_again_s = job.now_s

@@ -13,6 +13,7 @@ from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 
 DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
+STAGING = (StartPhase.SYNC, StartPhase.ENVIRONMENT)
 INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an owner sends
 
 
@@ -53,7 +54,8 @@ class Gang:
         self.shares = shares
         self.failures = Failures()
         self.has_started = self.has_ended = False  # all who must have; no process is left
-        self.is_stopping = False
+        self.phase = StartPhase.LAUNCH  # how far the slowest part of the start is
+        self.is_heard = self.is_stopping = False
         self.end: GangEnd | None = None
         self._conduct = conduct
         self._tasks: dict[NodeId, TaskStatus] = {}
@@ -62,26 +64,15 @@ class Gang:
         """The newest that is known of one task."""
         self._tasks[status.node] = status
         self.failures.see(status)
+        self.is_heard = True
+        phases = {each.phase for each in self._tasks.values()}
+        self.phase = next((each for each in STAGING if each.value in phases), StartPhase.LAUNCH)
         self.has_started = all(self._has_started(share.node) for share in self._conduct.must_start(self.shares))
         self.has_ended = bool(self.shares) and not self.unfinished()
 
     def task(self, node: NodeId) -> TaskStatus | None:
         """What that node has told last."""
         return self._tasks.get(node)
-
-    @property
-    def is_heard(self) -> bool:
-        """Some owner has told of its task."""
-        return bool(self._tasks)
-
-    @property
-    def phase(self) -> StartPhase:
-        """How far the slowest part of the start is."""
-        phases = {status.phase for status in self._tasks.values()}
-        for phase in (StartPhase.SYNC, StartPhase.ENVIRONMENT):
-            if phase.value in phases:
-                return phase
-        return StartPhase.LAUNCH
 
     def has_exited(self, node: NodeId) -> bool:
         """No process is left there."""

@@ -12,18 +12,8 @@ class Failures:
     """The first failing rank and the first failing task of an attempt, in the order in which they were told."""
 
     def __init__(self) -> None:
-        self._rank: tuple[NodeId, RankExit] | None = None
-        self._task: TaskStatus | None = None
-
-    @property
-    def are_any(self) -> bool:
-        """A rank or a task has failed."""
-        return self._rank is not None or self._task is not None
-
-    @property
-    def task(self) -> TaskStatus | None:
-        """The first task that failed as a whole."""
-        return self._task
+        self.rank: tuple[NodeId, RankExit] | None = None
+        self.task: TaskStatus | None = None  # that failed as a whole
 
     def see(self, status: TaskStatus) -> None:
         """Take in a task's newest status.
@@ -31,19 +21,19 @@ class Failures:
         A rank that was terminated stands aside for one that failed by itself: after a shepherd's restart the
         victims of a gang's stop may be told before its cause.
         """
-        if status.failure is not TaskFailure.NONE and self._task is None:
-            self._task = status
+        if status.failure is not TaskFailure.NONE and self.task is None:
+            self.task = status
         culprit = _first_failing(status.exits)
-        if culprit is not None and (self._rank is None or (_is_victim(self._rank[1]) and not _is_victim(culprit))):
-            self._rank = (status.node, culprit)
+        if culprit is not None and (self.rank is None or (_is_victim(self.rank[1]) and not _is_victim(culprit))):
+            self.rank = (status.node, culprit)
 
     def outcome(self, stop_reason: EndReason) -> dict[str, object]:
         """Changes of the record: end reason, exit code, and what failed where."""
         outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
-        if self._rank is not None:
-            outcome |= _failed_rank(*self._rank)
-        elif self._task is not None:
-            outcome |= _failed_task(self._task)
+        if self.rank is not None:
+            outcome |= _failed_rank(*self.rank)
+        elif self.task is not None:
+            outcome |= _failed_task(self.task)
         if stop_reason is not EndReason.NONE:
             # Nobody failed: the ranks did what they were told, and the record says already who told them.
             outcome = {key: outcome[key] for key in ("exit_code", "signal", "reason")}

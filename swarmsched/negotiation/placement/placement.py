@@ -108,17 +108,17 @@ class Placement:
         self._cluster = cluster
         self._parts = parts
         self._rng = rng
-        self._jobs: dict[JobId, JobShepherd] = {}
+        self.jobs: dict[JobId, JobShepherd] = {}  # those that have not ended
         self._elastic: dict[JobId, None] = {}  # those of them that take several sizes
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self._own = OwnViews()
         self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
         self._moved: dict[JobId, None] = {}  # jobs of ours that may stand elsewhere in the queue, or nowhere
         self._deadlines: Deadlines[JobId] = Deadlines()
-        self._update_ids = count(1)
-        self._setting = PolicySetting()
-        self._policy_id = policy_id(self._setting)
-        self._order = make_order(self._setting)
+        self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
+        self.setting = PolicySetting()  # the policy in force here
+        self.policy_id = policy_id(self.setting)  # in canonical form
+        self._order = make_order(self.setting)
         self._queue = Queue(self._order)
         self._planning = Planning()
         self._inviter = Inviter(me)
@@ -131,35 +131,15 @@ class Placement:
         self._invited_until_s = float("-inf")
 
     @property
-    def jobs(self) -> Mapping[JobId, JobShepherd]:
-        """Live jobs by id."""
-        return self._jobs
-
-    @property
-    def setting(self) -> PolicySetting:
-        """The policy in force here."""
-        return self._setting
-
-    @property
-    def policy_id(self) -> str:
-        """The policy in force here, in canonical form."""
-        return self._policy_id
-
-    @property
     def told(self) -> Mapping[JobId, Decision]:
         """What the last plan said of each live job, and its advice where it had any."""
         told, advice = self._planning.told, self._planning.advice
         return {**told, **{each.job_id: each for each in advice}} if advice else told
 
     @property
-    def update_ids(self) -> Iterator[int]:
-        """Register update ids, unique within this agent's life."""
-        return self._update_ids
-
-    @property
     def waiting_count(self) -> int:
         """Queued jobs of this agent."""
-        return sum(job.decided.state is JobState.QUEUED for job in self._jobs.values())
+        return sum(job.decided.state is JobState.QUEUED for job in self.jobs.values())
 
     @property
     def next_deadline_s(self) -> float:
@@ -170,11 +150,11 @@ class Placement:
     def due(self, now_s: float) -> list[JobShepherd]:
         """Jobs whose own timers have something to do."""
         self._note_deadlines()
-        return [self._jobs[job_id] for job_id in self._deadlines.due(now_s)]
+        return [self.jobs[job_id] for job_id in self._deadlines.due(now_s)]
 
     def _note_deadlines(self) -> None:
         for job_id in self._stirred:
-            if (job := self._jobs.get(job_id)) is not None:
+            if (job := self.jobs.get(job_id)) is not None:
                 self._deadlines.put(job_id, job.next_deadline_s)
         self._stirred.clear()
 
@@ -183,21 +163,21 @@ class Placement:
 
     def set_policy(self, setting: PolicySetting, now_s: float) -> None:
         """Use another policy from now on; the caller has checked the setting."""
-        if setting == self._setting:
+        if setting == self.setting:
             return
-        self._setting, self._policy_id, self._order = setting, policy_id(setting), make_order(setting)
+        self.setting, self.policy_id, self._order = setting, policy_id(setting), make_order(setting)
         self._planning.forget()
         self._queue.use(self._order, now_s)
         self.look_soon(now_s)
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
-        shepherd = JobShepherd(record, self._me, self._rng, self._update_ids, self._parts, self._stir, self.window)
+        shepherd = JobShepherd(record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window)
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
         if shepherd.estimate is None and record.spec.is_elastic:
             shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
-        self._jobs[record.job_id] = shepherd
+        self.jobs[record.job_id] = shepherd
         if record.spec.is_elastic:
             self._elastic[record.job_id] = None
         self._stir(record.job_id)
@@ -214,7 +194,7 @@ class Placement:
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
-        job = self._jobs.pop(job_id, None)
+        job = self.jobs.pop(job_id, None)
         self._elastic.pop(job_id, None)
         self._own.drop(job_id)
         self._said.pop(job_id, None)
@@ -236,7 +216,7 @@ class Placement:
     @property
     def placing(self) -> list[JobId]:
         """Jobs whose placement is under way."""
-        return [job_id for job_id, job in self._jobs.items() if job.attempt is not None]
+        return [job_id for job_id, job in self.jobs.items() if job.attempt is not None]
 
     # When to look.
 
@@ -259,7 +239,7 @@ class Placement:
     def _start_delay_s(self) -> float:
         ahead = [
             self._queue.count_before(job_id)
-            for job_id, job in self._jobs.items()
+            for job_id, job in self.jobs.items()
             if job.decided.state is JobState.QUEUED
         ]
         if len(self._queue) <= len(ahead):
@@ -269,7 +249,7 @@ class Placement:
 
     def invited(self, now_s: float) -> None:
         """An owner has something free, and jobs here are first in line for it as far as it knows."""
-        if any(job.is_waiting for job in self._jobs.values()):
+        if any(job.is_waiting for job in self.jobs.values()):
             self._invited_until_s = now_s + INVITED_S
             self.look_soon(now_s)
 
@@ -301,7 +281,7 @@ class Placement:
         """Bring the queue up to date; true when somebody has come to wait."""
         has_grown = False
         for job_id in {**dict.fromkeys(self._cluster.take_job_news()), **self._moved}:
-            shepherd = self._jobs.get(job_id)
+            shepherd = self.jobs.get(job_id)
             job = self._foreign(job_id) if shepherd is None else self.view_of(shepherd, clock)
             if job is not None and job.state is JobState.QUEUED:
                 has_grown |= self._queue.put(job, clock.now_s)
@@ -328,7 +308,7 @@ class Placement:
             queued_s=view.queued_s(now_s),
             running_s=view.running_s(now_s),
             rank_key=self._rank_key(view, now_s),
-            policy_id=self._policy_id,
+            policy_id=self.policy_id,
         )
 
     def _rank_key(self, job: JobView, now_s: float) -> RankKey:
@@ -339,13 +319,13 @@ class Placement:
 
     def _views(self, clock: Clock) -> list[JobView]:
         """All live jobs: ours as they are, others as told by shepherds that can act."""
-        own = [self.view_of(job, clock) for job in self._jobs.values() if not job.record.is_ended]
+        own = [self.view_of(job, clock) for job in self.jobs.values() if not job.record.is_ended]
         return [
             *own,
             *[
                 job
                 for job_id, job in self._cluster.jobs.items()
-                if job_id not in self._jobs and self._cluster.can_act(job, clock.now_s)
+                if job_id not in self.jobs and self._cluster.can_act(job, clock.now_s)
             ],
         ]
 
@@ -361,7 +341,7 @@ class Placement:
         """Take the planner's advice; an answer to an older question is ignored."""
         if not self._planning.computed(plan, clock.now_s):
             return []
-        for job_id, job in self._jobs.items():
+        for job_id, job in self.jobs.items():
             decision = self._planning.told.get(job_id)
             if decision is not None and decision.change is Change.WAIT:
                 job.explain(decision.reason)
@@ -376,10 +356,10 @@ class Placement:
 
     def refuses_to_make_room(self, request: PreemptRequest, clock: Clock) -> str:
         """Why a job of ours need not stop for another, by the policy and our own fresh figures."""
-        job = self._jobs[request.job_id]
-        if request.policy_id != self._policy_id:
-            return f"the policy here is {self._policy_id}, not {request.policy_id}"
-        if self._order is not None and not kind_of(self._setting).spares_rigid:
+        job = self.jobs[request.job_id]
+        if request.policy_id != self.policy_id:
+            return f"the policy here is {self.policy_id}, not {request.policy_id}"
+        if self._order is not None and not kind_of(self.setting).spares_rigid:
             return self._order.refuses_to_make_room(self.view_of(job, clock), request.rank_key, clock.now_s)
         decision = self._planning.told.get(request.job_id)
         is_told = decision is not None and decision.change is Change.STOP and decision.taker == request.taker
@@ -392,8 +372,8 @@ class Placement:
         self._look_s = float("inf")
         if clock.now_s >= self._backoff_s:
             self._planning.has_news = True  # what was out of the question for a job may be the place for it now
-        self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self._jobs) - FEW_JOBS)
-        mine = {job_id: job for job_id, job in self._jobs.items() if job.is_waiting}
+        self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.jobs) - FEW_JOBS)
+        mine = {job_id: job for job_id, job in self.jobs.items() if job.is_waiting}
         is_idle_planner = self.may_change_jobs
         if not mine and not is_idle_planner:
             return []
@@ -408,12 +388,12 @@ class Placement:
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
-        if any(self._jobs[job_id].attempt is not None for job_id in self._elastic):
+        if any(self.jobs[job_id].attempt is not None for job_id in self._elastic):
             self._look_s = min(self._look_s, clock.now_s + BETWEEN_PLACES_S)
         elif waiting or is_idle_planner:
             is_needed = is_idle_planner or self._may_be_moved(room, waiting, clock.now_s)
             asked, again_s = self._planning.ask(
-                self._setting,
+                self.setting,
                 lambda version: self.cluster_view(clock, version),
                 is_needed=is_needed,
                 now_s=clock.now_s,
@@ -425,15 +405,15 @@ class Placement:
     @property
     def may_change_jobs(self) -> bool:
         """Whether a plan could change a job of ours although none waits."""
-        kind = kind_of(self._setting)
-        if kind.spares_rigid and self._setting.elasticity is Elasticity.OFF:
+        kind = kind_of(self.setting)
+        if kind.spares_rigid and self.setting.elasticity is Elasticity.OFF:
             return False
-        return kind.plans_when_idle and bool(self._elastic if kind.spares_rigid else self._jobs)
+        return kind.plans_when_idle and bool(self._elastic if kind.spares_rigid else self.jobs)
 
     def _room(self, nodes: Sequence[NodeView]) -> Room:
         """Free resources less what our own unanswered holds will take."""
         room = Room(nodes)
-        for job in self._jobs.values():
+        for job in self.jobs.values():
             demand = job.record.spec.demand
             for share in job.unanswered_holds:
                 ranks = min(share.ranks, room.fits(demand).get(share.node, 0))
@@ -446,7 +426,7 @@ class Placement:
         effects: list[ShepherdEffect] = []
         is_invited = clock.now_s < self._invited_until_s
         left, walked = len(mine), 0
-        sizes_are_chosen = kind_of(self._setting).resizes and self._setting.elasticity is not Elasticity.OFF
+        sizes_are_chosen = kind_of(self.setting).resizes and self.setting.elasticity is not Elasticity.OFF
         for job in self._queue if self._order is not None else ():
             shepherd = mine.get(job.job_id)
             if shepherd is None and not self._stands(job, clock.now_s):
@@ -471,7 +451,7 @@ class Placement:
 
     def _stands(self, job: JobView, now_s: float) -> bool:
         """True for a job of another shepherd that can act and of which we know where it may go."""
-        is_foreign = job.job_id not in self._jobs and self._cluster.can_act(job, now_s)
+        is_foreign = job.job_id not in self.jobs and self._cluster.can_act(job, now_s)
         return is_foreign and not job.card.hides_constraints
 
     def _may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
@@ -528,7 +508,7 @@ class Placement:
         """
         effects: list[ShepherdEffect] = []
         for decision in list(self._planning.fresh(clock.now_s)):
-            job = self._jobs.get(decision.job_id)
+            job = self.jobs.get(decision.job_id)
             if job is None or job.is_writing:
                 continue
             if decision.change in RESCALES and (job.claim.is_open or not self._planning.is_confirmed(decision)):
@@ -546,7 +526,7 @@ class Placement:
                 self._planning.open.remove(decision)
                 effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
         for decision in self._planning.advice:
-            if decision.job_id in self._jobs:
+            if decision.job_id in self.jobs:
                 size = f" to {decision.target.ranks} ranks" if decision.target.ranks else ""
                 wish = f"would {decision.change.value}{size} with elasticity=on"
                 effects += self._say(decision, "plan.advised", wish, decision.reason)
@@ -555,7 +535,7 @@ class Placement:
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
         if decision.change not in (*RESCALES, Change.REBATCH):
             return cannot_change(decision)
-        is_there = decision.taker in self._jobs or decision.taker in self._cluster.jobs
+        is_there = decision.taker in self.jobs or decision.taker in self._cluster.jobs
         return cannot_rescale(decision, self.view_of(job, clock), room, is_taker_there=is_there)
 
     def _say(self, decision: Decision, kind: str, text: str, reason: str = "") -> list[ShepherdEffect]:
@@ -621,7 +601,7 @@ class Placement:
         return effects
 
     def _shepherd_of(self, job_id: JobId) -> NodeId | None:
-        if job_id in self._jobs:
+        if job_id in self.jobs:
             return self._me
         job = self._foreign(job_id)
         return job.card.shepherd if job is not None else None
@@ -639,13 +619,13 @@ class Placement:
         self._look_s = min(self._look_s, self._backoff_s)
 
     def _ranking(self, view: JobView, now_s: float) -> Ranking:
-        return Ranking(self._policy_id, self._rank_key(view, now_s))
+        return Ranking(self.policy_id, self._rank_key(view, now_s))
 
     def validate(self) -> None:
         """Re-derive what is kept of the queue and of our jobs."""
         self._queue.validate()
-        assert self._own.jobs <= self._jobs.keys()
-        assert self._elastic.keys() == {job_id for job_id, job in self._jobs.items() if job.record.spec.is_elastic}
-        for job_id, job in self._jobs.items():
+        assert self._own.jobs <= self.jobs.keys()
+        assert self._elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.record.spec.is_elastic}
+        for job_id, job in self.jobs.items():
             assert job_id == job.job_id
             job.validate()
