@@ -110,7 +110,7 @@ class Attempt:
         del self._pending[answer.owner]
         if answer.refusal is not Refusal.NONE:
             self.refusal = answer.refusal
-            return self._fail(answer.owner, f"{answer.owner} refused: {answer.detail or answer.refusal.value}")
+            return self.fail(answer.owner, f"{answer.owner} refused: {answer.detail or answer.refusal.value}")
         if isinstance(pending, HoldRequest):
             return self._hold_granted(answer, now_s)
         if isinstance(pending, CommitRequest):
@@ -123,7 +123,7 @@ class Attempt:
         """PREPARED is durable: commit everywhere.  Too late means the holds may be gone: fail instead."""
         self._record = record
         if now_s >= self._decide_before_s:
-            return self._fail(None, "the decision came too late for the holds")
+            return self.fail(None, "the decision came too late for the holds")
         self._decide_before_s = float("inf")
         self.phase = AttemptPhase.COMMITTING
         self._unstaged = {share.node for share in self.shares}
@@ -137,11 +137,7 @@ class Attempt:
     def lost(self, node: NodeId) -> None:
         """An owner that had committed knows nothing of this attempt any more."""
         if self.phase in (AttemptPhase.STAGING, AttemptPhase.LAUNCHING) and not self.awaits(node):
-            self._fail(node, f"{node} has lost what it committed to")
-
-    def give_way(self, node: NodeId, problem: str) -> None:
-        """Another job ranks higher there, and nothing is decided yet."""
-        self._fail(node, problem)
+            self.fail(node, f"{node} has lost what it committed to")
 
     def awaits(self, node: NodeId) -> bool:
         """True while a command to this node is repeated until it is answered."""
@@ -158,13 +154,13 @@ class Attempt:
         """
         if self.phase is not AttemptPhase.HOLDING or self._pending.get(node) != command:
             return []
-        return self._fail(node, f"{node} cannot be reached: {error}")
+        return self.fail(node, f"{node} cannot be reached: {error}")
 
     def on_timer(self, now_s: float) -> list[Effect]:
         """Give up a slow decision, or repeat what was not answered (same command id, so harmless)."""
         if self.phase in (AttemptPhase.HOLDING, AttemptPhase.HELD) and now_s >= self._decide_before_s:
             silent = ", ".join(sorted(self._pending)) or "the register"
-            return self._fail(next(iter(self._pending), None), f"no answer from {silent} in time")
+            return self.fail(next(iter(self._pending), None), f"no answer from {silent} in time")
         if now_s < self._resend_s:
             return []
         self._resend_s = now_s + RESEND_S
@@ -172,7 +168,7 @@ class Attempt:
 
     def abandon(self) -> list[Effect]:
         """Release everywhere; owners refuse this attempt from now on."""
-        self._fail(self.refusing_node, self.problem)
+        self.fail(self.refusing_node, self.problem)
         return [SendPeer(share.node, ReleaseRequest(*self._head())) for share in self.shares]
 
     def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
@@ -184,7 +180,7 @@ class Attempt:
         if self._pending:
             return []
         if now_s >= self._decide_before_s:
-            return self._fail(None, "the last hold came too late")
+            return self.fail(None, "the last hold came too late")
         self.phase = AttemptPhase.HELD
         return []
 
@@ -202,7 +198,8 @@ class Attempt:
         self.phase, self.may_have_run = AttemptPhase.LAUNCHING, True
         return self._send_all(now_s, self._launch_request)
 
-    def _fail(self, node: NodeId | None, problem: str) -> list[Effect]:
+    def fail(self, node: NodeId | None, problem: str) -> list[Effect]:
+        """It comes to nothing, because of that node if of any."""
         self.phase, self.problem, self.refusing_node = AttemptPhase.FAILED, problem, node
         self._pending.clear()
         return []

@@ -1,12 +1,11 @@
 """What a shepherd decides, as data: each change of its job's record, and what becomes of the record by it.
 
-Each makes fields of the record as it then is, or None when it is no longer wanted: those that somebody wishes wait for
-a turn, and what came before may have made them obsolete.  States follow the life cycle's table.  What must happen once a
-change is decided is not said here: it follows from the decided record (`due`).
+Each makes fields of the record as it then is, or None when it is no longer wanted: those that somebody wishes wait, and
+what came before may have made them obsolete.  States follow the life cycle's table.  What must happen once a change is
+decided is not said here: it follows from the decided record (`due`).
 """
 
 from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
-from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import Value
 from swarmsched.holders import Holders
 from swarmsched.ids import NodeId
@@ -183,20 +182,15 @@ class CheckpointSaved(RecordChange):
     request: CheckpointRequest
     may_commit: CommitRule
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """What the next attempt is to resume from."""
-        return self.request.checkpoint
-
     def refusal(self, record: JobRecord) -> str:
         """Why it may not be, or nothing."""
-        if is_overtaken(record.checkpoint, self.checkpoint):
+        if is_overtaken(record.checkpoint, self.request.checkpoint):
             return "a newer checkpoint of this attempt is committed already"
         return self.may_commit(record, self.request.attempt)
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        is_new = record.checkpoint != self.checkpoint and not self.refusal(record)
-        return {"checkpoint": self.checkpoint} if is_new else None
+        is_new = record.checkpoint != self.request.checkpoint and not self.refusal(record)
+        return {"checkpoint": self.request.checkpoint} if is_new else None
 
 
 class HoldersExchanged(RecordChange):

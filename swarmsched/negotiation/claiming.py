@@ -22,6 +22,9 @@ ORDER_AGAIN_S = 2.0
 RENEW_S = CLAIM_TTL_S / 3.0
 PATIENCE_BEYOND_GRACE_S = 30.0
 ClaimEffect = Announce | SendPeer
+Shares = tuple[Share, ...]
+Victims = Mapping[JobId, NodeId]
+"""Jobs that are to make room, with the shepherd of each."""
 
 
 class ClaimPhase(Enum):
@@ -41,8 +44,8 @@ class Claiming:
         self._me = me
         self._commands = commands
         self._phase = ClaimPhase.NONE
-        self._shares: tuple[Share, ...] = ()
-        self._victims: Mapping[JobId, NodeId] = {}  # with the shepherd of each
+        self._shares: Shares = ()
+        self._victims: Victims = {}
         self._ranking = Ranking("", ())
         self._starts_within_s = 0.0
         self._must_be_free = False
@@ -68,8 +71,8 @@ class Claiming:
     def make(
         self,
         record: JobRecord,
-        shares: tuple[Share, ...],
-        victims: Mapping[JobId, NodeId],
+        shares: Shares,
+        victims: Victims,
         ranking: Ranking,
         starts_within_s: float,
         now_s: float,
@@ -82,13 +85,13 @@ class Claiming:
         claimed = Announce("claim.made", text, record.job_id, self._me, {"victims": len(victims)})
         return [claimed, *self._claim(record)]
 
-    def keep(self, record: JobRecord, shares: tuple[Share, ...], ranking: Ranking, now_s: float) -> list[ClaimEffect]:
+    def keep(self, record: JobRecord, shares: Shares, ranking: Ranking, now_s: float) -> list[ClaimEffect]:
         """Have every owner keep these places if they are free now: a job that runs is to go on there."""
         self._begin(shares, ranking, now_s)
         self._must_be_free = True
         return self._claim(record)
 
-    def _begin(self, shares: tuple[Share, ...], ranking: Ranking, now_s: float) -> None:
+    def _begin(self, shares: Shares, ranking: Ranking, now_s: float) -> None:
         self._phase, self._shares, self._victims = ClaimPhase.CLAIMING, shares, {}
         self._ranking, self._starts_within_s, self._must_be_free, self._questions = ranking, 0.0, False, {}
         self._give_up_s, self._again_s = now_s + ANSWER_S, now_s + RENEW_S
@@ -141,7 +144,7 @@ class Claiming:
         repeated = [SendPeer(self._victims[job_id], question) for job_id, question in self._questions.items()]
         return [*(repeated if is_ordered else []), *self._claim(record)]
 
-    def used(self, shares: tuple[Share, ...], record: JobRecord) -> list[ClaimEffect]:
+    def used(self, shares: Shares, record: JobRecord) -> list[ClaimEffect]:
         """The job has its place, perhaps the one that was kept for it; nothing more need be kept."""
         kept = {share.node for share in self._shares}
         used = [share.node for share in shares if share.node in kept]

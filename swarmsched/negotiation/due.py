@@ -13,7 +13,7 @@ from swarmsched.api import COMING_BACK, EndReason, JobState
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.ids import NodeId
-from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StatusRequest, StopRequest
+from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StopRequest
 from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import RecordChange
@@ -56,8 +56,8 @@ def follow(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
 
 def due(job: ShepherdState) -> list[ShepherdEffect]:
     """All that is due now."""
-    if job.writer.is_closed:
-        return []
+    if job.decided.shepherd != job.me:
+        return []  # the job is another's
     phase = PHASES[job.decided.state]
     effects = [effect for command in phase.commands for effect in command(job)]
     effects += [*job.writer.go_on(job.decided), *answered_clients(job)]
@@ -70,9 +70,9 @@ def due(job: ShepherdState) -> list[ShepherdEffect]:
 def answered_clients(job: ShepherdState) -> list[ShepherdEffect]:
     """Those for whom all is decided that was wished before they asked."""
     done = job.writer.done_count
-    ready = [request_id for request_id, (awaited, _) in job.asking.items() if awaited <= done]
-    replies = {request_id: JobAccepted(job.record, was_known=job.asking.pop(request_id)[1]) for request_id in ready}
-    return [ReplyToClient(request_id, reply) for request_id, reply in replies.items()]
+    ready = [(request_id, was_known) for request_id, (awaited, was_known) in job.asking.items() if awaited <= done]
+    job.asking = {request_id: asked for request_id, asked in job.asking.items() if asked[0] > done}
+    return [ReplyToClient(request_id, JobAccepted(job.record, was_known=was_known)) for request_id, was_known in ready]
 
 
 # Queued.
@@ -102,7 +102,6 @@ def _name_leftovers(job: ShepherdState, known: Iterable[Leftover]) -> list[Sheph
     effects: list[ShepherdEffect] = [*(job.settlement.begin(new, job.decided, job.now_s) if new else ())]
     for each in new:
         if job.gang.has_exited(each.node) or each.node in job.vouched:
-            job.settlement.ended(each.node, each.attempt)
             effects += leftover_settled(job, each.node, each.attempt)
     return effects
 
@@ -110,6 +109,7 @@ def _name_leftovers(job: ShepherdState, known: Iterable[Leftover]) -> list[Sheph
 def leftover_settled(job: ShepherdState, node: NodeId, attempt: int) -> list[ShepherdEffect]:
     """One is settled: a stopping gang counts it as ended."""
     record = job.decided
+    job.settlement.ended(node, attempt)
     if record.state is JobState.STOPPING and attempt == record.attempt:
         job.put(gone(record, attempt, node, TaskFailure.NONE))
     return [job.commands.to(node, ReleaseRequest, record, attempt)]  # against a launch that is still on its way
@@ -214,8 +214,7 @@ def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     record = job.decided
     if record.started_utc_s:
         job.running_since_s, job.hears_owners_until_s = job.now_s, job.now_s + HEAR_OWNERS_S
-    questions = [job.commands.to(share.node, StatusRequest, record, record.attempt) for share in record.shares]
-    return [*job.inquiry.ask(questions, job.now_s)]
+    return [*job.ask_status([share.node for share in record.shares])]
 
 
 def _past_limit(job: ShepherdState) -> RecordChange | None:
@@ -348,10 +347,8 @@ def _holders_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffe
 
 def _handed_over(job: ShepherdState) -> list[ShepherdEffect]:
     successor = job.decided.shepherd
-    if successor == job.me:
-        return []
-    job.writer.close()
-    return [job.announce("job.handed_over", f"{successor} shepherds it from now on")]
+    text = f"{successor} shepherds it from now on"
+    return [job.announce("job.handed_over", text)] if successor != job.me else []
 
 
 PHASES: Mapping[JobState, Phase] = {

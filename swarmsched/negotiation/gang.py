@@ -1,6 +1,6 @@
 """The tasks of one attempt as their owners have told of them, and what they amount to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from swarmsched.api import EndReason, StartPhase
 from swarmsched.effects import SendPeer
@@ -58,30 +58,26 @@ class Gang:
         self.is_heard = self.is_stopping = False
         self.end: GangEnd | None = None
         self._conduct = conduct
-        self._tasks: dict[NodeId, TaskStatus] = {}
+        self.tasks: dict[NodeId, TaskStatus] = {}  # as told last
 
     def put(self, status: TaskStatus) -> None:
         """The newest that is known of one task."""
-        self._tasks[status.node] = status
+        self.tasks[status.node] = status
         self.failures.see(status)
         self.is_heard = True
-        phases = {each.phase for each in self._tasks.values()}
+        phases = {each.phase for each in self.tasks.values()}
         self.phase = next((each for each in STAGING if each.value in phases), StartPhase.LAUNCH)
         self.has_started = all(self._has_started(share.node) for share in self._conduct.must_start(self.shares))
         self.has_ended = bool(self.shares) and not self.unfinished()
 
-    def task(self, node: NodeId) -> TaskStatus | None:
-        """What that node has told last."""
-        return self._tasks.get(node)
-
     def has_exited(self, node: NodeId) -> bool:
         """No process is left there."""
-        task = self._tasks.get(node)
+        task = self.tasks.get(node)
         return task is not None and task.stage is TaskStage.EXITED
 
     def _has_started(self, node: NodeId) -> bool:
         """Its ranks run, or have run."""
-        task = self._tasks.get(node)
+        task = self.tasks.get(node)
         return task is not None and (task.stage is TaskStage.STARTED or (self.has_exited(node) and bool(task.exits)))
 
     def unfinished(self) -> list[NodeId]:
@@ -89,9 +85,9 @@ class Gang:
         return [share.node for share in self.shares if not self.has_exited(share.node)]
 
     def dismissed(self) -> list[SendPeer]:
-        """Acknowledgements of all that was told; the gang is of no interest any more."""
-        told, self._tasks = all_heard(self._tasks.values()), {}
-        return told
+        """Acknowledgements of all that owners have told, and not we ourselves inferred; then nobody asks any more."""
+        told, self.tasks = self.tasks.values(), {}
+        return [heard(status) for status in told if status.generation < INFERRED_GENERATION]
 
 
 def gone(record: JobRecord, attempt: int, node: NodeId, failure: TaskFailure, detail: str = "") -> TaskStatus:
@@ -104,11 +100,6 @@ def heard(status: TaskStatus) -> SendPeer:
     """The acknowledgement of a report; of an exit only once its result is in the register, or wanted by nobody."""
     received = TaskReportReceived(status.job_id, status.attempt, status.revision, status.generation)
     return SendPeer(status.node, received)
-
-
-def all_heard(statuses: Iterable[TaskStatus]) -> list[SendPeer]:
-    """Acknowledgements of all that an owner has told, and not we ourselves inferred."""
-    return [heard(status) for status in statuses if status.generation < INFERRED_GENERATION]
 
 
 def dismissal(record: JobRecord, me: NodeId, status: TaskStatus) -> list[SendPeer]:

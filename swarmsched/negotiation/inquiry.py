@@ -52,10 +52,8 @@ class Inquiry:
 
     def answered(self, answer: OwnerAnswer) -> bool:
         """True when this answers one of our questions; it is asked no more."""
-        question = self._pending.get(answer.owner)
-        if question is None or not isinstance(question.message, StatusRequest):
-            return False
-        if question.message.command_id != answer.command_id:
+        asked = question.message if (question := self._pending.get(answer.owner)) else None
+        if not isinstance(asked, StatusRequest) or asked.command_id != answer.command_id:
             return False
         del self._pending[answer.owner]
         return True

@@ -26,7 +26,7 @@ class Pacing:
     def __init__(self, record: JobRecord, rng: random.Random) -> None:
         self._rng = rng
         self._failed_attempts = 0  # since the last success
-        self._last_attempt = record.attempt  # numbers are never used twice
+        self.last_attempt = record.attempt  # that has begun: numbers are never used twice
         self._skipped_attempts = 0
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
@@ -38,11 +38,7 @@ class Pacing:
 
     def next_number(self, record: JobRecord) -> int:
         """Of a new attempt: above all that were used, or may have been."""
-        return max(self._last_attempt, record.attempt, record.attempts_in_doubt) + 1 + self._skipped_attempts
-
-    def begun(self, number: int) -> None:
-        """An attempt has this number."""
-        self._last_attempt = number
+        return max(self.last_attempt, record.attempt, record.attempts_in_doubt) + 1 + self._skipped_attempts
 
     def succeeded(self) -> None:
         """All owners have launched it."""

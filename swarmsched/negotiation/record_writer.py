@@ -30,26 +30,19 @@ class RecordWriter:
 
     def __init__(self, update_ids: Iterator[int]) -> None:
         self.in_flight: UpdateRequested | None = None
-        self.is_closed = False
         self.wished_count = self.done_count = 0  # of changes: those up to the latter are decided, or obsolete
         self._update_ids = update_ids
-        self._waiting: deque[RecordChange] = deque()
-
-    @property
-    def waiting_count(self) -> int:
-        """Changes that wait behind the one under way."""
-        return len(self._waiting)
+        self.waiting: deque[RecordChange] = deque()
 
     def wish(self, change: RecordChange) -> None:
         """It is to be written in its turn, if it is still wanted then."""
-        if not self.is_closed:
-            self._waiting.append(change)
-            self.wished_count += 1
+        self.waiting.append(change)
+        self.wished_count += 1
 
     def go_on(self, record: JobRecord) -> list[WriteRecord]:
         """Make the next update that is wanted from the decided record, unless one is under way."""
-        while self._waiting and self.in_flight is None:
-            fields = self._waiting.popleft().of(record)
+        while self.waiting and self.in_flight is None:
+            fields = self.waiting.popleft().of(record)
             if fields is None:
                 self.done_count += 1
                 continue
@@ -58,11 +51,6 @@ class RecordWriter:
             self.in_flight = UpdateRequested(update_id, value.job_id, record.configuration, record.stamp, value)
             return [WriteRecord(self.in_flight)]
         return []
-
-    def close(self) -> None:
-        """Write nothing more: the job is another's."""
-        self.is_closed = True
-        self._waiting.clear()
 
     def is_done(self, update_id: int) -> bool:
         """Our update is decided, or can never be written; false for one that is not under way."""
@@ -81,8 +69,7 @@ class RecordWriter:
     def validate(self, record: JobRecord) -> None:
         """One update at a time, made from the record that is decided; others wait behind it."""
         update = self.in_flight
-        assert update is not None or not self._waiting, "nothing waits behind nothing"
+        assert update is not None or not self.waiting, "nothing waits behind nothing"
         assert update is None or update.job_id == record.job_id
         assert update is None or update.expected == record.stamp, "it was made from another record"
-        is_counted = self.wished_count - self.done_count == len(self._waiting) + (update is not None)
-        assert is_counted or self.is_closed, "somebody waits for a change for ever"
+        assert self.wished_count - self.done_count == len(self.waiting) + (update is not None)

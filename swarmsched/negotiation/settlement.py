@@ -29,42 +29,37 @@ class Settlement:
     def __init__(self, commands: Commands, quorum: Quorum = majority) -> None:
         self._commands = commands
         self._quorum = quorum
-        self._open: dict[Leftover, dict[Holder, None]] = {}  # with the holders for whom it is silenced
+        self.open: dict[Leftover, dict[Holder, None]] = {}  # not settled, with the holders for whom it is silenced
         self._asks_s = self._stops_s = float("inf")
-
-    @property
-    def open(self) -> tuple[Leftover, ...]:
-        """What is not settled."""
-        return tuple(self._open)
 
     @property
     def next_deadline_s(self) -> float:
         """When to ask again."""
-        return min(self._asks_s, self._stops_s) if self._open else float("inf")
+        return min(self._asks_s, self._stops_s) if self.open else float("inf")
 
     def begin(self, leftovers: Iterable[Leftover], record: JobRecord, now_s: float) -> list[SendPeer]:
         """The record that names them is durable: order the owners to stop, and ask the holders."""
         for leftover in leftovers:
-            self._open.setdefault(leftover, {})
+            self.open.setdefault(leftover, {})
         self._asks_s = self._stops_s = now_s
         return self.on_timer(record, now_s)
 
     def keep(self, leftovers: Collection[Leftover]) -> None:
         """What the record does not name any more is settled: its gang ended while the record was being told of it."""
-        self._open = {each: silenced for each, silenced in self._open.items() if each in leftovers}
+        self.open = {each: silenced for each, silenced in self.open.items() if each in leftovers}
 
     def forget(self) -> None:
         """The job has ended, or is another's."""
-        self._open.clear()
+        self.open.clear()
 
     def on_timer(self, record: JobRecord, now_s: float) -> list[SendPeer]:
         """Repeat what is due."""
         effects: list[SendPeer] = []
-        if self._open and now_s >= self._stops_s:
+        if self.open and now_s >= self._stops_s:
             self._stops_s = now_s + STOP_AGAIN_S
             grace_s = min(record.spec.grace_s, LEFTOVER_GRACE_S)
-            effects += [self._commands.to(each.node, StopRequest, record, each.attempt, grace_s) for each in self._open]
-        if self._open and now_s >= self._asks_s:
+            effects += [self._commands.to(each.node, StopRequest, record, each.attempt, grace_s) for each in self.open]
+        if self.open and now_s >= self._asks_s:
             self._asks_s = now_s + ASK_AGAIN_S
             effects += self._ask_holders(record)
         return effects
@@ -72,7 +67,7 @@ class Settlement:
     def ended(self, node: NodeId, attempt: int) -> bool:
         """Its owner says that no process of it is left, or an operator that the owner is lost.  True when it was
         open."""
-        return self._open.pop(Leftover(node, attempt), None) is not None
+        return self.open.pop(Leftover(node, attempt), None) is not None
 
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord) -> bool:
         """A holder's answer; true when it settles the leftover."""
@@ -80,13 +75,13 @@ class Settlement:
         holders = [holder for holder in record.configuration.members if holder.node == sender]
         is_enough = answer.has_record and answer.silent_s >= patience_s(FREEZE_AFTER_S)
         is_present = (answer.epoch, answer.version) == record.stamp
-        if leftover not in self._open or not is_enough or not is_present:
+        if leftover not in self.open or not is_enough or not is_present:
             return False
-        silenced = self._open[leftover]
+        silenced = self.open[leftover]
         silenced |= dict.fromkeys(holders)
         if not record.configuration.is_quorum(silenced, self._quorum):
             return False
-        del self._open[leftover]
+        del self.open[leftover]
         return True
 
     def _ask_holders(self, record: JobRecord) -> list[SendPeer]:
@@ -95,6 +90,6 @@ class Settlement:
             return []  # its ranks are never frozen: silence proves nothing
         return [
             SendPeer(holder.node, SilenceRequest(record.job_id, each.attempt, each.node, *record.stamp))
-            for each in self._open
+            for each in self.open
             for holder in record.configuration.members
         ]

@@ -4,7 +4,7 @@ Events come in, each of which changes what is known or wished (`ShepherdState`);
 from the decided record, and is looked at after each event.  Register updates run one at a time and in order.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState
 from swarmsched.authority.message import SilenceAnswer
@@ -13,7 +13,7 @@ from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.estimate import merged
 from swarmsched.fields import Value
 from swarmsched.holders import Holders
-from swarmsched.ids import JobId, NodeId, handle
+from swarmsched.ids import NodeId, handle
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -25,7 +25,6 @@ from swarmsched.ledger.message import (
     Refusal,
     ReleaseRequest,
     SignalRequest,
-    StatusRequest,
     TaskBatch,
     TaskEstimate,
     TaskReport,
@@ -33,12 +32,13 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
+from swarmsched.negotiation.changes import REASON_LENGTH
+from swarmsched.negotiation.claiming import Shares, Victims
 from swarmsched.negotiation.due import answered_clients, due, follow, left_by, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 from swarmsched.view import Allocation
 
@@ -57,25 +57,24 @@ class Clock(Value):
 class JobShepherd(ShepherdState):
     """Acts for one job under one epoch."""
 
-    def _see(self, clock: Clock) -> None:
+    def _see(self, clock: Clock) -> JobRecord:
         self.now_s, self.utc_offset_s = clock.now_s, clock.utc_s - clock.now_s
         self.stirred(self.job_id)
+        return self.decided
 
     # Start of life, and every decided record.
 
     def accepted(self, clock: Clock) -> list[ShepherdEffect]:
         """The first record is durable."""
-        self._see(clock)
+        spec = self._see(clock).spec
         self.queued_since_s = clock.now_s
-        spec = self.decided.spec
         return [self.announce("job.submitted", f"{spec.user or 'somebody'} submitted it", gpus=spec.total_gpus)]
 
     def take_up(self, lost_nodes: Collection[NodeId], clock: Clock) -> list[ShepherdEffect]:
         """The register has made us its shepherd: go on from whatever its record says."""
-        self._see(clock)
-        self.queued_since_s = clock.now_s
+        shares, self.queued_since_s = self._see(clock).shares, clock.now_s
         effects = [*follow(self, None), *due(self)]
-        for share in self.decided.shares:
+        for share in shares:
             if share.node in lost_nodes:
                 effects += self.note_lost_node(share.node, clock)
         return effects
@@ -104,8 +103,7 @@ class JobShepherd(ShepherdState):
 
     def on_timer(self, clock: Clock) -> list[ShepherdEffect]:
         """Attempt timers, repeats of questions and orders, and the time limit."""
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         effects: list[ShepherdEffect] = []
         if self.attempt is not None and self.now_s >= self.attempt.next_deadline_s:
             effects += self.attempt.on_timer(self.now_s)
@@ -116,9 +114,7 @@ class JobShepherd(ShepherdState):
 
     # Placement.
 
-    def place(
-        self, shares: tuple[Share, ...], ranking: Ranking, clock: Clock, global_batch: int = 0
-    ) -> list[ShepherdEffect]:
+    def place(self, shares: Shares, ranking: Ranking, clock: Clock, global_batch: int = 0) -> list[ShepherdEffect]:
         """Try these nodes, with that batch (0: the one of before); the caller has checked `is_waiting`."""
         self._see(clock)
         self.namesakes.forget()  # what was said of leftovers says nothing of what begins now
@@ -128,12 +124,7 @@ class JobShepherd(ShepherdState):
         return [*attempt.begin(self.now_s)]
 
     def claim_place(
-        self,
-        shares: tuple[Share, ...],
-        victims: Mapping[JobId, NodeId],
-        ranking: Ranking,
-        starts_within_s: float,
-        clock: Clock,
+        self, shares: Shares, victims: Victims, ranking: Ranking, starts_within_s: float, clock: Clock
     ) -> list[ShepherdEffect]:
         """Have these places kept, and have the victims make room for it; the caller has checked `is_waiting`."""
         self._see(clock)
@@ -151,7 +142,7 @@ class JobShepherd(ShepherdState):
         if attempt is None or attempt.number != request.attempt or attempt.phase is not AttemptPhase.HOLDING:
             return []
         text = f"gave way to {handle(request.wanted_by)} on {request.owner}"
-        attempt.give_way(request.owner, text)
+        attempt.fail(request.owner, text)
         return [self.announce("job.yielded", text, taker=request.wanted_by), *due(self)]
 
     # What owners tell.
@@ -204,19 +195,17 @@ class JobShepherd(ShepherdState):
         return [*effects, *due(self)]
 
     def _told(self, status: TaskStatus) -> list[ShepherdEffect]:
-        known = self.gang.task(status.node)
+        known = self.gang.tasks.get(status.node)
         if known is not None and known.news > status.news:
             return []
-        effects = self._put(status) if known is None or known.news < status.news else []
-        if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and self._had_started(status):
+        effects: list[ShepherdEffect] = []
+        if known is None or known.news < status.news:
+            effects += self.put(status)
+        is_running = self.decided.state is JobState.RUNNING and not self.is_writing
+        is_of_epoch = status.epoch >= self.decided.epoch  # else its owner may have told it before the start
+        if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and is_running and is_of_epoch:
             return [*effects, *self._owner_has_nothing(status.node)]
         return [*effects, *self._launch_again(status)]
-
-    def _put(self, status: TaskStatus) -> list[ShepherdEffect]:
-        self.put(status)
-        if self.attempt is None or status.stage not in (TaskStage.STAGED, TaskStage.LAUNCHED, TaskStage.STARTED):
-            return []
-        return [*self.attempt.staged(status.node, self.now_s)]
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
         """What this node tells itself is its own word, wherever it lives now."""
@@ -227,11 +216,6 @@ class JobShepherd(ShepherdState):
         if self.attempt is not None:
             return attempt == self.attempt.number
         return attempt == self.decided.attempt and bool(self.decided.shares) and not self.decided.is_ended
-
-    def _had_started(self, status: TaskStatus) -> bool:
-        """The record says so, and the report was not made before this epoch."""
-        record = self.decided
-        return record.state is JobState.RUNNING and status.epoch >= record.epoch and not self.is_writing
 
     def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
@@ -254,7 +238,7 @@ class JobShepherd(ShepherdState):
         else:
             text = f"{owner} knows nothing of the task any more"
             status = gone(record, record.attempt, owner, TaskFailure.LOST, text)
-        return [self.commands.to(owner, ReleaseRequest, record, record.attempt), *self._put(status)]
+        return [self.commands.to(owner, ReleaseRequest, record, record.attempt), *self.put(status)]
 
     def estimated(self, sender: NodeId, told: TaskEstimate, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
@@ -270,15 +254,14 @@ class JobShepherd(ShepherdState):
     def commit_checkpoint(self, request: CheckpointRequest, clock: Clock) -> list[ShepherdEffect]:
         """Make it the one that the next attempt resumes from, if its attempt is the present one when its turn
         comes."""
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         saved = changes.CheckpointSaved(request, self.parts.may_commit)
         refusal = saved.refusal(record)
         if refusal or record.checkpoint == request.checkpoint:
             numbers, is_committed = (request.attempt, request.command_id, record.epoch), not refusal
-            told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[: changes.REASON_LENGTH])
+            told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[:REASON_LENGTH])
             return [SendPeer(request.owner, told)]
-        if self.writer.waiting_count < WAITING_MAX:  # else no majority answers: it is asked again
+        if len(self.writer.waiting) < WAITING_MAX:  # else no majority answers: it is asked again
             self.writer.wish(saved)
         return due(self)
 
@@ -298,17 +281,14 @@ class JobShepherd(ShepherdState):
         self.namesakes.met(node)
         if not self.has_share(node) or (self.attempt is not None and self.attempt.awaits(node)):
             return []
-        return [
-            *self.inquiry.ask([self.commands.to(node, StatusRequest, self.decided, self.decided.attempt)], self.now_s)
-        ]
+        return [*self.ask_status([node])]
 
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.
 
         Safety does not rest on that belief: what is left there is settled before anything new starts.
         """
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         self.note_silent_node(node)
         if not self.has_share(node) or self.is_writing or self.now_s < self.hears_owners_until_s:
             return []  # told again soon
@@ -333,30 +313,23 @@ class JobShepherd(ShepherdState):
 
     def declare_lost(self, clock: Clock) -> list[ShepherdEffect]:
         """An operator vouches for it that nothing is left on the nodes that do not answer."""
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         silent = [node for node in self.silent if self.has_share(node)]
         if silent and self.may_restart and not self.is_writing:
             self.vouched = dict.fromkeys(silent)
             return restart(self, f"an operator declared {', '.join(silent)} lost", record.shares)
-        effects: list[ShepherdEffect] = []
-        for leftover in self.settlement.open:
-            self.settlement.ended(leftover.node, leftover.attempt)
-            effects += leftover_settled(self, leftover.node, leftover.attempt)
-        return [*effects, *due(self)]
+        left = list(self.settlement.open)
+        return [*(effect for each in left for effect in leftover_settled(self, each.node, each.attempt)), *due(self)]
 
     # What others wish.
 
     def preempt(self, request: PreemptRequest, refusal: str, clock: Clock) -> list[ShepherdEffect]:
         """Another job wants this one's place; `refusal` is the policy's reason why not, by this node's own figures."""
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         is_stopping = record.stop_reason in COMING_BACK
         if not refusal and not is_stopping and (record.state is not JobState.RUNNING or self.is_writing):
             refusal = f"it is {record.state.value}"
-        told = PreemptAnswer(
-            self.job_id, request.command_id, request.taker, not refusal, refusal[: changes.REASON_LENGTH]
-        )
+        told = PreemptAnswer(self.job_id, request.command_id, request.taker, not refusal, refusal[:REASON_LENGTH])
         answer = SendPeer(request.shepherd, told)
         if refusal or is_stopping or not request.is_decided:
             return [answer]
@@ -380,9 +353,9 @@ class JobShepherd(ShepherdState):
     def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks go on with another batch; they are told in answer to what they report."""
         self._see(clock)
-        batches = {"batch_before": self.decided.global_batch, "batch_after": global_batch}
+        before = self.decided.global_batch
         self.writer.wish(changes.Rebatched(global_batch))
-        return [self.announce("job.rebatched", reason, **batches), *due(self)]
+        return [self.announce("job.rebatched", reason, batch_before=before, batch_after=global_batch), *due(self)]
 
     def cancel(self, request_id: int, grace_s: float | None, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Stop on a user's wish, and answer once that is durable; a shorter grace shortens the wait."""
@@ -408,8 +381,7 @@ class JobShepherd(ShepherdState):
 
     def signal(self, signal: int, clock: Clock) -> list[ShepherdEffect]:
         """Send a signal to every rank."""
-        self._see(clock)
-        record = self.decided
+        record = self._see(clock)
         return [self.commands.to(share.node, SignalRequest, record, record.attempt, signal) for share in record.shares]
 
     def change_holders(self, holders: Holders, leaving: Holders, clock: Clock) -> list[ShepherdEffect]:

@@ -5,17 +5,18 @@ rebuilt from it and from what the owners answer.  `due` says what follows from i
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
-from swarmsched.effects import Announce
+from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.estimate import Estimate
 from swarmsched.fields import cleaned
 from swarmsched.holders import Quorum, majority
 from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import StatusRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
@@ -29,7 +30,7 @@ from swarmsched.negotiation.settlement import Settlement
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
-from swarmsched.task import TaskStatus
+from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Allocation
 
 STARVING_S = 60.0
@@ -226,7 +227,13 @@ class ShepherdState:
         else:
             self.stop_again_s = self.now_s
 
-    def put(self, status: TaskStatus) -> None:
+    def ask_status(self, nodes: Iterable[NodeId]) -> list[SendPeer]:
+        """Ask what is known of the record's attempt there."""
+        record = self.decided
+        questions = [self.commands.to(node, StatusRequest, record, record.attempt) for node in nodes]
+        return self.inquiry.ask(questions, self.now_s)
+
+    def put(self, status: TaskStatus) -> list[Effect]:
         """The newest that is known of one task, and since when what it amounts to."""
         gang, now_s = self.gang, self.now_s
         gang.put(status)
@@ -237,6 +244,8 @@ class ShepherdState:
             self.running_since_s = min(self.running_since_s, now_s)
         if gang.has_ended and gang.end is None:
             self.attempt, gang.end = None, GangEnd(now_s, self.served_gpu_s, self.decided.stop_reason)
+        is_staged = status.stage not in (TaskStage.ORDERED, TaskStage.EXITED)
+        return self.attempt.staged(status.node, now_s) if self.attempt is not None and is_staged else []
 
     @property
     def served_gpu_s(self) -> float:
@@ -251,7 +260,7 @@ class ShepherdState:
         """A new gang, of which nothing is told yet."""
         self.gang, self.stop_again_s = Gang(shares, self.conduct), float("inf")
         self.withdrawn = None
-        self.pacing.begun(number)
+        self.pacing.last_attempt = number
         self.window.begun(self.job_id, self.now_s)
         self.attempt = self.parts.make_attempt(self.decided, number, shares, ranking, self.commands.ids)
         return self.attempt

@@ -55,7 +55,7 @@ def test_the_backoff_doubles_up_to_a_limit_and_begins_anew_after_a_success(pacin
 
 def test_numbers_are_never_used_twice(pacing):
     assert pacing.next_number(RECORD) == 4
-    pacing.begun(4)
+    pacing.last_attempt = 4
     assert pacing.next_number(RECORD) == 5
     assert pacing.next_number(replace(RECORD, attempt=8)) == 9
     assert pacing.next_number(replace(RECORD, epoch=1_002, is_forced=True)) == 1_001

@@ -27,7 +27,7 @@ from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.jobs.acceptor import SCHEMA_KEY, SCHEMA_VERSION, Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, TaskReport, TaskReportReceived
-from swarmsched.negotiation import shepherd as shepherd_module
+from swarmsched.negotiation import shepherd_state as state_module
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.resources import Demand, FreeReport
@@ -136,7 +136,7 @@ def test_an_update_that_cannot_be_stored_is_left_out_and_holds_up_none_behind_it
     ticket, _ = scene.submit()
     with monkeypatch.context() as patched:
         patched.setattr(record_module, "cleaned", lambda text: text)
-        patched.setattr(shepherd_module, "cleaned", lambda text: text[:1])
+        patched.setattr(state_module, "cleaned", lambda text: text[:1])
         scene.ask(CancelJob(ticket.job_id, reason="\udce9"))
     assert scene.node.counters["updates_refused"] == 1
     assert scene.node.record(ticket.job_id).stop_reason is EndReason.NONE
