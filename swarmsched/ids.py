@@ -8,7 +8,7 @@ the same for all jobs of a quarter of a second.
 import hashlib
 import random
 import re
-from typing import NewType
+from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", str)
 """A node's configured name: 1 to 63 characters, letters, digits, '-', '_' and '.'."""
@@ -16,8 +16,13 @@ NodeId = NewType("NodeId", str)
 JobId = NewType("JobId", str)
 """Full job id, 26 characters."""
 
-TaskKey = tuple[JobId, int]
-"""(job id, attempt): a job's part on one node, and the booking that it needs there."""
+
+class TaskKey(NamedTuple):
+    """A job's part on one node, and the booking that it needs there."""
+
+    job_id: JobId
+    attempt: int
+
 
 Address = tuple[str, int]
 """(IP address, port) of an agent; UDP and TCP share the number."""

@@ -1,6 +1,6 @@
 """What one node runs for one attempt of a job: the order to start it and the facts that come back.
 
-A *task* is a job's part on one node: one shim, one or more ranks.  Its key is (job id, attempt).
+A *task* is a job's part on one node: one shim, one or more ranks.  Its key is a `TaskKey`.
 """
 
 from enum import Enum
@@ -12,6 +12,7 @@ from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value
 from swarmsched.holders import Configuration
+from swarmsched.ids import TaskKey
 from swarmsched.resources import Share, world_size
 
 RENDEZVOUS_PORTS_PER_GPU = 20
@@ -36,6 +37,11 @@ class TaskOrder(Value):
     version: U32 = 0  # of the record that this was made from
     checkpoint: Checkpoint | None = None  # to resume from
     global_batch: U32 = 0  # as in the record
+
+    @property
+    def key(self) -> TaskKey:
+        """Of the task that it starts."""
+        return TaskKey(self.job_id, self.attempt)
 
     @property
     def world_size(self) -> int:
@@ -112,6 +118,11 @@ class TaskStatus(Value):
     generation: U53 = 0  # that life: after a restart revisions begin anew
     is_frozen: bool = False  # its node has lost contact with the job's holders
     ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
+
+    @property
+    def key(self) -> TaskKey:
+        """Of the task that it tells of."""
+        return TaskKey(self.job_id, self.attempt)
 
     @property
     def news(self) -> tuple[int, int]:

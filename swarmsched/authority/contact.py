@@ -111,20 +111,20 @@ class ContactLine:
 
         A contact is due at once.  Watching it again changes nothing.
         """
-        if (job_id, attempt) in self._tasks:
+        if TaskKey(job_id, attempt) in self._tasks:
             return
         task = WatchedTask(job_id, attempt, configuration, stamp, isolation, now_s, now_s, former=former)
-        self._tasks[job_id, attempt] = task
+        self._tasks[TaskKey(job_id, attempt)] = task
         self._open_lines(task, now_s)
 
     def ended(self, job_id: JobId, attempt: int) -> None:
         """No process of the task is left: it needs no time any more, only to know whether it is over."""
-        if (job_id, attempt) in self._tasks:
-            self._tasks[job_id, attempt].has_ended = True
+        if TaskKey(job_id, attempt) in self._tasks:
+            self._tasks[TaskKey(job_id, attempt)].has_ended = True
 
     def forget(self, job_id: JobId, attempt: int) -> None:
         """Nothing of the task is left on this node, and nobody wants to hear of it."""
-        self._tasks.pop((job_id, attempt), None)
+        self._tasks.pop(TaskKey(job_id, attempt), None)
 
     def learned(self, job_id: JobId, stamp: Stamp, configuration: Configuration, now_s: float) -> list[ExtendTask]:
         """A record of the job names these holders; an older one, or one with the same, changes nothing.
@@ -149,17 +149,17 @@ class ContactLine:
 
     def deadline_s(self, job_id: JobId, attempt: int) -> float:
         """Until when the task may run, for its start; -infinite for one that is not watched."""
-        task = self._tasks.get((job_id, attempt))
+        task = self._tasks.get(TaskKey(job_id, attempt))
         return -math.inf if task is None else self._until_s(task)
 
     def is_watched(self, job_id: JobId, attempt: int) -> bool:
         """True for a task whose holders are contacted."""
-        return (job_id, attempt) in self._tasks
+        return TaskKey(job_id, attempt) in self._tasks
 
     def validate(self) -> None:
         """Every holder of a task has its line, and what was heard is of holders."""
         for key, task in self._tasks.items():
-            assert key == (task.job_id, task.attempt)
+            assert key == TaskKey(task.job_id, task.attempt)
             assert task.heard.keys() <= set(task.configuration.members)
             assert {holder.node for holder in task.configuration.members} <= self._lines.keys(), "a holder is not asked"
 
@@ -192,12 +192,12 @@ class ContactLine:
         if sent is None:
             return []
         sent_s, contact = sent
-        news = {(each.job_id, each.attempt): each for each in message.news}
+        news = {TaskKey(each.job_id, each.attempt): each for each in message.news}
         effects: list[ExtendTask] = []
         for asked in contact.tasks:
-            task = self._tasks.get((asked.job_id, asked.attempt))
+            task = self._tasks.get(TaskKey(asked.job_id, asked.attempt))
             if task is not None:
-                told = news.get((asked.job_id, asked.attempt))
+                told = news.get(TaskKey(asked.job_id, asked.attempt))
                 self._hear(task, sender, asked, told, message.sequence, sent_s, now_s)
                 effects += self._recount(task)
         return effects

@@ -49,7 +49,7 @@ class Booking(Value):
     @property
     def key(self) -> TaskKey:
         """(job id, attempt)."""
-        return (self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt)
 
     def persisted(self) -> Persist:
         """The write that makes this booking durable."""

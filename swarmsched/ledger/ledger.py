@@ -143,7 +143,7 @@ class Ledger:
         is_overtaken = (
             isinstance(command, HoldRequest | CommitRequest)
             and answer.refusal is Refusal.NONE
-            and (command.job_id, command.attempt) not in self._bookings
+            and command.key not in self._bookings
         )
         if is_overtaken:
             # A copy that comes after release, end or expiry: a yes would make its owner bind ports and stage files
@@ -163,7 +163,7 @@ class Ledger:
         early = self._early_answer(request)
         if early is not None:
             return early, []
-        known = self._bookings.get((request.job_id, request.attempt))
+        known = self._bookings.get(request.key)
         if known is not None and known.state is not BookingState.DRAINING:
             return self._hold_again(known, request, now_s)
         refusal, detail = self._judge_hold(request, now_s)
@@ -212,7 +212,7 @@ class Ledger:
         early = self._early_answer(request)
         if early is not None:
             return early, []
-        booking = self._bookings.get((request.job_id, request.attempt))
+        booking = self._bookings.get(request.key)
         if booking is None or booking.state is BookingState.DRAINING:
             return self._refuse(request, *self._judge_missing(request, Refusal.EXPIRED))
         if self._deadlines.get(booking.key, math.inf) <= now_s and not self._is_waking:
@@ -230,7 +230,7 @@ class Ledger:
         if early is not None:
             return early, []
         writes = self._raise_fence(request.job_id, request.epoch, released_attempt=request.attempt)
-        booking = self._bookings.get((request.job_id, request.attempt))
+        booking = self._bookings.get(request.key)
         if booking is not None and booking.state is BookingState.HELD:
             writes += self._remove(booking, now_s)
         elif booking is not None:
@@ -245,7 +245,7 @@ class Ledger:
         early = self._early_answer(command)
         if early is not None:
             return early, []
-        booking = self._bookings.get((command.job_id, command.attempt))
+        booking = self._bookings.get(command.key)
         if booking is None:
             return self._refuse(command, *self._judge_missing(command, Refusal.UNKNOWN))
         writes = self._raise_fence(command.job_id, command.epoch)
@@ -265,7 +265,7 @@ class Ledger:
 
         False when there was no lease (also for a mere hold, which only its shepherd or its deadline ends).
         """
-        booking = self._bookings.get((job_id, attempt))
+        booking = self._bookings.get(TaskKey(job_id, attempt))
         if booking is None or booking.state is BookingState.HELD:
             return False, []
         writes = self._raise_fence(job_id, booking.epoch, released_attempt=attempt)
@@ -273,7 +273,7 @@ class Ledger:
 
     def drain(self, order: TaskOrder, gpus: Collection[str], now_s: float) -> list[Persist]:
         """A task runs here of which the books know nothing: what it uses is free once it has ended, and not before."""
-        key = (order.job_id, order.attempt)
+        key = order.key
         writes = self._raise_fence(order.job_id, order.epoch, released_attempt=order.attempt)
         ranks, demand = order.local_ranks, order.spec.demand
         booking = self._bookings.get(key) or Booking(
@@ -351,12 +351,12 @@ class Ledger:
 
     def entry(self, job_id: JobId, attempt: int) -> LedgerEntry | None:
         """The booking of one attempt."""
-        booking = self._bookings.get((job_id, attempt))
+        booking = self._bookings.get(TaskKey(job_id, attempt))
         return None if booking is None else self._entry(booking)
 
     def gpus_of(self, job_id: JobId, attempt: int) -> tuple[Gpu, ...]:
         """The devices of a booking as telemetry last saw them (one that vanished is left out), by index."""
-        booking = self._bookings.get((job_id, attempt))
+        booking = self._bookings.get(TaskKey(job_id, attempt))
         booked = frozenset(booking.gpus) if booking is not None else frozenset()
         return tuple(gpu for gpu in self._resources.gpus if gpu.uuid in booked)
 
@@ -419,7 +419,7 @@ class Ledger:
         fence = self._fences.get(request.job_id)
         if fence is not None and request.attempt <= fence.released_attempt:
             return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
-        if (request.job_id, request.attempt) in self._bookings:
+        if request.key in self._bookings:
             return Refusal.RELEASED_ATTEMPT, "this attempt is being wound up"
         if self.is_draining:
             return Refusal.DRAINING, f"draining: {self.drain_reason}" if self.drain_reason else "draining"

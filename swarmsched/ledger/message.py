@@ -12,6 +12,7 @@ from msgspec import Meta
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
+from swarmsched.ids import TaskKey
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import TaskOrder, TaskStatus
 
@@ -45,6 +46,11 @@ class ShepherdCommand(Value):
     attempt: U32
     command_id: U32
     shepherd: NodeName
+
+    @property
+    def key(self) -> TaskKey:
+        """Of the task, or of the booking for it, that it is about."""
+        return TaskKey(self.job_id, self.attempt)
 
 
 class HoldRequest(ShepherdCommand):
@@ -138,6 +144,11 @@ class OwnerAnswer(Value):
     rendezvous_port: Port = 0
     is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
     origin: U53 = 0
+
+    @property
+    def key(self) -> TaskKey:
+        """As in the command."""
+        return TaskKey(self.job_id, self.attempt)
 
 
 class Opening(Value):

@@ -43,7 +43,7 @@ class HoldDesk:
 
     def hold(self, request: HoldRequest, now_s: float) -> list[Effect]:
         """Book, or say why not; answered later where a port must be bound or somebody is asked to give way."""
-        key = (request.job_id, request.attempt)
+        key = request.key
         if self._is_copy(key, request):
             return []
         if self.is_in_conflict and self._ledger.entry(*key) is None:
@@ -65,7 +65,7 @@ class HoldDesk:
         return any((each.epoch, each.command_id) == (request.epoch, request.command_id) for each in asked)
 
     def _ask_to_yield(self, request: HoldRequest, lower: Sequence[LedgerEntry], now_s: float) -> list[Effect]:
-        self._patient[request.job_id, request.attempt] = PatientHold(request, now_s + YIELD_S)
+        self._patient[request.key] = PatientHold(request, now_s + YIELD_S)
         return [
             SendPeer(NodeId(entry.shepherd), YieldRequest(entry.job_id, entry.attempt, self._node_id, request.job_id))
             for entry in lower
@@ -85,7 +85,7 @@ class HoldDesk:
         return effects
 
     def _held_or_not(self, request: HoldRequest, answer: OwnerAnswer, durable: list[Persist]) -> list[Effect]:
-        key = (request.job_id, request.attempt)
+        key = request.key
         effects: list[Effect] = [*durable, *self.drop_idle_ports(request.job_id)]  # a hold replaces earlier ones
         if answer.refusal is Refusal.NONE and request.wants_rendezvous and not self._has_task(key):
             if key not in self._ports:
@@ -109,7 +109,7 @@ class HoldDesk:
 
     def bound(self, event: RendezvousBound) -> list[Effect]:
         """The port that an answer waited for."""
-        key = (event.job_id, event.attempt)
+        key = TaskKey(event.job_id, event.attempt)
         waiting = self._waiting.pop(key, None)
         if waiting is None:
             return [ReleaseRendezvous(*key)]
@@ -119,7 +119,7 @@ class HoldDesk:
 
     def bind_failed(self, event: RendezvousFailed, now_s: float) -> list[Effect]:
         """No port: the yes becomes a no, and what it booked comes free."""
-        waiting = self._waiting.pop((event.job_id, event.attempt), None)
+        waiting = self._waiting.pop(TaskKey(event.job_id, event.attempt), None)
         if waiting is None:
             return []
         shepherd, answer = waiting
@@ -155,10 +155,10 @@ class HoldDesk:
         assert not self._waiting.keys() & self._ports.keys(), "a port is bound, and its answer waits for it"
         assert not self._patient.keys() & self._waiting.keys()
         for key, (_, answer) in self._waiting.items():
-            assert key == (answer.job_id, answer.attempt)
+            assert key == answer.key
             assert self._ledger.entry(*key) is not None, "a yes waits for its port, and nothing is booked"
         for key, patient in self._patient.items():
-            assert key == (patient.request.job_id, patient.request.attempt)
+            assert key == patient.request.key
         assert not any(self._has_task(key) for key in self._waiting), "a task is ordered before its hold was answered"
 
     def _with_port(self, key: TaskKey, answer: OwnerAnswer) -> OwnerAnswer:

@@ -136,7 +136,7 @@ class Owner:
             if stored.is_ended:
                 status = replace(status, stage=TaskStage.EXITED, failure=stored.failure, detail=stored.detail)
             task = _Task(order, stored.shepherd, status, next_report_s=now_s, was_launched=stored.was_launched)
-            self._tasks[order.job_id, order.attempt] = task
+            self._tasks[order.key] = task
             if stored.holders.holders:
                 task.holders = (stored.holders, stored.former_holders, (stored.epoch, stored.version))
             self._watch(task, now_s)
@@ -150,7 +150,7 @@ class Owner:
 
     def order(self, job_id: JobId, attempt: int) -> TaskOrder | None:
         """The order of a task that is known here."""
-        task = self._tasks.get((job_id, attempt))
+        task = self._tasks.get(TaskKey(job_id, attempt))
         return task.order if task else None
 
     @property
@@ -228,7 +228,7 @@ class Owner:
 
     def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
         """The shepherd has heard a revision; an ended task is then forgotten."""
-        key = (message.job_id, message.attempt)
+        key = TaskKey(message.job_id, message.attempt)
         task = self._tasks.get(key)
         if task is None or message.generation != task.status.generation:
             return []
@@ -242,7 +242,7 @@ class Owner:
     def _commit(self, request: CommitRequest, now_s: float) -> list[Effect]:
         if request.order.node != self._node_id:
             raise RemoteProtocolError(f"order is for {request.order.node}", kind="CommitRequest", peer=request.shepherd)
-        key = (request.job_id, request.attempt)
+        key = request.key
         answer, durable = self._ledger.commit(request, now_s)
         effects: list[Effect] = [*durable]
         task = self._tasks.get(key)
@@ -261,7 +261,7 @@ class Owner:
         unlaunched_s = now_s + UNLAUNCHED_REPORT_S
         task = _Task(order, request.shepherd, self._fresh_status(order), acknowledged=0, next_report_s=unlaunched_s)
         durable = _persist(task)
-        self._tasks[order.job_id, order.attempt] = task
+        self._tasks[order.key] = task
         self._watch(task, now_s)
         effects: list[Effect] = [durable, *self._line.on_timer(now_s)]
         if order.needs_staging:
@@ -271,7 +271,7 @@ class Owner:
 
     def _launch(self, request: LaunchRequest, now_s: float) -> list[Effect]:
         answer, durable = self._ledger.check(request, now_s)
-        task = self._tasks.get((request.job_id, request.attempt))
+        task = self._tasks.get(request.key)
         answer = _corrected(answer, task)
         if answer.refusal is Refusal.NONE and task is None:
             answer = replace(answer, refusal=Refusal.NOT_COMMITTED)
@@ -297,12 +297,12 @@ class Owner:
             return self._exited(task, now_s, failure=TaskFailure.INTERNAL, detail=detail)
         self._change(task, None, stage=TaskStage.LAUNCHED)
         task.acknowledged = task.status.revision  # the answer to the command says it
-        self._desk.launched((order.job_id, order.attempt))
+        self._desk.launched(order.key)
         task.was_launched = True
         return [_persist(task), StartTask(order, gpus, until_s)]
 
     def _release(self, request: ReleaseRequest, now_s: float) -> list[Effect]:
-        key = (request.job_id, request.attempt)
+        key = request.key
         answer, durable = self._ledger.release(request, now_s)
         effects: list[Effect] = [*durable, *self._desk.withdraw(key), SendPeer(request.shepherd, answer)]
         effects += self._desk.retry(now_s)
@@ -348,7 +348,7 @@ class Owner:
     ) -> tuple[OwnerAnswer, list[Persist], _Task | None]:
         """The ledger's word, corrected by ours: an ended task has no lease any more but is not unknown."""
         answer, durable = self._ledger.check(request, now_s)
-        task = self._tasks.get((request.job_id, request.attempt))
+        task = self._tasks.get(request.key)
         if answer.refusal is Refusal.STALE_EPOCH:
             return answer, durable, task
         if task is None:
@@ -360,7 +360,7 @@ class Owner:
     # Facts from the runner.
 
     def _on_task_event(self, event: TaskFact, now_s: float) -> list[Effect]:
-        task = self._tasks.get((event.job_id, event.attempt))
+        task = self._tasks.get(TaskKey(event.job_id, event.attempt))
         if task is None and isinstance(event, TaskExited):
             return [ForgetTask(event.job_id, event.attempt)]  # one that nobody ordered, or that was given up
         if task is None or task.status.stage is TaskStage.EXITED:
@@ -390,7 +390,7 @@ class Owner:
 
     def _exited(self, task: _Task, now_s: float, **changes: object) -> list[Effect]:
         """No process is left: the lease ends, and only then is anybody told."""
-        key = (task.order.job_id, task.order.attempt)
+        key = task.order.key
         if task.is_orphan:  # that it obeyed our signal says nothing about the job
             changes |= {"failure": TaskFailure.LOST, "detail": f"{self._node_id} had lost its order"}
             if not task.is_released:  # else its result is kept for ever if whoever asked for it forgets the job
@@ -406,7 +406,7 @@ class Owner:
     def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
         """After a restart: the disk knows which tasks ever started; what it does not know was never launched."""
         effects: list[Effect] = []
-        found = {(each.status.job_id, each.status.attempt): each for each in event.tasks}
+        found = {each.status.key: each for each in event.tasks}
         for key, task in list(self._tasks.items()):
             known = found.pop(key, None)
             if known is not None:
@@ -420,14 +420,14 @@ class Owner:
         for orphan in found.values():
             effects += self._end_orphan(orphan, now_s)
         for entry in self._ledger.entries:
-            if entry.state is BookingState.DRAINING and (entry.job_id, entry.attempt) not in self._tasks:
+            if entry.state is BookingState.DRAINING and TaskKey(entry.job_id, entry.attempt) not in self._tasks:
                 effects += self._ledger.end(entry.job_id, entry.attempt, now_s)[1]  # it ended while no agent ran
         return effects
 
     def _end_orphan(self, found: FoundTask, now_s: float) -> list[Effect]:
         """Its order was lost with the database, its processes were not: they have their GPUs until they are gone."""
         order, status = found.order, found.status
-        key = (order.job_id, order.attempt)
+        key = order.key
         text = "found a task that nobody ordered; stopping it"
         effects: list[Effect] = [Announce("task.orphaned", text, order.job_id, self._node_id)]
         if status.stage is not TaskStage.EXITED:
@@ -560,14 +560,14 @@ class Owner:
     def _save_holders(self) -> list[Persist]:
         saved: list[Persist] = []
         for watched in self._line.unsaved():
-            task = self._tasks[watched.job_id, watched.attempt]
+            task = self._tasks[TaskKey(watched.job_id, watched.attempt)]
             task.holders = (watched.configuration, watched.former, watched.stamp)
             saved.append(_persist(task))
         return saved
 
     def shepherd_of(self, job_id: JobId, attempt: int) -> NodeId | None:
         """Whom a running task reports to."""
-        task = self._tasks.get((job_id, attempt))
+        task = self._tasks.get(TaskKey(job_id, attempt))
         return None if task is None or task.status.stage is TaskStage.EXITED else task.shepherd
 
     def validate(self) -> None:
@@ -575,7 +575,7 @@ class Owner:
         self._desk.validate()
         self._line.validate()
         for key, task in self._tasks.items():
-            assert key == (task.order.job_id, task.order.attempt) == (task.status.job_id, task.status.attempt)
+            assert key == task.order.key == task.status.key
             assert task.order.node == self._node_id or task.is_orphan
             assert task.acknowledged <= task.status.revision, "a revision was heard that was never told"
             is_over = task.status.stage is TaskStage.EXITED

@@ -47,5 +47,5 @@ class Urgency:
 
 def _task(effect: StartTask | ExtendTask) -> TaskKey:
     if isinstance(effect, StartTask):
-        return (effect.order.job_id, effect.order.attempt)
-    return (effect.job_id, effect.attempt)
+        return effect.order.key
+    return TaskKey(effect.job_id, effect.attempt)

@@ -145,7 +145,7 @@ class RunningTask:
     @property
     def key(self) -> TaskKey:
         """(job, attempt)."""
-        return (self.order.job_id, self.order.attempt)
+        return self.order.key
 
     @property
     def is_over(self) -> bool:
@@ -267,25 +267,25 @@ class TaskModel:
         """Do what the node asks; all repeats are harmless."""
         match effect:
             case BindRendezvous(job_id=job_id, attempt=attempt):
-                self._bind((job_id, attempt))
+                self._bind(TaskKey(job_id, attempt))
             case ReleaseRendezvous(job_id=job_id, attempt=attempt):
-                self._ports.pop((job_id, attempt), None)
+                self._ports.pop(TaskKey(job_id, attempt), None)
             case StageTask(order=order):
                 self._stage(order)
             case StartTask():
                 self._start(effect)
             case SignalTask(job_id=job_id, attempt=attempt, signal=signal):
-                self._signal((job_id, attempt), signal)
+                self._signal(TaskKey(job_id, attempt), signal)
             case SetBatch(job_id=job_id, attempt=attempt, global_batch=global_batch):
-                if (task := self._tasks.get((job_id, attempt))) is not None:
+                if (task := self._tasks.get(TaskKey(job_id, attempt))) is not None:
                     task.global_batch = global_batch
                     self._watch(task, TaskChange.REBATCHED)
             case StopTask(job_id=job_id, attempt=attempt, grace_s=grace_s):
-                self._stop((job_id, attempt), grace_s)
+                self._stop(TaskKey(job_id, attempt), grace_s)
             case ExtendTask(job_id=job_id, attempt=attempt, until_s=until_s):
-                self._extend((job_id, attempt), until_s)
+                self._extend(TaskKey(job_id, attempt), until_s)
             case ForgetTask(job_id=job_id, attempt=attempt):
-                self._forget((job_id, attempt))
+                self._forget(TaskKey(job_id, attempt))
 
     def _bind(self, key: TaskKey) -> None:
         if key not in self._ports:
@@ -295,7 +295,7 @@ class TaskModel:
         self._loop.call_later(BIND_S, lambda: self._tell(bound))
 
     def _stage(self, order: TaskOrder) -> None:
-        key = (order.job_id, order.attempt)
+        key = order.key
         if key in self._staging or key in self._tasks:
             return
         phases = ["sync"] * bool(order.spec.tree) + ["environment"] * bool(order.spec.requirements)
@@ -313,7 +313,7 @@ class TaskModel:
 
     def _start(self, effect: StartTask) -> None:
         order = effect.order
-        key = (order.job_id, order.attempt)
+        key = order.key
         if key in self._tasks:
             return
         self._ports.pop(key, None)

@@ -29,7 +29,7 @@ from swarmsched.effects import Announce
 from swarmsched.events import TimerFired
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
-from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.resources import GpuHealth
 from swarmsched.task import TaskStage, TaskStatus
@@ -385,7 +385,7 @@ def test_the_page_of_jobs_has_a_series_for_each_task_and_leaves_out_what_is_not_
     for second in range(3):
         told.progress.take(0, {"step": 2 * second, "total_steps": 40, "loss": -1.5}, float(second))
     quiet.progress.take(0, {"samples": 1}, 0.0)
-    reported = {(JOB, 1): told, (OTHER_JOB, 2): quiet}
+    reported = {TaskKey(JOB, 1): told, TaskKey(OTHER_JOB, 2): quiet}
     body, content_type = metrics.render_jobs(reported)
     text = body.decode()
     assert content_type.startswith("text/plain; version=0.0.4")

@@ -142,7 +142,7 @@ class LogStore:
 
     async def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
         """Records after the cursor and new ones as they come; ends when the task has exited and all was read."""
-        key, news = (job_id, attempt), asyncio.Event()
+        key, news = TaskKey(job_id, attempt), asyncio.Event()
         self._followers.setdefault(key, set()).add(news)
         try:
             while True:
@@ -202,7 +202,7 @@ class LogStore:
         for line in text.splitlines():
             writer.write(SYSTEM, line.encode("utf-8", "replace") + b"\n")
         writer.close()
-        self.wake((job_id, attempt))
+        self.wake(TaskKey(job_id, attempt))
 
     def opened(self, key: TaskKey) -> None:
         """More output of this task is to be expected: followers wait for it."""
@@ -258,7 +258,7 @@ class LogStore:
     def _attempts(self) -> Iterator[TaskKey]:
         for job_id in _job_names(self.config.directory):
             for attempt in self.attempts(job_id):
-                yield job_id, attempt
+                yield TaskKey(job_id, attempt)
 
     def _attempt(self, job_id: JobId, attempt: int) -> Path:
         return self.config.directory / job_id / str(attempt)

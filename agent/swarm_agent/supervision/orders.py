@@ -159,7 +159,7 @@ def directory_name(key: TaskKey) -> str:
 def parse_directory_name(name: str) -> TaskKey | None:
     """The key behind a directory's name; None for anything else that lies there."""
     job_id, _, attempt = name.partition(".")
-    return (JobId(job_id), int(attempt)) if is_job_id(job_id) and attempt.isdecimal() else None
+    return TaskKey(JobId(job_id), int(attempt)) if is_job_id(job_id) and attempt.isdecimal() else None
 
 
 def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:

@@ -253,23 +253,23 @@ class TaskRunner:
         """Do it, or begin to; the outcome is posted as an event.  Never raises for what a job can cause."""
         match effect:
             case BindRendezvous():
-                self._bind((effect.job_id, effect.attempt))
+                self._bind(TaskKey(effect.job_id, effect.attempt))
             case ReleaseRendezvous():
-                self._rendezvous.release((effect.job_id, effect.attempt))
+                self._rendezvous.release(TaskKey(effect.job_id, effect.attempt))
             case StageTask():
                 self._stage(effect.order)
             case StartTask():
                 self._start_task(effect)
             case ExtendTask():
-                self._extend((effect.job_id, effect.attempt), effect.until_s)
+                self._extend(TaskKey(effect.job_id, effect.attempt), effect.until_s)
             case SignalTask():
-                self._tell((effect.job_id, effect.attempt), f"signal {effect.signal}")
+                self._tell(TaskKey(effect.job_id, effect.attempt), f"signal {effect.signal}")
             case SetBatch():
-                self.reports.set_batch((effect.job_id, effect.attempt), effect.global_batch)
+                self.reports.set_batch(TaskKey(effect.job_id, effect.attempt), effect.global_batch)
             case StopTask():
-                self._stop_task((effect.job_id, effect.attempt), effect.grace_s)
+                self._stop_task(TaskKey(effect.job_id, effect.attempt), effect.grace_s)
             case ForgetTask():
-                self._forget((effect.job_id, effect.attempt))
+                self._forget(TaskKey(effect.job_id, effect.attempt))
 
     def own_pids(self) -> set[int]:
         """The shims of this node; every process of a task is a descendant of one, daemons included."""
@@ -288,7 +288,7 @@ class TaskRunner:
 
     def workdir(self, job_id: JobId, attempt: int) -> Path | None:
         """Where the task runs, while it is known here."""
-        task = self._tasks.get((job_id, attempt))
+        task = self._tasks.get(TaskKey(job_id, attempt))
         return task.prepared.workdir if task and task.prepared else None
 
     # Rendezvous.
@@ -304,7 +304,7 @@ class TaskRunner:
     # Staging.
 
     def _stage(self, order: TaskOrder) -> None:
-        key = (order.job_id, order.attempt)
+        key = order.key
         known = self._tasks.get(key)
         if known:
             if known.stage is TaskStage.STAGED:
@@ -344,14 +344,14 @@ class TaskRunner:
         self._agent.logs.say(*task.key, process_ranks(task.order)[0], text)
 
     def _new_task(self, order: TaskOrder) -> _Task:
-        key = (order.job_id, order.attempt)
+        key = order.key
         return _Task(key, order, ShimLink(self._tasks_dir / directory_name(key)))
 
     # Starting.
 
     def _start_task(self, effect: StartTask) -> None:
         order = effect.order
-        key = (order.job_id, order.attempt)
+        key = order.key
         task = self._tasks.get(key)
         if task and task.stage is not TaskStage.STAGED:
             return  # repeated: it is on its way already
@@ -513,11 +513,11 @@ class TaskRunner:
         for line in dict.fromkeys(whole.decode("ascii", "replace").split("\n")):
             match line.split():
                 case [job_id, attempt, "facts"] if attempt.isdecimal():
-                    task = self._tasks.get((JobId(job_id), int(attempt)))
+                    task = self._tasks.get(TaskKey(JobId(job_id), int(attempt)))
                     if task and task.is_running:
                         self._take_facts(task)
                 case [job_id, attempt, "log", _] if attempt.isdecimal():
-                    self._agent.logs.wake((JobId(job_id), int(attempt)))
+                    self._agent.logs.wake(TaskKey(JobId(job_id), int(attempt)))
                 case _:
                     continue  # the end of a line whose beginning an earlier agent has read
 

@@ -53,7 +53,7 @@ class BookingChecker(Checker):
         _expect_booking(host, self._books_of(host), effect, (BookingState.LEASED, BookingState.DRAINING))
         key, mine = _key(effect), _gpus(effect)
         for task in host.tasks.running:
-            if mine & set(task.gpus) and (task.order.job_id, task.order.attempt) != key:
+            if mine & set(task.gpus) and task.order.key != key:
                 raise Violation(1, f"{host.node_id} starts {key} on GPUs of {task.order.job_id}/{task.order.attempt}")
 
     def agent_started(self, host: Host) -> None:
@@ -75,7 +75,7 @@ class BookingChecker(Checker):
 
     def entry(self, host: Host, job_id: JobId, attempt: int) -> Booking | None:
         """The booking of an attempt."""
-        return self._books_of(host).entries.get((job_id, attempt))
+        return self._books_of(host).entries.get(TaskKey(job_id, attempt))
 
     def entries(self, host: Host) -> tuple[Booking, ...]:
         """All bookings of a machine."""
@@ -134,7 +134,7 @@ class BookingChecker(Checker):
 
 
 def _key(effect: StartTask) -> TaskKey:
-    return (effect.order.job_id, effect.order.attempt)
+    return effect.order.key
 
 
 def _gpus(effect: StartTask) -> set[str]:
@@ -151,6 +151,13 @@ def _expect_booking(host: Host, books: _Books, effect: StartTask, states: Sequen
 def _told(entries: Iterable[Booking | LedgerEntry]) -> dict[TaskKey, tuple[object, ...]]:
     """What a booking and the entry that a ledger shows of it have in common."""
     return {
-        (each.job_id, each.attempt): (each.state, each.epoch, each.ranks, each.gpus, each.cpus, each.memory_bytes)
+        TaskKey(each.job_id, each.attempt): (
+            each.state,
+            each.epoch,
+            each.ranks,
+            each.gpus,
+            each.cpus,
+            each.memory_bytes,
+        )
         for each in entries
     }

@@ -12,7 +12,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, CommitCheckpoint
 from swarmsched.effects import Effect, ReplyToClient, SendPeer, StartTask
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, TaskKey
 from swarmsched.ledger.message import CheckpointAnswer, CheckpointRequest
 from swarmsched.record import JobRecord, PlanState
 from swarmsched.simulator.checks.checker import Checker
@@ -33,7 +33,7 @@ class CheckpointChecker(Checker):
         self.committed_count = 0
         self._decided = decided
         self._newest: dict[JobId, int] = {}  # highest attempt that was prepared
-        self._resumes: dict[tuple[JobId, int], Checkpoint | None] = {}  # attempt -> what it must resume from
+        self._resumes: dict[TaskKey, Checkpoint | None] = {}  # attempt -> what it must resume from
         self._known: dict[tuple[JobId, str, int], None] = {}  # (job, name, attempt) of decided checkpoints
         self._asked: dict[tuple[str, int], tuple[JobId, Checkpoint]] = {}  # (who asked, its number) -> what for
         self._wished: dict[tuple[JobId, int, str, str], int] = {}  # (job, attempt, machine, name) -> when, by count
@@ -67,7 +67,7 @@ class CheckpointChecker(Checker):
 
     def _starts(self, effect: StartTask) -> None:
         order = effect.order
-        expected = self._resumes.get((order.job_id, order.attempt))
+        expected = self._resumes.get(order.key)
         if order.checkpoint != expected:
             raise Violation(
                 6, f"{order.job_id}/{order.attempt} resumes from {order.checkpoint}; decided was {expected}"
@@ -100,7 +100,7 @@ class CheckpointChecker(Checker):
         is_prepared = after.plan_state in (PlanState.PREPARED, PlanState.LAUNCHED)
         if is_prepared and (is_forced or after.attempt > newest):  # what is left may be an attempt that nobody decided
             self._newest[job_id] = after.attempt
-            self._resumes[job_id, after.attempt] = checkpoint
+            self._resumes[TaskKey(job_id, after.attempt)] = checkpoint
 
     def _compare(self, job_id: JobId, before: Checkpoint, after: Checkpoint) -> None:
         is_same_writer = (before.attempt, before.node) == (after.attempt, after.node)

@@ -55,19 +55,19 @@ class GangChecker(Checker):
         self._leased.pop(host.node_id, None)
         for entry in self._books.entries(host):
             if entry.state is BookingState.LEASED:
-                self._committed.setdefault((entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
+                self._committed.setdefault(TaskKey(entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
 
     def _answered(self, host: Host, answer: object) -> None:
         if not isinstance(answer, OwnerAnswer) or answer.refusal is not Refusal.NONE:
             return
-        key = (answer.job_id, answer.attempt)
+        key = answer.key
         ranks = self._leased.get(host.node_id, {}).pop(key, None)
         if ranks is not None:
             self._committed.setdefault(key, {})[host.node_id] = ranks
 
     def _starts(self, host: Host, effect: StartTask) -> None:
         order = effect.order
-        committed = self._committed.get((order.job_id, order.attempt), {})
+        committed = self._committed.get(order.key, {})
         wanted = {share.node: share.ranks for share in order.shares}
         if committed != wanted:
             raise Violation(

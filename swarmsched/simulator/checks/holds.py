@@ -77,7 +77,7 @@ class HoldChecker(Checker):
         answer = effect.message
         if not isinstance(answer, OwnerAnswer) or answer.refusal is not Refusal.NONE:
             return
-        key = (answer.job_id, answer.attempt)
+        key = answer.key
         yes = self._asked.get(host.node_id, {}).pop(key, None)
         entry = self._books.entry(host, *key)
         if yes is not None and entry is not None and entry.state is BookingState.HELD:
@@ -106,7 +106,7 @@ class HoldChecker(Checker):
         """Its time runs from now on, also where the owner makes room for it first."""
         command = (request.job_id, request.epoch, request.attempt, request.command_id)
         seen = self._seen.setdefault(host.node_id, {})
-        key = (request.job_id, request.attempt)
+        key = request.key
         if command in seen or _is_refused(request, effects):
             return
         seen[command] = None

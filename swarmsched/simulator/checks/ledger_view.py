@@ -21,7 +21,8 @@ def changed_bookings(effects: Sequence[Effect]) -> Iterator[tuple[TaskKey, Booki
     for effect in effects:
         if isinstance(effect, Persist) and effect.room == ROOM and effect.key.startswith(BOOKING_PREFIX):
             job_id, attempt = effect.key.removeprefix(BOOKING_PREFIX).split("/")
-            yield (JobId(job_id), int(attempt)), None if effect.value is None else decode_value(Booking, effect.value)
+            key = TaskKey(JobId(job_id), int(attempt))
+            yield key, None if effect.value is None else decode_value(Booking, effect.value)
 
 
 def stored_bookings(entries: Mapping[str, bytes]) -> list[Booking]:

@@ -11,7 +11,7 @@ from swarmsched.commands import CommitCheckpoint, JobAccepted, Refused, SubmitJo
 from swarmsched.effects import Effect, ReplyToClient, SendPeer, StopTask
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
 from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.jobs.message import AcceptRequest, PrepareRequest
 from swarmsched.ledger.message import CheckpointAnswer
 from swarmsched.record import JobRecord, PlanState
@@ -63,7 +63,7 @@ class Sometimes(Checker):
 
     def __init__(self, decided: DecidedRecords) -> None:
         self.counts = dict.fromkeys(NAMES, 0)
-        self._preparers: dict[tuple[JobId, int], str] = {}  # attempt -> who prepared it
+        self._preparers: dict[TaskKey, str] = {}  # attempt -> who prepared it
         self._first_holders: dict[JobId, tuple[Holder, ...]] = {}
         self._made_at: dict[JobId, NodeId] = {}  # where a submit was first given
         self._submits: dict[tuple[NodeId, int], JobId] = {}
@@ -139,11 +139,11 @@ class Sometimes(Checker):
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         first = self._first_holders.setdefault(job_id, after.holders)
         if after.plan_state is PlanState.PREPARED:
-            self._preparers.setdefault((job_id, after.attempt), after.shepherd)
+            self._preparers.setdefault(TaskKey(job_id, after.attempt), after.shepherd)
         if before is None:
             return
         self._count("shepherd taken over", after.shepherd != before.shepherd)
-        preparer = self._preparers.get((job_id, after.attempt), after.shepherd)
+        preparer = self._preparers.get(TaskKey(job_id, after.attempt), after.shepherd)
         is_launched = after.plan_state is PlanState.LAUNCHED and before.plan_state is not PlanState.LAUNCHED
         self._count("prepared recovered by another shepherd", is_launched and preparer != after.shepherd)
         self._count("joint configuration seen", bool(after.leaving_holders) and not before.leaving_holders)

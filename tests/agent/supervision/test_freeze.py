@@ -19,6 +19,7 @@ from swarm_agent.supervision.orders import directory_name, order_to_json
 from swarm_agent.task import shim
 from swarmsched.effects import ExtendTask, SignalTask, StartTask, StopTask
 from swarmsched.events import TaskFreezeChanged, TaskStarted
+from swarmsched.ids import TaskKey
 from swarmsched.task import RankExit, TaskOrder
 from tests.agent.supervision.testing import DEADLINE_S, Bench, make_order
 
@@ -61,17 +62,17 @@ def extend(bench: Bench, order: TaskOrder, lease_s: float) -> None:
 
 async def frozen(bench: Bench, order: TaskOrder, count: int = 1) -> None:
     """Wait for the `count`-th change, which must be a freeze."""
-    change = await bench.wait_for(TaskFreezeChanged, (order.job_id, order.attempt), count)
+    change = await bench.wait_for(TaskFreezeChanged, order.key, count)
     assert change.is_frozen
 
 
 async def thawed(bench: Bench, order: TaskOrder, count: int = 2) -> None:
-    change = await bench.wait_for(TaskFreezeChanged, (order.job_id, order.attempt), count)
+    change = await bench.wait_for(TaskFreezeChanged, order.key, count)
     assert not change.is_frozen
 
 
 def status(bench: Bench, order: TaskOrder):
-    return bench.runner._tasks[order.job_id, order.attempt].status()
+    return bench.runner._tasks[order.key].status()
 
 
 async def test_ranks_freeze_at_their_deadline_and_go_on_after_an_extension(bench: Bench, tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ async def main():
     await bench.runner.start()
     order, gpus = order_from_json(Path(sys.argv[2]).read_bytes(), Path(sys.argv[2]))
     bench.runner.perform(StartTask(order, gpus, until_s=shim.now() + float(sys.argv[3])))
-    await bench.wait_for(TaskStarted, (order.job_id, order.attempt))
+    await bench.wait_for(TaskStarted, order.key)
     print("started", flush=True)
     await asyncio.Event().wait()
 
@@ -307,7 +308,7 @@ async def dead_agent(tmp_path: Path, order: TaskOrder, lease_s: float) -> None:
 
 def frozen_utc_s(tmp_path: Path, order: TaskOrder) -> float:
     """When the shim says that it froze its ranks; 0 before."""
-    facts = tmp_path / "data" / "tasks" / directory_name((order.job_id, 1)) / "facts"
+    facts = tmp_path / "data" / "tasks" / directory_name(TaskKey(order.job_id, 1)) / "facts"
     lines = facts.read_bytes().split(b"\n")
     return next((float(line.split()[1]) for line in lines if line.startswith(b"frozen")), 0.0)
 
@@ -345,7 +346,7 @@ async def test_the_freeze_follows_the_deadline_and_does_not_precede_it(tmp_path:
     order = make_order("sleep", "600")
     await dead_agent(tmp_path, order, lease_s=0.5)
     await until(lambda: frozen_utc_s(tmp_path, order))
-    directory = tmp_path / "data" / "tasks" / directory_name((order.job_id, 1))
+    directory = tmp_path / "data" / "tasks" / directory_name(TaskKey(order.job_id, 1))
     deadline_s = shim.read_lease(str(directory / "lease"), 0.0)
     offset_s = time.time() - shim.now()
     assert 0.0 <= frozen_utc_s(tmp_path, order) - offset_s - deadline_s < 5.0
@@ -355,7 +356,7 @@ async def test_a_shim_without_a_lease_file_runs_without_limit(tmp_path: Path) ->
     """A shim of an earlier version knows no leases, and its directory has no such file."""
     async with Bench(tmp_path / "data") as bench:
         order = make_order("sh", "-c", "echo up; exec sleep 600")
-        bench.runner._tasks[order.job_id, 1] = task = bench.runner._new_task(order)
+        bench.runner._tasks[TaskKey(order.job_id, 1)] = task = bench.runner._new_task(order)
         task.link.set_lease = lambda until_s: None
         task.prepared = bench.runner._stager.locate_quickly(order)
         bench.runner._launch(task)

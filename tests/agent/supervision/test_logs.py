@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
 from swarm_agent.task.shim import HEADER_BYTES, STDERR, STDOUT, SYSTEM, LogWriter, segments
-from swarmsched.ids import JobId, make_job_id
+from swarmsched.ids import JobId, TaskKey, make_job_id
 
 JOB = make_job_id(0.0, random.Random(1))
 LIMIT, HEAD = 64 * 1024, 16 * 1024
@@ -245,7 +245,7 @@ def test_since_finds_the_first_record_of_that_time(store: LogStore) -> None:
 
 
 async def test_follow_wakes_at_news_and_ends_with_the_task(store: LogStore) -> None:
-    key = (JOB, 1)
+    key = TaskKey(JOB, 1)
     store.opened(key)
     log = writer(store)
     log.write(STDOUT, b"one", 1.0)
@@ -301,11 +301,11 @@ def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None
         writer(store, attempt).write(STDOUT, bytes(500), 1.0)
         for path in (tmp_path / JOB / str(attempt)).rglob("*"):
             os.utime(path, (mtime, mtime))
-    store.opened((JOB, 4))
+    store.opened(TaskKey(JOB, 4))
     store.prune(now_utc_s=1_000.0)
     assert store.attempts(JOB) == (2, 3, 4)  # 1 was too old, 4 still runs
     small = LogStore(LogConfig(directory=tmp_path, total_limit_bytes=1_200))
-    small.opened((JOB, 4))
+    small.opened(TaskKey(JOB, 4))
     small.prune(now_utc_s=1_000.0)
     assert small.attempts(JOB) == (3, 4)
 

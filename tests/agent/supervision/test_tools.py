@@ -15,6 +15,7 @@ from swarm_agent.task.account import Account
 from swarm_agent.task.tasksocket import SUN_PATH_BYTES, SocketFolder
 from swarmsched.effects import StartTask
 from swarmsched.errors import ConfigError
+from swarmsched.ids import TaskKey
 from tests.agent.supervision.testing import Bench, make_order
 
 REPORT = """
@@ -97,7 +98,7 @@ def test_a_long_data_directory_gets_a_short_folder_for_sockets(tmp_path: Path) -
     assert folder.path != deep / "sockets"
     assert SocketFolder(deep).path == folder.path  # in each life of the agent
     assert SocketFolder(tmp_path / ("e" * 120)).path != folder.path
-    assert len(os.fsencode(folder.of((make_order("x").job_id, 1)))) <= SUN_PATH_BYTES
+    assert len(os.fsencode(folder.of(TaskKey(make_order("x").job_id, 1)))) <= SUN_PATH_BYTES
     assert SocketFolder(Path("/var/lib/swarm")).path == Path("/var/lib/swarm/sockets")
 
 

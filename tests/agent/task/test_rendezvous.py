@@ -10,14 +10,14 @@ import pytest
 from swarm_agent.task.rendezvous import NoFreePort, Rendezvous, listen, probe
 from swarmsched.effects import BindRendezvous, ReleaseRendezvous, StageTask, StartTask
 from swarmsched.events import RendezvousBound, RendezvousFailed, TaskExited, TaskStaged, TaskStageFailed
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
 from tests.agent.supervision.testing import Bench, make_order
 
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 HOST = "127.0.0.1"
-KEY = (JobId("0" * 26), 1)
+KEY = TaskKey(JobId("0" * 26), 1)
 BIND = """
 import os, socket
 listening = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
@@ -46,9 +46,9 @@ def test_a_taken_port_is_passed_over_and_a_full_range_is_refused() -> None:
         assert bound.port == last
         assert rendezvous.bind(KEY) is bound
         with pytest.raises(NoFreePort, match="widen rendezvous_ports"):
-            rendezvous.bind((KEY[0], 2))
+            rendezvous.bind(KEY._replace(attempt=2))
         rendezvous.release(KEY)
-        assert rendezvous.bind((KEY[0], 2)).port == last
+        assert rendezvous.bind(KEY._replace(attempt=2)).port == last
     finally:
         rendezvous.close()
         taken.close()

@@ -13,7 +13,7 @@ from swarmsched.ids import TaskKey, make_job_id
 from swarmsched.models.progress import FIGURES
 from tests.agent.supervision.testing import make_order
 
-KEY = (make_job_id(0.0, random.Random(1)), 1)
+KEY = TaskKey(make_job_id(0.0, random.Random(1)), 1)
 OTHER = (make_job_id(0.0, random.Random(2)), 1)
 
 

@@ -18,7 +18,7 @@ from swarm_agent.supervision.orders import FactKind, Facts
 from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.events import RankExited, TaskExited, TaskStarted
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, TaskKey
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
 from tests.agent.supervision.testing import DEADLINE_S, Bench, make_order
@@ -391,14 +391,14 @@ async def test_a_command_with_line_breaks_fails_alone_and_forges_nothing(bench: 
     order, exited = await run(bench, f"./train.sh{end}")
     assert exited.failure is TaskFailure.NOT_FOUND
     assert (await bench.finish(other)).exits == (RankExit(0, 3),)
-    assert bench.runner._tasks[order.job_id, 1].link.facts.shim_pid not in (0, 1)
+    assert bench.runner._tasks[TaskKey(order.job_id, 1)].link.facts.shim_pid not in (0, 1)
 
 
 async def test_a_line_that_no_shim_writes_stops_the_task_which_is_lost(bench: Bench) -> None:
     order = make_order("sleep", "60")
     bench.runner.perform(StartTask(order, ()))
     await bench.wait_for(TaskStarted)
-    task = bench.runner._tasks[order.job_id, 1]
+    task = bench.runner._tasks[TaskKey(order.job_id, 1)]
     with task.link.facts_path.open("r+b") as file:
         file.seek(task.link.facts.offset)
         file.write(b": nonsense\n")

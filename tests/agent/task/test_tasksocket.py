@@ -15,11 +15,11 @@ from swarm_agent.task.tasksocket import (
     SocketFolder,
     TaskSockets,
 )
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, TaskKey
 
 OWN = Account("me", "/", "/bin/sh")
-KEY = (JobId("00000000000000000000000001"), 1)
-OTHER = (JobId("00000000000000000000000002"), 1)
+KEY = TaskKey(JobId("00000000000000000000000001"), 1)
+OTHER = TaskKey(JobId("00000000000000000000000002"), 1)
 
 
 class Client:
