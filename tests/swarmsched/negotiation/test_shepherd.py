@@ -28,6 +28,7 @@ from swarmsched.ledger.message import (
     TaskReportReceived,
 )
 from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.due import PHASES
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import WAITING_MAX, Clock, JobShepherd
 from swarmsched.record import own_exit_code, shell_exit_code
@@ -659,3 +660,97 @@ def test_a_second_machines_refusal_of_a_commit_does_not_give_up_a_gang_that_stag
     scene.succeed()
     scene.answer(scene.take(CommitRequest)[1:], Refusal.EXPIRED, origin=2)
     assert scene.record.state is JobState.STARTING
+
+
+def exits(scene, revision, code=0):
+    scene.report(A, TaskStage.EXITED, revision, [RankExit(0, code), RankExit(1, 0)])
+    scene.report(B, TaskStage.EXITED, revision, [RankExit(2, 0)])
+
+
+def outcome(record):
+    return record.state, record.end_reason, record.exit_code, record.restarts, record.relaunches, record.leftovers
+
+
+def starts(scene):
+    scene.launch()
+
+
+def runs(scene):
+    scene.run()
+
+
+def makes_room(scene):
+    scene.run()
+    request = PreemptRequest(JOB, 7, job_id(1), B, "fifo", (0,), is_decided=True)
+    scene.do(scene.shepherd.preempt(request, "", scene.clock))
+
+
+def is_cancelled(scene):
+    scene.run()
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+
+
+def is_given_up(scene):
+    scene.run()
+    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+
+
+@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("live", [starts, runs, makes_room, is_cancelled, is_given_up], ids=lambda live: live.__name__)
+def test_a_successor_that_hears_the_same_decides_the_same(live, code):
+    stays, changes = Scene(), Scene()
+    for scene in (stays, changes):
+        live(scene)
+    changes.succeed()
+    for scene in (stays, changes):
+        exits(scene, 9, code)
+    assert outcome(stays.record) == outcome(changes.record)
+    assert stays.record.state in (JobState.QUEUED, JobState.ENDED)
+
+
+def test_phases_are_those_of_the_life_cycle():
+    assert list(PHASES) == list(JobState)
+
+
+def test_what_becomes_due_while_an_update_is_under_way_is_written_after_it(scene):
+    scene.run()
+    scene.is_register_silent = True
+    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
+    exits(scene, 6)
+    assert len(scene.undecided) == 1
+    scene.now_s += 60.0  # the holders were silent; that is no service
+    scene.decide()
+    assert (scene.record.state, scene.record.end_reason) == (JobState.ENDED, EndReason.COMPLETED)
+    assert scene.record.checkpoint.name == "step-1"
+    assert scene.record.attained_gpu_s == 0.0
+
+
+def test_a_change_that_the_register_refused_is_wanted_again_at_the_next_event(scene):
+    scene.run()
+    scene.is_register_silent = True
+    exits(scene, 6)
+    (refused,) = scene.undecided
+    assert scene.shepherd.refused(refused.update_id, scene.clock) == []
+    scene.undecided.clear()
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.decide()
+    assert scene.record.end_reason is EndReason.COMPLETED
+
+
+def test_exits_of_an_attempt_that_is_tried_again_are_acknowledged_once_that_is_durable(scene):
+    scene.launch()
+    scene.is_register_silent = True
+    scene.take(TaskReportReceived)
+    scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
+    scene.report(B, TaskStage.EXITED, 5)
+    assert scene.take(TaskReportReceived) == []
+    scene.decide()
+    assert {node for node, _ in scene.take(TaskReportReceived)} == {A, B}
+
+
+def test_a_job_that_is_cancelled_in_the_queue_has_no_code_of_an_earlier_attempt(scene):
+    scene.launch()
+    scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
+    scene.report(B, TaskStage.EXITED, 5)
+    scene.do(scene.shepherd.cancel(1, None, "", scene.clock))
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.CANCELLED, 143)

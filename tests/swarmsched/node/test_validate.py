@@ -3,13 +3,14 @@
 import pytest
 from msgspec import structs
 
-from swarmsched.api import JobState
+from swarmsched.api import EndReason, JobState
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.update import UpdateRequested
 from swarmsched.ledger.message import HoldRequest, PreemptRequest
 from swarmsched.negotiation.attempt import Attempt, Ranking
 from swarmsched.negotiation.catching_up import AT_ONCE_MAX
 from swarmsched.negotiation.checkpointing import _Wish
+from swarmsched.negotiation.gang import GangEnd
 from swarmsched.negotiation.hold_desk import PatientHold
 from swarmsched.negotiation.succession import Candidacy
 from swarmsched.node.submission import _Creation
@@ -60,6 +61,14 @@ def writes_from_an_old_record(node):
     job = job_in(node, JobState.QUEUED)
     record = job.decided
     job.writer.in_flight = UpdateRequested(1, record.job_id, record.configuration, (0, 0), record)
+
+
+def awaits_a_change_that_is_not_coming(node):
+    job_in(node, JobState.QUEUED).writer.wished_count += 1
+
+
+def keeps_a_gang_that_is_over(node):
+    job_in(node, JobState.QUEUED).gang.end = GangEnd(1.0, 0.0, EndReason.NONE)
 
 
 def has_run_since_never(node):
@@ -140,6 +149,8 @@ def has_untold_news(node):
         asks_victims_too_early,
         keeps_a_place_that_nobody_wants,
         writes_from_an_old_record,
+        awaits_a_change_that_is_not_coming,
+        keeps_a_gang_that_is_over,
         has_run_since_never,
         waits_for_a_port_without_a_booking,
         waits_under_another_name,
