@@ -21,7 +21,7 @@ Fields = dict[str, object]
 
 
 class RecordChange(Value):
-    """Base of all."""
+    """Base of all; fields that are not named stay as they are."""
 
     def of(self, record: JobRecord) -> Fields | None:
         """What it makes of the record as it now is."""

@@ -281,7 +281,7 @@ def _ended(job: ShepherdState) -> RecordChange | None:
         return None
     comes_back = record.stop_reason in COMING_BACK
     if comes_back and end.stop_reason in COMING_BACK:
-        return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", end.served_gpu_s)
+        return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", job.served_gpu_s)
     if failure is not None and failure.failure is TaskFailure.LOST and job.may_restart:
         return _given_up(job, failure.detail, ())
     may_relaunch = record.state is JobState.STARTING and record.relaunches < RELAUNCHES_MAX
@@ -289,7 +289,7 @@ def _ended(job: ShepherdState) -> RecordChange | None:
         return changes.StartAborted(f"trying again: {failure.detail}", relaunches=1)
     # A gang that ended by itself before its stop was durable need not come back.
     outcome = job.gang.failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
-    return changes.Ended(outcome, end.at_s + job.utc_offset_s, end.served_gpu_s)
+    return changes.Ended(outcome, end.at_s + job.utc_offset_s, job.served_gpu_s)
 
 
 def restart(job: ShepherdState, why: str, shares: Iterable[Share]) -> list[ShepherdEffect]:
@@ -300,10 +300,9 @@ def restart(job: ShepherdState, why: str, shares: Iterable[Share]) -> list[Sheph
 
 
 def _given_up(job: ShepherdState, why: str, shares: Iterable[Share]) -> RecordChange:
-    record, end = job.decided, job.gang.end
-    served_gpu_s = end.served_gpu_s if end is not None else job.served_gpu_s
+    record = job.decided
     reason = f"restarting ({record.restarts + 1} of {record.spec.max_restarts}): {why}"[: changes.REASON_LENGTH]
-    return changes.GivenUp(reason, left_by(shares, record.attempt), served_gpu_s)
+    return changes.GivenUp(reason, left_by(shares, record.attempt), job.served_gpu_s)
 
 
 def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:

@@ -40,10 +40,10 @@ RIGID = Rigid()
 
 
 class GangEnd(Value):
-    """No process of a gang is left: since when, what service it has had, and what the record said then of a stop."""
+    """No process of a gang is left: since when, for how long it had run, and what the record said then of a stop."""
 
     at_s: float
-    served_gpu_s: float
+    ran_s: float
     stop_reason: EndReason
 
 

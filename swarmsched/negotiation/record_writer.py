@@ -31,8 +31,8 @@ class RecordWriter:
     def __init__(self, update_ids: Iterator[int]) -> None:
         self.in_flight: UpdateRequested | None = None
         self.wished_count = self.done_count = 0  # of changes: those up to the latter are decided, or obsolete
-        self._update_ids = update_ids
         self.waiting: deque[RecordChange] = deque()
+        self._update_ids = update_ids
 
     def wish(self, change: RecordChange) -> None:
         """It is to be written in its turn, if it is still wanted then."""
@@ -52,7 +52,7 @@ class RecordWriter:
             return [WriteRecord(self.in_flight)]
         return []
 
-    def is_done(self, update_id: int) -> bool:
+    def conclude(self, update_id: int) -> bool:
         """Our update is decided, or can never be written; false for one that is not under way."""
         if self.in_flight is None or update_id != self.in_flight.update_id:
             return False

@@ -82,7 +82,7 @@ class JobShepherd(ShepherdState):
     def written(self, update_id: int, record: JobRecord, clock: Clock) -> list[ShepherdEffect]:
         """The register has decided our update."""
         self._see(clock)
-        if not self.writer.is_done(update_id):
+        if not self.writer.conclude(update_id):
             return []
         before, self.decided = self.decided, record
         self.settlement.keep(record.leftovers)
@@ -97,7 +97,7 @@ class JobShepherd(ShepherdState):
         """The register can never take our update; None for one that is not ours.  If it is due still, the next event
         finds that: at once it would be refused again."""
         self._see(clock)
-        if not self.writer.is_done(update_id):
+        if not self.writer.conclude(update_id):
             return None
         return [*self.writer.go_on(self.decided), *answered_clients(self)]
 

@@ -243,14 +243,15 @@ class ShepherdState:
         if gang.has_started and self.decided.state is JobState.STARTING:
             self.running_since_s = min(self.running_since_s, now_s)
         if gang.has_ended and gang.end is None:
-            self.attempt, gang.end = None, GangEnd(now_s, self.served_gpu_s, self.decided.stop_reason)
+            self.attempt, gang.end = None, GangEnd(now_s, now_s - self.running_since_s, self.decided.stop_reason)
         is_staged = status.stage not in (TaskStage.ORDERED, TaskStage.EXITED)
         return self.attempt.staged(status.node, now_s) if self.attempt is not None and is_staged else []
 
     @property
     def served_gpu_s(self) -> float:
-        """What the gang has had by now."""
-        return self.conduct.served_gpu_s(self.decided, max(0.0, self.now_s - self.running_since_s))
+        """What the gang has had by now, or until its end."""
+        ran_s = self.gang.end.ran_s if self.gang.end else self.now_s - self.running_since_s
+        return self.conduct.served_gpu_s(self.decided, max(0.0, ran_s))
 
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""

@@ -725,6 +725,18 @@ def test_what_becomes_due_while_an_update_is_under_way_is_written_after_it(scene
     assert scene.record.attained_gpu_s == 0.0
 
 
+def test_a_job_that_ends_before_the_record_says_that_it_runs_has_had_its_service(scene):
+    scene.launch()
+    scene.is_register_silent = True
+    scene.report(A, TaskStage.STARTED, 5)
+    scene.report(B, TaskStage.STARTED, 5)
+    scene.now_s += 10.0
+    exits(scene, 6)
+    scene.now_s += 60.0
+    scene.decide()
+    assert (scene.record.end_reason, scene.record.attained_gpu_s) == (EndReason.COMPLETED, 30.0)
+
+
 def test_a_change_that_the_register_refused_is_wanted_again_at_the_next_event(scene):
     scene.run()
     scene.is_register_silent = True
