@@ -1,10 +1,13 @@
-"""One attempt to place a gang: hold everywhere, then (once PREPARED is durable) commit everywhere, then launch.
+"""One change of a gang in two phases; so far only that from nothing to the whole of it, an attempt to place it.
 
-Implements plane D, steps 2 to 5: all holds or none; nothing runs before every owner has committed and staged; the
-decision falls within `HOLD_TTL_S - DECISION_MARGIN_S` of the first hold *sent*, by the shepherd's own clock, while the
-owner counts the same time from *receipt*, so a commit can only come early enough or be refused.
+*Prepare*: every owner holds.  *Agree*: the record names the gang, PREPARED.  *Publish*: that is durable, and owners
+commit and stage.  *Switch*: all launch.  Until then it may be withdrawn, and every owner *releases* it.
 
-The shepherd drives it and looks at `phase` after each call.
+This is plane D, steps 2 to 5: all holds or none; nothing runs before every owner has committed and staged; the decision
+falls within `HOLD_TTL_S - DECISION_MARGIN_S` of the first hold *sent*, by the shepherd's own clock, while the owner
+counts the same time from *receipt*, so a commit can only come early enough or be refused.
+
+The shepherd drives it and looks at `phase` after each event (`due`).
 """
 
 from collections.abc import Callable, Iterator

@@ -171,9 +171,7 @@ def _follow_attempt(job: ShepherdState) -> list[ShepherdEffect]:
 
 def _aborted(job: ShepherdState) -> RecordChange | None:
     """An attempt is in the record that was withdrawn."""
-    attempt = job.withdrawn
-    is_decided = attempt is not None and attempt.number == job.decided.attempt
-    return changes.StartAborted(attempt.problem) if attempt is not None and is_decided else None
+    return changes.StartAborted(job.withdrawn.problem) if job.withdrawn is not None else None
 
 
 def _start_failed(job: ShepherdState) -> RecordChange | None:
@@ -346,8 +344,7 @@ def _holders_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffe
 
 def _handed_over(job: ShepherdState) -> list[ShepherdEffect]:
     successor = job.decided.shepherd
-    text = f"{successor} shepherds it from now on"
-    return [job.announce("job.handed_over", text)] if successor != job.me else []
+    return [job.announce("job.handed_over", f"{successor} shepherds it from now on")] if successor != job.me else []
 
 
 PHASES: Mapping[JobState, Phase] = {

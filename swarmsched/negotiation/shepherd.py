@@ -107,10 +107,8 @@ class JobShepherd(ShepherdState):
         effects: list[ShepherdEffect] = []
         if self.attempt is not None and self.now_s >= self.attempt.next_deadline_s:
             effects += self.attempt.on_timer(self.now_s)
-        effects += self.inquiry.on_timer(self.now_s)
-        effects += self.settlement.on_timer(record, self.now_s)
-        effects += self.claim.on_timer(record, self.now_s)
-        return [*effects, *due(self)]
+        effects += [*self.inquiry.on_timer(self.now_s), *self.settlement.on_timer(record, self.now_s)]
+        return [*effects, *self.claim.on_timer(record, self.now_s), *due(self)]
 
     # Placement.
 

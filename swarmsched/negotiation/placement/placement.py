@@ -202,7 +202,7 @@ class Placement:
         self._deadlines.drop(job_id)
         self.window.forget(job_id)
         self._moved[job_id] = None
-        if job is not None and job.record.is_ended:
+        if job is not None and job.decided.is_ended:
             record = job.record
             card = replace(card_of(record), attained_gpu_s=record.attained_gpu_s)
             has_completed = record.end_reason is EndReason.COMPLETED
@@ -319,7 +319,7 @@ class Placement:
 
     def _views(self, clock: Clock) -> list[JobView]:
         """All live jobs: ours as they are, others as told by shepherds that can act."""
-        own = [self.view_of(job, clock) for job in self.jobs.values() if not job.record.is_ended]
+        own = [self.view_of(job, clock) for job in self.jobs.values() if not job.decided.is_ended]
         return [
             *own,
             *[
@@ -381,7 +381,7 @@ class Placement:
         nodes = self._cluster.nodes()
         room = self._room(nodes)
         effects = self._go_on(room, mine, clock)
-        if any(room.fits(demand) for demand in dict.fromkeys(job.record.spec.demand for job in mine.values())):
+        if any(room.fits(demand) for demand in dict.fromkeys(job.decided.spec.demand for job in mine.values())):
             effects += self._start_unplanned(room, mine, clock)
             effects += self._follow_starts(room, mine, clock)
         effects += self._claim_places(mine, nodes, clock)
@@ -414,7 +414,7 @@ class Placement:
         """Free resources less what our own unanswered holds will take."""
         room = Room(nodes)
         for job in self.jobs.values():
-            demand = job.record.spec.demand
+            demand = job.decided.spec.demand
             for share in job.unanswered_holds:
                 ranks = min(share.ranks, room.fits(demand).get(share.node, 0))
                 if ranks:
@@ -551,7 +551,7 @@ class Placement:
         effects: list[ShepherdEffect] = []
         for job in mine.values():
             place = job.take_next_place()
-            if place.shares and take_if_there(room, place.shares, job.record.spec.demand):
+            if place.shares and take_if_there(room, place.shares, job.decided.spec.demand):
                 ranking = self._ranking(self.view_of(job, clock), clock.now_s)
                 effects += job.place(place.shares, ranking, clock, place.global_batch)
         return effects
@@ -625,7 +625,7 @@ class Placement:
         """Re-derive what is kept of the queue and of our jobs."""
         self._queue.validate()
         assert self._own.jobs <= self.jobs.keys()
-        assert self._elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.record.spec.is_elastic}
+        assert self._elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.decided.spec.is_elastic}
         for job_id, job in self.jobs.items():
             assert job_id == job.job_id
             job.validate()
