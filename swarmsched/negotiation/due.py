@@ -198,12 +198,10 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
         return _ask_owners(job)
     job.pacing.succeeded()
     ranks = world_size(record.shares)
-    started = job.announce(
-        "job.started",
-        "its only rank runs" if ranks == 1 else f"all {ranks} ranks run",
-        queue_wait_s=max(0.0, record.first_started_utc_s - record.submitted_utc_s),
-        start_s=max(0.0, job.running_since_s - job.queued_since_s),
-    )
+    text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
+    waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)
+    started_s = max(0.0, job.running_since_s - job.queued_since_s)
+    started = job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)
     return [started, *job.claim.used(record.shares, record)]
 
 

@@ -250,8 +250,7 @@ class JobShepherd(ShepherdState):
         return [SendPeer(sender, TaskBatch(record.job_id, record.attempt, record.global_batch))]
 
     def commit_checkpoint(self, request: CheckpointRequest, clock: Clock) -> list[ShepherdEffect]:
-        """Make it the one that the next attempt resumes from, if its attempt is the present one when its turn
-        comes."""
+        """Have the next attempt resume from it, if its own is the present one when its turn comes."""
         record = self._see(clock)
         saved = changes.CheckpointSaved(request, self.parts.may_commit)
         refusal = saved.refusal(record)
@@ -259,7 +258,10 @@ class JobShepherd(ShepherdState):
             numbers, is_committed = (request.attempt, request.command_id, record.epoch), not refusal
             told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[:REASON_LENGTH])
             return [SendPeer(request.owner, told)]
-        if len(self.writer.waiting) < WAITING_MAX:  # else no majority answers: it is asked again
+        # With no majority that answers, or a change that waits for them to be over, they are asked again.
+        has_failed = self.attempt is not None and self.attempt.phase is AttemptPhase.FAILED
+        leaves_start = record.state is JobState.STARTING and (self.gang.has_started or has_failed)
+        if len(self.writer.waiting) < WAITING_MAX and not leaves_start:
             self.writer.wish(saved)
         return due(self)
 

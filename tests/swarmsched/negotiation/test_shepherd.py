@@ -737,6 +737,22 @@ def test_a_job_that_ends_before_the_record_says_that_it_runs_has_had_its_service
     assert (scene.record.end_reason, scene.record.attained_gpu_s) == (EndReason.COMPLETED, 30.0)
 
 
+def test_checkpoints_that_never_cease_do_not_keep_a_start_out_of_the_record(scene):
+    scene.launch()
+    scene.report(A, TaskStage.STARTED, 5)
+    scene.is_register_silent = True
+    scene.do(scene.shepherd.commit_checkpoint(wish("step-1", 1), scene.clock))
+    scene.do(scene.shepherd.commit_checkpoint(wish("step-2", 2), scene.clock))
+    scene.report(B, TaskStage.STARTED, 5)
+    for number in range(3, 10):
+        if scene.record.state is JobState.RUNNING:
+            break
+        update = scene.undecided.pop(0)
+        scene.do(scene.shepherd.commit_checkpoint(wish(f"step-{number}", number), scene.clock))
+        scene.do(scene.shepherd.written(update.update_id, update.value, scene.clock))
+    assert (scene.record.state, scene.record.checkpoint.name) == (JobState.RUNNING, "step-2")
+
+
 def test_a_change_that_the_register_refused_is_wanted_again_at_the_next_event(scene):
     scene.run()
     scene.is_register_silent = True
