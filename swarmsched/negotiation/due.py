@@ -221,10 +221,7 @@ def _past_limit(job: ShepherdState) -> RecordChange | None:
 
 
 def _rescale(job: ShepherdState) -> list[ShepherdEffect]:
-    """End the attempt once its next place is kept.
-
-    Nothing comes of it if the place is not to be had, or the job has to end or to make room meanwhile.
-    """
+    """End the attempt once its next place is kept, unless the job has to end or to make room meanwhile."""
     if job.rescale_to is None or (job.claim.is_open and not job.claim.is_kept):
         return []
     (target, reason), job.rescale_to = job.rescale_to, None
@@ -252,7 +249,8 @@ def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
 def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
-    if (failures.rank or failures.task) and not is_stopping:
+    failed = failures.rank[0] if failures.rank else failures.task.node if failures.task else None
+    if failed is not None and not is_stopping and job.conduct.ended_by_death_of(failed, job.gang.shares):
         job.gang.is_stopping = True
         job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
         job.stop_again_s = job.now_s

@@ -126,7 +126,7 @@ class ShepherdState:
         if decided.leftovers and decided.state is JobState.QUEUED:
             nodes = ", ".join(sorted({leftover.node for leftover in decided.leftovers}))
             reason = f"{reason}; waiting until what is left on {nodes} has surely stopped"[:REASON_LENGTH]
-        if silent := [share.node for share in decided.shares if share.node in self.silent]:
+        if self.silent and (silent := [share.node for share in decided.shares if share.node in self.silent]):
             reason = f"{', '.join(silent)} does not answer any more; its ranks may still run"
         return reason
 
