@@ -1,5 +1,7 @@
 """Events: facts that a driver tells the core.  All are past tense; the core never asks for them synchronously."""
 
+from typing import Any
+
 from swarmsched.commands import Command
 from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
@@ -31,14 +33,14 @@ class PeerMessageReceived(Value):
     """A decoded, authenticated message of the peer channel.  May be late, doubled or reordered."""
 
     sender: NodeId
-    message: object
+    message: Any
 
 
 class PeerSendFailed(Value):
     """A peer message was certainly not, or possibly not, delivered."""
 
     recipient: NodeId
-    message: object
+    message: Any
     error: str
 
 

@@ -4,6 +4,7 @@ import math
 import random
 
 from swarmsched.effects import Effect, SendDatagram, SendPeer
+from swarmsched.facts import GenerationRaised
 from swarmsched.gossip.identity import Identity
 from swarmsched.gossip.member import MemberChanged
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -12,7 +13,7 @@ from swarmsched.gossip.roster import Roster
 from swarmsched.gossip.rumour import RumourQueue, rumour_sends
 from swarmsched.ids import Address, NodeId
 
-MembershipEffect = Effect | MemberChanged
+MembershipEffect = Effect | MemberChanged | GenerationRaised
 
 RUMOUR_INTERVAL_S = 0.2  # between two rounds of rumours while there is news
 RUMOUR_PEERS = 3  # members told per round

@@ -31,6 +31,7 @@ from swarmsched.events import (
     PeerSendFailed,
     TimerFired,
 )
+from swarmsched.facts import GenerationRaised
 from swarmsched.gossip.dissemination import Dissemination, MembershipEffect
 from swarmsched.gossip.health import LAG_THRESHOLD_S, LocalHealth
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, Identity, Reaction
@@ -481,6 +482,7 @@ class Membership:
                 self._counters["generation_jumps"] += 1
                 self._persist_generation()
                 self._self_changed(previous)
+                self._outbox.emit(GenerationRaised(self.generation))
                 self._greet_rival(update)
             case Reaction.CONFLICT:
                 self._persist_generation()

@@ -19,6 +19,7 @@ from swarmsched.card import JobCard, encode_card, must_be_known_at_once
 from swarmsched.effects import Effect, Persist, SendPeer
 from swarmsched.errors import ConfigError, RemoteProtocolError
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
+from swarmsched.facts import SettingChanged
 from swarmsched.fields import Value
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.courier import Courier, Route
@@ -87,6 +88,7 @@ class StateConfig(Value):
 
 
 StateEvent = DatagramReceived | PeerMessageReceived | TimerFired
+StateEffect = Effect | SettingChanged
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class StatePlane:
         self.opening_count = 0  # how often gossip told of more free capacity, or of a job that waits no longer
         self.is_synchronised = False  # a full state was fetched, or there was nobody to fetch it from
 
-    def step(self, event: StateEvent, now_s: float) -> list[Effect]:
+    def step(self, event: StateEvent, now_s: float) -> Sequence[StateEffect]:
         """Take one event; datagrams of other planes are not for this one and do nothing."""
         self._begin(now_s)
         match event:
@@ -190,12 +192,13 @@ class StatePlane:
             self._push("location", location.job_id, now_s + PUSH_DELAY_S)
         return []
 
-    def propose_setting(self, setting: PolicySetting, now_s: float) -> list[Effect]:
+    def propose_setting(self, setting: PolicySetting, now_s: float) -> list[StateEffect]:
         """Change the swarm-wide setting; SwarmError if it cannot be used, and then nothing has changed."""
         self._begin(now_s)
         adopted = self._library.setting.propose(setting)
         self._push("setting", "", now_s)
-        return [Persist(SETTING_ROOM, SETTING_KEY, encode_setting(adopted)), *self._flush_due(now_s)]
+        stored = Persist(SETTING_ROOM, SETTING_KEY, encode_setting(adopted))
+        return [stored, SettingChanged(), *self._flush_due(now_s)]
 
     def restore_setting(self, stored: bytes) -> None:
         """The setting as it was persisted; RemoteProtocolError if it is unusable, and then the default stays."""
@@ -355,7 +358,7 @@ class StatePlane:
         self._library.locations.expire(now_s)
         self._library.counters["expired"] += len(gone)
 
-    def _on_datagram(self, source: Address, payload: bytes, now_s: float) -> list[Effect]:
+    def _on_datagram(self, source: Address, payload: bytes, now_s: float) -> Sequence[StateEffect]:
         """Merging is idempotent: a doubled or late message finds its entries known and answers nothing new."""
         if not payload or payload[0] not in STATE_KINDS:
             return []
@@ -366,14 +369,14 @@ class StatePlane:
             self._library.counters["malformed_messages"] += 1
             return []
 
-    def _on_peer_message(self, sender: NodeId, message: object, now_s: float) -> list[Effect]:
+    def _on_peer_message(self, sender: NodeId, message: object, now_s: float) -> Sequence[StateEffect]:
         try:
             return self._on_message(message, sender, now_s)
         except RemoteProtocolError:
             self._library.counters["malformed_messages"] += 1
             return []
 
-    def _on_message(self, message: object, route: Route, now_s: float) -> list[Effect]:
+    def _on_message(self, message: object, route: Route, now_s: float) -> Sequence[StateEffect]:
         match message:
             case StateDigest():
                 answer = self._library.answer_digest(message, self._window_start, now_s)
@@ -386,7 +389,7 @@ class StatePlane:
                 return self._on_page(message, now_s)
         return []
 
-    def _on_delta(self, delta: StateDelta, route: Route, now_s: float) -> list[Effect]:
+    def _on_delta(self, delta: StateDelta, route: Route, now_s: float) -> list[StateEffect]:
         effects = self._take_in(delta.parcels, now_s)
         answer = self._library.answer_delta(delta, now_s)
         effects += self._courier.send_answer(answer, route, now_s)
@@ -415,7 +418,7 @@ class StatePlane:
         size = sum(len(parcel.body) + PARCEL_OVERHEAD_BYTES for parcel in page.parcels)
         return self._courier.send_message(sender, page, size, now_s)
 
-    def _on_page(self, page: FullStateAnswer, now_s: float) -> list[Effect]:
+    def _on_page(self, page: FullStateAnswer, now_s: float) -> list[StateEffect]:
         """A page that comes twice, or after the last one, is merged like any other and asks for nothing."""
         effects = self._take_in(page.parcels, now_s)
         cursor = (page.stage, page.after)
@@ -430,13 +433,13 @@ class StatePlane:
             self._join_at_s = now_s
         return effects
 
-    def _take_in(self, parcels: Sequence[Parcel], now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _take_in(self, parcels: Sequence[Parcel], now_s: float) -> list[StateEffect]:
+        effects: list[StateEffect] = []
         for parcel in parcels:
             freed_count = self._library.freed_count
             news = self._library.take_in(parcel, now_s)
             if isinstance(news, SwarmSetting):
-                effects.append(Persist(SETTING_ROOM, SETTING_KEY, encode_setting(news)))
+                effects += [Persist(SETTING_ROOM, SETTING_KEY, encode_setting(news)), SettingChanged()]
             elif isinstance(news, JobCard) and news.job_id in self._desk:
                 self._desk.outbid(news.job_id, news.epoch, news.counter)
             is_card_gone = isinstance(news, JobCard) and news.state is not JobState.QUEUED

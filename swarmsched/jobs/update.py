@@ -1,5 +1,7 @@
 """What the rest of a node asks of the register, and what it is told: compare-and-set and linearizable reads."""
 
+from enum import Enum, auto
+
 from swarmsched.fields import Value
 from swarmsched.holders import Configuration
 from swarmsched.ids import JobId
@@ -7,6 +9,17 @@ from swarmsched.record import JobRecord
 
 Stamp = tuple[int, int]
 """(epoch, version) of a record."""
+
+
+class Asker(Enum):
+    """Who wants to know what becomes of a request; the answer goes to it alone."""
+
+    SHEPHERD = auto()  # of the job
+    CREATION = auto()  # for clients: a first record
+    RECOVERY = auto()  # for an operator: a forced takeover
+    ELECTION = auto()
+    READ_REPAIR = auto()
+    REPLACEMENT = auto()  # of holders that are lost
 
 
 class UpdateRequested(Value):
@@ -38,6 +51,7 @@ class UpdateRequested(Value):
     takes_over: bool = False
     is_forced: bool = False
     is_issued_here: bool = False
+    asker: Asker = Asker.SHEPHERD
 
 
 class ReadRequested(Value):
@@ -50,6 +64,7 @@ class ReadRequested(Value):
     job_id: JobId
     configuration: Configuration
     spreads: bool = False
+    asker: Asker = Asker.SHEPHERD
 
 
 class RecordAccepted(Value):
@@ -90,6 +105,10 @@ class UpdateUncertain(Value):
 
     update_id: int
     reason: str
+
+
+class UpdateRefused(UpdateUncertain):
+    """Never written, however often it is repeated: it cannot be stored."""
 
 
 class ReadDecided(Value):

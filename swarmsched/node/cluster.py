@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
+from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus, capacity_of, node_view
 from swarmsched.gossip.state import StatePlane
+from swarmsched.holder.choice import Candidate
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.models.kinds import GpuClasses
-from swarmsched.negotiation.holding import Candidate
 from swarmsched.resources import Demand, Free, NodeResources, Share, counted, most_frequent
 from swarmsched.view import JobView, KindView, NodeView
 
@@ -55,6 +56,11 @@ class Cluster:
     def jobs(self) -> Mapping[JobId, JobView]:
         """Live jobs by their gossiped cards, wherever they are shepherded."""
         return self._state.jobs
+
+    @property
+    def locations(self) -> Mapping[JobId, Location]:
+        """Where every known job of the last days is kept."""
+        return self._state.locations
 
     def prior(self, user: str, name: str) -> Estimate | None:
         """What jobs of that kind have measured, as far as this node has heard of them."""

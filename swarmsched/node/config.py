@@ -6,9 +6,9 @@ from typing import Protocol
 
 from swarmsched.gossip.membership_config import PROBE_PERIOD_S
 from swarmsched.gossip.state import ROUND_S
+from swarmsched.holder.choice import Candidate
 from swarmsched.holders import Holder
 from swarmsched.ids import Address, NodeId
-from swarmsched.negotiation.holding import Candidate
 
 PACKET_BYTES = 1_200
 RETAINED_JOBS = 2_000  # some 2 kB of memory each

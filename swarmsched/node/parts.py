@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from swarmsched.authority.contact import ContactLine
 from swarmsched.authority.contact_book import ContactBook
-from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.gossip.membership import Membership
+from swarmsched.holder.leases import LeaseBook
 from swarmsched.holders import Quorum, majority
 from swarmsched.jobs.tombstones import TOMBSTONES_MAX
 from swarmsched.ledger.ledger import Ledger

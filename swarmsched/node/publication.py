@@ -1,53 +1,143 @@
-"""What a node tells all others: its own record, the cards of its jobs, and where its jobs are kept.
+"""Plane B of one node: what it tells all others, and what it has heard of them.
 
-When each of these travels is the state plane's business; a job that lives for less than a second leaves no card.
+It tells its own record, the cards of its jobs, and where its jobs are kept.  When each of these travels is the state
+plane's business; a job that lives for less than a second leaves no card.
 """
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
 
 from swarmsched.api import EndReason
-from swarmsched.effects import Effect
-from swarmsched.events import ResourcesRead
+from swarmsched.commands import Refused, SetSwarmSetting, SettingStored
+from swarmsched.effects import Announce, Effect, ReplyToClient
+from swarmsched.errors import ConfigError, FieldProblem
+from swarmsched.events import DatagramReceived, DiskChanged, PeerMessageReceived, ResourcesRead, TimerFired
+from swarmsched.facts import (
+    Admitted,
+    Awoke,
+    CapacityChanged,
+    EndKnown,
+    GenerationRaised,
+    JobChanged,
+    JobClosed,
+    NodeChanged,
+    SettingChanged,
+)
+from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.location import Location
+from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.record import DRAIN_REASON_LENGTH, NodeFlag, NodeRecord, groups_of
-from swarmsched.gossip.state import StatePlane
+from swarmsched.gossip.setting import SETTING_KEY, SETTING_ROOM
+from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
+from swarmsched.holder.machine import NodeEffect, Taker
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock, JobShepherd
-from swarmsched.node.config import NodeConfig
+from swarmsched.negotiation.shepherd import Clock
+from swarmsched.node.cluster import Cluster
+from swarmsched.node.config import NodeConfig, Restored
+from swarmsched.policies.registry import check_setting
 from swarmsched.record import JobRecord
-from swarmsched.resources import GpuHealth, NodeResources
+from swarmsched.resources import GpuHealth
+
+
+class Gossip(Enum):
+    """Whose a datagram is."""
+
+    MEMBERSHIP = auto()
+    STATE = auto()
+
+
+STATE_TRAFFIC: tuple[object, ...] = (Gossip.STATE, *STATE_MESSAGES.values())
 
 
 class Publication:
     """Keeps the state plane's drafts up to date."""
 
-    def __init__(self, me: NodeId, state: StatePlane, ledger: Ledger, placement: Placement, config: NodeConfig) -> None:
-        self._me = me
+    def __init__(
+        self,
+        config: NodeConfig,
+        state: StatePlane,
+        cluster: Cluster,
+        ledger: Ledger,
+        placement: Placement,
+        records: Mapping[JobId, JobRecord],
+    ) -> None:
+        """`records`: those that this node holds."""
+        self._config, self._me = config, config.node_id
         self._state = state
+        self._cluster = cluster
         self._ledger = ledger
         self._placement = placement
-        self._config = config
+        self._records = records
         self._telemetry: ResourcesRead | None = None
-        self.is_in_conflict = self.is_disk_stalled = False
+        self._is_in_conflict = False
         self._located: dict[JobId, tuple[int, bool, tuple[NodeId, ...]]] = {}  # epoch, end, holders, as last told
-
-    def telemetry(self, reading: ResourcesRead) -> None:
-        """Newest figures of this node."""
-        self._telemetry = reading
+        self.takes: Mapping[object, Taker] = {
+            **dict.fromkeys((*STATE_TRAFFIC, TimerFired), self._step),
+            ResourcesRead: self._resources_read,
+            DiskChanged: self._disk_changed,
+            SetSwarmSetting: self._change_setting,
+            SettingChanged: self._tell_setting,
+            Awoke: self._awoke,
+            MemberChanged: self._member_changed,
+            GenerationRaised: self._generation_raised,
+            **dict.fromkeys((NodeChanged, CapacityChanged), self._tell_node),
+            JobChanged: self._tell_job,
+            JobClosed: self._job_closed,
+            EndKnown: lambda told, clock: self._tell_ended(told.record, clock),
+        }
 
     @property
-    def resources(self) -> NodeResources:
-        """Newest resources; nothing before the first reading."""
-        return self._telemetry.resources if self._telemetry else NodeResources((), 0, 0)
+    def next_deadline_s(self) -> float:
+        """When a round of gossip, or something that is told, is due."""
+        return self._state.next_deadline_s
 
-    def tell_node(self, clock: Clock) -> list[Effect]:
+    def _step(self, event: DatagramReceived | PeerMessageReceived | TimerFired, clock: Clock) -> Iterable[NodeEffect]:
+        return self._state.step(event, clock.now_s)
+
+    def _resources_read(self, event: ResourcesRead, clock: Clock) -> Iterable[NodeEffect]:
+        self._telemetry = event
+        self._cluster.own_resources = event.resources
+        return [NodeChanged()]
+
+    def _disk_changed(self, event: DiskChanged, clock: Clock) -> Iterable[NodeEffect]:
+        self._cluster.is_disk_stalled = not event.is_writing
+        return [NodeChanged()]
+
+    def _member_changed(self, change: MemberChanged, clock: Clock) -> None:
+        member = change.member
+        if member.node_id == self._me:
+            self._is_in_conflict = member.status is MemberStatus.CONFLICT
+        elif member.status in (MemberStatus.ALIVE, MemberStatus.SUSPECT):
+            self._state.put_peer(MemberRef(member.node_id, member.address, member.generation))
+        else:
+            self._state.drop_peer(member.node_id)
+        self._cluster.member_changed(member, clock.now_s)
+
+    def _generation_raised(self, told: GenerationRaised, clock: Clock) -> Iterable[NodeEffect]:
+        self._state.set_generation(told.generation)
+        return [NodeChanged()]
+
+    def _change_setting(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
+        try:
+            effects = self._state.propose_setting(asked.command.setting, clock.now_s)
+        except ConfigError as error:
+            problem = FieldProblem("/" + error.key.replace(".", "/"), error.problem, error.remedy)
+            return [ReplyToClient(asked.request_id, Refused("invalid", str(error), error.remedy, (problem,)))]
+        setting = self._state.setting
+        return [*effects, ReplyToClient(asked.request_id, SettingStored(setting.policy_setting, setting.version))]
+
+    def _tell_setting(self, told: SettingChanged, clock: Clock) -> Iterable[NodeEffect]:
+        setting = self._state.setting
+        text = f"policy {setting.policy}, version {setting.version}, set on {setting.node_id or 'no node'}"
+        return [Announce("setting.changed", text, node=self._me)]
+
+    def _tell_node(self, told: NodeChanged | CapacityChanged, clock: Clock) -> Iterable[NodeEffect]:
         """This node's record, as it would be written now."""
         reading = self._telemetry
-        if reading is None:
-            return []
-        return self._state.publish_node(self._node_record(reading), clock.now_s)
+        return self._state.publish_node(self._node_record(reading), clock.now_s) if reading is not None else []
 
     def _node_record(self, reading: ResourcesRead) -> NodeRecord:
         resources, free = reading.resources, self._ledger.free
@@ -77,9 +167,9 @@ class Publication:
 
     def _flags(self) -> NodeFlag:
         flags = NodeFlag(0)
-        if self.is_in_conflict:
+        if self._is_in_conflict:
             flags |= NodeFlag.CONFLICT
-        if self.is_disk_stalled:
+        if self._cluster.is_disk_stalled:
             flags |= NodeFlag.DISK_STALLED
         if self._config.is_witness:
             flags |= NodeFlag.WITNESS
@@ -87,13 +177,22 @@ class Publication:
             flags |= NodeFlag.DRAINING
         return flags
 
-    def tell_job(self, job: JobShepherd, clock: Clock) -> list[Effect]:
+    def _tell_job(self, told: JobChanged, clock: Clock) -> Iterable[NodeEffect]:
         """A live job's card and, when it is new here, its location."""
-        record = job.record
-        card = self._placement.card(job, clock)
+        job = self._placement.jobs.get(told.job_id)
+        if job is None:
+            return []
+        record, card = job.record, self._placement.card(job, clock)
         return [*self._state.publish_card(card, clock.now_s), *self._locate(record, clock)]
 
-    def tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
+    def _job_closed(self, told: JobClosed, clock: Clock) -> Iterable[NodeEffect]:
+        if not told.is_over:
+            return self._tell_ended(told.record, clock)
+        job_id = told.record.job_id  # whoever brought it to its end has said where its record was
+        self._located.pop(job_id, None)
+        return self._state.withdraw_card(job_id, clock.now_s)
+
+    def _tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
         """The card vanishes; the location stays and says that the job has ended."""
         has_completed = record.end_reason is EndReason.COMPLETED
         effects = self._state.withdraw_card(record.job_id, clock.now_s, has_completed=has_completed)
@@ -101,28 +200,32 @@ class Publication:
         self._located.pop(record.job_id, None)
         return effects
 
-    def withdraw(self, job_id: JobId, clock: Clock) -> list[Effect]:
-        """The card vanishes; whoever brought the job to its end has said where its record was."""
-        self._located.pop(job_id, None)
-        return self._state.withdraw_card(job_id, clock.now_s)
-
-    def tell_restored(self, records: Iterable[JobRecord], clock: Clock) -> list[Effect]:
+    def _awoke(self, told: Awoke, clock: Clock) -> Iterable[NodeEffect]:
         """Jobs that had ended in an earlier life: it may have died before others heard, who still queue behind them."""
-        ended = sorted((record for record in records if record.is_ended), key=lambda record: record.ended_utc_s)
-        return [effect for record in ended for effect in self.tell_ended(record, clock)]
+        records = (record for record in self._records.values() if record.is_ended)
+        ended = sorted(records, key=lambda record: record.ended_utc_s)
+        return [effect for record in ended for effect in self._tell_ended(record, clock)]
 
     def _locate(self, record: JobRecord, clock: Clock) -> list[Effect]:
         told = (record.epoch, record.is_ended, record.configuration.nodes)
         if self._located.get(record.job_id) == told:
             return []
         self._located[record.job_id] = told
-        location = Location(
-            record.job_id,
-            record.epoch,
-            record.version,
-            record.shepherd,
-            record.configuration.nodes,
-            record.state,
-            record.ended_utc_s,
-        )
+        nodes = record.configuration.nodes
+        location = Location(record.job_id, *record.stamp, record.shepherd, nodes, record.state, record.ended_utc_s)
         return self._state.set_location(location, clock.now_s)
+
+    def validate(self) -> None:
+        """What is told, and what has been heard."""
+        self._state.validate()
+
+
+def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random) -> StatePlane:
+    """Plane B of this node, with the swarm-wide setting as it was stored; SwarmError if that is unusable."""
+    plane = StatePlane(
+        StateConfig(config.node_id, config.generation, config.packet_bytes, config.timings.round_s), rng, check_setting
+    )
+    stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
+    if stored is not None:
+        plane.restore_setting(stored)
+    return plane

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from swarmsched.authority.contact import ContactLine, WatchedTask
 from swarmsched.authority.contact_book import ContactBook
-from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
 from swarmsched.effects import Effect, ExtendTask, Persist, SendPeer
 from swarmsched.errors import ConfigError
@@ -23,6 +22,7 @@ from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
 from swarmsched.gossip.message import Update
 from swarmsched.gossip.rumour import RumourQueue
+from swarmsched.holder.leases import LeaseBook
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState

@@ -8,12 +8,12 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 
-from swarmsched.effects import Effect, SendDatagram, SendPeer
+from swarmsched.effects import SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.record import GpuGroup, NodeRecord
 from swarmsched.gossip.setting import CheckSetting
-from swarmsched.gossip.state import MemberRef, StateConfig, StateEvent, StatePlane
+from swarmsched.gossip.state import MemberRef, StateConfig, StateEffect, StateEvent, StatePlane
 from swarmsched.ids import Address, NodeId
 from swarmsched.view import PolicySetting
 from swarmsched.wire.codec import Codec
@@ -38,7 +38,7 @@ class StateNetwork:
         self.loss_ratio, self.delay_s = loss_ratio, delay_s
         self.planes: dict[NodeId, StatePlane] = {}
         self.sent_bytes: Counter[NodeId] = Counter()
-        self.effects: list[tuple[NodeId, Effect]] = []
+        self.effects: list[tuple[NodeId, StateEffect]] = []
         self.down: set[NodeId] = set()
         self.cut: set[tuple[NodeId, NodeId]] = set()  # (from, to) links that lose everything
         self._check_setting = check_setting or _accept
@@ -77,7 +77,7 @@ class StateNetwork:
         """Where a node listens."""
         return ("10.0.0.1", 1_000 + list(self.planes).index(node))
 
-    def perform(self, node: NodeId, effects: Iterable[Effect]) -> None:
+    def perform(self, node: NodeId, effects: Iterable[StateEffect]) -> None:
         """Carry out the effects of a step or of a direct call."""
         for effect in effects:
             match effect:

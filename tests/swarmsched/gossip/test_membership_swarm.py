@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarmsched.effects import Effect, Persist, SendDatagram, SendPeer
+from swarmsched.effects import Persist, SendDatagram, SendPeer
 from swarmsched.events import DatagramReceived, DatagramSendFailed, PeerMessageReceived, PeerSendFailed, TimerFired
+from swarmsched.gossip.dissemination import MembershipEffect
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.membership import Membership, MembershipEvent
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -117,7 +118,7 @@ class Swarm:
         if deadline_s < 1e9:
             self._put(max(deadline_s, self.now_s), process, TimerFired())
 
-    def perform(self, process: Process, effects: Sequence[Effect | MemberChanged]) -> None:
+    def perform(self, process: Process, effects: Sequence[MembershipEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendDatagram(destination, payload):

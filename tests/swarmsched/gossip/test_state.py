@@ -120,8 +120,8 @@ def test_what_a_job_holds_is_pushed_where_others_plan_with_it(
 
     net.perform(A, net.planes[A].publish_card(card(*before), net.now_s))
     net.run(20.0)
-    effects = net.planes[A].publish_card(card(*after), net.now_s)
-    pushed = {effect.destination for effect in effects if isinstance(effect, SendDatagram)}
+    pushing = net.planes[A].publish_card(card(*after), net.now_s)
+    pushed = {effect.destination for effect in pushing if isinstance(effect, SendDatagram)}
     net.now_s += PUSH_DELAY_S
     effects = net.planes[A].step(TimerFired(), net.now_s)
     pushed |= {effect.destination for effect in effects if isinstance(effect, SendDatagram)}

@@ -49,9 +49,12 @@ def create(configuration: Configuration = ABC, *, is_issued_here: bool = True) -
     return UpdateRequested(1, JOB, configuration, None, record(1, configuration), is_issued_here=is_issued_here)
 
 
-def update(value: JobRecord, asked: Configuration = ABC, **options: bool) -> UpdateRequested:
+def update(
+    value: JobRecord, asked: Configuration = ABC, *, is_forced: bool = False, takes_over: bool = False
+) -> UpdateRequested:
     """Expects the version before the value's, in epoch 1."""
-    return UpdateRequested(value.version, JOB, asked, (1, value.version - 1), value, **options)
+    expected = (1, value.version - 1)
+    return UpdateRequested(value.version, JOB, asked, expected, value, is_forced=is_forced, takes_over=takes_over)
 
 
 def read(asked: Configuration = ABC) -> ReadRequested:

@@ -6,8 +6,8 @@ import pytest
 
 from swarmsched.api import EndReason, JobSpec
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
+from swarmsched.holder.choice import HAND_OVER_RATIO, HAND_OVER_SLACK
 from swarmsched.ids import NodeId
-from swarmsched.negotiation.holding import HAND_OVER_RATIO, HAND_OVER_SLACK
 from swarmsched.resources import Demand
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm, simulated_resources

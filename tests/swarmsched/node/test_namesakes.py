@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from swarmsched.api import JobState
 from swarmsched.commands import CancelJob, RecoverJob, Refused
 from swarmsched.effects import SendDatagram
+from swarmsched.holder.presence import NAMESAKE_S
 from swarmsched.ids import NodeId
-from swarmsched.node.custody import NAMESAKE_S
 from swarmsched.task import TaskFailure, TaskStage
 from tests.swarmsched.simulator.testing import Watched
 
@@ -36,9 +36,9 @@ def test_that_the_second_machine_leaves_is_no_loss_of_the_first():
     namesake = watched.swarm.add_namesake(owner.node_id)
     namesake.start()
     watched.swarm.run_for(15.0)
-    custody, shepherd = boss.node._custody, boss.node._placement.jobs[job]
+    holding, shepherd = boss.node._holding, boss.node._placement.jobs[job]
     assert watched.swarm.run_until(lambda: bool(shepherd.only_namesakes_answered(boss.now_s, NAMESAKE_S)), 120.0)
-    assert watched.swarm.run_until(lambda: custody._look_s - boss.now_s < 0.15, 2.0)  # the first refutes after 0.2 s
+    assert watched.swarm.run_until(lambda: holding._look_s - boss.now_s < 0.15, 2.0)  # the first refutes after 0.2 s
     for effect in namesake.node._membership.leave(namesake.now_s):
         if isinstance(effect, SendDatagram):
             watched.swarm.send_datagram(namesake, effect)
@@ -68,7 +68,7 @@ def test_what_was_said_of_a_leftover_does_not_count_against_the_next_attempt_the
     watched.submit(2, "sleep", "30", node=NodeId("n004"), nodes=only)
     assert watched.swarm.loop.run_until(lambda: boss.node.record(job).state is JobState.QUEUED, 30.0)
     assert watched.swarm.loop.run_until(lambda: boss.node.record(job).state is JobState.STARTING, 60.0)
-    boss.node._custody._look_s = boss.now_s  # it looks once a second
+    boss.node._holding._look_s = boss.now_s  # it looks once a second
     watched.swarm.run_for(30.0)
     assert watched.state(job) is JobState.RUNNING
 

@@ -20,8 +20,16 @@ from swarmsched.commands import (
 )
 from swarmsched.effects import Persist, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.events import ClientCommandReceived, PeerMessageReceived, ResourcesRead, TasksFound, TimerFired
+from swarmsched.events import (
+    ClientCommandReceived,
+    DatagramReceived,
+    PeerMessageReceived,
+    ResourcesRead,
+    TasksFound,
+    TimerFired,
+)
 from swarmsched.gossip.member import MemberChanged, MemberStatus
+from swarmsched.gossip.message import MEMBERSHIP_CODEC, Gossip
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, make_job_id
 from swarmsched.jobs.acceptor import SCHEMA_KEY, SCHEMA_VERSION, Slot
@@ -214,7 +222,7 @@ def test_forgetting_an_unknown_or_live_member_is_refused(scene):
     assert scene.ask(ForgetMember(ME)).code == "conflict"
 
 
-def test_the_oldest_ended_jobs_are_dropped_beyond_the_limit():
+def test_the_oldest_retention_are_dropped_beyond_the_limit():
     scene = waiting_scene(retained_jobs=2)
     jobs = [scene.end(WAITING) for _ in range(4)]
     assert sorted(scene.node.records()) == sorted(jobs[2:])
@@ -330,9 +338,8 @@ def test_a_node_whose_name_is_shared_begins_nothing_new_until_that_is_over(scene
 
 def test_a_node_whose_peers_knew_a_newer_life_of_it_speaks_under_a_newer_generation(scene):
     """Otherwise its record and its answers would lose against those of the life that they remember."""
-    identity = scene.node._membership._identity
-    identity.update = replace(identity.update, generation=40)
-    scene.step(TimerFired())
+    earlier = replace(scene.node._membership._identity.update, generation=39, instance_id=b"another process.")
+    scene.step(DatagramReceived(("10.0.0.9", 7400), MEMBERSHIP_CODEC.encode(Gossip((earlier,)))))
     assert scene.node.generation == 40
     (status,) = scene.node.node_records(scene.now_s)
     assert status.record.generation == 40

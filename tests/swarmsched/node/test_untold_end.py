@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.events import PeerMessageReceived
+from swarmsched.holder.retention import WAIT_S_MAX
 from swarmsched.ids import NodeId
 from swarmsched.jobs.message import AcceptRequest, Ballot
-from swarmsched.node.ended_jobs import WAIT_S_MAX
 from swarmsched.simulator.checks.decided import DecidedRecords
 from tests.swarmsched.simulator.testing import Watched
 

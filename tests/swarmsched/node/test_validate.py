@@ -4,16 +4,17 @@ import pytest
 from msgspec import structs
 
 from swarmsched.api import EndReason, JobState
+from swarmsched.holder.election import Candidacy
+from swarmsched.holder.read_repair import AT_ONCE_MAX
+from swarmsched.holders import Configuration
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.update import UpdateRequested
+from swarmsched.jobs.update import ReadRequested, UpdateRequested
 from swarmsched.ledger.message import HoldRequest, PreemptRequest
 from swarmsched.negotiation.attempt import Attempt, Ranking
-from swarmsched.negotiation.catching_up import AT_ONCE_MAX
 from swarmsched.negotiation.checkpointing import _Wish
 from swarmsched.negotiation.gang import GangEnd
 from swarmsched.negotiation.hold_desk import PatientHold
-from swarmsched.negotiation.succession import Candidacy
-from swarmsched.node.submission import _Creation
+from swarmsched.node.clients import _Creation
 from swarmsched.resources import Demand, Share
 from tests.swarmsched.simulator.testing import Watched
 
@@ -77,69 +78,74 @@ def has_run_since_never(node):
 
 def waits_for_a_port_without_a_booking(node):
     request = HoldRequest(NOBODY, 1, 1, 1, ONE, 1, Demand(), "fifo", (1,), wants_rendezvous=True)
-    answer, _ = node._ledger.hold(structs.replace(request, demand=Demand(gpus=9)), 0.0)
-    node._owner._desk._waiting[NOBODY, 1] = (ONE, answer)
+    answer, _ = node._resources.ledger.hold(structs.replace(request, demand=Demand(gpus=9)), 0.0)
+    node._resources.owner._desk._waiting[NOBODY, 1] = (ONE, answer)
 
 
 def waits_under_another_name(node):
     request = HoldRequest(NOBODY, 1, 1, 1, ONE, 1, Demand(), "fifo", (1,), wants_rendezvous=True)
-    node._owner._desk._patient[NOBODY, 2] = PatientHold(request, 1.0)
+    node._resources.owner._desk._patient[NOBODY, 2] = PatientHold(request, 1.0)
 
 
 def hears_of_a_report_to_come(node):
-    (task,) = (each for each in node._owner._tasks.values() if each.started_s < float("inf"))
+    (task,) = (each for each in node._resources.owner._tasks.values() if each.started_s < float("inf"))
     task.acknowledged = task.status.revision + 1
 
 
 def asks_no_holder(node):
-    node._line._lines.clear()
+    node._resources.owner._line._lines.clear()
 
 
 def watches_no_task(node):
-    node._line._tasks.clear()
+    node._resources.owner._line._tasks.clear()
 
 
 def stands_twice(node):
-    node._custody.succession._candidacies[NOBODY] = Candidacy((1, 1), 0.0, update_id=7)
+    candidacies = node._holding._election._candidacies
+    candidacies |= {job: Candidacy((1, 1), 0.0, update_id=7) for job in (NOBODY, JobId(NOBODY[::-1]))}
 
 
-def probes_twice(node):
-    node._custody._probes |= {1: (NOBODY, ()), 2: (NOBODY, ())}
+def answers_under_another_number(node):
+    node._records._asked[7] = ReadRequested(8, NOBODY, Configuration())
 
 
 def is_gone_itself(node):
-    node._custody._gone[ONE] = (0.0, node.members(0.0)[0].status)
+    node._holding._presence._gone[ONE] = (0.0, node.members(0.0)[0].status)
 
 
 def asks_for_too_many_records(node):
-    node._custody._catching_up._asked |= dict.fromkeys(range(AT_ONCE_MAX + 1), NOBODY)
+    node._holding._read_repair._asked |= set(range(AT_ONCE_MAX + 1))
 
 
 def commits_under_another_number(node):
     job = job_in(node, JobState.RUNNING)
     request = type("Request", (), {"command_id": 2, "job_id": job.job_id, "attempt": 1})()
-    node._checkpoints._wishes[1] = _Wish(1, request, 1.0, 1.0)
+    node._resources.checkpoints._wishes[1] = _Wish(1, request, 1.0, 1.0)
 
 
 def recovers_for_nobody(node):
-    node._recovery._under_way[1] = ([], NOBODY)
+    node._holding._recovery._under_way[NOBODY] = []
 
 
 def remembers_an_end_without_a_record(node):
-    node._ended_jobs._is_decided[NOBODY] = True
+    node._holding._retention._is_decided[NOBODY] = True
 
 
 def has_an_untold_end_of_a_live_job(node):
-    node._ended_jobs._untold.accepted(job_in(node, JobState.RUNNING).job_id, 0.0)
+    node._holding._retention._untold.accepted(job_in(node, JobState.RUNNING).job_id, 0.0)
 
 
 def answers_a_client_twice(node):
     record = job_in(node, JobState.QUEUED).record
-    node._submission._creations[1] = _Creation(record, [1, 1])
+    node._clients._creations[record.job_id] = _Creation(record, [1, 1])
 
 
 def has_untold_news(node):
-    node._touched[NOBODY] = None
+    node._jobs._changed[NOBODY] = None
+
+
+def sleeps_too_long(node):
+    node._due_s[node._holding] = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def has_untold_news(node):
         asks_no_holder,
         watches_no_task,
         stands_twice,
-        probes_twice,
+        answers_under_another_number,
         is_gone_itself,
         asks_for_too_many_records,
         commits_under_another_number,
@@ -167,6 +173,7 @@ def has_untold_news(node):
         has_an_untold_end_of_a_live_job,
         answers_a_client_twice,
         has_untold_news,
+        sleeps_too_long,
     ],
     ids=lambda spoil: spoil.__name__,
 )

@@ -265,7 +265,7 @@ def test_under_faults_every_gang_still_ends_and_no_rule_is_broken(seed):
 def test_the_checker_sees_an_owner_that_forgets_what_it_booked():
     def forgetful(config, restored, rng) -> Node:
         node = Node(config, restored, rng)
-        ledger = node._ledger
+        ledger = node.ledger
         ledger._free_devices = lambda taken: list(ledger._resources.gpus)
         return node
 

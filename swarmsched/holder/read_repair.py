@@ -6,8 +6,9 @@ has the newest record it is no help to anybody, and for a job that has ended no 
 
 from collections.abc import Iterator, Mapping
 
+from swarmsched.holder.machine import Answered
 from swarmsched.ids import JobId
-from swarmsched.jobs.update import ReadRequested
+from swarmsched.jobs.update import Asker, JobOver, ReadDecided, ReadRequested
 from swarmsched.negotiation.record_writer import ReadRecord
 from swarmsched.record import JobRecord
 
@@ -16,30 +17,26 @@ TRY_AGAIN_S = 5.0
 SUSPECTS_MAX = 10_000
 
 
-class CatchingUp:
+class ReadRepair:
     """The jobs of which this node's record is old, as it seems."""
 
     def __init__(self) -> None:
         self._stale: dict[JobId, None] = {}
-        self._asked: dict[int, JobId] = {}
+        self._asked: set[int] = set()  # reads under way
         self._not_before_s: dict[JobId, float] = {}
-
-    def concerns(self, update_id: int) -> bool:
-        """True for the outcome of one of our reads."""
-        return update_id in self._asked
 
     def suspect(self, job_id: JobId) -> None:
         """Somebody knows a newer record than the one here."""
         if len(self._stale) < SUSPECTS_MAX:
             self._stale[job_id] = None
 
-    def read(self, update_id: int, *, is_answered: bool) -> None:
+    def answered(self, answer: Answered) -> None:
         """One of our reads is over; without a majority that answered it is as much in doubt as before."""
-        job_id = self._asked.pop(update_id)
-        if is_answered:
-            self._stale.pop(job_id, None)
+        self._asked.remove(answer.request.update_id)
+        if isinstance(answer.result, ReadDecided | JobOver):
+            self._stale.pop(answer.request.job_id, None)
         else:
-            self.suspect(job_id)
+            self.suspect(answer.request.job_id)
 
     def on_timer(self, held: Mapping[JobId, JobRecord], update_ids: Iterator[int], now_s: float) -> list[ReadRecord]:
         """Have a few records sent again; those that still seem old are suspected again."""
@@ -55,9 +52,9 @@ class CatchingUp:
             if record is None:
                 continue
             self._not_before_s[job_id] = now_s + TRY_AGAIN_S
-            update_id = next(update_ids)
-            self._asked[update_id] = job_id
-            reads.append(ReadRecord(ReadRequested(update_id, job_id, record.configuration, spreads=True)))
+            read = ReadRequested(next(update_ids), job_id, record.configuration, spreads=True, asker=Asker.READ_REPAIR)
+            self._asked.add(read.update_id)
+            reads.append(ReadRecord(read))
         return reads
 
     def validate(self) -> None:

@@ -8,14 +8,16 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from swarmsched.effects import Effect, Persist
+from swarmsched.authority.contact_book import ContactBook
+from swarmsched.commands import Refused
+from swarmsched.effects import Persist
+from swarmsched.facts import EndKnown
+from swarmsched.holder.presence import Presence
+from swarmsched.holder.read_repair import ReadRepair
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId
 from swarmsched.jobs.register import Register
 from swarmsched.negotiation.placement.placement import Placement
-from swarmsched.negotiation.shepherd import Clock
-from swarmsched.node.custody import Custody
-from swarmsched.node.publication import Publication
 from swarmsched.record import JobRecord
 
 ASKED_AT_ONCE = 4  # at each look: after a restart they are many, and other reads wait in the same queue
@@ -23,7 +25,10 @@ WAIT_S, WAIT_S_MAX = 10.0, 15.0  # not the same for all holders, who would get i
 RECENT_S = 600.0  # no write is tried for so long: older ends of an earlier life were decided, or given up
 
 
-class EndedJobs:
+RetentionEffect = Persist | EndKnown
+
+
+class Retention:
     """One node's ended jobs, from the acceptance of their end to their burial."""
 
     def __init__(
@@ -31,36 +36,37 @@ class EndedJobs:
         me: Holder,
         register: Register,
         placement: Placement,
-        custody: Custody,
-        publication: Publication,
+        read_repair: ReadRepair,
+        contact_book: ContactBook,
         rng: random.Random,
-        *,
-        retained_jobs: int,
+        limit: int,
         started_s: float,
     ) -> None:
+        """`limit`: of how many ended jobs the records are kept."""
         self._me = me
-        self._register, self._placement, self._custody, self._publication = register, placement, custody, publication
-        self._retained_jobs = retained_jobs
+        self._register, self._placement = register, placement
+        self._read_repair, self._contact_book = read_repair, contact_book
+        self._limit = limit
         ended = sorted((each for each in register.records.values() if each.is_ended), key=lambda each: each.ended_utc_s)
         self._is_decided = {record.job_id: False for record in ended}  # as far as it is known here; oldest first
         self._untold = UntoldEnds(rng)
         self._untold.restore(ended, started_s)
 
-    def accepted(self, record: JobRecord, clock: Clock) -> Sequence[Effect]:
+    def accepted(self, record: JobRecord, now_s: float) -> Sequence[RetentionEffect]:
         """A record came into our store that may be an end, or show that one was never decided."""
         if not record.is_ended:
             self._is_decided.pop(record.job_id, None)
             self._untold.settled(record.job_id)
         elif record.job_id not in self._placement.jobs:
-            self._untold.accepted(record.job_id, clock.now_s)
+            self._untold.accepted(record.job_id, now_s)
             return self._retain(record.job_id, is_decided=False)
         return []
 
-    def confirmed(self, job_id: JobId) -> Sequence[Effect]:
+    def confirmed(self, job_id: JobId) -> Sequence[RetentionEffect]:
         """Its shepherd says that the end is decided which was accepted here."""
-        return self.decided(job_id) if job_id in self._is_decided else []
+        return self._retain(job_id, is_decided=True) if job_id in self._is_decided else []
 
-    def read(self, record: JobRecord | None, clock: Clock) -> Sequence[Effect]:
+    def read(self, record: JobRecord | None) -> Sequence[RetentionEffect]:
         """A read has found it, or has had it decided; perhaps nobody else can tell of it."""
         if record is None:
             return []
@@ -69,35 +75,31 @@ class EndedJobs:
         if record.job_id not in self._is_decided:
             return []
         self._is_decided[record.job_id] = record.is_ended
-        return [*self.tell(record, clock), *self._drop_oldest()] if record.is_ended else []
+        return [self._tell(record), *self._drop_oldest()] if record.is_ended else []
 
-    def decided(self, job_id: JobId) -> Sequence[Effect]:
+    def closed(self, job_id: JobId) -> Sequence[RetentionEffect]:
         """A shepherd of ours has brought it to its end; keep ended jobs up to a number, the oldest go first."""
+        self._untold.settled(job_id)
         return self._retain(job_id, is_decided=True)
-
-    def tell(self, record: JobRecord, clock: Clock) -> Sequence[Effect]:
-        """Let everybody know of a decided end."""
-        self._untold.settled(record.job_id)
-        return self._publication.tell_ended(record, clock)
 
     def is_in_doubt(self, record: JobRecord) -> bool:
         """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
         is_acting = record.job_id in self._placement.jobs
         is_in_doubt = record.is_ended and not is_acting and not self._is_known(record.job_id)
         if is_in_doubt:
-            self._custody.doubt(record.job_id)
+            self._read_repair.suspect(record.job_id)
         return is_in_doubt
 
-    def look_after(self, clock: Clock) -> Sequence[Effect]:
+    def on_timer(self, presence: Presence, now_s: float) -> Sequence[RetentionEffect]:
         """Of each end that others hold as well somebody must know that it was decided, and tell everybody."""
-        effects: list[Effect] = []
+        effects: list[RetentionEffect] = []
         asked = 0
-        for job_id in self._untold.due(clock.now_s):
+        for job_id in self._untold.due(now_s):
             record = self._register.records[job_id]
             if self._is_known(job_id):
-                effects += self.tell(record, clock)
-            elif job_id not in self._placement.jobs and self._custody.may_ask_holders(record):
-                self._custody.doubt(job_id)
+                effects.append(self._tell(record))
+            elif job_id not in self._placement.jobs and presence.may_answer(record):
+                self._read_repair.suspect(job_id)
                 asked += 1
             if asked == ASKED_AT_ONCE:
                 break
@@ -107,22 +109,26 @@ class EndedJobs:
         """Keep no more of the job than that it is over."""
         self._is_decided.pop(job_id, None)
         self._untold.settled(job_id)
-        self._custody.dropped(job_id)
+        self._contact_book.dropped(job_id)
         return self._register.drop(job_id)
 
-    def _retain(self, job_id: JobId, *, is_decided: bool) -> Sequence[Effect]:
+    def _tell(self, record: JobRecord) -> EndKnown:
+        self._untold.settled(record.job_id)
+        return EndKnown(record)
+
+    def _retain(self, job_id: JobId, *, is_decided: bool) -> Sequence[RetentionEffect]:
         self._is_decided[job_id] = is_decided or self._is_decided.get(job_id, False)
         return self._drop_oldest()
 
-    def _drop_oldest(self) -> Sequence[Effect]:
+    def _drop_oldest(self) -> Sequence[RetentionEffect]:
         """Only once their end is known to be decided: the others are asked about, and stay until that is answered."""
-        excess = len(self._is_decided) - self._retained_jobs
-        effects: list[Effect] = []
+        excess = len(self._is_decided) - self._limit
+        effects: list[RetentionEffect] = []
         for job_id in list(islice(self._is_decided, max(0, excess))):
             if self._is_known(job_id):
                 effects += self.bury(job_id)
             else:
-                self._custody.doubt(job_id)
+                self._read_repair.suspect(job_id)
         return effects
 
     def _is_former(self, job_id: JobId) -> bool:
@@ -142,6 +148,12 @@ class EndedJobs:
             assert job_id in records, "the end of a job is kept, and no record of it"
             assert records[job_id].is_ended, "the end of a live job is kept"
         assert all(job_id in records and records[job_id].is_ended for job_id in self._untold.jobs)
+
+
+def past_retention(job_id: JobId) -> Refused:
+    """What is said of a job of which nothing is known but that it is over."""
+    problem = f"{job_id} has ended, and its record is past its retention"
+    return Refused("over", problem, "for another run of it, submit it anew")
 
 
 class UntoldEnds:

@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from swarmsched.authority.lease_book import LEASES_MAX, LeaseBook
-from swarmsched.authority.leases import ACTING_S, LeaseKeeper
 from swarmsched.authority.message import LeaseGranted, LeaseRenewal
 from swarmsched.authority.timing import LEASE_RENEWAL_S, LEASE_TTL_S, patience_s
+from swarmsched.holder.leases import ACTING_S, LEASES_MAX, LeaseBook, LeaseKeeper
 from swarmsched.holders import Configuration
 from swarmsched.ids import NodeId
 from tests.swarmsched.building import holders_of

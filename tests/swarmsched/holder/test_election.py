@@ -6,10 +6,10 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
-from swarmsched.authority.lease_book import LeaseBook
 from swarmsched.authority.timing import LEASE_TTL_S, patience_s
+from swarmsched.holder.election import Election
+from swarmsched.holder.leases import LeaseBook
 from swarmsched.ids import JobId, NodeId
-from swarmsched.negotiation.succession import Succession
 from swarmsched.negotiation.window import LIMIT_START
 from tests.swarmsched.building import JOB, make_record
 
@@ -25,12 +25,12 @@ class Scene:
     def __init__(self, me=FIRST):
         self.leases = LeaseBook(0.0)
         self.leases.touch(BOSS, 1, 100.0)
-        self.succession = Succession(me, 5, self.leases, random.Random(1))
+        self.election = Election(me, 5, self.leases, random.Random(1))
         self.ids = count(1)
 
     def stands(self, now_s, held=None, acting=()):
         held = {JOB: record()} if held is None else held
-        return [write.update for write in self.succession.on_timer(held, acting, self.ids, now_s)]
+        return [write.update for write in self.election.on_timer(held, acting, self.ids, now_s)]
 
     def stands_within(self, start_s, limit_s, **options):
         """Looks twice a second; when it stood first, from `start_s` on."""
@@ -71,7 +71,7 @@ def test_a_candidate_waits_for_the_register(scene):
 def test_a_lost_vote_is_tried_again_later(scene):
     scene.stands(OVER_S)
     (update,) = scene.stands(OVER_S + 0.5)
-    scene.succession.failed(update.update_id, OVER_S + 0.6)
+    scene.election.lost(update, OVER_S + 0.6)
     assert scene.stands(OVER_S + 0.7) == []
     assert scene.stands_within(OVER_S + 1.0, 8.0) is not None
 
@@ -98,24 +98,24 @@ def test_a_job_that_this_node_acts_for_needs_nobody(scene):
 
 def test_a_node_that_is_late_itself_stands_later():
     late = Scene(SECOND)
-    late.succession.lagged(3.0, OVER_S)
-    assert late.succession.is_late
+    late.election.lagged(3.0, OVER_S)
+    assert late.election.is_late
     assert late.stands_within(OVER_S, 10.0) >= 2.0 > Scene(SECOND).stands_within(OVER_S, 10.0)
 
 
 def test_a_late_node_takes_its_own_jobs_up_later_too(scene):
     assert Scene(BOSS).stands_within(OVER_S, 10.0) == 0.0
     late = Scene(BOSS)
-    late.succession.lagged(3.0, OVER_S)
+    late.election.lagged(3.0, OVER_S)
     assert late.stands_within(OVER_S, 10.0) > 1.0
 
 
 def test_no_more_is_stood_for_than_is_decided_in_time(scene):
     held = {JobId(f"{JOB[:-2]}{n:02}"): replace(record(), job_id=JobId(f"{JOB[:-2]}{n:02}")) for n in range(64)}
-    stood = [update.update_id for step in range(6) for update in scene.stands(OVER_S + step / 10, held)]
+    stood = [update for step in range(6) for update in scene.stands(OVER_S + step / 10, held)]
     assert len(stood) == LIMIT_START
-    for update_id in stood:
-        scene.succession.failed(update_id, OVER_S + 10.0)
+    for update in stood:
+        scene.election.lost(update, OVER_S + 10.0)
     again = [update for step in range(20) for update in scene.stands(OVER_S + 20.0 + step / 10, held)]
     assert len(again) == LIMIT_START / 2
 
@@ -128,5 +128,5 @@ def test_jobs_that_are_tried_in_vain_keep_no_other_waiting(scene):
         now_s = OVER_S + step / 2
         for update in scene.stands(now_s, held):
             stood[update.job_id] = stood.get(update.job_id, 0) + 1
-            scene.succession.failed(update.update_id, now_s + 4.0)  # late: fewer and fewer are tried at once
+            scene.election.lost(update, now_s + 4.0)  # late: fewer and fewer are tried at once
     assert min(stood.get(job_id, 0) for job_id in (last, *held)) >= 2

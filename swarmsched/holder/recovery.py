@@ -5,18 +5,21 @@ go on by the old record.  The epoch leaps, so that every owner that hears of the
 and so do the numbers of later attempts, so that none of them is taken for one of the old side's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from swarmsched.commands import JobAccepted, RecoverJob, Refused, Reply
 from swarmsched.effects import ReplyToClient
+from swarmsched.holder.choice import Candidate
+from swarmsched.holder.machine import Answered
+from swarmsched.holder.retention import past_retention
 from swarmsched.holders import HOLDERS_WANTED
 from swarmsched.ids import JobId
-from swarmsched.jobs.update import UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
-from swarmsched.negotiation.holding import Candidate
+from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
-from swarmsched.node.submission import past_retention
 from swarmsched.record import FORCED_LEAP, JobRecord
 
 
@@ -27,7 +30,7 @@ class Recovery:
         self._own = own
         self._generation = generation
         self._placement = placement
-        self._under_way: dict[int, tuple[list[int], JobId]] = {}  # update id -> who asked, and job
+        self._under_way: dict[JobId, list[int]] = {}  # who asked
 
     def begin(
         self,
@@ -42,10 +45,9 @@ class Recovery:
         if shepherd is not None and shepherd.waits_for_lost:
             effects = shepherd.declare_lost(clock)
             return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
-        for asking, job_id in self._under_way.values():
-            if job_id == command.job_id:
-                asking.append(request_id)
-                return []
+        if command.job_id in self._under_way:
+            self._under_way[command.job_id].append(request_id)
+            return []
         refusal = self._refusal(command, record, candidates)
         if refusal is not None or record is None:
             return [ReplyToClient(request_id, refusal)]
@@ -61,12 +63,10 @@ class Recovery:
             leaving_holders=(),
             is_forced=True,
         )
-        update_id = next(self._placement.update_ids)
-        self._under_way[update_id] = ([request_id], record.job_id)
-        update = UpdateRequested(
-            update_id, record.job_id, value.configuration, record.stamp, value, takes_over=True, is_forced=True
-        )
-        return [WriteRecord(update)]
+        self._under_way[record.job_id] = [request_id]
+        asked, before = value.configuration, record.stamp
+        update = UpdateRequested(next(self._placement.update_ids), record.job_id, asked, before, value)
+        return [WriteRecord(replace(update, takes_over=True, is_forced=True, asker=Asker.RECOVERY))]
 
     def _refusal(
         self, command: RecoverJob, record: JobRecord | None, candidates: Sequence[Candidate]
@@ -95,27 +95,13 @@ class Recovery:
         acting = min(live, key=lambda each: (each.is_witness, each is not self._own))
         return [acting, *(each for each in live if each is not acting)]
 
-    @property
-    def under_way(self) -> Mapping[JobId, int]:
-        """Jobs on whose forced record the register is deciding."""
-        return {job_id: update_id for update_id, (_, job_id) in self._under_way.items()}
-
-    def concerns(self, update_id: int) -> bool:
-        """True for the outcome of a forced update."""
-        return update_id in self._under_way
-
-    def told(self, result: UpdateDecided | UpdateConflicted | UpdateUncertain) -> list[ReplyToClient]:
+    def answered(self, answer: Answered) -> list[ReplyToClient]:
         """The register has spoken; all who asked hear of it."""
-        asking, _ = self._under_way.pop(result.update_id)
-        return [ReplyToClient(request_id, self._reply(result)) for request_id in asking]
+        asking = self._under_way.pop(answer.request.job_id)
+        return [ReplyToClient(request_id, self._reply(answer)) for request_id in asking]
 
-    def over(self, update_id: int) -> list[ReplyToClient]:
-        """There is nothing to recover: the job has ended, and its record is past its retention."""
-        asking, job_id = self._under_way.pop(update_id)
-        return [ReplyToClient(request_id, past_retention(job_id)) for request_id in asking]
-
-    def _reply(self, result: UpdateDecided | UpdateConflicted | UpdateUncertain) -> Reply:
-        match result:
+    def _reply(self, answer: Answered) -> Reply:
+        match answer.result:
             case UpdateDecided(record=record):
                 return JobAccepted(record)
             case UpdateConflicted(current=current):
@@ -124,9 +110,9 @@ class Recovery:
                 return Refused("conflict", problem, "look again: `swarm status JOB`")
             case UpdateUncertain(reason=reason):
                 return Refused("unavailable", reason, "repeat the command")
+            case _:
+                return past_retention(answer.request.job_id)
 
     def validate(self) -> None:
-        """One forced takeover a job, and somebody who waits for each."""
-        jobs = [job_id for _, job_id in self._under_way.values()]
-        assert len(set(jobs)) == len(jobs)
-        assert all(asking for asking, _ in self._under_way.values())
+        """Somebody waits for each."""
+        assert all(self._under_way.values())

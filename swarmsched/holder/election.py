@@ -14,10 +14,12 @@ import random
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from swarmsched.authority.lease_book import LeaseBook
+from msgspec.structs import replace
+
 from swarmsched.gossip.health import LocalHealth
+from swarmsched.holder.leases import LeaseBook
 from swarmsched.ids import JobId, NodeId
-from swarmsched.jobs.update import UpdateRequested
+from swarmsched.jobs.update import Asker, Request, UpdateRequested
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord
@@ -38,7 +40,7 @@ class Candidacy:
     update_id: int | None = None
 
 
-class Succession:
+class Election:
     """The candidacies of one node."""
 
     def __init__(self, me: NodeId, generation: int, leases: LeaseBook, rng: random.Random) -> None:
@@ -47,7 +49,6 @@ class Succession:
         self._leases = leases
         self._rng = rng
         self._candidacies: dict[JobId, Candidacy] = {}
-        self._by_update: dict[int, JobId] = {}
         self._health = LocalHealth()
         self._window: Window[int] = Window()
         self._look_s = 0.0
@@ -69,10 +70,6 @@ class Succession:
     def look_soon(self, now_s: float) -> None:
         """A record came in that may name this node."""
         self._look_s = min(self._look_s, now_s)
-
-    def concerns(self, update_id: int) -> bool:
-        """True for the outcome of a candidacy."""
-        return update_id in self._by_update
 
     def on_timer(
         self, held: Mapping[JobId, JobRecord], acting: Container[JobId], update_ids: Iterator[int], now_s: float
@@ -100,17 +97,16 @@ class Succession:
             writes.append(self._stand(self._candidacies[job_id], held[job_id], next(update_ids), now_s))
         return writes
 
-    def decided(self, update_id: int, now_s: float) -> None:
-        """We have won."""
-        self._window.ended(update_id, now_s)
-        self._candidacies.pop(self._by_update.pop(update_id), None)
+    def won(self, request: Request, now_s: float) -> None:
+        """A majority has voted for us."""
+        self._window.ended(request.update_id, now_s)
+        self._candidacies.pop(request.job_id, None)
 
-    def failed(self, update_id: int, now_s: float) -> None:
+    def lost(self, request: Request, now_s: float) -> None:
         """Somebody else wrote, or no majority voted: look again later, if it is still needed then."""
-        self._window.ended(update_id, now_s)
-        job_id = self._by_update.pop(update_id)
-        candidacy = self._candidacies.get(job_id)
-        if candidacy is not None and candidacy.update_id == update_id:
+        self._window.ended(request.update_id, now_s)
+        candidacy = self._candidacies.get(request.job_id)
+        if candidacy is not None and candidacy.update_id == request.update_id:
             candidacy.update_id = None
             candidacy.tries += 1
             wait_s = TRY_AGAIN_S * self._rng.uniform(0.5, 1.0 + candidacy.tries % 4)
@@ -131,17 +127,14 @@ class Succession:
     def _stand(self, candidacy: Candidacy, record: JobRecord, update_id: int, now_s: float) -> WriteRecord:
         candidacy.update_id = update_id
         self._window.begun(update_id, now_s)
-        self._by_update[update_id] = record.job_id
         value = record.updated(epoch=record.epoch + 1, shepherd=self._me, shepherd_generation=self.generation)
-        takes_over = record.shepherd != self._me
-        return WriteRecord(
-            UpdateRequested(update_id, record.job_id, record.configuration, record.stamp, value, takes_over=takes_over)
-        )
+        update = UpdateRequested(update_id, record.job_id, record.configuration, record.stamp, value)
+        return WriteRecord(replace(update, takes_over=record.shepherd != self._me, asker=Asker.ELECTION))
 
     def validate(self) -> None:
-        """Each update of ours is that of one candidacy, and no other candidacy waits for the register."""
-        waiting = {each.update_id: job_id for job_id, each in self._candidacies.items() if each.update_id is not None}
-        assert waiting == self._by_update
+        """Each update of ours is that of one candidacy."""
+        waiting = [each.update_id for each in self._candidacies.values() if each.update_id is not None]
+        assert len(set(waiting)) == len(waiting)
 
     def _withdraw(self, job_id: JobId) -> None:
         """One that the register is deciding on stays until it has spoken."""

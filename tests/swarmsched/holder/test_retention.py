@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
-from swarmsched.node.ended_jobs import RECENT_S, WAIT_S, WAIT_S_MAX, UntoldEnds
+from swarmsched.holder.retention import RECENT_S, WAIT_S, WAIT_S_MAX, UntoldEnds
 from tests.swarmsched.building import job_id, make_record
 
 JOBS = [job_id(number) for number in range(4)]

@@ -4,7 +4,9 @@ from itertools import count
 
 import pytest
 
-from swarmsched.negotiation.catching_up import AT_ONCE_MAX, TRY_AGAIN_S, CatchingUp
+from swarmsched.holder.machine import Answered
+from swarmsched.holder.read_repair import AT_ONCE_MAX, TRY_AGAIN_S, ReadRepair
+from swarmsched.jobs.update import ReadDecided, UpdateUncertain
 from tests.swarmsched.building import job_id, make_record
 
 JOBS = [job_id(number) for number in range(AT_ONCE_MAX + 1)]
@@ -13,11 +15,11 @@ HELD = {job: make_record("a", "abc", job_id=job) for job in JOBS}
 
 class Scene:
     def __init__(self):
-        self.catching_up = CatchingUp()
+        self.read_repair = ReadRepair()
         self.ids = count(1)
 
     def reads(self, now_s, held=HELD):
-        return [effect.read for effect in self.catching_up.on_timer(held, self.ids, now_s)]
+        return [effect.read for effect in self.read_repair.on_timer(held, self.ids, now_s)]
 
 
 @pytest.fixture
@@ -26,40 +28,40 @@ def scene():
 
 
 def test_a_suspected_record_is_read_and_sent_to_all_its_holders_again(scene):
-    scene.catching_up.suspect(JOBS[0])
+    scene.read_repair.suspect(JOBS[0])
     (read,) = scene.reads(0.0)
     assert (read.job_id, read.configuration.holders, read.spreads) == (JOBS[0], HELD[JOBS[0]].holders, True)
     assert scene.reads(TRY_AGAIN_S) == []
 
 
 def test_a_read_without_a_majority_is_tried_again(scene):
-    scene.catching_up.suspect(JOBS[0])
+    scene.read_repair.suspect(JOBS[0])
     (read,) = scene.reads(0.0)
-    scene.catching_up.read(read.update_id, is_answered=False)
+    scene.read_repair.answered(Answered(read, UpdateUncertain(read.update_id, "no majority")))
     assert scene.reads(TRY_AGAIN_S - 1.0) == []
     (again,) = scene.reads(TRY_AGAIN_S)
     assert again.job_id == JOBS[0]
 
 
 def test_an_answered_read_ends_the_doubt_although_others_raised_it_meanwhile(scene):
-    scene.catching_up.suspect(JOBS[0])
+    scene.read_repair.suspect(JOBS[0])
     (read,) = scene.reads(0.0)
-    scene.catching_up.suspect(JOBS[0])
-    scene.catching_up.read(read.update_id, is_answered=True)
+    scene.read_repair.suspect(JOBS[0])
+    scene.read_repair.answered(Answered(read, ReadDecided(read.update_id, HELD[JOBS[0]])))
     assert scene.reads(TRY_AGAIN_S) == []
 
 
 def test_few_are_read_at_once_and_the_others_afterwards(scene):
     for job in JOBS:
-        scene.catching_up.suspect(job)
+        scene.read_repair.suspect(job)
     first = scene.reads(0.0)
     assert len(first) == AT_ONCE_MAX
     assert scene.reads(1.0) == []
-    scene.catching_up.read(first[0].update_id, is_answered=False)
+    scene.read_repair.answered(Answered(first[0], UpdateUncertain(first[0].update_id, "no majority")))
     assert [read.job_id for read in scene.reads(1.0)] == JOBS[AT_ONCE_MAX:]
 
 
 def test_a_job_that_is_not_held_any_more_is_not_asked_about(scene):
-    scene.catching_up.suspect(JOBS[0])
+    scene.read_repair.suspect(JOBS[0])
     assert scene.reads(0.0, held={}) == []
     assert scene.reads(TRY_AGAIN_S) == []

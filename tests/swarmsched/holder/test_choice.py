@@ -5,9 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from swarmsched.holders import Holder
-from swarmsched.ids import NodeId
-from swarmsched.negotiation.holding import (
+from swarmsched.holder.choice import (
     REPLACE_AFTER_S,
     Candidate,
     choose_holders,
@@ -15,6 +13,8 @@ from swarmsched.negotiation.holding import (
     next_holders,
     successor,
 )
+from swarmsched.holders import Holder
+from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from tests.swarmsched.building import make_record
 

@@ -1,0 +1,316 @@
+"""The jobs that this node shepherds, as one machine: what owners, other shepherds, planners and members tell them.
+
+Whatever is delivered to a shepherd may have changed how others should see its job; they hear of it at the end of the
+step, when the queue has been looked at too.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from swarmsched.authority.message import SilenceAnswer
+from swarmsched.commands import CancelJob, RecoverJob, SignalJob, SubmitJob
+from swarmsched.effects import Announce, ReplyToClient, SendPeer
+from swarmsched.errors import RemoteProtocolError
+from swarmsched.events import PeerMessageReceived, PeerSendFailed, PlanComputed, PlanFailed, TimerFired
+from swarmsched.facts import Admitted, Awoke, CapacityChanged, JobChanged, JobClosed, NodeChanged, SettingChanged
+from swarmsched.gossip.member import MemberChanged, MemberStatus
+from swarmsched.gossip.state import StatePlane
+from swarmsched.holder.holding import Holding
+from swarmsched.holder.machine import Answered, NodeEffect, Taker
+from swarmsched.holder.retention import past_retention
+from swarmsched.ids import JobId, NodeId
+from swarmsched.jobs.update import (
+    Asker,
+    JobOver,
+    RecordAccepted,
+    UpdateConflicted,
+    UpdateDecided,
+    UpdateRefused,
+    UpdateUncertain,
+)
+from swarmsched.ledger.message import (
+    CheckpointRequest,
+    Opening,
+    OwnerAnswer,
+    OwnerCommand,
+    PreemptAnswer,
+    PreemptRequest,
+    TaskEstimate,
+    TaskReport,
+    YieldRequest,
+)
+from swarmsched.negotiation.gang import dismissal, heard
+from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.node.publication import STATE_TRAFFIC
+from swarmsched.node.resources import Resources
+from swarmsched.resources import Free
+from swarmsched.task import TaskStage, TaskStatus
+
+HandOver = Callable[[JobShepherd, NodeId, Any, Clock], Iterable[NodeEffect]]
+"""Of a message to a shepherd, with its sender."""
+
+
+class Jobs:
+    """All shepherds of one node."""
+
+    def __init__(
+        self, me: NodeId, placement: Placement, state: StatePlane, resources: Resources, holding: Holding
+    ) -> None:
+        self._me = me
+        self._placement = placement
+        self._state = state
+        self._resources = resources
+        self._holding = holding
+        self._changed: dict[JobId, None] = {}  # of which others should hear
+        self._free = Free()  # here, as last seen
+        self._openings = 0  # elsewhere, as last seen
+        self._is_awake = False
+        self.takes: Mapping[object, Taker] = {
+            **dict.fromkeys((OwnerAnswer, TaskReport, Opening), self._owner_said),
+            **{kind: self._passing(hand_over) for kind, hand_over in self._for_shepherds.items()},
+            **dict.fromkeys((SubmitJob, CancelJob, SignalJob, RecoverJob), self._asked_about),
+            **dict.fromkeys(STATE_TRAFFIC, self._heard_gossip),
+            PeerSendFailed: self._undelivered,
+            TimerFired: self._on_timer,
+            PlanComputed: self._plan_computed,
+            PlanFailed: self._plan_failed,
+            Awoke: self._awoke,
+            MemberChanged: self._member_changed,
+            SettingChanged: self._setting_changed,
+            CapacityChanged: self._capacity_changed,
+            RecordAccepted: self._accepted,
+            UpdateDecided: self._decided,
+            JobOver: self._over,
+            Asker.SHEPHERD: self._answered,
+        }
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Earliest of the jobs' own timers, the next look at the queue and the next invitations."""
+        return self._placement.next_deadline_s
+
+    # What comes from outside.
+
+    def _shepherd(self, job_id: JobId) -> JobShepherd | None:
+        """Whoever is told something on this node's behalf; None when this node acts for that job no more."""
+        shepherd = self._placement.jobs.get(job_id)
+        if shepherd is not None:
+            self._changed[job_id] = None
+        return shepherd
+
+    def _owner_said(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
+        """An owner answered, reported or has something free: its free counts repair our view first."""
+        message: OwnerAnswer | TaskReport | Opening = event.message
+        if event.sender != self._me:
+            self._state.repair(event.sender, message.free, clock.now_s)
+        if isinstance(message, Opening):
+            self._placement.invited(clock.now_s)
+            return []
+        job_id = message.job_id if isinstance(message, OwnerAnswer) else message.status.job_id
+        shepherd = self._shepherd(job_id)
+        if shepherd is None:
+            return self._answer_stray(message.status) if isinstance(message, TaskReport) else []
+        self._placement.look_soon(clock.now_s)
+        if isinstance(message, OwnerAnswer):
+            return shepherd.owner_answered(message, clock)
+        return shepherd.task_reported(message, clock)
+
+    def _answer_stray(self, status: TaskStatus) -> Iterable[NodeEffect]:
+        """A report on a job that has ended here: it was lost news to the owner, so say again that it is heard.
+
+        Of any other job, and of one whose record is lost here, the owner hears from whoever acts, or from the holders.
+        """
+        if self._holding.is_over(status.job_id) and status.stage is TaskStage.EXITED:
+            return [heard(status)]  # of ranks that still run it hears by its contacts
+        record = self._holding.record(status.job_id)
+        if record is None or not record.is_ended or self._holding.is_in_doubt(record):
+            return []
+        return dismissal(record, self._me, status)
+
+    @property
+    def _for_shepherds(self) -> Mapping[type, HandOver]:
+        return {
+            SilenceAnswer: lambda job, sender, message, clock: job.silence_told(sender, message, clock),
+            TaskEstimate: self._placement.estimated,
+            CheckpointRequest: self._commit_checkpoint,
+            PreemptRequest: self._preempt,
+            PreemptAnswer: lambda job, sender, message, clock: job.victim_answered(message, clock),
+            YieldRequest: lambda job, sender, message, clock: job.asked_to_yield(message, clock),
+        }
+
+    def _passing(self, hand_over: HandOver) -> Taker:
+        """To the job's shepherd.  Where there is none, it is asked again at whoever acts by then, or given up."""
+
+        def taking(event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
+            message = event.message
+            shepherd = self._shepherd(JobId(message.taker) if type(message) is PreemptAnswer else message.job_id)
+            return hand_over(shepherd, event.sender, message, clock) if shepherd is not None else []
+
+        return taking
+
+    def _commit_checkpoint(
+        self, job: JobShepherd, sender: NodeId, request: CheckpointRequest, clock: Clock
+    ) -> Iterable[NodeEffect]:
+        if request.owner != sender:
+            raise RemoteProtocolError(f"names owner {request.owner}", kind="CheckpointRequest", peer=sender)
+        return job.commit_checkpoint(request, clock)
+
+    def _preempt(self, job: JobShepherd, sender: NodeId, request: PreemptRequest, clock: Clock) -> Iterable[NodeEffect]:
+        return job.preempt(request, self._placement.refuses_to_make_room(request, clock), clock)
+
+    def _undelivered(self, event: PeerSendFailed, clock: Clock) -> Iterable[NodeEffect]:
+        command = event.message
+        shepherd = self._shepherd(command.job_id) if isinstance(command, OwnerCommand) else None
+        return shepherd.undeliverable(event.recipient, command, event.error, clock) if shepherd is not None else []
+
+    def _asked_about(self, asked: Admitted, clock: Clock) -> None:
+        self._changed[asked.command.job_id] = None
+
+    def _plan_computed(self, event: PlanComputed, clock: Clock) -> Iterable[NodeEffect]:
+        told = self._placement.plan_computed(event.plan, clock)
+        self._changed |= dict.fromkeys(self._placement.jobs)
+        return told
+
+    def _plan_failed(self, event: PlanFailed, clock: Clock) -> None:
+        self._placement.plan_failed(event.version, clock.now_s)
+
+    def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
+        effects: list[NodeEffect] = []
+        for shepherd in self._placement.due(clock.now_s):
+            self._changed[shepherd.job_id] = None
+            effects += shepherd.on_timer(clock)
+        return [*effects, *self._invite(clock)] if self._is_awake else effects
+
+    # What other machines tell.
+
+    def _awoke(self, told: Awoke, clock: Clock) -> None:
+        self._is_awake = True
+        self._placement.look_soon(clock.now_s)
+
+    def _heard_gossip(self, event: object, clock: Clock) -> None:
+        """News on nodes and jobs; where it tells of room for what waits here, the queue is looked at."""
+        self._resources.drop_claims()
+        if self._state.opening_count != self._openings:
+            self._openings = self._state.opening_count
+            self._capacity_released(clock)
+        if self._state.has_job_news and (self._free.gpus or self._free.cpus):
+            self._placement.others_wait(clock.now_s)
+        if self._state.has_job_news and self._placement.may_change_jobs:
+            self._placement.make_room_for_others(clock)
+
+    def _capacity_changed(self, told: CapacityChanged, clock: Clock) -> None:
+        before, self._free = self._free, self._resources.ledger.free
+        if self._free.gpu_count > before.gpu_count or self._free.cpus > before.cpus:
+            self._capacity_released(clock)
+            self._placement.has_freed(clock.now_s)
+
+    def _capacity_released(self, clock: Clock) -> None:
+        if self._placement.may_change_jobs or self._placement.waiting_count:
+            self._placement.capacity_released(clock)
+
+    def _setting_changed(self, told: SettingChanged, clock: Clock) -> None:
+        self._placement.set_policy(self._state.setting.policy_setting, clock.now_s)
+
+    def _member_changed(self, change: MemberChanged, clock: Clock) -> Iterable[NodeEffect]:
+        member = change.member
+        self._placement.look_soon(clock.now_s)
+        effects: list[NodeEffect] = []
+        for job_id, shepherd in self._placement.jobs.items():
+            if member.status is MemberStatus.FAILED and shepherd.note_silent_node(member.node_id):
+                self._changed[job_id] = None
+            if member.status is MemberStatus.ALIVE and (made := shepherd.note_returned_node(member.node_id, clock)):
+                self._changed[job_id] = None
+                effects += made
+        return effects
+
+    def _accepted(self, told: RecordAccepted, clock: Clock) -> Iterable[NodeEffect]:
+        """A record came into our store, by our own hand or by another's."""
+        record = told.record
+        shepherd = self._placement.jobs.get(record.job_id)
+        if shepherd is None or record.shepherd == self._me or record.epoch <= shepherd.record.epoch:
+            return []
+        return self._placement.step_down(shepherd, f"epoch {record.epoch} is {record.shepherd}'s")
+
+    def _decided(self, answer: Answered, clock: Clock) -> None:
+        """A record that names this node, as a rule: its shepherd acts from now on, or goes on."""
+        self._changed[answer.request.job_id] = None
+
+    def _answered(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
+        """The register has spoken about an update of a shepherd's."""
+        result = answer.result
+        shepherd = self._placement.jobs.get(answer.request.job_id)
+        if shepherd is None:
+            return []
+        match result:
+            case UpdateDecided(record=record):
+                effects = shepherd.written(result.update_id, record, clock)
+                if shepherd.is_waiting:
+                    self._placement.look_soon(clock.now_s)
+                return effects
+            case UpdateRefused():
+                self._changed[shepherd.job_id] = None
+                return shepherd.refused(result.update_id, clock) or []
+            case UpdateUncertain():
+                return shepherd.rewrite(result.update_id, clock)
+            case UpdateConflicted(current=current) if current is not None:
+                # Somebody else wrote the record: our epoch is over, so we touch nothing of the job any more.
+                return self._placement.step_down(shepherd, f"epoch {current.epoch} is {current.shepherd}'s")
+            case _:
+                return []
+
+    def _over(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
+        """It had ended long ago: whatever is here of it is old."""
+        job_id = answer.request.job_id
+        shepherd = self._placement.jobs.get(job_id)
+        if shepherd is None:
+            return []
+        self._placement.let_go(job_id)
+        self._placement.look_soon(clock.now_s)
+        asked = [effect for effect in shepherd.farewell() if isinstance(effect, ReplyToClient)]
+        replies = [ReplyToClient(effect.request_id, past_retention(job_id)) for effect in asked]
+        text = "the job has ended, and its record is past its retention"
+        stepped_down = Announce("job.stepped_down", text, job_id, self._me)
+        return [*replies, stepped_down, JobClosed(shepherd.record, is_over=True)]
+
+    # The end of a step.
+
+    def is_unsettled(self, now_s: float) -> bool:
+        """True while the queue wants to be looked at, or others should hear of something."""
+        return bool(self._changed) or (self._is_awake and self._placement.look_due_s <= now_s)
+
+    def settle(self, clock: Clock) -> list[NodeEffect]:
+        """Look at the queue if it is time to, invite others to what is free here, and say what has changed."""
+        effects: list[NodeEffect] = []
+        if self._is_awake and self._placement.look_due_s <= clock.now_s:
+            effects += self._placement.look(clock)
+            self._changed |= dict.fromkeys(self._placement.placing)
+        effects += self._invite(clock)
+        changed, self._changed = self._changed, {}
+        news: list[NodeEffect] = []
+        for job_id in changed:
+            if (shepherd := self._placement.jobs.get(job_id)) is not None:
+                news += self._tell(shepherd, clock)
+        return [*news, *effects]
+
+    def _invite(self, clock: Clock) -> list[SendPeer]:
+        """Tell those who are first in line of what is free here."""
+        ledger = self._resources.ledger
+        shepherds = self._placement.invitations(ledger.free, clock)
+        return [SendPeer(shepherd, Opening(ledger.report())) for shepherd in shepherds]
+
+    def _tell(self, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
+        job_id, record = shepherd.job_id, shepherd.record
+        if record.shepherd != self._me:
+            self._placement.let_go(job_id)
+            return [*shepherd.farewell()]
+        if not record.is_ended or shepherd.is_writing:
+            return [JobChanged(job_id)]
+        self._placement.let_go(job_id)
+        self._placement.look_soon(clock.now_s)
+        return [JobClosed(record), NodeChanged()]
+
+    def validate(self) -> None:
+        """The queue and each shepherd; and at the end of a step nothing is left to be told."""
+        self._placement.validate()
+        assert not self._changed, "a step is over, and news of a job are not told"
