@@ -25,7 +25,7 @@ class Records:
 
     def __init__(self, me: NodeId, register: Register) -> None:
         self._me = me
-        self.register = register
+        self.register, self._dropped = register, register.dropped_messages
         self._asked: dict[int, Request] = {}  # by update id, until their askers hear of the outcome
         self._accused_s: dict[NodeId, float] = {}  # when senders of nonsense were last announced
         self.counters: Counter[str] = Counter()
@@ -48,10 +48,9 @@ class Records:
 
     def _receive(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
         """What makes no sense gets no answer, but an operator should hear who says such things."""
-        dropped = self.register.dropped_messages
-        count = dropped.get("nonsense", 0)
+        count = self._dropped.get("nonsense", 0)
         effects = self._step(event, clock)
-        if dropped.get("nonsense", 0) == count or not self._is_news_of(event.sender, clock.now_s):
+        if self._dropped.get("nonsense", 0) == count or not self._is_news_of(event.sender, clock.now_s):
             return effects
         kind = type(event.message).__name__
         text = f"{event.sender} sent a message about a record that makes no sense; it was dropped"

@@ -287,20 +287,17 @@ class Jobs:
             self._changed |= dict.fromkeys(self._placement.placing)
         effects += self._invite(clock)
         changed, self._changed = self._changed, {}
-        news: list[NodeEffect] = []
-        for job_id in changed:
-            if (shepherd := self._placement.jobs.get(job_id)) is not None:
-                news += self._tell(shepherd, clock)
+        jobs = self._placement.jobs
+        news = [told for job_id in changed if job_id in jobs for told in self._tell(job_id, jobs[job_id], clock)]
         return [*news, *effects]
 
     def _invite(self, clock: Clock) -> list[SendPeer]:
         """Tell those who are first in line of what is free here."""
-        ledger = self._resources.ledger
-        shepherds = self._placement.invitations(ledger.free, clock)
-        return [SendPeer(shepherd, Opening(ledger.report())) for shepherd in shepherds]
+        shepherds = self._placement.invitations(self._resources.ledger.free, clock)
+        return [SendPeer(shepherd, Opening(self._resources.ledger.report())) for shepherd in shepherds]
 
-    def _tell(self, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
-        job_id, record = shepherd.job_id, shepherd.record
+    def _tell(self, job_id: JobId, shepherd: JobShepherd, clock: Clock) -> list[NodeEffect]:
+        record = shepherd.record
         if record.shepherd != self._me:
             self._placement.let_go(job_id)
             return [*shepherd.farewell()]
