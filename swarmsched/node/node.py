@@ -206,10 +206,9 @@ class Node(Snapshot):
         self._next_deadline_s = min(self._due_s.values())
 
     def validate(self) -> None:
-        """Every machine's invariants, for tests and the simulator."""
+        """Every machine's invariants, for tests and the simulator; and that none sleeps too long."""
         asked_again = {*self._moved, self._publication, self._jobs} if self._moved else set()
         for machine in self._machines:
             machine.validate()
-            assert machine in asked_again or self._due_s[machine] <= machine.next_deadline_s, (
-                f"{type(machine).__name__} would miss its deadline"
-            )
+            is_in_time = machine in asked_again or self._due_s[machine] <= machine.next_deadline_s
+            assert is_in_time, f"{type(machine).__name__} would miss its deadline"
