@@ -176,6 +176,7 @@ class Node(Snapshot):
     def _round_off(self, clock: Clock) -> list[NodeEffect]:
         """When all else of a step is settled: what sums it up is told once, and jobs look at their queue."""
         last, self._last = self._last, {}
+        self._moved.add(self._jobs)
         told = [effect for fact in last for effect in self._react(fact, clock)]
         return [*told, *self._jobs.settle(clock)]
 
