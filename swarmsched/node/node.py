@@ -89,6 +89,7 @@ class Node(Snapshot):
         self._jobs = Jobs(me, placement, state, resources, self._holding)
         self._clients = Clients(config, self._cluster, placement, self._holding, clients_rng)
         planes: tuple[Machine, ...] = (self._liveness, self._publication, resources, self._records)
+        self._acting = frozenset[Machine]((self._holding, self._clients))
         self._machines = (*planes, self._jobs, self._holding, self._clients)
         self._routes: dict[object, list[tuple[Machine, Taker]]] = {}
         for machine in self._machines:
@@ -159,7 +160,9 @@ class Node(Snapshot):
 
     # What machines tell one another.
 
-    def _settle(self, effects: list[NodeEffect], clock: Clock) -> list[Effect]:
+    def _settle(self, effects: list[Any], clock: Clock) -> list[Effect]:
+        if INTERNAL.isdisjoint(map(type, effects)):
+            return effects
         work: deque[Any] = deque(effects)
         done: list[Effect] = []
         while work:
@@ -198,9 +201,9 @@ class Node(Snapshot):
     # Time.
 
     def _note_deadlines(self) -> None:
-        """Of those machines that were reached since this was last asked, and of those through which others act."""
-        if self._moved != {self._liveness}:
-            self._moved |= {self._publication, self._jobs}
+        """Of those machines that were reached since this was last asked, and of the jobs, where others act for them."""
+        if not self._moved.isdisjoint(self._acting):
+            self._moved.add(self._jobs)
         for machine in self._moved:
             self._due_s[machine] = machine.next_deadline_s
         self._moved.clear()
@@ -208,7 +211,7 @@ class Node(Snapshot):
 
     def validate(self) -> None:
         """Every machine's invariants, for tests and the simulator; and that none sleeps too long."""
-        asked_again = {*self._moved, self._publication, self._jobs} if self._moved else set()
+        asked_again = {*self._moved, self._jobs} if self._moved else set()
         for machine in self._machines:
             machine.validate()
             is_in_time = machine in asked_again or self._due_s[machine] <= machine.next_deadline_s
