@@ -81,10 +81,11 @@ def test_production_code_knows_no_break():
 
 
 def test_parts_are_chosen_nowhere_in_production():
-    """Only the node itself names its parts, as the default of a constructor's argument: no setting can pick another."""
+    """Only the node names its parts, as a default of its constructor, and the machine of its resources, which is handed
+    them: no setting can pick another."""
     knowing = {path.relative_to(ROOT).as_posix() for path in production_files() if _names_parts(path)}
-    assert knowing == {"swarmsched/node/parts.py", "swarmsched/node/node.py"}
-    source = (ROOT / "swarmsched/node/parts.py").read_text() + (ROOT / "swarmsched/node/node.py").read_text()
+    assert knowing == {f"swarmsched/node/{name}.py" for name in ("parts", "node", "resources")}
+    source = "".join((ROOT / file).read_text() for file in knowing)
     assert "environ" not in source
     assert "config.parts" not in source
 
