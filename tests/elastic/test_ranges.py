@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -125,15 +125,16 @@ class Job:
         assert self.used == Counter({(e, p): 1 for e in range(self.epochs) for p in range(self.length)})
 
 
+KINDS = ("steps", "steps", "die", "change", "resize", "save", "restore", "ask")
 sizes = st.one_of(st.sampled_from([1, 2, 3]), st.integers(1, 90))
 
 
 @st.composite
-def happenings(draw: st.DrawFn, world: int) -> list[tuple]:
+def happenings(draw: st.DrawFn, world: int, kinds: Sequence[str] = KINDS) -> list[tuple]:
     """Steps, and what interrupts them; one member at least survives."""
     events: list[tuple] = []
     for _ in range(draw(st.integers(0, 14))):
-        kind = draw(st.sampled_from(["steps", "steps", "die", "change", "resize", "save", "restore", "ask"]))
+        kind = draw(st.sampled_from(kinds))
         ranks = st.sets(st.integers(0, world - 1), max_size=world - 1)
         if kind == "steps":
             events.append((kind, draw(st.integers(1, 4))))
@@ -191,8 +192,7 @@ def test_every_sample_is_used_once_in_each_epoch_whatever_happens(mode: str, dat
 def test_the_samples_of_a_reproducible_step_do_not_depend_on_the_world(length, batch, world, data) -> None:
     """Nor on what happened to the members: in rank order they are those of one rank alone."""
     alone, changed = (Job("reproducible", length, batch, 2, size) for size in (1, world))
-    events = [each for each in data.draw(happenings(world)) if each[0] in ("steps", "die", "change")]
-    play(changed, events)
+    play(changed, data.draw(happenings(world, ("steps", "die", "change"))))
     alone.finish()
     changed.finish()
     assert changed.steps == alone.steps
@@ -271,6 +271,13 @@ def test_ranks_run_dry_together() -> None:
         assert sizes == ([12] * full + [rest] * (rest > 0)) * 2
 
 
+def test_a_short_epoch_is_dealt_evenly() -> None:
+    """Although each rank alone wants nearly all of it."""
+    job = Job("on_demand", 24, batch=24, epochs=1, world=4)
+    job.finish()
+    assert len(job.steps) == 1
+
+
 def test_a_rank_that_asks_for_less_is_handed_less() -> None:
     job = Job("on_demand", 240, batch=8, epochs=1, world=2)
     slow = job.tables["w1"]
@@ -300,6 +307,31 @@ def test_the_next_epoch_waits_for_ranges_that_come_back_late() -> None:
     assert [epoch for samples in job.steps for epoch, _ in samples] == [0] * 20 + [1] * 20
 
 
+def test_what_a_rank_gives_back_is_taken_by_ranks_that_hold_enough_of_the_next_epoch() -> None:
+    """A fast rank has used up its part of the end of an epoch, when the other stops asking."""
+    job = Job("on_demand", 32, batch=4, epochs=2, world=2, ahead=3)
+    fast, stopping = job.tables.values()
+    assert isinstance(fast, OnDemand)
+    assert isinstance(stopping, OnDemand)
+    for _ in range(4):
+        job.step()
+    fast.ask(8)
+    job.step()
+    fast.ask(2)
+    job.step()
+    assert [[cut.epoch for cut in each.upcoming(2)] for each in (fast, stopping)] == [[0, 1], [0, 0]]
+    assert not fast.upcoming(1)[0].positions
+    stopping.ask(0)
+    job.finish()
+
+
+def test_nothing_is_handed_out_beyond_the_last_epoch() -> None:
+    for mode in ("reproducible", "on_demand"):
+        job = Job(mode, 10, batch=4, epochs=1, world=1)
+        job.step()
+        assert [len(cut.positions) for cut in job.tables["w0"].upcoming(9)] == [4, 2]
+
+
 def test_beginning_twice_changes_nothing() -> None:
     job = Job("on_demand", 100, batch=10, epochs=1, world=3)
     job.step()
@@ -320,6 +352,14 @@ def test_tables_that_differ_are_an_error_on_all_ranks_and_change_nothing() -> No
         with pytest.raises(RanksDiffer, match=rf"data of ranks \[{1 - rank}\]"):
             each.agreed(slots)
         assert each.state() == before
+
+
+def test_a_rank_that_used_more_than_its_slice_is_an_error() -> None:
+    job = Job("reproducible", 100, batch=10, epochs=1, world=2)
+    slots, _ = job.slots()
+    slots[1][0] += 1
+    with pytest.raises(RanksDiffer, match="rank 1 used 6 samples of 10, not 5"):
+        job.tables["w0"].agreed(slots)
 
 
 def test_a_dataset_that_ends_earlier_on_one_rank_is_an_error() -> None:
