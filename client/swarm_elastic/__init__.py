@@ -6,6 +6,8 @@
     swarm_elastic.checkpoint("step-1000.pt")
     swarm_elastic.report(step=1000, loss=0.31, total_steps=90_000)
 
+    training = swarm_elastic.Elastic(model, optimizer, global_batch=256)  # docs/elastic.md
+
 A job that is started again finds the newest checkpoint that was committed at SWARM_RESUME_FROM.  Outside of a swarm
 all of this does nothing, and says so once.
 
@@ -15,13 +17,24 @@ the agent was away.  `last_result` is what became of the newest one that was ans
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from swarm_elastic._commits import CheckpointRefused, CheckpointResult, checkpoint, flush
 from swarm_elastic._commits import state as _state
 from swarm_elastic._reports import global_batch, report
 
+if TYPE_CHECKING:
+    from swarm_elastic._elastic import Elastic
+    from swarm_elastic._seat import Left
+    from swarm_elastic._switch import SwitchRefused
+
 __all__ = [
     "CheckpointRefused",
     "CheckpointResult",
+    "Elastic",
+    "Left",
+    "SwitchRefused",
     "checkpoint",
     "dropped",
     "flush",
@@ -34,8 +47,13 @@ dropped: int
 last_result: CheckpointResult | None
 
 
+LAZY = {"Elastic": "_elastic", "Left": "_seat", "SwitchRefused": "_switch"}  # they import torch
+
+
 def __getattr__(name: str) -> object:
     """`dropped` and `last_result` change while a script runs."""
+    if name in LAZY:
+        return getattr(import_module(f"swarm_elastic.{LAZY[name]}"), name)
     if name == "dropped":
         return _state().dropped
     if name == "last_result":

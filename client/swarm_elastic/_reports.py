@@ -74,6 +74,11 @@ def global_batch(default: int) -> int:
     return _reporter().ask_batch(default)
 
 
+def report_as_first() -> None:
+    """This process has become the job's first rank, whatever it was called at the start."""
+    _reporter().rank = 0
+
+
 def _number(name: str, value: Number) -> float:
     if isinstance(value, (int, float)):
         return value
@@ -89,7 +94,7 @@ class Reporter:
     def __init__(self) -> None:
         self._path, self._token = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_TASK_TOKEN", "")
         rank = os.environ.get("RANK") or os.environ.get("SWARM_RANK") or "0"
-        self._rank = int(rank) if rank.isdecimal() else 0
+        self.rank = int(rank) if rank.isdecimal() else 0
         self._queue: deque[tuple[float, dict[str, float]]] = deque(maxlen=QUEUE_MAX)
         self._has_thread = False
         self._ending, self._done = threading.Event(), threading.Event()
@@ -141,7 +146,7 @@ class Reporter:
     def _send(self, figures: dict[str, float], at_s: float) -> bool:
         """False when no agent answered."""
         self._goals.update({name: figures[name] for name in GOALS if name in figures})
-        request = {"v": VERSION, "type": "report", "token": self._token, "rank": self._rank, "time": at_s}
+        request = {"v": VERSION, "type": "report", "token": self._token, "rank": self.rank, "time": at_s}
         batch = {"global_batch": self._batch} if self._batch else {}
         line = json.dumps({**request, **self._goals, **batch, **figures}).encode() + b"\n"
         try:

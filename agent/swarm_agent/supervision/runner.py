@@ -46,6 +46,7 @@ from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
 from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
+from swarm_agent.task.membership import TaskMemberships
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
 from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
@@ -184,6 +185,8 @@ class TaskRunner:
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key, *told)))
         self._sockets.on_request("report", self.reports.handle)
+        self.memberships = TaskMemberships(self._order_of)
+        self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
         self._stager = Stager(
@@ -631,6 +634,7 @@ class TaskRunner:
         self._let_go(task)
         task.link.remove()
         self.reports.forget(key)
+        self.memberships.forget(key)
         del self._tasks[key]
 
     def _let_go(self, task: _Task) -> None:

@@ -1,0 +1,158 @@
+"""Which workers of an elastic job have come, and which of them are to train: requests of type `member`.
+
+Each worker asks again and again, and is answered when there is a plan newer than the one it knows, or after a while.
+What it says of itself with each request is kept, so the last word of each is how it stands.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm_agent.task.tasksocket import Refusal, Request
+from swarmsched.ids import TaskKey
+from swarmsched.task import TaskOrder
+
+ANSWER_S = 20.0
+WORKERS_MAX = 1_024  # of one task
+NAME_LENGTH_MAX = 200
+PROBLEM_LENGTH_MAX = 500
+COUNT_MOST = 1 << 53
+STATES = ("ready", "training", "left", "refused")
+
+Plan = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A worker's last word.
+
+    `version` is the newest plan that it has heard of, `trains` that in which it trains (0: none), `step` the last one
+    that it has done (-1: none), `layout` a hash of its model.
+    """
+
+    worker: str
+    address: str
+    version: int
+    trains: int
+    step: int
+    layout: str
+    state: str
+    problem: str
+    heard_s: float
+
+
+@dataclass(slots=True)
+class Membership:
+    """Of one task.  `news` is replaced and set whenever something has changed."""
+
+    plan: Plan | None = None
+    standings: dict[str, Standing] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)  # how often each worker has asked
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self) -> None:
+        """Wake all who wait."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class TaskMemberships:
+    """Answers requests of type `member`; forgets with the task."""
+
+    def __init__(
+        self, order_of: Callable[[TaskKey], TaskOrder | None], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._order_of, self._now = order_of, now
+        self._tasks: dict[TaskKey, Membership] = {}
+
+    def publish(self, key: TaskKey, plan: Plan) -> None:
+        """Tell all workers of a task of a plan.  Raises ValueError for one that is not newer than the last."""
+        task = self._tasks.setdefault(key, Membership())
+        version = plan["version"]
+        if task.plan is not None and version <= task.plan["version"]:
+            if plan == task.plan:
+                return
+            raise ValueError(f"version {version} of a plan does not follow {task.plan['version']}")
+        task.plan = plan
+        task.tell()
+
+    def members(self, key: TaskKey) -> Mapping[str, Standing]:
+        """The last word of each worker of a task, by its name."""
+        task = self._tasks.get(key)
+        return dict(task.standings) if task else {}
+
+    async def wait(self, key: TaskKey, is_so: Callable[[Mapping[str, Standing]], bool]) -> None:
+        """Return once something is so of the workers of a task."""
+        task = self._tasks.setdefault(key, Membership())
+        while not is_so(task.standings):
+            await task.news.wait()
+
+    def forget(self, key: TaskKey) -> None:
+        """The task is no more."""
+        task = self._tasks.pop(key, None)
+        if task:
+            task.tell()
+
+    async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
+        """One request; waits for a plan.  Raises `Refusal`."""
+        if self._order_of(key) is None:
+            raise Refusal("conflict", "this task is over", "end this process")
+        standing = _standing(request, self._now())
+        task = self._tasks.setdefault(key, Membership())
+        if standing.worker not in task.standings and len(task.standings) >= WORKERS_MAX:
+            raise Refusal("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
+        turn = task.asked[standing.worker] = task.asked.get(standing.worker, 0) + 1
+        task.standings[standing.worker] = standing
+        task.tell()
+
+        def is_answered() -> bool:
+            # A worker that asks anew has no use for an older answer; one that goes away waits for none.
+            is_over = task.asked[standing.worker] != turn or self._tasks.get(key) is not task
+            is_newer = task.plan is not None and task.plan["version"] > standing.version
+            return is_over or is_newer or standing.state in ("left", "refused")
+
+        deadline_s = self._now() + ANSWER_S
+        while not is_answered() and (left_s := deadline_s - self._now()) > 0:
+            try:
+                await asyncio.wait_for(task.news.wait(), left_s)
+            except TimeoutError:
+                break
+        is_newer = task.plan is not None and task.plan["version"] > standing.version
+        return {"ok": True, "plan": task.plan if is_newer else None}
+
+
+def _standing(request: Request, now_s: float) -> Standing:
+    """Checked; raises `Refusal`."""
+    return Standing(
+        worker=_text(request, "worker", rf"[\x21-\x7e]{{1,{NAME_LENGTH_MAX}}}", "send the value of SWARM_WORKER"),
+        address=_text(request, "address", r"[\x21-\x7e]{1,255}:[0-9]{1,5}", "send host:port of the worker's store"),
+        version=_count(request, "version", 0),
+        trains=_count(request, "trains", 0, 0),
+        step=_count(request, "step", -1, -1),
+        layout=_text(request, "layout", r"[0-9a-f]{0,64}", "send a hash in hexadecimal", ""),
+        state=_text(request, "state", "|".join(STATES), f"send one of {', '.join(STATES)}"),
+        problem=_text(request, "problem", r"(?s:.*)", "send a text", "")[:PROBLEM_LENGTH_MAX],
+        heard_s=now_s,
+    )
+
+
+def _text(request: Request, name: str, pattern: str, remedy: str, default: str | None = None) -> str:
+    value = request.get(name, default)
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", remedy)
+    return value
+
+
+def _count(request: Request, name: str, least: int, default: int | None = None) -> int:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= COUNT_MOST:
+        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send a whole number from {least} on")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = "a number of many digits" if isinstance(value, int) and abs(value) > COUNT_MOST else repr(value)
+    return text if len(text) <= 40 else text[:40] + "..."

@@ -1,0 +1,222 @@
+"""Gradients of a step in flat buckets, summed over all ranks while the backward pass still computes the earlier layers.
+
+Each rank's gradient is of the mean over its own samples, so it enters the sum with the weight of its count: `scale` is
+samples over the nominal global batch.  What `finish` leaves in the parameters is the mean over all samples of all
+ranks, however unevenly they are spread.  A step in micro-batches is summed here and reduced with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from swarm_elastic import _words
+from swarm_elastic._group import Alone, Group, GroupLost, Work
+from swarm_elastic._handover import is_dense
+from swarm_elastic._words import Words
+
+BUCKET_BYTES = 25 << 20
+
+
+class Bucket:
+    """Parameters of one type whose gradients travel together; the last one has the table of words at its end."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype, device: torch.device) -> None:
+        self.parameters = parameters
+        self.length = sum(parameter.numel() for parameter in parameters)
+        self.dtype, self.device = dtype, device
+        self.flat = torch.empty(0)
+        self.views: list[torch.Tensor] = []
+        self.is_filled = [False] * len(parameters)
+        self.awaited = len(parameters)
+
+    def allocate(self, tail: int) -> None:
+        """Make the buffer, with room for so many words behind the gradients."""
+        self.flat = torch.zeros(self.length + tail, dtype=self.dtype, device=self.device)
+        offsets, self.views = 0, []
+        for parameter in self.parameters:
+            self.views.append(_shaped(self.flat[offsets : offsets + parameter.numel()], parameter))
+            offsets += parameter.numel()
+
+    def begin(self) -> None:
+        """A new step."""
+        self.is_filled = [False] * len(self.parameters)
+        self.awaited = len(self.parameters)
+
+    def fill(self, index: int, scale: float) -> None:
+        """Take over a parameter's gradient, or zeros where it has none."""
+        gradient, view = self.parameters[index].grad, self.views[index]
+        if gradient is None:
+            view.zero_()
+        elif gradient.is_sparse:
+            raise TypeError("sparse gradients cannot be reduced; use sparse=False in the embedding")
+        else:
+            torch.mul(gradient, scale, out=view)
+        self.parameters[index].grad = view
+        self.awaited -= 0 if self.is_filled[index] else 1
+        self.is_filled[index] = True
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        """The buffer without the words."""
+        return self.flat[: self.length]
+
+
+class Gradients:
+    """All gradients of a model.  Call `attach` for each group, then for each step `begin` and `finish`."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = _dealt(self._parameters, bucket_bytes)
+        self._where = {
+            id(parameter): (bucket, index)
+            for bucket in self._buckets
+            for index, parameter in enumerate(bucket.parameters)
+        }
+        self._group: Group = Alone()
+        self._works: list[Work] = []
+        self._launched = 0
+        self._scale, self._is_last, self._is_measured = 1.0, True, False
+        self._norms: list[torch.Tensor] = []
+        self._is_lost = False
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    @property
+    def shape(self) -> list[Any]:
+        """How the gradients are laid out; equal on all ranks, or they cannot be summed."""
+        return [(bucket.length, str(bucket.dtype)) for bucket in self._buckets]
+
+    def attach(self, group: Group) -> None:
+        """Sum over this group from now on."""
+        self.clear()
+        self._group = group
+        if group.size > 1:
+            *others, last = self._buckets
+            for bucket in others:
+                if self._is_lost or not bucket.views:
+                    bucket.allocate(0)  # a sum that was given up may still write into the former one
+            last.allocate(_words.table_words(group.size))
+        self._is_lost = False
+
+    def begin(self, scale: float, *, is_last: bool, is_measured: bool = False) -> None:
+        """Before a backward pass, of a step's last micro-batch or of an earlier one; `is_measured`: with its norm."""
+        self._scale, self._is_last, self._is_measured = scale, is_last, is_measured
+
+    def rescale(self, factor: float) -> None:
+        """Between two micro-batches: weigh what was summed so far anew."""
+        if factor != 1.0:
+            torch._foreach_mul_([each.grad for each in self._parameters if each.grad is not None], factor)
+
+    def finish(self, words: Words, share: float) -> list[Words]:
+        """Sum the step's gradients and words; returns the words of all ranks.
+
+        `share` is this rank's part of the nominal global batch.  Raises `GroupLost`: the step did not happen.
+        """
+        if self._group.size == 1:
+            return [words._replace(norm=0.0)]
+        while self._launched < len(self._buckets) - 1:
+            self._launch()
+        last = self._buckets[-1]
+        self._complete(last)
+        norm = float(torch.stack(self._norms).sum()) / share**2 if self._norms and share else 0.0
+        table = last.flat[last.length :]
+        _words.write(table, self._group.rank, words._replace(norm=norm))
+        self._start(last)
+        if not self._wait():
+            self.clear()
+            raise GroupLost("a peer was lost in the sum of the gradients")
+        return _words.read(table, self._group.size)
+
+    def weigh(self, factor: float) -> None:
+        """After `finish`: multiply all gradients, where fewer samples came than the nominal global batch."""
+        if factor != 1.0 and self._group.size > 1:
+            for bucket in self._buckets:
+                bucket.gradients.mul_(factor)
+
+    def squared_norm(self) -> float:
+        """Of the gradient of all ranks, after `finish`."""
+        return float(torch.stack([bucket.gradients.float().square().sum() for bucket in self._buckets]).sum())
+
+    def clear(self) -> None:
+        """The next step begins with none."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for bucket in self._buckets:
+            bucket.begin()
+        self._works, self._launched, self._norms = [], 0, []
+
+    # In the backward pass.
+
+    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if self._group.size == 1 or not self._is_last:
+            return
+        bucket, index = self._where[id(parameter)]
+        if bucket.is_filled[index]:
+            raise RuntimeError(
+                "a gradient came twice in one step; call step() after each backward pass, give Elastic a micro_batch, "
+                "and use checkpoint(..., use_reentrant=False)"
+            )
+        with torch.no_grad():
+            bucket.fill(index, self._scale)
+        # In the same order on all ranks, whatever the order of their layers; the last one waits for the words.
+        while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].awaited:
+            self._launch()
+
+    def _launch(self) -> None:
+        bucket = self._buckets[self._launched]
+        self._launched += 1
+        self._complete(bucket)
+        self._start(bucket)
+
+    def _complete(self, bucket: Bucket) -> None:
+        """Take over what no backward pass has reached; then measure."""
+        with torch.no_grad():
+            for index, is_filled in enumerate(bucket.is_filled):
+                if not is_filled:
+                    bucket.fill(index, self._scale)
+            if self._is_measured and bucket.length:
+                self._norms.append(bucket.gradients.float().square().sum())
+
+    def _start(self, bucket: Bucket) -> None:
+        """Begin its sum; that the group is lost is told by `finish`, not amid a user's backward pass."""
+        if self._is_lost:
+            return
+        try:
+            self._works.append(self._group.all_reduce(bucket.flat))
+        except GroupLost:
+            self._is_lost = True
+
+    def _wait(self) -> bool:
+        works, self._works = self._works, []
+        for work in works:
+            if self._is_lost:
+                return False
+            try:
+                work.wait()
+            except GroupLost:
+                self._is_lost = True
+        return not self._is_lost
+
+
+def _dealt(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[Bucket]:
+    """Buckets in the order in which gradients come, last layers first; the last is float32, for the words."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[list[torch.nn.Parameter]]] = {}
+    for parameter in reversed(parameters):
+        lists = kinds.setdefault((parameter.dtype, parameter.device), [[]])
+        size = sum(each.numel() for each in lists[-1]) * parameter.element_size()
+        if lists[-1] and size + parameter.numel() * parameter.element_size() > bucket_bytes:
+            lists.append([])
+        lists[-1].append(parameter)
+    buckets = [Bucket(each, *kind) for kind, lists in kinds.items() for each in lists]
+    exact = [bucket for bucket in buckets if bucket.dtype == torch.float32]
+    device = parameters[0].device if parameters else torch.device("cpu")
+    last = exact[-1] if exact else Bucket([], torch.float32, device)
+    return [bucket for bucket in buckets if bucket is not last] + [last]
+
+
+def _shaped(flat: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A view with the parameter's own strides, so that optimizers go through both in the same order."""
+    return flat.as_strided(parameter.shape, parameter.stride()) if is_dense(parameter) else flat.view(parameter.shape)

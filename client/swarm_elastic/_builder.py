@@ -1,0 +1,164 @@
+"""Groups of coming memberships, built in threads beside the training.
+
+Of the plans that an agent names the newest that was built is the candidate: what training may switch to.  A plan that
+is replaced before all of its members came is waited for by nobody; its thread ends at its time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from swarm_elastic._group import Group, build
+from swarm_elastic._plan import Plan
+
+BUILD_S = 60.0
+STORE_S = 300.0
+TURN_S = 0.05
+PATIENCE_S = 1.0  # and at least so many steps: how long an operation may wait beside a newer group that stands ready
+PATIENCE_STEPS = 3.0
+
+
+class Candidate(NamedTuple):
+    """A plan that may be switched to.  Without a group it is one that this worker is not a member of."""
+
+    plan: Plan
+    group: Group | None
+
+    def close(self) -> None:
+        """Of no more use."""
+        if self.group:
+            self.group.close()
+
+
+class Lodging:
+    """A worker's own store, where the members of its plans meet, and that of others."""
+
+    def __init__(self, host: str, job: str) -> None:
+        self._job = job
+        self._own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_seconds(STORE_S))
+        self.host, self.address = host, f"[{host}]:{self._own.port}" if ":" in host else f"{host}:{self._own.port}"
+
+    def of(self, plan: Plan) -> Store:
+        """Where the members of a plan meet: at its first member's.  Raises RuntimeError where that does not answer."""
+        host, port = plan.members[0].endpoint
+        is_own = plan.members[0].address == self.address
+        # A connection of its own for each: a reader that waits occupies it.
+        store = self._own.clone() if is_own else TCPStore(host, port, is_master=False, timeout=_seconds(BUILD_S))
+        store.set_timeout(_seconds(BUILD_S))
+        return PrefixStore(f"{self._job}/g{plan.version}", store)
+
+
+class Builder:
+    """Has each new plan's group built, and ends waits that a newer plan has made vain.  One for each worker."""
+
+    def __init__(self, worker: str, lodging: Lodging, device: torch.device, tell: Callable[..., None]) -> None:
+        self._worker, self._lodging, self._device, self._tell = worker, lodging, device, tell
+        self._changed = threading.Condition()
+        self._newest: Plan | None = None
+        self._candidate: Candidate | None = None
+        self._rejected = 0
+        self._entered: Candidate | None = None  # whose group training waits in, or may
+        self._waits_since_s = 0.0  # 0: it does not wait
+        self._patience_s = 0.0
+
+    def on_plan(self, plan: Plan) -> None:
+        """A newer plan was heard of."""
+        with self._changed:
+            self._newest, entered = plan, self._entered
+        if entered and plan.lost.intersection(entered.plan.workers):
+            entered.close()
+        threading.Thread(target=self._build, args=(plan,), name=f"swarm-build-{plan.version}", daemon=True).start()
+
+    # Training's side.
+
+    def candidate(self, above: int) -> Candidate | None:
+        """What may be switched to, if it is newer than this version."""
+        candidate = self._candidate
+        return candidate if candidate and candidate.plan.version > max(above, self._rejected) else None
+
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+        """Wait for a candidate above this version, `as_member`: of which this worker is a member; None: too late."""
+
+        def found() -> Candidate | None:
+            candidate = self.candidate(above)
+            return candidate if candidate and (candidate.group or not as_member) else None
+
+        with self._changed:
+            return self._changed.wait_for(found, timeout_s)
+
+    def reject(self, candidate: Candidate) -> None:
+        """It came to nothing; never to be offered again."""
+        candidate.close()
+        with self._changed:
+            self._rejected = max(self._rejected, candidate.plan.version)
+
+    def enter(self, candidate: Candidate | None) -> None:
+        """Training goes on in this group, or tries to."""
+        with self._changed:
+            self._entered = candidate
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def waiting(self, step_s: float | None) -> Iterator[None]:
+        """Around each operation of a group that may not end; `step_s` is how long a step takes, None for a newcomer."""
+        self._patience_s = 0.0 if step_s is None else max(PATIENCE_S, PATIENCE_STEPS * step_s)
+        self._waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since_s = 0.0
+
+    # In a thread for each plan.
+
+    def _build(self, plan: Plan) -> None:
+        rank, size = plan.rank_of(self._worker), len(plan.members)
+        group = None
+        if rank >= 0:
+            try:
+                store: Any = self._lodging.of(plan) if size > 1 else None
+                group = build(store, rank, size, self._device, self._lodging.host, BUILD_S)
+            except RuntimeError as error:
+                if plan is self._newest:
+                    self._tell(problem=f"plan {plan.version} was not built: {error}")
+                return
+        candidate = Candidate(plan, group)
+        if self._offer(candidate):
+            self._free(candidate)
+
+    def _offer(self, candidate: Candidate) -> bool:
+        """Make it the candidate; false when a newer one came first."""
+        with self._changed:
+            older = self._candidate
+            is_newer = older is None or older.plan.version < candidate.plan.version
+            if is_newer:
+                self._candidate = candidate
+                self._changed.notify_all()
+            stale = older if is_newer else candidate
+            is_used = stale is not None and stale is self._entered
+        if stale and not is_used:
+            stale.close()
+        return is_newer
+
+    def _free(self, candidate: Candidate) -> None:
+        """End training's wait in an older group if it lasts too long beside this one, until training is in this one."""
+        while True:
+            with self._changed:
+                self._changed.wait(TURN_S)
+                entered, since_s = self._entered, self._waits_since_s
+                is_over = candidate is not self._candidate or entered is candidate
+            if is_over:
+                return
+            if entered and since_s and time.monotonic() > since_s + self._patience_s:
+                entered.close()
+
+
+def _seconds(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)

@@ -1,0 +1,288 @@
+"""The one object of an elastic training: sums gradients over the present members and lets them change between steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarm_elastic import _membership, _reports
+from swarm_elastic._buckets import Gradients
+from swarm_elastic._commits import checkpoint
+from swarm_elastic._group import GroupLost
+from swarm_elastic._handover import TrainingState
+from swarm_elastic._noise import EVERY_STEPS, NoiseScale
+from swarm_elastic._rate import exponent, scale_rates
+from swarm_elastic._seat import Seat
+from swarm_elastic._words import DATA_WORDS, Words
+
+FORMAT = "swarm_elastic 1"
+STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
+
+
+class Elastic:
+    """A training that workers may join and leave while it runs.
+
+    Make it last, when model, optimizer and data are ready: a worker that joins waits here for its place and its state.
+    All workers must make the same model and optimizer.  `global_batch` samples, of all ranks together, make a step;
+    of more than `micro_batch` on one rank gradients are summed in several passes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        global_batch: int,
+        micro_batch: int = 0,
+        scheduler: Any = None,
+        scaler: Any = None,
+        clip_norm: float | None = None,
+        lr_rule: str = "fixed",
+        start_step: int = -1,
+    ) -> None:
+        """Join the job; returns when this worker is a member that has the present weights.
+
+        `scheduler` is stepped after the optimizer; `scaler` is a GradScaler whose scaled loss the script gives to
+        backward; `clip_norm` bounds the norm of the whole gradient; `lr_rule` says what another global batch does to
+        learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself.
+        """
+        if global_batch < 1 or micro_batch < 0:
+            raise ValueError(f"global_batch must be at least 1 and micro_batch 0, not {global_batch} and {micro_batch}")
+        self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
+        self._parameters = list(model.parameters())
+        self._clip_norm, self._exponent, self._lr_rule = clip_norm, exponent(lr_rule), lr_rule
+        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.step_number = self.samples = 0
+        self.rounds = 0  # sums that succeeded, with or without samples in them
+        self.loss = float("nan")  # of the last step, the mean over all ranks
+        self._passes: list[int] = []  # samples of each pass of this step so far
+        self._is_share = self._is_last = True  # whether they are but assumed; whether the last has begun
+        self._loss_sum = 0.0
+        self._data: Any = None
+        self._data_state: Mapping[str, Any] | None = None
+        self._noise = NoiseScale(global_batch)
+        self._gradients = Gradients(self._parameters)
+        named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise}
+        self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
+        start, may_start = self._find_start(start_step)
+        layout = self._state.layout((self._gradients.shape, DATA_WORDS, lr_rule))
+        self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change)
+        self._began_s = 0.0
+        self._seat.join(start, may_start=may_start)
+
+    # What a script asks.
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._state.device
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, in the present membership."""
+        return self._seat.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers train."""
+        return self._seat.group.size
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that writes checkpoints and reports."""
+        return self.rank == 0
+
+    @property
+    def version(self) -> int:
+        """Of the membership."""
+        return self._seat.version
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The members in rank order."""
+        return self._seat.workers
+
+    @property
+    def epoch(self) -> int:
+        """Of the data, from 0."""
+        return self._data.epoch if self._data else 0
+
+    @property
+    def grad_noise(self) -> float | None:
+        """As docs/reports.md has it; None before it was measured, which takes two ranks."""
+        return self._noise.value
+
+    # A step.
+
+    def expect(self, samples: int, *, is_last: bool = True) -> None:
+        """Say before a backward pass of how many samples its loss is the mean; `is_last` of the passes of this step.
+
+        For scripts that deal out samples by themselves.  Where it is not called an even share of the global batch is
+        taken for granted, in one pass.
+        """
+        if self._is_share:
+            self._passes, self._is_share = [], False
+        if self._passes and samples:
+            self._gradients.rescale(self._passes[-1] / samples)
+        self._passes.append(samples)
+        self._is_last = is_last
+        is_measured = is_last and self.rounds % EVERY_STEPS == 0
+        self._gradients.begin(samples / self.global_batch, is_last=is_last, is_measured=is_measured)
+
+    def step(self, loss: torch.Tensor | float | None = None) -> bool:
+        """Sum the gradients of all ranks and update the weights; then switch, if all are ready for another membership.
+
+        `loss` is this rank's, for reports.  False when nothing was updated: more passes of this step follow, or it was
+        lost with a rank and its samples come again.  Raises `Left` when a newer plan goes on without this worker.
+        """
+        if loss is not None:
+            value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            self._loss_sum += float(value) * self._passes[-1]
+        if not self._is_last:
+            return False
+        ready, candidate = self._seat.offer()
+        words = self._words(ready)
+        try:
+            with self._seat.operating():
+                table = self._gradients.finish(words, words.samples / self.global_batch)
+        except GroupLost:
+            self._seat.recover()
+            return False
+        is_updated = self._apply(table)
+        is_agreed = all(each.ready == ready for each in table)
+        if candidate is None or not is_agreed or not self._seat.switch(candidate):
+            self._begin_step()
+        return is_updated
+
+    def _words(self, ready: int) -> Words:
+        samples = sum(self._passes)
+        wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
+        data = self._data.words() if self._data else ()
+        return Words(ready, samples, self._loss_sum / max(1, samples), wanted, 0.0, data)
+
+    def _apply(self, table: list[Words]) -> bool:
+        """What all ranks said together: the update, and what follows of it."""
+        total = sum(each.samples for each in table)
+        if total:
+            self.loss = sum(each.loss * each.samples for each in table) / total
+            self._update(table, total)
+            self.step_number += 1
+            self.samples += total
+        self._gradients.clear()
+        self.rounds += 1
+        if self._data:
+            self._data.agreed([each.data for each in table])
+        if table[0].batch and table[0].batch != self.global_batch:
+            self._change_batch(table[0].batch)
+        if self.is_first and total:
+            _reports.report(step=self.step_number, samples=self.samples, loss=self.loss, grad_noise=self.grad_noise)
+        return total > 0
+
+    def _update(self, table: list[Words], total: int) -> None:
+        self._gradients.weigh(self.global_batch / total)
+        if any(each.norm for each in table):
+            self._noise.measure(table, self._gradients.squared_norm())
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def _change_batch(self, batch: int) -> None:
+        factor = (batch / self.global_batch) ** self._exponent
+        scale_rates(self._optimizer, self._scheduler, factor)
+        if self.is_first:
+            told = f"global batch {self.global_batch} -> {batch} after step {self.step_number}"
+            print(f"swarm_elastic: {told}: learning rates x {factor:g} ({self._lr_rule})", file=sys.stderr)
+        self.global_batch = batch
+        if self._data:
+            self._data.resize(batch)
+
+    def _begin_step(self) -> None:
+        """With an even share of the global batch, until something else is said."""
+        now_s = time.monotonic()
+        if self._began_s:
+            took_s = now_s - self._began_s
+            self._seat.step_s += (STEP_WEIGHT if self._seat.step_s else 1.0) * (took_s - self._seat.step_s)
+        self._began_s = now_s
+        share = self.global_batch // self.world_size + (self.rank < self.global_batch % self.world_size)
+        self._loss_sum, self._passes, self._is_share = 0.0, [], False
+        self.expect(share)
+        self._is_share = True
+
+    def _on_change(self) -> None:
+        """Another membership."""
+        self._gradients.attach(self._seat.group)
+        if self.is_first:
+            _reports.report_as_first()
+        if self._data:
+            self._data.begin(self.workers, self._seat.worker)
+        self._began_s = 0.0
+        self._begin_step()
+
+    # State.
+
+    def checkpoint(self, name: str, *, wait: bool = False) -> bool:
+        """Write everything into SWARM_CHECKPOINT_DIR as `name` and commit it, on the first rank; false on the others.
+
+        A job that is started again goes on from there by itself.
+        """
+        folder = os.environ.get("SWARM_CHECKPOINT_DIR", "")
+        if not self.is_first or not folder:
+            return False
+        path = Path(folder) / name
+        beside = path.with_name(f".{name}.part")
+        torch.save(self.full_state_dict(), beside)
+        beside.replace(path)
+        return checkpoint(name, wait=wait)
+
+    def report(self, **figures: _reports.Number) -> bool:
+        """As `swarm_elastic.report`, on the first rank; step, samples, loss and noise are told without it."""
+        return self.is_first and _reports.report(**figures)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far training has come, without weights and optimizer."""
+        return {
+            "rounds": self.rounds,
+            "step": self.step_number,
+            "samples": self.samples,
+            "global_batch": self.global_batch,
+            "data": self._data.state() if self._data else self._data_state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.rounds, self.step_number, self.samples = state["rounds"], state["step"], state["samples"]
+        self.global_batch, self._data_state = state["global_batch"], state["data"]
+        if self._data and self._data_state:
+            self._data.load(self._data_state)
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return {"format": FORMAT, **self._state.full(), "progress": self.state_dict()}
+
+    def _find_start(self, start_step: int) -> tuple[int, bool]:
+        """The round from which this worker could begin, and whether it may where a plan is not the first."""
+        path = os.environ.get("SWARM_RESUME_FROM", "")
+        if start_step >= 0:
+            self.rounds = self.step_number = start_step
+        elif path and Path(path).is_file():
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(found, dict) or found.get("format") != FORMAT:
+                problem = f"SWARM_RESUME_FROM, {path}, was not written by Elastic.checkpoint"
+                raise ValueError(f"{problem}; load it in the script and give start_step")
+            self._state.load_full(found)
+            self.load_state_dict(found["progress"])
+        return self.rounds, bool(path) or start_step >= 0

@@ -1,0 +1,262 @@
+"""The ranks of one membership version, and what they can do together.
+
+A group is made once for a version and thrown away with it.  Gloo tells of a peer that died only to its neighbours, and
+of one that hangs to nobody, so a group can be closed from any thread: its own TCP connections are shut down, which ends
+every operation here and, through the peers, everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+OPERATION_S = 86_400.0  # operations are ended by `close`, not by a clock
+STATE_TAG = 1
+
+_building = threading.Lock()
+
+Address = tuple[str, int]
+
+
+class GroupLost(Exception):
+    """This group is of no more use: a peer died, or it was closed for a newer one."""
+
+
+class Work(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return when it is done.  Raises `GroupLost`."""
+
+
+class Group(Protocol):
+    """What training needs of a transport; every operation may raise `GroupLost`."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Begin to sum a tensor of the training device over all ranks, in place."""
+
+    def gather(self, row: list[int]) -> list[list[int]]:
+        """Give a row of integers and get those of all ranks, in rank order."""
+
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        """Begin to send a contiguous tensor; sends to one rank are received in order."""
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+        """Begin to receive into a contiguous tensor."""
+
+    def close(self) -> None:
+        """End all operations, here and at the peers; returns at once, from any thread, any number of times."""
+
+
+class _Done:
+    def wait(self) -> None:
+        """It never began."""
+
+
+class Alone:
+    """A group of one, without a connection."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """The sum of one."""
+        return _Done()
+
+    def gather(self, row: list[int]) -> list[list[int]]:
+        """The one row."""
+        return [row]
+
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        """There is nobody."""
+        raise GroupLost(f"rank {to} is not in a group of one")
+
+    receive = send
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _GlooWork:
+    """Forgets gloo's own handle as soon as it is done, since a handle keeps the connections of a dead group alive."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        work, self._work = self._work, None
+        problem = _problem_of(work.wait)
+        del work
+        if problem:
+            raise GroupLost(problem)
+
+
+class GlooGroup:
+    """Over TCP by gloo, for tensors in main memory.  Building waits until all members build."""
+
+    def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float) -> None:
+        """`store` is this version's alone.  Raises RuntimeError when a member does not come within `timeout_s`."""
+        self.rank, self.size = rank, size
+        self._closing = threading.Lock()
+        device, self._listener = _device(host)
+        options: Any = ProcessGroupGloo._Options()  # noqa: SLF001  # the only way to a device of our own
+        for name, value in {
+            "devices": [device],
+            "threads": 2,
+            "timeout": datetime.timedelta(seconds=timeout_s),
+        }.items():
+            setattr(options, f"_{name}", value)
+        store.set(f"listener/{rank}", f"{self._listener[0]} {self._listener[1]}")
+        self._group: Any = ProcessGroupGloo(store, rank, size, options)
+        self._group.set_timeout(datetime.timedelta(seconds=OPERATION_S))
+        listeners = (store.get(f"listener/{each}").decode().split() for each in range(size) if each != rank)
+        self._peers = {(host, int(port)) for host, port in listeners}
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        return self._begin("allreduce", [tensor])
+
+    def gather(self, row: list[int]) -> list[list[int]]:
+        table = torch.zeros(self.size, len(row), dtype=torch.int64)
+        table[self.rank] = torch.tensor(row)
+        self._begin("allreduce", [table]).wait()
+        rows: list[list[int]] = table.tolist()
+        return rows
+
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        return self._begin("send", [tensor], to, STATE_TAG)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._begin("recv", [tensor], source, STATE_TAG)
+
+    def close(self) -> None:
+        with self._closing:
+            group, self._group = self._group, None
+        if group is None:
+            return
+        _shut_down(self._listener, self._peers)
+        doomed = [group]
+        del group
+        # The end of a group waits for its threads, and those for the peers' last words.
+        threading.Thread(target=doomed.clear, name="swarm-drop", daemon=True).start()
+
+    def _begin(self, operation: str, *arguments: Any) -> Work:
+        group, works = self._group, []
+        if group is None:
+            raise GroupLost("the group was closed for a newer one")
+        problem = _problem_of(lambda: works.append(getattr(group, operation)(*arguments)))
+        if problem:
+            raise GroupLost(problem)
+        return _GlooWork(works.pop())
+
+
+class NcclGroup(GlooGroup):
+    """Tensors of a GPU by NCCL; integers, and the news that a peer is gone, by gloo beside it."""
+
+    def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float) -> None:
+        super().__init__(store, rank, size, host, timeout_s)
+        from torch.distributed import ProcessGroupNCCL
+
+        self._nccl: Any = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        return self._begin_nccl("allreduce", [tensor])
+
+    def send(self, tensor: torch.Tensor, to: int) -> Work:
+        return self._begin_nccl("send", [tensor], to, 0) if tensor.is_cuda else super().send(tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+        return self._begin_nccl("recv", [tensor], source, 0) if tensor.is_cuda else super().receive(tensor, source)
+
+    def close(self) -> None:
+        nccl, self._nccl = self._nccl, None
+        if nccl is not None:
+            threading.Thread(target=nccl.abort, name="swarm-abort", daemon=True).start()
+        super().close()
+
+    def _begin_nccl(self, operation: str, *arguments: Any) -> Work:
+        nccl, works = self._nccl, []
+        if nccl is None:
+            raise GroupLost("the group was closed for a newer one")
+        problem = _problem_of(lambda: works.append(getattr(nccl, operation)(*arguments)))
+        if problem:
+            raise GroupLost(problem)
+        return _NcclWork(works.pop())
+
+
+class _NcclWork(_GlooWork):
+    """Waits on the host as well: that a sum failed must be known before the optimizer uses it."""
+
+    def wait(self) -> None:
+        super().wait()
+        problem = _problem_of(torch.cuda.current_stream().synchronize)
+        if problem:
+            raise GroupLost(problem)
+
+
+def build(store: Store, rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Group:
+    """The group of a version for a model on this device; waits for all members.  Raises RuntimeError."""
+    if size == 1:
+        return Alone()
+    return (NcclGroup if device.type == "cuda" else GlooGroup)(store, rank, size, host, timeout_s)
+
+
+def _problem_of(act: Any) -> str:
+    """What went wrong, as text: the error itself holds frames, and those what must be let go of."""
+    try:
+        act()
+    except RuntimeError as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _device(host: str) -> tuple[Any, Address]:
+    """Gloo's endpoint for one group, and where it listens, by which the group's connections are known."""
+    with _building:
+        before = set(_sockets())
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        where = {"interface": interface.split(",")[0]} if interface else {"hostname": host}
+        device = ProcessGroupGloo.create_device(**where)
+        for descriptor in set(_sockets()) - before:
+            names = _names(descriptor)
+            if names and names[1] is None:
+                return device, names[0]
+    raise RuntimeError(f"gloo does not listen on {host}")
+
+
+def _shut_down(listener: Address, peers: set[Address]) -> None:
+    """End the connections from or to these endpoints; works on those of this process only."""
+    for descriptor in _sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            own, peer = connection.getsockname()[:2], connection.getpeername()[:2]
+            if own == listener or peer in peers:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> list[int]:
+    """Descriptors of this process that are sockets."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(path.readlink()).startswith("socket:"):
+                found.append(int(path.name))
+    return found
+
+
+def _names(descriptor: int) -> tuple[Address, Address | None] | None:
+    """Own and the peer's address of a TCP socket; no peer: it listens."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+            return None
+        is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return connection.getsockname()[:2], None if is_listening else connection.getpeername()[:2]
+    return None

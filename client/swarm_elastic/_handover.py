@@ -1,0 +1,199 @@
+"""What a rank that joins, or is a step behind, is given by those that are ahead.
+
+Weights, buffers and the optimizer's tensors go as they lie in memory, in pieces that all holders share in sending.  All
+else is small and goes before them as one document, which is read without running anything that it might contain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from swarm_elastic._group import Group, Work
+
+PIECE_BYTES = 8 << 20
+SMALL_BYTES = 1 << 12  # what is not larger travels in the document
+PLACE = "swarm_elastic.tensor"
+Stateful = Any  # has state_dict() and load_state_dict()
+
+
+class TrainingState:
+    """The parts of a training whose state is passed on; `parts` are scheduler, scaler and the like, by name."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
+        self._model, self._optimizer, self._parts = model, optimizer, parts
+        self.device = next((each.device for each in self._named().values()), torch.device("cpu"))
+
+    def layout(self, extra: object) -> str:
+        """A hash that is the same where the same can be loaded."""
+        lines = [f"{name} {tuple(each.shape)} {each.stride()} {each.dtype}" for name, each in self._named().items()]
+        groups = [len(group["params"]) for group in self._optimizer.param_groups]
+        lines += [type(self._optimizer).__name__, repr(groups), repr(sorted(self._parts)), repr(extra)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:15]
+
+    def document(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """All that is small, and the large tensors in the order in which they travel."""
+        large: list[torch.Tensor] = []
+
+        def packed(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if value.device != self.device or value.numel() * value.element_size() <= SMALL_BYTES:
+                    return value.detach().cpu()
+                dense = value.detach() if is_dense(value) else value.detach().contiguous()
+                large.append(dense)
+                return (PLACE, len(large) - 1, tuple(dense.shape), dense.stride(), str(dense.dtype))
+            return _mapped(value, packed)
+
+        small = {
+            "model": packed(self._named()),
+            "optimizer": packed(self._optimizer.state_dict()),
+            "parts": {name: packed(part.state_dict()) for name, part in self._parts.items()},
+            "random": _random_states(),
+        }
+        return small, large
+
+    def places(self, small: dict[str, Any], *, is_kept: bool) -> list[torch.Tensor]:
+        """Tensors to receive the large ones into; beside the present weights if these must be kept until all came."""
+        shapes: dict[int, tuple[Any, ...]] = {}
+
+        def noted(value: Any) -> Any:
+            if isinstance(value, tuple) and value[:1] == (PLACE,):
+                shapes[value[1]] = value
+            return _mapped(value, noted)
+
+        noted(small)
+        own: dict[int, torch.Tensor] = {}
+        named = self._named()
+        for name, place in small["model"].items():
+            if isinstance(place, tuple) and not is_kept and named[name].stride() == place[3]:
+                own[place[1]] = named[name]
+        return [own[index] if index in own else _empty(shapes[index], self.device) for index in sorted(shapes)]
+
+    def load(self, small: dict[str, Any], large: Sequence[torch.Tensor], *, is_new: bool) -> None:
+        """Take over what was received; random states only where this rank has not drawn numbers of this training."""
+
+        def unpacked(value: Any) -> Any:
+            if isinstance(value, tuple) and value[:1] == (PLACE,):
+                return large[value[1]]
+            return _mapped(value, unpacked)
+
+        named = self._named()
+        for name, value in unpacked(small["model"]).items():
+            if value.data_ptr() != named[name].data_ptr():
+                named[name].copy_(value)
+        self._optimizer.load_state_dict(unpacked(small["optimizer"]))
+        for name, part in self._parts.items():
+            part.load_state_dict(unpacked(small["parts"][name]))
+        if is_new:
+            _set_random_states(small["random"])
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers, detached: they share the memory, and nothing of autograd is saved with them."""
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        return {name: each.detach() for name, each in named}
+
+    def full(self) -> dict[str, Any]:
+        """All of it in one piece, for a file."""
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        optimizer, states = self._optimizer.state_dict(), _random_states()
+        return {"model": self._named(), "optimizer": optimizer, "parts": parts, "random": states}
+
+    def load_full(self, state: dict[str, Any]) -> None:
+        """Take over what `full` gave."""
+        self.load(state, [], is_new=True)
+
+
+def send_document(group: Group, document: dict[str, Any], behind: Sequence[int]) -> None:
+    """To all who are behind, by one rank alone."""
+    stream = io.BytesIO()
+    torch.save(document, stream)
+    data = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
+    works = [group.send(each, rank) for rank in behind for each in (torch.tensor([len(data)]), data)]
+    for work in works:
+        work.wait()
+
+
+def receive_document(group: Group, source: int) -> dict[str, Any]:
+    """The other side."""
+    length = torch.zeros(1, dtype=torch.int64)
+    group.receive(length, source).wait()
+    data = torch.empty(int(length), dtype=torch.uint8)
+    group.receive(data, source).wait()
+    document: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    return document
+
+
+def send_tensors(group: Group, tensors: Sequence[torch.Tensor], holders: Sequence[int], behind: Sequence[int]) -> None:
+    """This holder's share of the pieces."""
+    works = [
+        group.send(piece, receiver)
+        for number, piece in enumerate(_pieces(tensors))
+        for turn, receiver in enumerate(behind)
+        if holders[(number + turn) % len(holders)] == group.rank
+    ]
+    for work in works:
+        work.wait()
+
+
+def receive_tensors(
+    group: Group, tensors: Sequence[torch.Tensor], holders: Sequence[int], behind: Sequence[int]
+) -> None:
+    """All pieces, from whichever holder sends them."""
+    turn = behind.index(group.rank)
+    works: list[Work] = [
+        group.receive(piece, holders[(number + turn) % len(holders)]) for number, piece in enumerate(_pieces(tensors))
+    ]
+    for work in works:
+        work.wait()
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The memory of the tensors, cut up; the same on both sides."""
+    for tensor in tensors:
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        yield from flat.split(max(1, PIECE_BYTES // tensor.element_size()))
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    """The same containers with the function's results for what is in them."""
+    if type(value) is dict:
+        return {key: function(each) for key, each in value.items()}
+    return type(value)(function(each) for each in value) if type(value) in (list, tuple) else value
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True where its memory is one piece with each element in it once."""
+    pairs = [(size, tensor.stride(axis)) for axis, size in enumerate(tensor.shape)]
+    strides = [(size - 1) * stride for size, stride in pairs]
+    return 0 not in tensor.stride() and 1 + sum(strides) == tensor.numel()
+
+
+def _empty(place: tuple[Any, ...], device: torch.device) -> torch.Tensor:
+    _, _, shape, stride, dtype = place
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype.partition(".")[2]), device=device)
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = (name, keys.tolist(), *rest)
+    return states
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])

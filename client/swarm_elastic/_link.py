@@ -1,0 +1,133 @@
+"""The agent's ear and mouth: a thread that asks for plans and tells how this worker stands.
+
+One request waits at the agent at any time.  When something changes here the connection is dropped and asked anew, so
+that the agent, which keeps the last request of each worker, knows it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from swarm_elastic._commits import AWAY_S, VERSION, warn
+from swarm_elastic._plan import Plan, PlanInvalid, parse
+
+ANSWER_BYTES_MAX = 1 << 20
+POLL_S = 60.0  # an agent answers within 20
+
+
+class Standing(NamedTuple):
+    """What an agent is told.  `trains` is the version of the membership in which this worker trains, 0 for none."""
+
+    state: str = "ready"
+    trains: int = 0
+    step: int = -1
+    layout: str = ""
+    problem: str = ""
+
+
+class AgentLink:
+    """Asks one agent for plans; `on_plan` is called in its thread, with versions that only grow."""
+
+    def __init__(self, path: str, token: str, worker: str, address: str, on_plan: Callable[[Plan], None]) -> None:
+        self._path, self._token, self._worker, self._address = path, token, worker, address
+        self._on_plan = on_plan
+        self._known = 0  # the newest version that was heard of
+        self._standing, self._told = Standing(), threading.Event()
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="swarm-plans", daemon=True)
+
+    def tell(self, **changes: object) -> None:
+        """Tell the agent, soon and without waiting, what has changed of the standing; the first call begins to ask."""
+        with self._lock:
+            self._standing = self._standing._replace(**changes)  # type: ignore[arg-type]
+            self._told.clear()
+            with contextlib.suppress(BlockingIOError):  # full: the thread will wake anyway
+                os.write(self._wake_write, b"x")
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the agent was sent the present standing; false when it was not in time."""
+        return self._told.wait(timeout_s)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    connection.settimeout(AWAY_S)
+                    connection.connect(self._path)
+                    self._converse(connection)
+            except (OSError, ValueError) as error:
+                if isinstance(error, PlanInvalid):
+                    self._complain(str(error))
+                time.sleep(AWAY_S)
+
+    def _converse(self, connection: socket.socket) -> None:
+        """Ask until something is to be told.  Raises OSError or ValueError when the agent makes no sense."""
+        while True:
+            with self._lock:
+                standing = self._standing
+                _drain(self._wake_read)
+            connection.sendall(self._request(standing))
+            with self._lock:
+                if standing == self._standing:
+                    self._told.set()
+            data = self._answer(connection)
+            if data is None:
+                return
+            self._hear(json.loads(data))
+
+    def _request(self, standing: Standing) -> bytes:
+        who = {"worker": self._worker, "address": self._address, "version": self._known}
+        request = {"v": VERSION, "type": "member", "token": self._token, **who, **standing._asdict()}
+        return json.dumps(request).encode() + b"\n"
+
+    def _answer(self, connection: socket.socket) -> bytes | None:
+        """One line; None when there is something to tell instead."""
+        data = b""
+        while not data.endswith(b"\n"):
+            readable, _, _ = select.select([connection.fileno(), self._wake_read], [], [], POLL_S)
+            if self._wake_read in readable:
+                return None
+            more = connection.recv(1 << 16) if readable else b""
+            if not more or len(data) > ANSWER_BYTES_MAX:
+                raise OSError("the agent hung up, or did not answer")
+            data += more
+        return data
+
+    def _hear(self, answer: object) -> None:
+        if not isinstance(answer, dict) or answer.get("ok") is not True:
+            problem = answer.get("problem") if isinstance(answer, dict) else answer
+            warn(f"the agent refused to name plans: {problem}")
+            raise OSError(f"refused: {problem}")
+        if answer.get("plan") is None:
+            return
+        plan = parse(answer["plan"])
+        if plan.version <= self._known:
+            raise PlanInvalid(f"version of a plan must grow, not go from {self._known} to {plan.version}; count up")
+        self._known = plan.version
+        self._on_plan(plan)
+
+    def _complain(self, problem: str) -> None:
+        warn(problem)
+        if self._standing.problem != problem:
+            self.tell(problem=problem)
+
+
+def _drain(pipe: int) -> None:
+    try:
+        while os.read(pipe, 1 << 10):
+            continue
+    except BlockingIOError:
+        return

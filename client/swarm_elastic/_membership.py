@@ -1,0 +1,130 @@
+"""How a process comes to its groups: by plans of a swarm, by torchrun's environment, or alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from swarm_elastic._builder import BUILD_S, Builder, Candidate, Lodging
+from swarm_elastic._group import Alone, Group, build
+from swarm_elastic._link import AgentLink
+from swarm_elastic._plan import Member, Plan
+
+FLUSH_S = 2.0
+STATIC = Plan(1, 0, (Member("alone", "localhost:1"),))
+
+
+class Membership(Protocol):
+    """Where candidates come from; see `Builder` for all but `tell`."""
+
+    worker: str
+
+    def candidate(self, above: int) -> Candidate | None:
+        """What may be switched to."""
+
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+        """Wait for it."""
+
+    def reject(self, candidate: Candidate) -> None:
+        """It came to nothing."""
+
+    def enter(self, candidate: Candidate | None) -> None:
+        """Training goes on in it."""
+
+    def waiting(self, step_s: float | None) -> AbstractContextManager[None]:
+        """Around operations."""
+
+    def tell(self, **changes: Any) -> None:
+        """Let the agent know how this worker stands."""
+
+    def part(self) -> None:
+        """Wait until it knows."""
+
+
+class SwarmMembership(Builder):
+    """By the plans of an agent."""
+
+    def __init__(self, path: str, device: torch.device) -> None:
+        self.worker = os.environ["SWARM_WORKER"]
+        job = f"{os.environ.get('SWARM_JOB_ID', 'job')}.{os.environ.get('SWARM_ATTEMPT', '1')}"
+        lodging = Lodging(_own_host(), job)
+        token = os.environ.get("SWARM_TASK_TOKEN", "")
+        self._link = AgentLink(path, token, self.worker, lodging.address, self.on_plan)
+        super().__init__(self.worker, lodging, device, self._link.tell)
+
+    def tell(self, **changes: Any) -> None:
+        """With the first word the agent is asked for plans."""
+        self._link.tell(**changes)
+
+    def part(self) -> None:
+        """The last word."""
+        self._link.flush(FLUSH_S)
+
+
+class StaticMembership:
+    """One group that never changes."""
+
+    def __init__(self, group: Group) -> None:
+        members = tuple(Member(f"rank-{rank}", f"localhost:{rank + 1}") for rank in range(group.size))
+        self.worker = members[group.rank].worker
+        self._only: Candidate | None = Candidate(Plan(1, 0, members), group)
+
+    def candidate(self, above: int) -> Candidate | None:
+        """There is but one."""
+        return self._only if above < 1 else None
+
+    def wait(self, above: int, timeout_s: float | None, *, as_member: bool) -> Candidate | None:
+        """Nothing comes."""
+        return self.candidate(above)
+
+    def reject(self, candidate: Candidate) -> None:
+        """Then there is none."""
+        candidate.close()
+        self._only = None
+
+    def enter(self, candidate: Candidate | None) -> None:
+        """As it was."""
+
+    def waiting(self, step_s: float | None) -> AbstractContextManager[None]:
+        """Nobody ends it."""
+        return nullcontext()
+
+    def tell(self, **changes: Any) -> None:
+        """There is nobody to tell."""
+
+    def part(self) -> None:
+        """See `tell`."""
+
+
+def find(device: torch.device) -> Membership:
+    """Of this process, by its environment."""
+    path = os.environ.get("SWARM_TASK_SOCKET", "")
+    if path and os.environ.get("SWARM_WORKER"):
+        return SwarmMembership(path, device)
+    return StaticMembership(_from_environment(device))
+
+
+def _from_environment(device: torch.device) -> Group:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them."""
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        return Alone()
+    from torch.distributed import rendezvous
+
+    store, rank, size = next(iter(rendezvous("env://")))
+    return build(store, rank, size, device, _own_host(), BUILD_S)
+
+
+def _own_host() -> str:
+    """The address under which others reach this process: as the swarm says, else on the way to the first rank."""
+    given = os.environ.get("SWARM_FABRIC_HOST", "")
+    if given:
+        return given
+    target = os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

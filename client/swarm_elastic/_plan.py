@@ -1,0 +1,84 @@
+"""A plan: which workers train a job from some moment on, in rank order, those that go on before those that join."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NAME_LENGTH_MAX = 200
+
+
+class PlanInvalid(ValueError):
+    """A plan that cannot be followed; the text names the field, its value and the remedy."""
+
+
+class Member(NamedTuple):
+    """One worker of a plan.  `address` is "host:port", where its store listens."""
+
+    worker: str
+    address: str
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host, without the brackets of IPv6, and port."""
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+class Plan(NamedTuple):
+    """One membership.  Versions only grow.  `lost` are workers that agents know to be gone: nobody waits for them."""
+
+    version: int
+    epoch: int
+    members: tuple[Member, ...]
+    lost: frozenset[str] = frozenset()
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Their names in rank order."""
+        return tuple(member.worker for member in self.members)
+
+    def rank_of(self, worker: str) -> int:
+        """-1 for one that is not a member."""
+        return self.workers.index(worker) if worker in self.workers else -1
+
+
+def parse(value: object) -> Plan:
+    """The plan that an agent sent as JSON.  Raises `PlanInvalid`."""
+    if not isinstance(value, dict):
+        raise PlanInvalid(f"a plan must be an object, not {_shown(value)}; publish version, epoch and members")
+    members = value.get("members")
+    if not isinstance(members, list) or not members:
+        raise PlanInvalid(f"members of a plan must be a list that is not empty, not {_shown(members)}; cancel the job")
+    parsed = tuple(_member(each) for each in members)
+    if len({member.worker for member in parsed}) < len(parsed):
+        raise PlanInvalid(
+            f"members of a plan must differ, not {_shown([each.worker for each in parsed])}; name each once"
+        )
+    lost = value.get("lost", [])
+    if not isinstance(lost, list) or not all(isinstance(each, str) for each in lost):
+        raise PlanInvalid(f"lost must be a list of names, not {_shown(lost)}; leave it out where nobody is lost")
+    return Plan(_count("version", value), _count("epoch", value), parsed, frozenset(lost))
+
+
+def _count(name: str, value: dict[str, object]) -> int:
+    number = value.get(name)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise PlanInvalid(f"{name} of a plan must be a whole number from 0 on, not {_shown(number)}; count up from 1")
+    return number
+
+
+def _member(value: object) -> Member:
+    worker, address = (value.get("worker"), value.get("address")) if isinstance(value, dict) else (None, None)
+    if not isinstance(worker, str) or not 0 < len(worker) <= NAME_LENGTH_MAX:
+        raise PlanInvalid(
+            f"worker of a member must be its SWARM_WORKER, not {_shown(worker)}; take it from its request"
+        )
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise PlanInvalid(f"address of {worker} must be host:port, not {_shown(address)}; take it from its request")
+    return Member(worker, f"{host}:{port}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -1,0 +1,171 @@
+"""A worker's place in the present membership, and the way to the next one.
+
+A switch has three moments: all say who they are and what they have done, those that are ahead give their state to the
+others, and only then the old group is let go.  Whatever goes wrong before that, the old group still stands, and
+training goes on in it; if it does not, because a member died, the next plan is waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from swarm_elastic import _handover, _switch
+from swarm_elastic._builder import Candidate
+from swarm_elastic._group import Alone, Group, GroupLost
+from swarm_elastic._handover import TrainingState
+from swarm_elastic._membership import Membership
+from swarm_elastic._switch import Claim, SwitchRefused, Verdict
+
+RECOVERY_S = 600.0
+
+
+class Left(SystemExit):
+    """A newer plan goes on without this worker.  Ends the script with code 0 unless it is caught."""
+
+
+class Progress(Protocol):
+    """How far training has come, beside weights and optimizer."""
+
+    rounds: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, small."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+class Seat:
+    """Where this worker sits.  `on_change` is called after each switch, before training goes on."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        state: TrainingState,
+        layout: str,
+        progress: Progress,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._membership, self._state, self._layout, self._progress = membership, state, layout, progress
+        self._on_change = on_change
+        self._current: Candidate | None = None
+        self.group: Group = Alone()
+        self.version = 0
+        self.is_trained = False  # whether the weights here are those of the job
+        self.step_s = 0.0  # how long a step takes
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The members in rank order."""
+        return self._current.plan.workers if self._current else ()
+
+    @property
+    def worker(self) -> str:
+        """This one's name."""
+        return self._membership.worker
+
+    def join(self, start: int, *, may_start: bool) -> None:
+        """Wait for a plan that names this worker, and for its state.  `start`: the step from which it could begin."""
+        self._start, self._may_start = start, may_start
+        self._membership.tell(state="ready", layout=self._layout)
+        while self._current is None:
+            candidate = self._membership.wait(self.version, None, as_member=True)
+            if candidate is None:
+                raise RuntimeError("the ranks of this job do not fit together; see the lines before")
+            self.switch(candidate)
+
+    def offer(self) -> tuple[int, Candidate | None]:
+        """How many versions ahead the plan is that this worker could switch to; 0 and None: there is none."""
+        candidate = self._membership.candidate(self.version)
+        return (candidate.plan.version - self.version, candidate) if candidate else (0, None)
+
+    def operating(self) -> Any:
+        """Around operations of the group, so that a newer plan can end them."""
+        return self._membership.waiting(self.step_s)
+
+    def switch(self, candidate: Candidate) -> bool:
+        """Go over to a plan, as all its members do now; false when it came to nothing.
+
+        Raises `Left` where it is without this worker, and `SwitchRefused` where this worker is what is wrong.
+        """
+        if candidate.group is None:
+            self._leave(candidate)
+        self._membership.enter(candidate)
+        try:
+            with self._membership.waiting(self.step_s if self.is_trained else None):
+                self._take_over(candidate)
+        except (GroupLost, SwitchRefused) as error:
+            self._give_up(candidate, error)
+            return False
+        old, self._current = self._current, candidate
+        self.group, self.version, self.is_trained = candidate.group, candidate.plan.version, True
+        if old:
+            old.close()
+        self._membership.tell(state="training", trains=self.version, step=self._progress.rounds, problem="")
+        self._on_change()
+        return True
+
+    def recover(self) -> None:
+        """A member was lost: wait for plans until one of them holds."""
+        self.group.close()
+        self._membership.enter(None)
+        self._membership.tell(step=self._progress.rounds, problem=f"plan {self.version} lost a member")
+        while True:
+            candidate = self._membership.wait(self.version, RECOVERY_S, as_member=False)
+            if candidate is None:
+                raise RuntimeError(f"a rank was lost and no plan without it came within {RECOVERY_S:g} s")
+            if self.switch(candidate):
+                return
+
+    def _take_over(self, candidate: Candidate) -> None:
+        group, plan = candidate.group, candidate.plan
+        assert group is not None
+        may_start = plan.version == 1 or self._may_start
+        trains = self.version if self.is_trained else 0
+        step = self._progress.rounds if trains else -1
+        claim = Claim(trains, step, self._start if may_start else -1, int(self._layout, 16))
+        verdict = _switch.agree(group, plan, claim)
+        if verdict.behind and group.rank in verdict.holders:
+            self._give(group, verdict)
+        elif verdict.behind:
+            self._receive(group, verdict)
+
+    def _give(self, group: Group, verdict: Verdict) -> None:
+        small, large = self._state.document()
+        if group.rank == verdict.holders[0]:
+            document = {**small, "progress": self._progress.state_dict()}
+            _handover.send_document(group, document, verdict.behind)
+        _handover.send_tensors(group, large, verdict.holders, verdict.behind)
+
+    def _receive(self, group: Group, verdict: Verdict) -> None:
+        document = _handover.receive_document(group, verdict.holders[0])
+        places = self._state.places(document, is_kept=self.is_trained)
+        _handover.receive_tensors(group, places, verdict.holders, verdict.behind)
+        self._state.load(document, places, is_new=not self.is_trained)
+        self._progress.load_state_dict(document["progress"])
+
+    def _give_up(self, candidate: Candidate, error: Exception) -> None:
+        self._membership.reject(candidate)
+        self._membership.enter(self._current)
+        problem = f"plan {candidate.plan.version} came to nothing: {error}"
+        print(f"swarm_elastic: {problem}", file=sys.stderr)
+        rank = candidate.group.rank if candidate.group else -1
+        is_culprit = isinstance(error, SwitchRefused) and rank in error.culprits
+        self._membership.tell(state="refused" if is_culprit else self._state_now(), problem=problem[:500])
+        if is_culprit:
+            self._membership.part()
+            raise error
+
+    def _leave(self, candidate: Candidate) -> None:
+        self._membership.tell(state="left", step=self._progress.rounds)
+        self._membership.part()
+        self.group.close()
+        print(
+            f"swarm_elastic: left at step {self._progress.rounds}, for plan {candidate.plan.version}", file=sys.stderr
+        )
+        raise Left(0)
+
+    def _state_now(self) -> str:
+        return "training" if self.is_trained else "ready"

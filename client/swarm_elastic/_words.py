@@ -1,0 +1,64 @@
+"""Control words: what every rank tells all others in the same reduction as the gradients of a step.
+
+Each rank has a slot that is zero with all others, so that the sum is a table of what each of them said.  All read the
+same table, so all decide the same, in the same step, without another message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from swarm_elastic import _ranges
+
+DATA_WORDS = _ranges.WORDS
+WORD_MAX = 1 << 24  # up to here float32 is exact
+
+
+class Words(NamedTuple):
+    """One rank's.
+
+    `ready` is how many versions above the present one the plan is that this rank could switch to, 0 for none;
+    `samples` how many are in its gradient, `loss` their mean; `batch` the global batch that it was told to train with,
+    of which the first rank's counts; `norm` the squared norm of its own gradient where that was measured, else 0;
+    `data` what its data pipeline says.
+    """
+
+    ready: int = 0
+    samples: int = 0
+    loss: float = 0.0
+    batch: int = 0
+    norm: float = 0.0
+    data: Sequence[int] = ()
+
+
+FIXED_WORDS = len(Words._fields) - 1
+SLOT_WORDS = FIXED_WORDS + DATA_WORDS
+
+
+def table_words(size: int) -> int:
+    """How many float32 words the table of so many ranks has."""
+    return size * SLOT_WORDS
+
+
+def write(table: torch.Tensor, rank: int, words: Words) -> None:
+    """Make the flat `table` this rank's part of the sum."""
+    assert len(words.data) <= DATA_WORDS
+    assert all(0 <= word < WORD_MAX for word in (words.ready, words.samples, words.batch, *words.data))
+    table.zero_()
+    slot = [*words[:FIXED_WORDS], *words.data]
+    table[rank * SLOT_WORDS : rank * SLOT_WORDS + len(slot)] = torch.tensor(slot, dtype=torch.float32)
+
+
+def read(table: torch.Tensor, size: int) -> list[Words]:
+    """What all ranks said, in rank order, from the sum."""
+    rows = table.view(size, SLOT_WORDS).tolist()
+    return [_words(row) for row in rows]
+
+
+def _words(row: list[float]) -> Words:
+    ready, samples, loss, batch, norm = row[:FIXED_WORDS]
+    data = tuple(int(word) for word in row[FIXED_WORDS:])
+    return Words(int(ready), int(samples), loss, int(batch), norm, data)
