@@ -120,7 +120,10 @@ class Builder:
 
     def _build(self, plan: Plan) -> None:
         rank, size = plan.rank_of(self._worker), len(plan.members)
-        group = None
+        entered, group = self._entered, None
+        if entered and not set(plan.workers).intersection(entered.plan.workers):
+            self._tell(problem=f"plan {plan.version} keeps no member of plan {entered.plan.version}; name one of both")
+            return
         if rank >= 0:
             try:
                 store: Any = self._lodging.of(plan) if size > 1 else None

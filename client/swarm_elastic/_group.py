@@ -110,11 +110,8 @@ class GlooGroup:
         self._closing = threading.Lock()
         device, self._listener = _device(host)
         options: Any = ProcessGroupGloo._Options()  # noqa: SLF001  # the only way to a device of our own
-        for name, value in {
-            "devices": [device],
-            "threads": 2,
-            "timeout": datetime.timedelta(seconds=timeout_s),
-        }.items():
+        timeout = datetime.timedelta(seconds=timeout_s)
+        for name, value in {"devices": [device], "threads": 2, "timeout": timeout}.items():
             setattr(options, f"_{name}", value)
         store.set(f"listener/{rank}", f"{self._listener[0]} {self._listener[1]}")
         self._group: Any = ProcessGroupGloo(store, rank, size, options)

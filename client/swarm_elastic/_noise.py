@@ -7,9 +7,10 @@ The ranks' own gradients and their mean are two sizes of n, which gives both (Mc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swarm_elastic._words import Words
+if TYPE_CHECKING:
+    from swarm_elastic._words import Words
 
 EVERY_STEPS = 10
 KEEP = 0.9  # weight of what was measured before

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from swarm_elastic import _handover, _switch
 from swarm_elastic._builder import Candidate
 from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._membership import Membership
+from swarm_elastic._plan import Plan
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
 
 RECOVERY_S = 600.0
@@ -90,17 +91,16 @@ class Seat:
 
         Raises `Left` where it is without this worker, and `SwitchRefused` where this worker is what is wrong.
         """
-        if candidate.group is None:
-            self._leave(candidate)
+        group = candidate.group or self._leave(candidate)
         self._membership.enter(candidate)
         try:
             with self._membership.waiting(self.step_s if self.is_trained else None):
-                self._take_over(candidate)
+                self._take_over(group, candidate.plan)
         except (GroupLost, SwitchRefused) as error:
             self._give_up(candidate, error)
             return False
         old, self._current = self._current, candidate
-        self.group, self.version, self.is_trained = candidate.group, candidate.plan.version, True
+        self.group, self.version, self.is_trained = group, candidate.plan.version, True
         if old:
             old.close()
         self._membership.tell(state="training", trains=self.version, step=self._progress.rounds, problem="")
@@ -119,9 +119,7 @@ class Seat:
             if self.switch(candidate):
                 return
 
-    def _take_over(self, candidate: Candidate) -> None:
-        group, plan = candidate.group, candidate.plan
-        assert group is not None
+    def _take_over(self, group: Group, plan: Plan) -> None:
         may_start = plan.version == 1 or self._may_start
         trains = self.version if self.is_trained else 0
         step = self._progress.rounds if trains else -1
@@ -158,7 +156,7 @@ class Seat:
             self._membership.part()
             raise error
 
-    def _leave(self, candidate: Candidate) -> None:
+    def _leave(self, candidate: Candidate) -> NoReturn:
         self._membership.tell(state="left", step=self._progress.rounds)
         self._membership.part()
         self.group.close()

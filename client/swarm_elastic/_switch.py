@@ -7,10 +7,11 @@ membership, and within it the most steps, is the authority: only it can have fin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from swarm_elastic._group import Group
-from swarm_elastic._plan import Plan
+if TYPE_CHECKING:
+    from swarm_elastic._group import Group
+    from swarm_elastic._plan import Plan
 
 
 class SwitchRefused(Exception):

@@ -15,11 +15,14 @@ import os
 import runpy
 import select
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
+WANTED = ("swarm_elastic._elastic", "torch._dynamo", "torch.utils.data")
+"""What a worker would import in its first second; optimizers need the second of them."""
 FIELDS = {"script": str, "argv": list, "env": dict, "cwd": str, "out": str, "err": str}
 CHUNK = 1 << 16
 
@@ -114,6 +117,8 @@ def _tell(news: dict[str, Any]) -> None:
 
 def main() -> None:
     """See the head of this file."""
+    for name in WANTED:
+        import_module(name)
     gc.collect()
     gc.freeze()  # workers share these objects for good, and need not go through them at their end
     request = Template().serve()
