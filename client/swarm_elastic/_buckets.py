@@ -132,7 +132,9 @@ class Gradients:
 
     def weigh(self, factor: float) -> None:
         """After `finish`: multiply all gradients, where fewer samples came than the nominal global batch."""
-        if factor != 1.0 and self._group.size > 1:
+        if self._group.size == 1:
+            self.rescale(factor * self._scale)  # which no bucket has done
+        elif factor != 1.0:
             for bucket in self._buckets:
                 bucket.gradients.mul_(factor)
 

@@ -14,6 +14,7 @@ import torch
 from swarm_elastic import _membership, _reports
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._commits import checkpoint
+from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._noise import EVERY_STEPS, NoiseScale
@@ -64,7 +65,7 @@ class Elastic:
         self._passes: list[int] = []  # samples of each pass of this step so far
         self._is_share = self._is_last = True  # whether they are but assumed; whether the last has begun
         self._loss_sum = 0.0
-        self._data: Any = None
+        self._data: Batches | None = None
         self._data_state: Mapping[str, Any] | None = None
         self._noise = NoiseScale(global_batch)
         self._gradients = Gradients(self._parameters)
@@ -117,6 +118,19 @@ class Elastic:
     def grad_noise(self) -> float | None:
         """As docs/reports.md has it; None before it was measured, which takes two ranks."""
         return self._noise.value
+
+    # Data.
+
+    def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
+        """This rank's batches until the epochs are over, instead of a DataLoader's; see `Batches` for the options."""
+        own = {"expect": self.expect, "micro_batch": self.micro_batch, "device": self.device}
+        data = Batches(dataset, global_batch=self.global_batch, epochs=epochs, **own, **options)
+        if self._data_state:
+            data.load(self._data_state)
+            self._data_state = None
+        data.begin(self.workers, self._seat.worker)
+        self._data = data
+        return data
 
     # A step.
 
@@ -181,7 +195,9 @@ class Elastic:
         if table[0].batch and table[0].batch != self.global_batch:
             self._change_batch(table[0].batch)
         if self.is_first and total:
-            _reports.report(step=self.step_number, samples=self.samples, loss=self.loss, grad_noise=self.grad_noise)
+            epoch = self._data.progress if self._data else None
+            figures = {"loss": self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
+            _reports.report(step=self.step_number, samples=self.samples, **figures)
         return total > 0
 
     def _update(self, table: list[Words], total: int) -> None:

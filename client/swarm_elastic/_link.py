@@ -42,6 +42,7 @@ class AgentLink:
         self._known = 0  # the newest version that was heard of
         self._standing, self._told = Standing(), threading.Event()
         self._lock = threading.Lock()
+        self._is_closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="swarm-plans", daemon=True)
 
@@ -59,10 +60,16 @@ class AgentLink:
         """Wait until the agent was sent the present standing; false when it was not in time."""
         return self._told.wait(timeout_s)
 
+    def close(self) -> None:
+        """Ask no more; returns when nothing is asked."""
+        self._is_closed = True
+        self.tell()
+        self._thread.join()
+
     # In the thread.
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                     connection.settimeout(AWAY_S)
@@ -75,7 +82,7 @@ class AgentLink:
 
     def _converse(self, connection: socket.socket) -> None:
         """Ask until something is to be told.  Raises OSError or ValueError when the agent makes no sense."""
-        while True:
+        while not self._is_closed:
             with self._lock:
                 standing = self._standing
                 _drain(self._wake_read)

@@ -16,6 +16,7 @@ from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId
 from tests.agent.supervision.testing import make_order
+from tests.agent.testing import free_port
 from tests.elastic.testing import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,6 @@ PYTHON = ROOT / ".venv-train" / "bin" / "python"
 KEY = (JobId("00000000000000000000000001"), 1)
 DEADLINE_S = 60.0
 POLL_S = 0.005
-LOST = "lost"
 
 
 def until(is_so: Callable[[], object], what: Callable[[], object]) -> None:
@@ -198,6 +198,15 @@ class Job:
             lambda: sum(line.get("version") == version for line in worker.lines) >= past,
             lambda: f"{name} trains by plan {version}; {self.problems()}",
         )
+
+    def set_batch(self, batch: int) -> None:
+        """As the swarm would, in answers to reports."""
+        until(lambda: KEY in self.reports.tasks, lambda: "somebody reports")
+        self._do(lambda: self.reports.set_batch(KEY, batch))
+
+    @staticmethod
+    def free_port() -> int:
+        return free_port()
 
     def problems(self) -> str:
         """For a test that fails."""

@@ -1,0 +1,144 @@
+"""Workers of an elastic job at their agent: what is kept of them, when they are answered, and what is refused."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from swarm_agent.task import membership as module
+from swarm_agent.task.account import Account
+from swarm_agent.task.membership import WORKERS_MAX, TaskMemberships
+from swarm_agent.task.tasksocket import Refusal, SocketFolder, TaskSockets
+from swarmsched.ids import make_job_id
+from tests.agent.supervision.testing import make_order
+
+KEY = (make_job_id(0.0, random.Random(1)), 1)
+OTHER = (make_job_id(0.0, random.Random(2)), 1)
+WHO = {"worker": "a", "address": "10.0.0.1:4711", "version": 0, "step": -1, "layout": "ab12", "state": "ready"}
+PLAN = {"version": 1, "epoch": 3, "members": [{"worker": "a", "address": "10.0.0.1:4711"}]}
+
+
+@pytest.fixture
+def desk() -> TaskMemberships:
+    return TaskMemberships(lambda key: make_order("true") if key == KEY else None, lambda: 5.0)
+
+
+async def asking(desk: TaskMemberships, **request) -> asyncio.Task:
+    """A request that is known by now."""
+    task = asyncio.create_task(desk.handle(KEY, WHO | request))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_worker_is_answered_as_soon_as_there_is_a_plan_that_it_does_not_know(desk) -> None:
+    waiting = await asking(desk)
+    assert not waiting.done()
+    desk.publish(KEY, PLAN)
+    assert await waiting == {"ok": True, "plan": PLAN}
+    assert await desk.handle(KEY, WHO) == {"ok": True, "plan": PLAN}
+    informed = await asking(desk, version=1)
+    assert not informed.done()
+    newer = PLAN | {"version": 2}
+    desk.publish(KEY, newer)
+    assert await informed == {"ok": True, "plan": newer}
+
+
+async def test_without_a_plan_it_is_told_so_after_a_while(desk, monkeypatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    assert await desk.handle(KEY, WHO) == {"ok": True, "plan": None}
+
+
+async def test_the_last_word_of_each_worker_is_kept(desk) -> None:
+    first = await asking(desk)
+    second = await asking(desk, worker="b", state="training", trains=4, step=17, problem="p" * 1_000)
+    assert set(desk.members(KEY)) == {"a", "b"}
+    told = desk.members(KEY)["b"]
+    assert (told.state, told.trains, told.step, len(told.problem), told.heard_s) == ("training", 4, 17, 500, 5.0)
+    assert await desk.handle(KEY, WHO | {"state": "left", "step": 9}) == {"ok": True, "plan": None}
+    assert (desk.members(KEY)["a"].state, desk.members(KEY)["a"].step) == ("left", 9)
+    assert desk.members(OTHER) == {}
+    desk.publish(KEY, PLAN)
+    await asyncio.gather(first, second)
+
+
+async def test_a_worker_that_asks_anew_has_its_older_request_answered(desk) -> None:
+    """Otherwise each word of a worker would hold a connection until its time is over."""
+    older = await asking(desk)
+    newer = await asking(desk, step=3)
+    assert await older == {"ok": True, "plan": None}
+    assert not newer.done()
+    desk.forget(KEY)
+    assert await newer == {"ok": True, "plan": None}
+    assert desk.members(KEY) == {}
+
+
+async def test_one_can_wait_for_workers(desk) -> None:
+    waiting = asyncio.create_task(desk.wait(KEY, lambda known: "a" in known and known["a"].step == 2))
+    first = await asking(desk, step=1)
+    assert not waiting.done()
+    second = await asking(desk, step=2)
+    await waiting
+    desk.forget(KEY)
+    await asyncio.gather(first, second)
+
+
+async def test_versions_of_plans_only_grow(desk) -> None:
+    desk.publish(KEY, PLAN | {"version": 2})
+    desk.publish(KEY, PLAN | {"version": 2})
+    for wrong in (PLAN, PLAN | {"version": 2, "epoch": 9}):
+        with pytest.raises(ValueError, match="does not follow 2"):
+            desk.publish(KEY, wrong)
+    assert (await desk.handle(KEY, WHO))["plan"]["version"] == 2
+
+
+BAD = [
+    ("worker", "", "worker ''"),
+    ("worker", "a b", "worker 'a b'"),
+    ("worker", None, "worker None"),
+    ("address", "10.0.0.1", "address '10.0.0.1'"),
+    ("version", -1, "version -1"),
+    ("version", True, "version True"),
+    ("step", "3", "step '3'"),
+    ("step", 10**400, "step a number of many digits"),
+    ("trains", 1.5, "trains 1.5"),
+    ("layout", "XYZ", "layout 'XYZ'"),
+    ("state", "asleep", "state 'asleep'"),
+    ("problem", [1], "problem [1]"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), BAD, ids=[problem for _, _, problem in BAD])
+async def test_what_cannot_be_is_refused_by_name_and_changes_nothing(desk, name, value, problem) -> None:
+    with pytest.raises(Refusal) as refusal:
+        await desk.handle(KEY, WHO | {name: value})
+    assert (refusal.value.code, refusal.value.problem) == ("bad_member", f"{problem} cannot be")
+    assert refusal.value.remedy
+    assert desk.members(KEY) == {}
+
+
+async def test_a_task_that_is_over_and_one_worker_too_many_are_refused(desk) -> None:
+    with pytest.raises(Refusal, match="this task is over"):
+        await desk.handle(OTHER, WHO)
+    for number in range(WORKERS_MAX):
+        await desk.handle(KEY, WHO | {"worker": f"w{number}", "state": "left"})
+    with pytest.raises(Refusal, match="1024 workers already"):
+        await desk.handle(KEY, WHO | {"state": "left"})
+    assert len(desk.members(KEY)) == WORKERS_MAX
+
+
+async def test_plans_come_through_the_task_socket(desk, tmp_path: Path) -> None:
+    folder = SocketFolder(tmp_path)
+    folder.path = tmp_path / "s"
+    sockets = TaskSockets(folder, Account("me", "/", "/bin/sh"))
+    sockets.on_request("member", desk.handle)
+    sockets.start()
+    sockets.open(KEY, "secret")
+    reader, writer = await asyncio.open_unix_connection(sockets.path(KEY))
+    writer.write(json.dumps({"v": 1, "type": "member", "token": "secret"} | WHO).encode() + b"\n")
+    await desk.wait(KEY, lambda known: "a" in known)
+    desk.publish(KEY, PLAN)
+    assert json.loads(await reader.readline()) == {"v": 1, "type": "member", "ok": True, "plan": PLAN}
+    writer.close()
+    sockets.stop()

@@ -1,0 +1,310 @@
+"""Jobs whose workers join, leave and die while they train: real processes and PyTorch, and the agent's own socket."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.elastic.job import PYTHON, Job, Template, elastic_job, until
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xdist_group("elastic"),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {PYTHON}; `make test` makes it"),
+]
+
+SCRIPT = Path(__file__).with_name("train.py").read_text()
+STEPS = 200
+RELATIVE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
+    template = Template()
+    yield template
+    template.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, template: Template) -> Iterator[Job]:
+    with elastic_job(tmp_path, template, SCRIPT) as job:
+        yield job
+
+
+@pytest.fixture(scope="module")
+def make_job(tmp_path_factory: pytest.TempPathFactory, template: Template) -> Callable:
+    return lambda **env: elastic_job(tmp_path_factory.mktemp("job"), template, SCRIPT, **env)
+
+
+def steps_of(job: Job, name: str) -> list[dict]:
+    return [line for line in job[name].lines if "loss" in line]
+
+
+def losses(job: Job) -> dict[int, set[float]]:
+    """What ranks say of each step."""
+    found: dict[int, set[float]] = {}
+    for name in job.workers:
+        for line in steps_of(job, name):
+            found.setdefault(line["step"], set()).add(line["loss"])
+    return found
+
+
+def unscaled(make_job: Callable, steps: int, **env: str) -> list[float]:
+    """The losses of one worker that is left in peace."""
+    with make_job(PAUSE_MS="0", **env) as job:
+        (job.folder / "stop").write_text(str(steps))
+        job.start("only")
+        job.publish("only")
+        assert job["only"].ended() == 0
+        return [line["loss"] for line in steps_of(job, "only")]
+
+
+def stop(job: Job, *names: str, steps: int = 0) -> int:
+    """Have all end at the same step, this one at least."""
+    last = max(steps, *(job[name].step + 100 for name in names))
+    (job.folder / "stop.new").write_text(str(last))
+    (job.folder / "stop.new").rename(job.folder / "stop")
+    for name in names:
+        assert job[name].ended() == 0
+    return last
+
+
+class Story:
+    """A job that goes through all that can happen to it; `changes` says what did."""
+
+    def __init__(self, job: Job) -> None:
+        self.changes: list[str] = []
+        self._job = job
+        job.start("a", "b", "c", "d", "e", "f", "g")
+        self.change("begin", "a")
+        self.change("join", "a", "b")
+        self.change("two join", "a", "b", "c", "d")
+        self.change("one leaves", "a", "c", "d")
+        self.change("replace one", "a", "c", "e")
+        self.die("kill the first", signal.SIGKILL, "a", "c", "e")
+        self.change("join", "c", "e", "f")
+        self.die("kill the middle one", signal.SIGKILL, "e", "c", "f")
+        self.change("join", "c", "f", "g")
+        self.die("kill the last", signal.SIGKILL, "g", "c", "f")
+        job.start("h", "i", "j")
+        self.change("join", "c", "f", "h")
+        self.die("one hangs", signal.SIGSTOP, "f", "c", "h")
+        self.change("move all, with both", "c", "h", "i", "j")
+        self.change("move all, without the old", "i", "j")
+        self.steps = stop(job, "i", "j", steps=STEPS)
+        job["f"].signal(signal.SIGCONT)
+        self.codes = {name: job[name].ended() for name in job.workers}
+        self.lines = {name: job[name].lines for name in job.workers}
+        self.losses = losses(job)
+
+    def change(self, what: str, *names: str) -> None:
+        self._job.switch(*names)
+        self.changes.append(what)
+
+    def die(self, what: str, number: int, victim: str, *names: str) -> None:
+        self._job[victim].signal(number)
+        self._job.switch(*names, lost=(victim,) if number == signal.SIGSTOP else ())
+        self.changes.append(what)
+
+
+@pytest.fixture(scope="module")
+def story(make_job: Callable) -> Story:
+    with make_job() as job:
+        return Story(job)
+
+
+def test_loss_of_a_job_that_changes_all_the_time_is_that_of_one_that_never_does(story: Story, make_job) -> None:
+    assert len(story.changes) > 10
+    assert story.steps >= STEPS
+    expected = unscaled(make_job, story.steps)
+    assert expected[-1] < expected[0] / 2
+    assert [max(story.losses[step]) for step in range(story.steps)] == pytest.approx(expected, rel=RELATIVE)
+
+
+def test_ranks_never_disagree_about_a_step_and_none_is_left_out(story: Story) -> None:
+    assert sorted(story.losses) == list(range(story.steps))
+    assert {step: found for step, found in story.losses.items() if len(found) > 1} == {}
+
+
+def test_no_worker_does_a_step_twice(story: Story) -> None:
+    for lines in story.lines.values():
+        steps = [line["step"] for line in lines if "loss" in line]
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def test_a_newcomer_begins_with_the_state_of_those_that_train(story: Story) -> None:
+    """Weights, moments, schedule and random numbers, at the step at which they are together for the first time."""
+    by_switch: dict[tuple[int, int], set[str]] = {}
+    for lines in story.lines.values():
+        for line in lines:
+            if "switched" in line:
+                by_switch.setdefault((line["switched"], line["step"]), set()).add(line["digest"])
+    assert len(by_switch) == len(story.changes)
+    assert all(len(digests) == 1 for digests in by_switch.values())
+
+
+def test_those_that_leave_end_well_and_so_does_one_that_comes_back_from_the_dead(story: Story) -> None:
+    killed = {"a", "e", "g"}
+    assert story.codes == {name: -signal.SIGKILL if name in killed else 0 for name in story.codes}
+    assert all(story.lines[name][-1] == {"left": True} for name in ("b", "d", "f", "c", "h"))
+
+
+def test_passes_of_uneven_size_make_the_same_step(make_job) -> None:
+    """Thirty samples on two ranks, in passes of four: 4, 4, 4 and 3."""
+    with make_job(MICRO="4") as job:
+        job.start("a", "b")
+        job.switch("a")
+        job.switch("a", "b", past=10)
+        steps = stop(job, "a", "b")
+        found = losses(job)
+    expected = unscaled(make_job, steps)
+    assert [max(found[step]) for step in range(steps)] == pytest.approx(expected, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("env", [{"BF16": "1"}, {"SCALER": "1", "CLIP": "1"}, {"BUFFERS": "1"}], ids=str)
+def test_training_in_other_ways_learns_and_is_passed_on(env: dict, make_job) -> None:
+    """Autocast, a scaler of gradients with clipping, buffers of batch norm with dropout."""
+    with make_job(**env) as job:
+        job.start("a", "b")
+        job.switch("a", past=20)
+        job.switch("a", "b", past=20)
+        steps = stop(job, "a", "b", steps=150)
+        begun = {line["digest"] for name in ("a", "b") for line in job[name].lines if line.get("switched") == 2}
+        found = losses(job)
+    assert len(begun) == 1
+    assert max(found[steps - 1]) < max(found[0]) / 2
+
+
+def test_another_model_is_refused_with_both_hashes_and_the_others_go_on(job: Job) -> None:
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.start("other", WIDTH="33")
+    version = job.publish("a", "b", "other")
+    assert job["other"].ended() == 1
+    hashes = [job.standings[name].layout for name in ("other", "a")]
+    problem = f"model or optimizer differs: other has {hashes[0]}, a has {hashes[1]}; start the same script"
+    assert problem in job["other"].err.read_text()
+    assert (job.standings["other"].state, len(set(hashes))) == ("refused", 2)
+    until(lambda: problem in job.standings["a"].problem, job.problems)
+    before = job["a"].step
+    until(lambda: job["a"].step > before + 5, job.problems)
+    assert job["a"].lines[-1]["version"] == version - 1
+    job.start("c")
+    job.switch("a", "b", "c")
+
+
+def test_a_plan_that_keeps_no_member_is_refused_by_all(job: Job) -> None:
+    job.start("a", "b")
+    job.switch("a")
+    version = job.publish("b")
+    assert job["b"].ended() == 1
+    assert "keeps no member that has trained" in job["b"].err.read_text()
+    until(lambda: f"plan {version} keeps no member" in job.standings["a"].problem, job.problems)
+    before = job["a"].step
+    until(lambda: job["a"].step > before + 5, job.problems)
+
+
+def test_a_newcomer_that_never_comes_holds_nobody_up(job: Job) -> None:
+    """One raises before it is ready, one hangs after its plan was published; the next plan is without it."""
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.start("bad", RAISES="1")
+    assert job["bad"].ended() == 1
+    assert set(job.standings) == {"a", "b"}
+    job.start("late")
+    job.ready("late")
+    job["late"].signal(signal.SIGSTOP)
+    job.publish("a", "b", "late")
+    before = job["a"].step
+    until(lambda: job["a"].step > before + 20, job.problems)
+    job.start("c")
+    job.switch("a", "b", "c", lost=("late",))
+
+
+def test_a_worker_that_is_silent_is_given_up_for_a_newer_plan(job: Job) -> None:
+    """No word of who is lost: the wait is ended because the new group stands while the old one does not move."""
+    job.start("a", "b", "c")
+    job.switch("a", "b", "c")
+    job["b"].signal(signal.SIGSTOP)
+    job.switch("a", "c")
+
+
+def test_all_die_and_training_goes_on_from_the_checkpoint_of_the_first(job: Job) -> None:
+    """A new attempt, with a plan that keeps nobody: its workers name a checkpoint."""
+    job.start("a", "b", CHECKPOINT="20", SWARM_CHECKPOINT_DIR=str(job.folder))
+    job.switch("a", "b", past=25)
+    for name in ("a", "b"):
+        job[name].signal(signal.SIGKILL)
+        job[name].ended()
+    job.start("c", "d", SWARM_RESUME_FROM=str(job.folder / "all"))
+    job.switch("c", "d")
+    before = {line["step"]: line["loss"] for line in steps_of(job, "a")}
+    again = steps_of(job, "c")[0]
+    assert (again["step"], again["loss"]) == (20, pytest.approx(before[20], rel=RELATIVE))
+
+
+def test_another_global_batch_changes_the_learning_rate_by_its_rule_on_all_ranks(job: Job) -> None:
+    job.env.update(LR_RULE="sqrt", PAUSE_MS="20")
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.set_batch(120)
+    until(lambda: steps_of(job, "b")[-1]["batch"] == 120, job.problems)
+    lines = steps_of(job, "b")
+    at = next(index for index, line in enumerate(lines) if line["batch"] == 120)
+    assert lines[at]["rate"] / lines[at - 1]["rate"] == pytest.approx(2.0, rel=1e-3)
+    assert "global batch 30 -> 120" in job["a"].err.read_text()
+    assert "learning rates x 2 (sqrt)" in job["a"].err.read_text()
+    job.start("c")
+    job.switch("a", "b", "c")
+    newest = [steps_of(job, name)[-1] for name in ("a", "c")]
+    assert newest[0]["batch"] == newest[1]["batch"] == 120
+    assert newest[0]["rate"] == pytest.approx(newest[1]["rate"], rel=1e-3)
+    assert newest[0]["noise"] is None or newest[0]["noise"] > 0
+
+
+def test_outside_of_a_swarm_it_trains_by_the_environment_of_torchrun(make_job) -> None:
+    with make_job(SWARM_TASK_SOCKET="", SWARM_WORKER="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PAUSE_MS="0") as job:
+        (job.folder / "stop").write_text("30")
+        port = str(job.free_port())
+        job.start("a", RANK="0", MASTER_PORT=port)
+        job.start("b", RANK="1", MASTER_PORT=port)
+        assert (job["a"].ended(), job["b"].ended()) == (0, 0)
+        found = losses(job)
+        worlds = {line["world"] for line in steps_of(job, "a")}
+    assert worlds == {2}
+    assert [max(found[step]) for step in range(30)] == pytest.approx(unscaled(make_job, 30), rel=RELATIVE)
+
+
+def test_a_dead_rank_outside_of_a_swarm_ends_the_others(make_job) -> None:
+    with make_job(SWARM_TASK_SOCKET="", SWARM_WORKER="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2") as job:
+        port = str(job.free_port())
+        job.start("a", RANK="0", MASTER_PORT=port)
+        job.start("b", RANK="1", MASTER_PORT=port)
+        until(lambda: job["a"].step > 3, job.problems)
+        job["b"].signal(signal.SIGKILL)
+        assert job["a"].ended() == 1
+        assert "a rank was lost" in job["a"].err.read_text()
+
+
+def test_alone_it_trains_without_any_group(make_job) -> None:
+    with make_job(SWARM_TASK_SOCKET="", SWARM_WORKER="", PAUSE_MS="0") as job:
+        (job.folder / "stop").write_text("20")
+        job.start("a")
+        assert job["a"].ended() == 0
+        assert [line["world"] for line in steps_of(job, "a")] == [1] * 20
+
+
+def test_the_template_answers_nonsense_and_tells_how_workers_ended(template: Template, tmp_path: Path) -> None:
+    count = len(template.errors)
+    for line in ("{", "[]", '{"script": 3}'):
+        template.send(line)
+    until(lambda: len(template.errors) == count + 3, lambda: template.errors)
+    assert "script must be a str, not 3" in template.errors[-1]
+    script = tmp_path / "ends.py"
+    script.write_text("import os, sys\nprint(sys.argv[1:], os.environ['MARK'], os.getcwd())\nsys.exit(5)\n")
+    out = tmp_path / "out"
+    request = {"script": str(script), "argv": ["x"], "env": {"MARK": "m"}, "cwd": str(tmp_path)}
+    pid = template.start(**request, out=str(out), err=str(tmp_path / "err"))
+    until(lambda: pid in template.codes, (tmp_path / "err").read_text)
+    assert (template.codes[pid], out.read_text()) == (5, f"['x'] m {tmp_path}\n")

@@ -1,0 +1,104 @@
+"""The script of the elastic jobs in these tests; its environment says what it does, its log what it did."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import swarm_elastic
+
+SAMPLES, BATCH, FEATURES = 256, 30, 16
+STOP = Path("stop")
+"""Holds the step at which all end."""
+
+
+def number(name, default=0):
+    return int(os.environ.get(name, default))
+
+
+def tell(**line):
+    print(json.dumps(line), flush=True)
+
+
+def layers():
+    width = number("WIDTH", 32)
+    between = [torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.1)] if number("BUFFERS") else [torch.nn.Tanh()]
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, width), *between, torch.nn.Linear(width, 1))
+
+
+def digest(model, optimizer, scheduler):
+    """Of all that a newcomer is given."""
+    held = hashlib.sha256()
+    for value in [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]:
+        held.update(value.numpy().tobytes())
+    held.update(repr((scheduler.state_dict(), optimizer.param_groups[0]["lr"])).encode())
+    held.update(torch.get_rng_state().numpy().tobytes())
+    return held.hexdigest()
+
+
+def mine(training, first):
+    """This rank's samples of the step; the whole does not depend on the world size."""
+    batch = training.global_batch
+    chosen = [at % SAMPLES for at in range(first, first + batch)]
+    share = batch // training.world_size + (training.rank < batch % training.world_size)
+    begin = sum(batch // training.world_size + (r < batch % training.world_size) for r in range(training.rank))
+    return chosen[begin : begin + share]
+
+
+def passes(chosen):
+    size = number("MICRO", len(chosen))
+    return [chosen[at : at + size] for at in range(0, len(chosen), size)]
+
+
+def main():
+    if number("RAISES"):
+        raise RuntimeError("raises before it is ready")
+    torch.manual_seed(number("SEED", 7))
+    model = layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if number("SCALER") else None
+    x = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(1))
+    y = x[:, :2].sum(1, keepdim=True)
+    training = swarm_elastic.Elastic(
+        model,
+        optimizer,
+        global_batch=BATCH,
+        scheduler=scheduler,
+        scaler=scaler,
+        lr_rule=os.environ.get("LR_RULE", "fixed"),
+        clip_norm=1.0 if number("CLIP") else None,
+    )
+    version = 0
+    while not STOP.exists() or training.step_number < int(STOP.read_text()):
+        step, worked = training.step_number, training.version
+        if worked != version:
+            version = worked
+            tell(switched=version, step=step, digest=digest(model, optimizer, scheduler))
+        *earlier, last = passes(mine(training, training.samples))
+        for each in (*earlier, last):
+            training.expect(len(each), is_last=each is last)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bool(number("BF16"))):
+                loss = torch.nn.functional.mse_loss(model(x[each]), y[each])
+            (scaler.scale(loss) if scaler else loss).backward()
+            is_done = training.step(loss)
+        if is_done:
+            noise, rate = training.grad_noise, optimizer.param_groups[0]["lr"]
+            who = {"rank": training.rank, "world": training.world_size, "version": worked}
+            tell(step=step, loss=training.loss, noise=noise, rate=rate, batch=training.global_batch, **who)
+        if number("CHECKPOINT") and training.step_number == number("CHECKPOINT"):
+            training.checkpoint("all")
+        time.sleep(number("PAUSE_MS", 3) / 1e3)
+    tell(done=True, digest=digest(model, optimizer, scheduler))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except swarm_elastic.Left as left:
+        tell(left=True)
+        sys.exit(left.code)
