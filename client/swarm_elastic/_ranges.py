@@ -5,8 +5,10 @@ Why every sample is used exactly once in an epoch, whatever joins, leaves, dies 
 1. A table changes by `begin`, `agreed`, `resize` and `load` only.  Each is a pure function of the table and of values
    that are the same on all ranks: the members in rank order, the slots of all ranks as they came out of the step's
    reduction, the agreed batch, another rank's table.  All ranks do the same of these in the same order, so their tables
-   are equal after each step, with no message of their own.  Each slot carries a digest of its rank's table, so a table
-   that did differ ends the job with an error instead of training twice on something.
+   are equal after each step, with no message of their own.  A membership that came to nothing on some ranks only leaves
+   no trace: each `begin` goes back to the table of the last step that counted, which is also what `state` gives.  Each
+   slot carries a digest of its rank's table, so a table that did differ ends the job with an error instead of training
+   twice on something.
 2. In a table every position of an epoch is in one place: used; held by one member; returned; or fresh (behind the
    counter up to which positions were handed out).  Of a reproducible order, used is what lies below the cursor, and the
    rest is fresh.  Handing out moves from returned and fresh to held, a member that is gone moves from held to returned,
@@ -257,6 +259,7 @@ class OnDemand:
         self._me = ""
         self._share = 0
         self._met: dict[int, int] = {}  # length of an epoch, as far as this rank alone knows
+        self._base = self._written()  # after the last step that counted
 
     @property
     def epoch(self) -> int:
@@ -274,9 +277,10 @@ class OnDemand:
         return self._epoch >= self._epochs or self._length == 0
 
     def begin(self, members: Sequence[str], me: str) -> None:
-        """See `Table`.  Doing it twice changes nothing."""
+        """See `Table`.  It begins from the last step that counted, whatever was begun since and came to nothing."""
         rank = _rank(members, me)
         self._members, self._me = tuple(members), me
+        self._read(self._base)
         for worker in [worker for worker in self._held if worker not in members]:
             self._give_back(self._held.pop(worker))
         self._ask_all(rank)
@@ -285,6 +289,7 @@ class OnDemand:
         """See `Table`."""
         self.batch = checked_batch(batch)
         self._ask_all(_rank(self._members, self._me))
+        self._base = self._written()
 
     def ask(self, samples: int) -> None:
         """Use `samples` in a step from now on, on this rank alone, until the members or the batch change.
@@ -312,11 +317,11 @@ class OnDemand:
         end = self._met.get(self._epoch)
         high, low = divmod(0 if end is None or self._length is not None else end + 1, LIMIT)
         used = len(self.upcoming(1)[0].positions)
-        return list(Slot(used, self._want, low, high, _digest(self.state(), self._epochs)))
+        return list(Slot(used, self._want, low, high, _digest(self._written(), self._epochs)))
 
     def agreed(self, words: Sequence[Sequence[int]]) -> None:
         """See `Table`."""
-        slots = _slots(words, self._members, _digest(self.state(), self._epochs))
+        slots = _slots(words, self._members, _digest(self._written(), self._epochs))
         ends = [end for end in (self._ends[0], *(slot.end for slot in slots)) if end is not None]
         end = min(ends) if ends else None
         for rank, slot in enumerate(slots):
@@ -332,9 +337,19 @@ class OnDemand:
             self._wants[self._members[rank]] = slot.want
         self._turn()
         self._deal()
+        self._base = self._written()
 
     def state(self) -> dict[str, Any]:
+        """See `Table`.  After the last step that counted."""
+        return self._base
+
+    def load(self, state: Mapping[str, Any]) -> None:
         """See `Table`."""
+        _expect(state, mode="on_demand", length=self._length, seed=self._seed, ahead=self._ahead)
+        self._read(state)
+        self._base = self._written()
+
+    def _written(self) -> dict[str, Any]:
         return {
             "mode": "on_demand",
             "length": self._length,
@@ -349,9 +364,7 @@ class OnDemand:
             "returned": [list(each) for each in self._returned],
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See `Table`."""
-        _expect(state, mode="on_demand", length=self._length, seed=self._seed, ahead=self._ahead)
+    def _read(self, state: Mapping[str, Any]) -> None:
         self.batch = checked_batch(state["batch"])
         self._epoch, self._used = state["epoch"], state["used"]
         self._fresh, self._ends = list(state["fresh"]), list(state["ends"])
