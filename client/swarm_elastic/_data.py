@@ -109,6 +109,7 @@ class Batches:
             else _Map(dataset, _Collator(collate, is_pinned), order, threads, processes)
         )
         self.count = 0  # samples of the batch that was given out last
+        self.is_last = False  # whether that one is the last of its step
         self._expect, self._micro_batch, self._prefetch, self._device = expect, micro_batch, prefetch, device
         self._rest: deque[Cut] = deque()  # of this step
         self._last: Any = None
@@ -151,8 +152,8 @@ class Batches:
         elif self._last is None:
             self._last = _on_device(self._source.spare(), self._device)
         self.count = len(piece.positions) if piece else 0
-        self._is_taken = not self._rest
-        self._expect(self.count, is_last=self._is_taken)
+        self.is_last = self._is_taken = not self._rest
+        self._expect(self.count, is_last=self.is_last)
         return self._last
 
     # The one who sums.
