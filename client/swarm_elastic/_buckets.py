@@ -80,7 +80,7 @@ class Gradients:
         self._launched = 0
         self._scale, self._is_last, self._is_measured = 1.0, True, False
         self._norms: list[torch.Tensor] = []
-        self._is_lost = False
+        self._problem = ""  # why the group is lost
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
@@ -96,10 +96,10 @@ class Gradients:
         if group.size > 1:
             *others, last = self._buckets
             for bucket in others:
-                if self._is_lost or not bucket.views:
+                if self._problem or not bucket.views:
                     bucket.allocate(0)  # a sum that was given up may still write into the former one
             last.allocate(_words.table_words(group.size))
-        self._is_lost = False
+        self._problem = ""
 
     def begin(self, scale: float, *, is_last: bool, is_measured: bool = False) -> None:
         """Before a backward pass, of a step's last micro-batch or of an earlier one; `is_measured`: with its norm."""
@@ -125,9 +125,10 @@ class Gradients:
         table = last.flat[last.length :]
         _words.write(table, self._group.rank, words._replace(norm=norm))
         self._start(last)
-        if not self._wait():
+        problem = self._wait()
+        if problem:
             self.clear()
-            raise GroupLost("a peer was lost in the sum of the gradients")
+            raise GroupLost(problem)
         return _words.read(table, self._group.size)
 
     def weigh(self, factor: float) -> None:
@@ -184,23 +185,22 @@ class Gradients:
 
     def _start(self, bucket: Bucket) -> None:
         """Begin its sum; that the group is lost is told by `finish`, not amid a user's backward pass."""
-        if self._is_lost:
-            return
-        try:
-            self._works.append(self._group.all_reduce(bucket.flat))
-        except GroupLost:
-            self._is_lost = True
+        if not self._problem:
+            try:
+                self._works.append(self._group.all_reduce(bucket.flat))
+            except GroupLost as lost:
+                self._problem = str(lost)
 
-    def _wait(self) -> bool:
+    def _wait(self) -> str:
+        """What went wrong."""
         works, self._works = self._works, []
         for work in works:
-            if self._is_lost:
-                return False
-            try:
-                work.wait()
-            except GroupLost:
-                self._is_lost = True
-        return not self._is_lost
+            if not self._problem:
+                try:
+                    work.wait()
+                except GroupLost as lost:
+                    self._problem = str(lost)
+        return self._problem
 
 
 def _dealt(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[Bucket]:

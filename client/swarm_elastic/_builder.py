@@ -128,7 +128,7 @@ class Builder:
             try:
                 store: Any = self._lodging.of(plan) if size > 1 else None
                 group = build(store, rank, size, self._device, self._lodging.host, BUILD_S)
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 if plan is self._newest:
                     self._tell(problem=f"plan {plan.version} was not built: {error}")
                 return

@@ -161,12 +161,14 @@ class Elastic:
         if not self._is_last:
             return False
         ready, candidate = self._seat.offer()
-        words = self._words(ready)
+        words, problem = self._words(ready), ""
         try:
             with self._seat.operating():
                 table = self._gradients.finish(words, words.samples / self.global_batch)
-        except GroupLost:
-            self._seat.recover()
+        except GroupLost as lost:
+            problem = str(lost)
+        if problem:
+            self._seat.recover(problem)
             return False
         is_updated = self._apply(table)
         is_agreed = all(each.ready == ready for each in table)

@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 OPERATION_S = 86_400.0  # operations are ended by `close`, not by a clock
 STATE_TAG = 1
+TURN = datetime.timedelta(seconds=0.05)  # how often a wait looks whether its group was closed
 
 _building = threading.Lock()
 
@@ -87,18 +88,45 @@ class Alone:
         """Nothing is open."""
 
 
-class _GlooWork:
-    """Forgets gloo's own handle as soon as it is done, since a handle keeps the connections of a dead group alive."""
+class _GlooSum:
+    """Forgets gloo's own handle when it is done, since a handle keeps the connections of a dead group alive.
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    Gloo may miss that a connection has ended under a send (2.13: the operation waits for its time limit), so it is not
+    enough to shut connections down: whoever waits looks now and then whether the group was closed.
+    """
+
+    def __init__(self, group: GlooGroup, work: Any) -> None:
+        self._group, self._work = group, work
 
     def wait(self) -> None:
         work, self._work = self._work, None
-        problem = _problem_of(work.wait)
-        del work
-        if problem:
-            raise GroupLost(problem)
+        while True:
+            problem = _problem_of(lambda: work.wait(TURN))
+            if not problem:
+                return
+            if self._group.is_closed or work.is_completed():
+                del work
+                raise GroupLost(problem)
+
+
+class _GlooTransfer:
+    """A send or a receive; a time limit would break its connection, so it is waited for in a thread of its own."""
+
+    def __init__(self, group: GlooGroup, work: Any) -> None:
+        self._group, self._works, self._problem = group, [work], ""
+        self._is_done = threading.Event()
+
+    def wait(self) -> None:
+        threading.Thread(target=self._finish, name="swarm-transfer", daemon=True).start()
+        while not self._is_done.wait(TURN.total_seconds()):
+            if self._group.is_closed:
+                raise GroupLost("the group was closed for a newer one")
+        if self._problem:
+            raise GroupLost(self._problem)
+
+    def _finish(self) -> None:
+        self._problem = _problem_of(self._works.pop().wait)
+        self._is_done.set()
 
 
 class GlooGroup:
@@ -107,6 +135,7 @@ class GlooGroup:
     def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float) -> None:
         """`store` is this version's alone.  Raises RuntimeError when a member does not come within `timeout_s`."""
         self.rank, self.size = rank, size
+        self.is_closed = False
         self._closing = threading.Lock()
         device, self._listener = _device(host)
         options: Any = ProcessGroupGloo._Options()  # noqa: SLF001  # the only way to a device of our own
@@ -120,24 +149,24 @@ class GlooGroup:
         self._peers = {(host, int(port)) for host, port in listeners}
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        return self._begin("allreduce", [tensor])
+        return _GlooSum(self, self._begin("allreduce", [tensor]))
 
     def gather(self, row: list[int]) -> list[list[int]]:
         table = torch.zeros(self.size, len(row), dtype=torch.int64)
         table[self.rank] = torch.tensor(row)
-        self._begin("allreduce", [table]).wait()
+        _GlooSum(self, self._begin("allreduce", [table])).wait()
         rows: list[list[int]] = table.tolist()
         return rows
 
     def send(self, tensor: torch.Tensor, to: int) -> Work:
-        return self._begin("send", [tensor], to, STATE_TAG)
+        return _GlooTransfer(self, self._begin("send", [tensor], to, STATE_TAG))
 
     def receive(self, tensor: torch.Tensor, source: int) -> Work:
-        return self._begin("recv", [tensor], source, STATE_TAG)
+        return _GlooTransfer(self, self._begin("recv", [tensor], source, STATE_TAG))
 
     def close(self) -> None:
         with self._closing:
-            group, self._group = self._group, None
+            group, self._group, self.is_closed = self._group, None, True
         if group is None:
             return
         _shut_down(self._listener, self._peers)
@@ -146,14 +175,14 @@ class GlooGroup:
         # The end of a group waits for its threads, and those for the peers' last words.
         threading.Thread(target=doomed.clear, name="swarm-drop", daemon=True).start()
 
-    def _begin(self, operation: str, *arguments: Any) -> Work:
+    def _begin(self, operation: str, *arguments: Any) -> Any:
         group, works = self._group, []
         if group is None:
             raise GroupLost("the group was closed for a newer one")
         problem = _problem_of(lambda: works.append(getattr(group, operation)(*arguments)))
         if problem:
             raise GroupLost(problem)
-        return _GlooWork(works.pop())
+        return works.pop()
 
 
 class NcclGroup(GlooGroup):
@@ -190,12 +219,16 @@ class NcclGroup(GlooGroup):
         return _NcclWork(works.pop())
 
 
-class _NcclWork(_GlooWork):
+class _NcclWork:
     """Waits on the host as well: that a sum failed must be known before the optimizer uses it."""
 
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
     def wait(self) -> None:
-        super().wait()
-        problem = _problem_of(torch.cuda.current_stream().synchronize)
+        work, self._work = self._work, None
+        problem = _problem_of(work.wait) or _problem_of(torch.cuda.current_stream().synchronize)
+        del work
         if problem:
             raise GroupLost(problem)
 
@@ -223,7 +256,7 @@ def _device(host: str) -> tuple[Any, Address]:
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         where = {"interface": interface.split(",")[0]} if interface else {"hostname": host}
         device = ProcessGroupGloo.create_device(**where)
-        for descriptor in set(_sockets()) - before:
+        for descriptor, _ in set(_sockets()) - before:
             names = _names(descriptor)
             if names and names[1] is None:
                 return device, names[0]
@@ -232,20 +265,21 @@ def _device(host: str) -> tuple[Any, Address]:
 
 def _shut_down(listener: Address, peers: set[Address]) -> None:
     """End the connections from or to these endpoints; works on those of this process only."""
-    for descriptor in _sockets():
+    for descriptor, _ in _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             own, peer = connection.getsockname()[:2], connection.getpeername()[:2]
             if own == listener or peer in peers:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets() -> list[int]:
-    """Descriptors of this process that are sockets."""
+def _sockets() -> list[tuple[int, str]]:
+    """Descriptors of this process that are sockets, and which: a number may soon be another's."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if str(path.readlink()).startswith("socket:"):
-                found.append(int(path.name))
+            link = str(path.readlink())
+            if link.startswith("socket:"):
+                found.append((int(path.name), link))
     return found
 
 

@@ -20,6 +20,7 @@ from swarm_elastic._plan import Plan
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
 
 RECOVERY_S = 600.0
+PROBLEM_LENGTH = 500
 
 
 class Left(SystemExit):
@@ -55,6 +56,7 @@ class Seat:
         self.group: Group = Alone()
         self.version = 0
         self.is_trained = False  # whether the weights here are those of the job
+        self._is_lost = False  # whether the group is of no more use
         self.step_s = 0.0  # how long a step takes
 
     @property
@@ -101,17 +103,21 @@ class Seat:
             return False
         old, self._current = self._current, candidate
         self.group, self.version, self.is_trained = group, candidate.plan.version, True
+        self._is_lost = False
         if old:
             old.close()
         self._membership.tell(state="training", trains=self.version, step=self._progress.rounds, problem="")
         self._on_change()
         return True
 
-    def recover(self) -> None:
-        """A member was lost: wait for plans until one of them holds."""
+    def recover(self, problem: str) -> None:
+        """A member was lost, as the problem tells: wait for plans until one of them holds."""
+        self._is_lost = True
         self.group.close()
         self._membership.enter(None)
-        self._membership.tell(step=self._progress.rounds, problem=f"plan {self.version} lost a member")
+        self._membership.tell(
+            step=self._progress.rounds, problem=f"plan {self.version} lost a member: {problem}"[:PROBLEM_LENGTH]
+        )
         while True:
             candidate = self._membership.wait(self.version, RECOVERY_S, as_member=False)
             if candidate is None:
@@ -146,12 +152,12 @@ class Seat:
 
     def _give_up(self, candidate: Candidate, error: Exception) -> None:
         self._membership.reject(candidate)
-        self._membership.enter(self._current)
+        self._membership.enter(None if self._is_lost else self._current)
         problem = f"plan {candidate.plan.version} came to nothing: {error}"
         print(f"swarm_elastic: {problem}", file=sys.stderr)
         rank = candidate.group.rank if candidate.group else -1
         is_culprit = isinstance(error, SwitchRefused) and rank in error.culprits
-        self._membership.tell(state="refused" if is_culprit else self._state_now(), problem=problem[:500])
+        self._membership.tell(state="refused" if is_culprit else self._state_now(), problem=problem[:PROBLEM_LENGTH])
         if is_culprit:
             self._membership.part()
             raise error
