@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 OPERATION_S = 86_400.0  # operations are ended by `close`, not by a clock
 STATE_TAG = 1
+CLOSED = "the group was closed for a newer one"
 TURN = datetime.timedelta(seconds=0.05)  # how often a wait looks whether its group was closed
 
 _building = threading.Lock()
@@ -100,13 +101,14 @@ class _GlooSum:
 
     def wait(self) -> None:
         work, self._work = self._work, None
-        while True:
+        while not work.is_completed():
             problem = _problem_of(lambda: work.wait(TURN))
-            if not problem:
-                return
-            if self._group.is_closed or work.is_completed():
-                del work
-                raise GroupLost(problem)
+            if problem and self._group.is_closed:
+                raise GroupLost(CLOSED)
+        problem = _problem_of(work.wait)  # done: it tells how
+        del work
+        if problem:
+            raise GroupLost(problem)
 
 
 class _GlooTransfer:
@@ -120,7 +122,7 @@ class _GlooTransfer:
         threading.Thread(target=self._finish, name="swarm-transfer", daemon=True).start()
         while not self._is_done.wait(TURN.total_seconds()):
             if self._group.is_closed:
-                raise GroupLost("the group was closed for a newer one")
+                raise GroupLost(CLOSED)
         if self._problem:
             raise GroupLost(self._problem)
 
@@ -178,7 +180,7 @@ class GlooGroup:
     def _begin(self, operation: str, *arguments: Any) -> Any:
         group, works = self._group, []
         if group is None:
-            raise GroupLost("the group was closed for a newer one")
+            raise GroupLost(CLOSED)
         problem = _problem_of(lambda: works.append(getattr(group, operation)(*arguments)))
         if problem:
             raise GroupLost(problem)
@@ -212,7 +214,7 @@ class NcclGroup(GlooGroup):
     def _begin_nccl(self, operation: str, *arguments: Any) -> Work:
         nccl, works = self._nccl, []
         if nccl is None:
-            raise GroupLost("the group was closed for a newer one")
+            raise GroupLost(CLOSED)
         problem = _problem_of(lambda: works.append(getattr(nccl, operation)(*arguments)))
         if problem:
             raise GroupLost(problem)
