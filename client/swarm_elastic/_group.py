@@ -100,15 +100,18 @@ class _GlooSum:
         self._group, self._work = group, work
 
     def wait(self) -> None:
-        work, self._work = self._work, None
-        while not work.is_completed():
-            problem = _problem_of(lambda: work.wait(TURN))
-            if problem and self._group.is_closed:
-                raise GroupLost(CLOSED)
-        problem = _problem_of(work.wait)  # done: it tells how
-        del work
+        problem = self._outcome()
+        self._work = None
         if problem:
             raise GroupLost(problem)
+
+    def _outcome(self) -> str:
+        """What went wrong."""
+        while not self._work.is_completed():
+            is_late = _problem_of(lambda: self._work.wait(TURN))
+            if is_late and self._group.is_closed:
+                return CLOSED
+        return _problem_of(self._work.wait)
 
 
 class _GlooTransfer:
