@@ -14,14 +14,14 @@ from swarm_agent.task.account import Account
 from swarm_agent.task.membership import TaskMemberships
 from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, TaskKey
 from tests.agent.supervision.testing import make_order
 from tests.agent.testing import free_port
 from tests.elastic.testing import PACKAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-train" / "bin" / "python"
-KEY = (JobId("00000000000000000000000001"), 1)
+KEY = TaskKey(JobId("00000000000000000000000001"), 1)
 DEADLINE_S = 60.0
 POLL_S = 0.005
 

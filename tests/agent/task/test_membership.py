@@ -11,10 +11,10 @@ from swarm_agent.task import membership as module
 from swarm_agent.task.account import Account
 from swarm_agent.task.membership import WORKERS_MAX, TaskMemberships
 from swarm_agent.task.tasksocket import Refusal, SocketFolder, TaskSockets
-from swarmsched.ids import make_job_id
+from swarmsched.ids import TaskKey, make_job_id
 from tests.agent.supervision.testing import make_order
 
-KEY = (make_job_id(0.0, random.Random(1)), 1)
+KEY = TaskKey(make_job_id(0.0, random.Random(1)), 1)
 OTHER = (make_job_id(0.0, random.Random(2)), 1)
 WHO = {"worker": "a", "address": "10.0.0.1:4711", "version": 0, "step": -1, "layout": "ab12", "state": "ready"}
 PLAN = {"version": 1, "epoch": 3, "members": [{"worker": "a", "address": "10.0.0.1:4711"}]}
