@@ -51,11 +51,14 @@ class Group(Protocol):
     def gather(self, row: list[int]) -> list[list[int]]:
         """Give a row of integers and get those of all ranks, in rank order."""
 
-    def send(self, tensor: torch.Tensor, to: int) -> Work:
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
         """Begin to send a contiguous tensor; sends to one rank are received in order."""
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
         """Begin to receive into a contiguous tensor."""
+
+    def finish(self, transfers: list[Any]) -> None:
+        """Wait until what `send` and `receive` have begun is done."""
 
     def close(self) -> None:
         """End all operations, here and at the peers; returns at once, from any thread, any number of times."""
@@ -79,11 +82,14 @@ class Alone:
         """The one row."""
         return [row]
 
-    def send(self, tensor: torch.Tensor, to: int) -> Work:
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
         """There is nobody."""
         raise GroupLost(f"rank {to} is not in a group of one")
 
     receive = send
+
+    def finish(self, transfers: list[Any]) -> None:
+        """Nothing was begun."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -112,26 +118,6 @@ class _GlooSum:
             if is_late and self._group.is_closed:
                 return CLOSED
         return _problem_of(self._work.wait)
-
-
-class _GlooTransfer:
-    """A send or a receive; a time limit would break its connection, so it is waited for in a thread of its own."""
-
-    def __init__(self, group: GlooGroup, work: Any) -> None:
-        self._group, self._works, self._problem = group, [work], ""
-        self._is_done = threading.Event()
-
-    def wait(self) -> None:
-        threading.Thread(target=self._finish, name="swarm-transfer", daemon=True).start()
-        while not self._is_done.wait(TURN.total_seconds()):
-            if self._group.is_closed:
-                raise GroupLost(CLOSED)
-        if self._problem:
-            raise GroupLost(self._problem)
-
-    def _finish(self) -> None:
-        self._problem = _problem_of(self._works.pop().wait)
-        self._is_done.set()
 
 
 class GlooGroup:
@@ -163,11 +149,27 @@ class GlooGroup:
         rows: list[list[int]] = table.tolist()
         return rows
 
-    def send(self, tensor: torch.Tensor, to: int) -> Work:
-        return _GlooTransfer(self, self._begin("send", [tensor], to, STATE_TAG))
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
+        return self._begin("send", [tensor], to, STATE_TAG)
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Work:
-        return _GlooTransfer(self, self._begin("recv", [tensor], source, STATE_TAG))
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
+        return self._begin("recv", [tensor], source, STATE_TAG)
+
+    def finish(self, transfers: list[Any]) -> None:
+        # A time limit would break the connection, so they are waited for in a thread of their own.
+        problems: list[str] = []
+        is_done = threading.Event()
+
+        def wait() -> None:
+            problems.extend(filter(None, (_problem_of(transfer.wait) for transfer in transfers)))
+            is_done.set()
+
+        threading.Thread(target=wait, name="swarm-transfer", daemon=True).start()
+        while not is_done.wait(TURN.total_seconds()):
+            if self.is_closed:
+                raise GroupLost(CLOSED)
+        if problems:
+            raise GroupLost(problems[0])
 
     def close(self) -> None:
         with self._closing:
@@ -202,10 +204,10 @@ class NcclGroup(GlooGroup):
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         return self._begin_nccl("allreduce", [tensor])
 
-    def send(self, tensor: torch.Tensor, to: int) -> Work:
+    def send(self, tensor: torch.Tensor, to: int) -> Any:
         return self._begin_nccl("send", [tensor], to, 0) if tensor.is_cuda else super().send(tensor, to)
 
-    def receive(self, tensor: torch.Tensor, source: int) -> Work:
+    def receive(self, tensor: torch.Tensor, source: int) -> Any:
         return self._begin_nccl("recv", [tensor], source, 0) if tensor.is_cuda else super().receive(tensor, source)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swarm_elastic._group import Group, Work
+from swarm_elastic._group import Group
 
 PIECE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 12  # what is not larger travels in the document
@@ -115,16 +115,15 @@ def send_document(group: Group, document: dict[str, Any], behind: Sequence[int])
     torch.save(document, stream)
     data = torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
     works = [group.send(each, rank) for rank in behind for each in (torch.tensor([len(data)]), data)]
-    for work in works:
-        work.wait()
+    group.finish(works)
 
 
 def receive_document(group: Group, source: int) -> dict[str, Any]:
     """The other side."""
     length = torch.zeros(1, dtype=torch.int64)
-    group.receive(length, source).wait()
+    group.finish([group.receive(length, source)])
     data = torch.empty(int(length), dtype=torch.uint8)
-    group.receive(data, source).wait()
+    group.finish([group.receive(data, source)])
     document: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
     return document
 
@@ -137,8 +136,7 @@ def send_tensors(group: Group, tensors: Sequence[torch.Tensor], holders: Sequenc
         for turn, receiver in enumerate(behind)
         if holders[(number + turn) % len(holders)] == group.rank
     ]
-    for work in works:
-        work.wait()
+    group.finish(works)
 
 
 def receive_tensors(
@@ -146,11 +144,10 @@ def receive_tensors(
 ) -> None:
     """All pieces, from whichever holder sends them."""
     turn = behind.index(group.rank)
-    works: list[Work] = [
+    works = [
         group.receive(piece, holders[(number + turn) % len(holders)]) for number, piece in enumerate(_pieces(tensors))
     ]
-    for work in works:
-        work.wait()
+    group.finish(works)
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

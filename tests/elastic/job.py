@@ -26,10 +26,10 @@ DEADLINE_S = 60.0
 POLL_S = 0.005
 
 
-def until(is_so: Callable[[], object], what: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+def until(is_so: Callable[[], object], what: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while not is_so():
-        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S:g} s: {what()}"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what()}"
         time.sleep(POLL_S)
 
 
