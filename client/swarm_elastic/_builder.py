@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from swarm_elastic import _background
 from swarm_elastic._group import Group, build
 from swarm_elastic._plan import Plan
 
@@ -75,7 +76,7 @@ class Builder:
             self._newest, entered = plan, self._entered
         if entered and plan.lost.intersection(entered.plan.workers):
             entered.close()
-        threading.Thread(target=self._build, args=(plan,), name=f"swarm-build-{plan.version}", daemon=True).start()
+        _background.start(f"swarm-build-{plan.version}", self._build, plan)
 
     # Training's side.
 

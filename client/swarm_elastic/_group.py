@@ -12,14 +12,20 @@ import datetime
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
+from swarm_elastic import _background
+
 OPERATION_S = 86_400.0  # operations are ended by `close`, not by a clock
 STATE_TAG = 1
+LOOK_TURNS = 4  # as often it looks at its connections, which takes longer
+ESTABLISHED = 1  # tcp(7): the first byte of TCP_INFO
+GONE = "the group was closed, or a connection of it ended"
 CLOSED = "the group was closed for a newer one"
 TURN = datetime.timedelta(seconds=0.05)  # how often a wait looks whether its group was closed
 
@@ -99,7 +105,7 @@ class _GlooSum:
     """Forgets gloo's own handle when it is done, since a handle keeps the connections of a dead group alive.
 
     Gloo may miss that a connection has ended under a send (2.13: the operation waits for its time limit), so it is not
-    enough to shut connections down: whoever waits looks now and then whether the group was closed.
+    enough to shut connections down: whoever waits looks now and then whether the group was closed, or is broken.
     """
 
     def __init__(self, group: GlooGroup, work: Any) -> None:
@@ -113,11 +119,26 @@ class _GlooSum:
 
     def _outcome(self) -> str:
         """What went wrong."""
+        watch = _Watch(self._group)
         while not self._work.is_completed():
             is_late = _problem_of(lambda: self._work.wait(TURN))
-            if is_late and self._group.is_closed:
-                return CLOSED
+            if is_late and watch.is_vain():
+                return GONE
         return _problem_of(self._work.wait)
+
+
+class _Watch:
+    """Whether an operation is waited for in vain; asked once in each turn."""
+
+    def __init__(self, group: GlooGroup) -> None:
+        self._group, self._turns, self._broken = group, 0, 0
+
+    def is_vain(self) -> bool:
+        """True when the group was closed, or a connection of it has been gone for some turns."""
+        self._turns += 1
+        if self._turns % LOOK_TURNS == 0:
+            self._broken = 0 if self._group.is_whole else self._broken + 1
+        return self._group.is_closed or self._broken > 1
 
 
 class GlooGroup:
@@ -138,6 +159,12 @@ class GlooGroup:
         self._group.set_timeout(datetime.timedelta(seconds=OPERATION_S))
         listeners = (store.get(f"listener/{each}").decode().split() for each in range(size) if each != rank)
         self._peers = {(host, int(port)) for host, port in listeners}
+        self._established = _established(self._listener, self._peers)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all connections to its peers stand."""
+        return _established(self._listener, self._peers) >= self._established
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         return _GlooSum(self, self._begin("allreduce", [tensor]))
@@ -164,10 +191,11 @@ class GlooGroup:
             problems.extend(filter(None, (_problem_of(transfer.wait) for transfer in transfers)))
             is_done.set()
 
-        threading.Thread(target=wait, name="swarm-transfer", daemon=True).start()
+        _background.start("swarm-transfer", wait)
+        watch = _Watch(self)
         while not is_done.wait(TURN.total_seconds()):
-            if self.is_closed:
-                raise GroupLost(CLOSED)
+            if watch.is_vain():
+                raise GroupLost(GONE)
         if problems:
             raise GroupLost(problems[0])
 
@@ -180,7 +208,7 @@ class GlooGroup:
         doomed = [group]
         del group
         # The end of a group waits for its threads, and those for the peers' last words.
-        threading.Thread(target=doomed.clear, name="swarm-drop", daemon=True).start()
+        _background.start("swarm-drop", doomed.clear)
 
     def _begin(self, operation: str, *arguments: Any) -> Any:
         group, works = self._group, []
@@ -213,7 +241,7 @@ class NcclGroup(GlooGroup):
     def close(self) -> None:
         nccl, self._nccl = self._nccl, None
         if nccl is not None:
-            threading.Thread(target=nccl.abort, name="swarm-abort", daemon=True).start()
+            _background.start("swarm-abort", nccl.abort)
         super().close()
 
     def _begin_nccl(self, operation: str, *arguments: Any) -> Work:
@@ -272,11 +300,25 @@ def _device(host: str) -> tuple[Any, Address]:
 
 def _shut_down(listener: Address, peers: set[Address]) -> None:
     """End the connections from or to these endpoints; works on those of this process only."""
+    for connection in _connections(listener, peers):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _established(listener: Address, peers: set[Address]) -> int:
+    """How many of the connections stand."""
+    return sum(
+        connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED
+        for connection in _connections(listener, peers)
+    )
+
+
+def _connections(listener: Address, peers: set[Address]) -> Iterator[socket.socket]:
     for descriptor, _ in _sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             own, peer = connection.getsockname()[:2], connection.getpeername()[:2]
             if own == listener or peer in peers:
-                connection.shutdown(socket.SHUT_RDWR)
+                yield connection
 
 
 def _sockets() -> list[tuple[int, str]]:

@@ -163,6 +163,7 @@ class Seat:
             raise error
 
     def _leave(self, candidate: Candidate) -> NoReturn:
+        self._membership.enter(candidate)
         self._membership.tell(state="left", step=self._progress.rounds)
         self._membership.part()
         self.group.close()
