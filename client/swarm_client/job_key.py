@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from swarm_client.options import Option
 from swarm_client.quantity import duration, size, whole
 
+GPUS_MOST = 4_096
 BATCH_MOST = 2**31
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 
@@ -28,19 +29,32 @@ def _name(text: str) -> str:
 
 def _gpus(text: str) -> int | str:
     """A number, or MIN:MAX as it is."""
-    least, colon, most = text.partition(":")
-    if not colon:
-        return whole(0, 4_096)(text)
-    if not 1 <= whole(0, 4_096)(least) <= whole(0, 4_096)(most):
-        raise ValueError("must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8")
-    return text
+    if ":" not in text:
+        return whole(0, GPUS_MOST)(text)
+    return _range(text, GPUS_MOST, ("MIN", "MAX"), "2:8")
 
 
 def _batch(text: str) -> str:
-    """FIRST, or FIRST:MOST, as it is."""
-    first, colon, most = text.partition(":")
-    if not 1 <= whole(1, BATCH_MOST)(first) <= (whole(1, BATCH_MOST)(most) if colon else BATCH_MOST):
-        raise ValueError("must be FIRST:MOST with 1 <= FIRST <= MOST, as in 128:4096")
+    """N, or N:MAX, as it is."""
+    return _range(text, BATCH_MOST, ("N", "MAX"), "128:4096")
+
+
+def _local_batch(text: str) -> str:
+    """MAX, or MIN:MAX, as it is."""
+    return _range(text, BATCH_MOST, ("MIN", "MAX") if ":" in text else ("MAX",), "8:32")
+
+
+def _range(text: str, most: int, ends: tuple[str, ...], example: str) -> str:
+    """One number or two in order, as they are; `ends` are their names for who gave another."""
+    parts = text.split(":", 1)
+    for end, part in zip(ends, parts, strict=False):
+        try:
+            whole(1, most)(part)
+        except ValueError as error:
+            of = f"{end} {part!r} " if len(parts) > 1 else ""
+            raise ValueError(f"{of}{error}{f', as in {example}' if of else ''}") from None
+    if int(parts[0]) > int(parts[-1]):
+        raise ValueError(f"must be {ends[0]}:{ends[1]} with 1 <= {ends[0]} <= {ends[1]}, as in {example}")
     return text
 
 
@@ -88,7 +102,7 @@ KEYS: tuple[JobKey, ...] = (
         "N",
         "GPUs in all: N ranks with one GPU each; MIN:MAX: as many as pay",
         _gpus,
-        kinds=_NUMBER,
+        kinds=(str, int),
     ),
     JobKey("ranks", "--ranks", "N", "processes to start, for CPU jobs or other shapes", whole(1, 4_096), kinds=_NUMBER),
     JobKey("gpus_per_rank", "--gpus-per-rank", "N", "GPUs of each rank (default 1)", whole(0, 64), kinds=_NUMBER),
@@ -105,7 +119,7 @@ KEYS: tuple[JobKey, ...] = (
         "--local-batch",
         "MIN:MAX",
         "samples of one rank in a step (default 1:MAX of --batch)",
-        _batch,
+        _local_batch,
         kinds=(str, int),
     ),
     JobKey(

@@ -10,13 +10,15 @@ the rest of `swarm run` together, so only what has to be understood on this side
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from swarm_client import job_key
 from swarm_client.annotations import Any
 from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
 from swarm_client.options import Arguments
+from swarm_client.quantity import show_count
 
 
 class JobRequest:
@@ -145,7 +147,8 @@ def _shape(values: Mapping[str, Any]) -> tuple[int, int]:
             )
         return ranks, gpus // ranks
     if per_rank is not None and (per_rank == 0 or gpus % per_rank):
-        raise UsageError(f"{gpus} GPUs cannot be split into ranks of {per_rank}", "use a divisor of --gpus")
+        remedy = "--gpus, and both ends of its range, must be multiples of --gpus-per-rank"
+        raise UsageError(f"{show_count(gpus, 'GPU')} cannot be split into ranks of {per_rank}", remedy)
     return gpus // (per_rank or 1), per_rank or 1
 
 
@@ -222,13 +225,31 @@ def read_job_file(file: str) -> dict[str, Any]:
     return job_table(file, text, document, section="")
 
 
+def _loader() -> Any:
+    """YAML 1.1 without its numbers to the base of 60: there 2:4 is 124."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    for kind in ("int", "float"):
+        usual = getattr(yaml.SafeLoader, f"construct_yaml_{kind}")
+        construct = partial(_without_base_60, usual)
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", construct)
+    return Loader
+
+
+def _without_base_60(usual: Callable[[Any, Any], object], loader: Any, node: Any) -> object:
+    return node.value if ":" in node.value else usual(loader, node)
+
+
 def _read_yaml(file: str) -> tuple[object, str]:
     import yaml  # only for YAML files: the import costs more than a whole `swarm ps`
 
     try:
         with open(file, encoding="utf-8") as stream:
             text = stream.read()
-        return yaml.safe_load(text) or {}, text
+        return yaml.load(text, _loader()) or {}, text  # noqa: S506  # a safe one
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}", "check its permissions and encoding (UTF-8)") from error
     except yaml.YAMLError as error:

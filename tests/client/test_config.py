@@ -190,6 +190,12 @@ def test_config_set_writes_checked_values_that_are_read_back(home, swarm):
     assert load(os.environ, {}, str(home)).job == {}
 
 
+def test_a_range_of_gpus_can_be_kept_in_the_users_file(home, swarm):
+    for text, kept in (("2:4", "2:4"), ("4", 4)):
+        assert swarm("config", "set", "job.gpus", text)[0] == 0
+        assert load(os.environ, {}, str(home)).job == {"gpus": kept}
+
+
 @pytest.mark.parametrize("address", ["https://a:1", "a:99999", "a:b", "user@a", "[::1", ""])
 def test_an_address_that_cannot_be_used_is_a_usage_error(monkeypatch, swarm, address):
     monkeypatch.setenv("SWARM_HOSTS", f"{address},")

@@ -187,8 +187,11 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "--tag", "x", "--", "y"], "unknown option --tag; did you mean --detach?"),
         (["kill", "k3j9x0ab"], "unknown command 'kill'; did you mean cancel?"),
         (["run", "-g", "4:1", "--", "x"], "must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8"),
-        (["run", "-g", "0:4", "--", "x"], "must be MIN:MAX with 1 <= MIN <= MAX, as in 2:8"),
-        (["run", "-g", "1:4", "--gpus-per-rank", "2", "--", "x"], "cannot be split into ranks of 2"),
+        (["run", "-g", "0:4", "--", "x"], "MIN '0' must be a whole number from 1 to 4096, as in 2:8"),
+        (["run", "-g", "2:", "--", "x"], "MAX '' must be a whole number from 1 to 4096, as in 2:8"),
+        (["run", "-g", "1:1000000", "--", "x"], "MAX '1000000' must be a whole number from 1 to 4096, as in 2:8"),
+        (["run", "--local-batch", "16:8", "--", "x"], "must be MIN:MAX with 1 <= MIN <= MAX, as in 8:32"),
+        (["run", "-g", "1:4", "--gpus-per-rank", "2", "--", "x"], "1 GPU cannot be split into ranks of 2"),
         (["run", "--array", "0-9", "--", "x"], "--array is not available in this version"),
         (["run", "--image=x", "--", "x"], "--image is not available in this version"),
         (["run", "-g", "two", "--", "x"], "must be a whole number"),
@@ -230,11 +233,28 @@ def test_a_job_file_is_read_and_options_win(swarm, agent, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.toml", 'command = "x"\ngpus = "2:4"\nbatch = "8:16"\n'),
+        ("job.yaml", "command: x\ngpus: 2:4\nbatch: 8:16\n"),
+    ],
+)
+def test_a_job_file_may_hold_ranges(swarm, agent, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    swarm("submit", "--no-sync", "-f", str(tmp_path / name))
+    spec = spec_of(agent)
+    assert (spec["ranks"], spec["ranks_most"]) == (2, 4)
+    assert (spec["global_batch"], spec["global_batch_most"]) == (8, 16)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("job.toml", 'command = "x"\n\ngpsu = 4\n', ":3: gpsu: unknown key; did you mean gpus?"),
         ("job.yaml", "command: x\ngpsu: 4\n", ":2: gpsu: unknown key; did you mean gpus?"),
-        ("job.toml", 'command = "x"\ngpus = "4"\n', ":2: gpus: must be a whole number"),
+        ("job.toml", 'command = "x"\ngpus = "two"\n', ":2: gpus: must be a whole number"),
+        ("job.toml", 'command = "x"\nranks = "4"\n', ":2: ranks: must be a whole number"),
+        ("job.yaml", "command: x\ngpus: 4:2\n", ":2: gpus: must be MIN:MAX"),
         ("job.toml", "command = [\n", "is not TOML"),
         ("job.yaml", "a: [", "is not YAML"),
         ("job.toml", 'command = "x"\narray = "0-9"\n', ":2: array is not available in this version"),

@@ -109,8 +109,9 @@ def _checked(key: str, section: str, name: str, text: str) -> Value:
         if name in job_key.FILE_ONLY:
             return bool(job_key.check_value(name, {"true": True, "false": False}.get(text.lower(), text)))
         kept = job_key.BY_NAME[name]
-        read = kept.convert(key, text)
-        return [text] if kept.repeats else text if str in kept.kinds else int(str(read))
+        kept.convert(key, text)
+        is_whole = int in kept.kinds and text.removeprefix("-").isdecimal()
+        return [text] if kept.repeats else int(text) if is_whole else text
     except ValueError as error:
         raise UsageError(f"{key}: {text!r} {error}", "correct the value") from None
 
