@@ -48,7 +48,7 @@ class Bucket:
     def fill(self, index: int, scale: float) -> None:
         """Take over a parameter's gradient, or zeros where it has none."""
         gradient, view = self.parameters[index].grad, self.views[index]
-        if gradient is None:
+        if gradient is None or not scale:  # of a rank without samples even what is not finite counts for nothing
             view.zero_()
         elif gradient.is_sparse:
             raise TypeError("sparse gradients cannot be reduced; use sparse=False in the embedding")

@@ -134,7 +134,7 @@ class Builder:
                     self._tell(problem=f"plan {plan.version} was not built: {error}")
                 return
         candidate = Candidate(plan, group)
-        if self._offer(candidate):
+        if self._offer(candidate) and group is not None:  # who leaves waits until the others let it go
             self._free(candidate)
 
     def _offer(self, candidate: Candidate) -> bool:

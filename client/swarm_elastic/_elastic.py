@@ -155,7 +155,7 @@ class Elastic:
         `loss` is this rank's, for reports.  False when nothing was updated: more passes of this step follow, or it was
         lost with a rank and its samples come again.  Raises `Left` when a newer plan goes on without this worker.
         """
-        if loss is not None:
+        if loss is not None and self._passes[-1]:
             value = loss.detach() if isinstance(loss, torch.Tensor) else loss
             self._loss_sum += float(value) * self._passes[-1]
         if not self._is_last:
@@ -170,6 +170,7 @@ class Elastic:
         if problem:
             self._seat.recover(problem)
             return False
+        self._seat.has_trained()
         is_updated = self._apply(table)
         is_agreed = all(each.ready == ready for each in table)
         if candidate is None or not is_agreed or not self._seat.switch(candidate):
@@ -303,4 +304,7 @@ class Elastic:
                 raise ValueError(f"{problem}; load it in the script and give start_step")
             self._state.load_full(found)
             self.load_state_dict(found["progress"])
+        elif path:
+            problem = f"SWARM_RESUME_FROM, {path}, is no file that Elastic.checkpoint has written"
+            raise ValueError(f"{problem}; load it in the script and give start_step")
         return self.rounds, bool(path) or start_step >= 0

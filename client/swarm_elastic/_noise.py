@@ -7,6 +7,7 @@ The ranks' own gradients and their mean are two sizes of n, which gives both (Mc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class NoiseScale:
     def measure(self, words: Sequence[Words], squared_norm: float) -> None:
         """By the squared norms of the ranks' own gradients, in their words, and that of their mean."""
         told = [each for each in words if each.samples and each.norm]
-        if len(told) < 2:
+        if len(told) < 2 or not all(map(isfinite, [squared_norm, *[each.norm for each in told]])):
             return
         inverse = sum(1 / each.samples for each in told) / len(told)
         total = sum(each.samples for each in told)

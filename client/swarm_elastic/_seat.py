@@ -56,6 +56,7 @@ class Seat:
         self.group: Group = Alone()
         self.version = 0
         self.is_trained = False  # whether the weights here are those of the job
+        self._trains = 0  # the version in which a round was completed last
         self._is_lost = False  # whether the group is of no more use
         self.step_s = 0.0  # how long a step takes
 
@@ -104,11 +105,17 @@ class Seat:
         old, self._current = self._current, candidate
         self.group, self.version, self.is_trained = group, candidate.plan.version, True
         self._is_lost = False
+        if not self._trains:  # if all are lost that gave it the state, training can begin from here
+            self._start, self._may_start = self._progress.rounds, True
         if old:
             old.close()
         self._membership.tell(state="training", trains=self.version, step=self._progress.rounds, problem="")
         self._on_change()
         return True
+
+    def has_trained(self) -> None:
+        """A round was completed in the present membership: only that makes its members know more than others do."""
+        self._trains = self.version
 
     def recover(self, problem: str) -> None:
         """A member was lost, as the problem tells: wait for plans until one of them holds."""
@@ -127,9 +134,8 @@ class Seat:
 
     def _take_over(self, group: Group, plan: Plan) -> None:
         may_start = plan.version == 1 or self._may_start
-        trains = self.version if self.is_trained else 0
-        step = self._progress.rounds if trains else -1
-        claim = Claim(trains, step, self._start if may_start else -1, int(self._layout, 16))
+        step = self._progress.rounds if self._trains else -1
+        claim = Claim(self._trains, step, self._start if may_start else -1, int(self._layout, 16))
         verdict = _switch.agree(group, plan, claim)
         if verdict.behind and group.rank in verdict.holders:
             self._give(group, verdict)

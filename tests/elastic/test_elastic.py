@@ -222,6 +222,17 @@ def test_a_newcomer_that_never_comes_holds_nobody_up(job: Job) -> None:
     job.switch("a", "b", "c", lost=("late",))
 
 
+def test_a_newcomer_that_has_its_state_and_trained_in_nothing_overrules_nobody(make_job) -> None:
+    """Of two newcomers one dies while it is given a large state: the others go on as before or wait, and so does it."""
+    with make_job(WIDTH="300000") as job:
+        job.start("a", "b", "c")
+        job.switch("a", "b")
+        job.start("bad", DIES="1")
+        job.publish("a", "b", "c", "bad")
+        assert job["bad"].ended() == 9
+        job.switch("a", "b", "c", lost=("bad",))
+
+
 def test_a_worker_that_is_silent_is_given_up_for_a_newer_plan(job: Job) -> None:
     """No word of who is lost: the wait is ended because the new group stands while the old one does not move."""
     job.start("a", "b", "c")
@@ -253,7 +264,7 @@ def test_another_global_batch_changes_the_learning_rate_by_its_rule_on_all_ranks
     lines = steps_of(job, "b")
     at = next(index for index, line in enumerate(lines) if line["batch"] == 120)
     assert lines[at]["rate"] / lines[at - 1]["rate"] == pytest.approx(2.0, rel=1e-3)
-    assert "global batch 30 -> 120" in job["a"].err.read_text()
+    until(lambda: "global batch 30 -> 120" in job["a"].err.read_text(), job.problems)
     assert "learning rates x 2 (sqrt)" in job["a"].err.read_text()
     job.start("c")
     job.switch("a", "b", "c")

@@ -176,6 +176,10 @@ def test_the_noise_scale_of_known_gradients_is_found():
         words = [said(count, sum(g * g for g in gradient)) for count, gradient in zip(counts, own, strict=True)]
         noise.measure(words, sum(g * g for g in mean))
     assert noise.value == pytest.approx(deviation**2 / 16 / true**2, rel=0.15)
+    known = noise.value
+    noise.measure([said(8, float("inf")), said(24, 1.0)], 1.0)  # as a scaled gradient that overflows
+    noise.measure([said(8, 1.0), said(24, 1.0)], float("nan"))
+    assert noise.value == known
     kept = NoiseScale(1)
     kept.load_state_dict(json.loads(json.dumps(noise.state_dict())))
     assert kept.value == noise.value
