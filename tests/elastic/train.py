@@ -25,6 +25,11 @@ def tell(**line):
     print(json.dumps(line), flush=True)
 
 
+def die(*_):
+    time.sleep(2)
+    os._exit(9)
+
+
 def layers():
     width = number("WIDTH", 32)
     between = [torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.1)] if number("BUFFERS") else [torch.nn.Tanh()]
@@ -59,7 +64,7 @@ def main():
     if number("RAISES"):
         raise RuntimeError("raises before it is ready")
     if number("DIES"):  # while it is given the state of the others, of which it has a part
-        _handover.receive_tensors = lambda *_: (time.sleep(2), os._exit(9))
+        _handover.receive_tensors = die
     torch.manual_seed(number("SEED", 7))
     model = layers()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
