@@ -14,7 +14,7 @@ from msgspec import field
 from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import Gpu
-from swarmsched.task import TaskOrder
+from swarmsched.task import OfTask, TaskOrder
 from swarmsched.view import ClusterView, PolicySetting
 
 
@@ -54,18 +54,12 @@ class ReplyToClient(Value):
     reply: object
 
 
-class BindRendezvous(Value):
+class BindRendezvous(OfTask):
     """Bind and listen on a free port of the configured range; answer `RendezvousBound` or `RendezvousFailed`."""
 
-    job_id: JobId
-    attempt: int
 
-
-class ReleaseRendezvous(Value):
+class ReleaseRendezvous(OfTask):
     """Close the port of (job, attempt), if it is still bound."""
-
-    job_id: JobId
-    attempt: int
 
 
 class StageTask(Value):
@@ -85,50 +79,39 @@ class StartTask(Value):
     until_s: float = math.inf
 
 
-class SignalTask(Value):
+class SignalTask(OfTask):
     """Send a signal to every rank."""
 
-    job_id: JobId
-    attempt: int
     signal: int
 
 
-class SetBatch(Value):
+class SetBatch(OfTask):
     """Tell the ranks with which global batch to go on."""
 
-    job_id: JobId
-    attempt: int
     global_batch: int
 
 
-class StopTask(Value):
+class StopTask(OfTask):
     """SIGTERM, wait `grace_s`, then SIGKILL to all descendants; staging is abandoned too.
 
     Ends in `TaskExited`, at once if nothing runs.  Repeating it is harmless; a shorter grace shortens the wait.
     """
 
-    job_id: JobId
-    attempt: int
     grace_s: float
 
 
-class ExtendTask(Value):
+class ExtendTask(OfTask):
     """The ranks may run until `until_s` on the driver's monotonic clock (infinite: without limit).
 
     A later one replaces an earlier one.  When the time has come and no extension has, the ranks are frozen; a later
     extension lets them go on.  Must take effect although the agent dies: the shim keeps the time.
     """
 
-    job_id: JobId
-    attempt: int
     until_s: float
 
 
-class ForgetTask(Value):
+class ForgetTask(OfTask):
     """The result is safe elsewhere: drop the shim's control files (logs stay under their own retention)."""
-
-    job_id: JobId
-    attempt: int
 
 
 class Announce(Value):

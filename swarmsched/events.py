@@ -5,9 +5,9 @@ from typing import Any
 from swarmsched.commands import Command
 from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
-from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.ids import Address, NodeId
 from swarmsched.resources import NodeResources
-from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStatus
+from swarmsched.task import OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.view import Plan
 
 
@@ -86,76 +86,57 @@ class PlanFailed(Value):
     error: str
 
 
-class RendezvousBound(Value):
+class RendezvousBound(OfTask):
     """The port is bound and listening until the task starts or `ReleaseRendezvous`."""
 
-    job_id: JobId
-    attempt: int
     host: str
     port: int
 
 
-class RendezvousFailed(Value):
+class RendezvousFailed(OfTask):
     """No port of the range could be bound."""
 
-    job_id: JobId
-    attempt: int
     error: str
 
 
-class TaskPhaseChanged(Value):
+class TaskPhaseChanged(OfTask):
     """Staging moved on: a `StartPhase` value."""
 
-    job_id: JobId
-    attempt: int
     phase: str
 
 
-class TaskStaged(Value):
+class TaskStaged(OfTask):
     """Files, environment and reach of rank 0 are in order."""
 
-    job_id: JobId
-    attempt: int
 
-
-class TaskStageFailed(Value):
+class TaskStageFailed(OfTask):
     """Staging failed; nothing runs."""
 
-    job_id: JobId
-    attempt: int
     failure: TaskFailure
     detail: str
 
 
-class TaskStarted(Value):
+class TaskStarted(OfTask):
     """All ranks of the task were exec'ed."""
 
-    job_id: JobId
-    attempt: int
     now_utc_s: float
 
 
-class TaskFreezeChanged(Value):
+class TaskFreezeChanged(OfTask):
     """The shim froze the task's ranks because their time was over, or let them go on."""
 
-    job_id: JobId
-    attempt: int
     is_frozen: bool
 
 
-class RankExited(Value):
+class RankExited(OfTask):
     """One rank ended; others may still run."""
 
-    job_id: JobId
-    attempt: int
     exit: RankExit
 
 
-class TaskExited(Value):
+class TaskExited(OfTask):
     """No process of the task is left.  `failure` tells why it never started, if so."""
 
-    job_id: JobId
-    attempt: int
     exits: tuple[RankExit, ...]
     failure: TaskFailure = TaskFailure.NONE
     detail: str = ""
@@ -185,11 +166,9 @@ TaskFact = TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | TaskF
 """What the runner tells of one task."""
 
 
-class TaskEstimated(Value):
+class TaskEstimated(OfTask):
     """What the ranks of a task have reported of their training so far, as a card would tell it."""
 
-    job_id: JobId
-    attempt: int
     estimate: Estimate
     global_batch: int = 0  # with which they train; 0: they have not told
 

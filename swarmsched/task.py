@@ -18,6 +18,18 @@ from swarmsched.resources import Share, world_size
 RENDEZVOUS_PORTS_PER_GPU = 20
 
 
+class OfTask(Value):
+    """What is about one task, and begins with its key."""
+
+    job_id: Job
+    attempt: U32
+
+    @property
+    def key(self) -> TaskKey:
+        """Of the task."""
+        return TaskKey(self.job_id, self.attempt)
+
+
 class TaskOrder(Value):
     """Everything an owner needs to run its part of a gang.
 

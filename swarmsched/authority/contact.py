@@ -54,8 +54,7 @@ class Heard(Value):
 class WatchedTask:
     """A task on this node and what its holders say of it."""
 
-    job_id: JobId
-    attempt: int
+    key: TaskKey
     configuration: Configuration
     stamp: Stamp  # of the newest record that is known to name that configuration; never falls
     isolation: Isolation
@@ -111,10 +110,10 @@ class ContactLine:
 
         A contact is due at once.  Watching it again changes nothing.
         """
-        if TaskKey(job_id, attempt) in self._tasks:
+        key = TaskKey(job_id, attempt)
+        if key in self._tasks:
             return
-        task = WatchedTask(job_id, attempt, configuration, stamp, isolation, now_s, now_s, former=former)
-        self._tasks[TaskKey(job_id, attempt)] = task
+        task = self._tasks[key] = WatchedTask(key, configuration, stamp, isolation, now_s, now_s, former=former)
         self._open_lines(task, now_s)
 
     def ended(self, job_id: JobId, attempt: int) -> None:
@@ -135,7 +134,7 @@ class ContactLine:
         """
         effects: list[ExtendTask] = []
         for task in self._tasks.values():
-            if task.job_id == job_id and self._replace_configuration(task, stamp, configuration, now_s):
+            if task.key.job_id == job_id and self._replace_configuration(task, stamp, configuration, now_s):
                 effects += self._recount(task)
         return effects
 
@@ -159,7 +158,7 @@ class ContactLine:
     def validate(self) -> None:
         """Every holder of a task has its line, and what was heard is of holders."""
         for key, task in self._tasks.items():
-            assert key == TaskKey(task.job_id, task.attempt)
+            assert key == task.key
             assert task.heard.keys() <= set(task.configuration.members)
             assert {holder.node for holder in task.configuration.members} <= self._lines.keys(), "a holder is not asked"
 
@@ -192,12 +191,12 @@ class ContactLine:
         if sent is None:
             return []
         sent_s, contact = sent
-        news = {TaskKey(each.job_id, each.attempt): each for each in message.news}
+        news = {each.key: each for each in message.news}
         effects: list[ExtendTask] = []
         for asked in contact.tasks:
-            task = self._tasks.get(TaskKey(asked.job_id, asked.attempt))
+            task = self._tasks.get(asked.key)
             if task is not None:
-                told = news.get(TaskKey(asked.job_id, asked.attempt))
+                told = news.get(asked.key)
                 self._hear(task, sender, asked, told, message.sequence, sent_s, now_s)
                 effects += self._recount(task)
         return effects
@@ -266,7 +265,7 @@ class ContactLine:
         if until_s == task.told_s or task.has_ended:
             return []
         task.told_s = until_s
-        return [ExtendTask(task.job_id, task.attempt, until_s)]
+        return [ExtendTask(*task.key, until_s)]
 
     def _until_s(self, task: WatchedTask) -> float:
         """Without limit only once this node's own record says so: an order may be late, and its holders replaced."""
@@ -292,7 +291,7 @@ class ContactLine:
     def _contacted_tasks(self, nodes: list[NodeId]) -> dict[NodeId, list[ContactedTask]]:
         tasks: dict[NodeId, list[ContactedTask]] = {node: [] for node in nodes}
         for task in self._tasks.values() if nodes else ():
-            contacted = ContactedTask(task.job_id, task.attempt, *task.stamp)
+            contacted = ContactedTask(*task.key, *task.stamp)
             for node in dict.fromkeys(holder.node for holder in task.configuration.members):
                 if node in tasks:
                     tasks[node].append(contacted)

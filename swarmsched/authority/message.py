@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from swarmsched.fields import U32, U53, Job, NodeName, Seconds, Value
 from swarmsched.holders import Configuration
+from swarmsched.task import OfTask
 
 TASKS_MAX = 4_096
 LIFE_BITS = 21  # two million numbers a life; a life that needs more has lasted longer than that many seconds
@@ -37,11 +38,9 @@ class LeaseGranted(Value):
     sequence: U53
 
 
-class ContactedTask(Value):
+class ContactedTask(OfTask):
     """A task that the owner runs; `(epoch, version)` of the newest record that it knows the holders from."""
 
-    job_id: Job
-    attempt: U32
     epoch: U32
     version: U32
 
@@ -61,11 +60,9 @@ class Standing(Enum):
     UNKNOWN = "unknown"  # this holder has no record of the job, or holds it no more
 
 
-class TaskNews(Value):
+class TaskNews(OfTask):
     """What the owner did not know: a standing other than valid, or a newer record's holders."""
 
-    job_id: Job
-    attempt: U32
     standing: Standing
     epoch: U32 = 0
     version: U32 = 0

@@ -70,6 +70,11 @@ class LedgerEntry(Value):
     memory_bytes: int
     deadline_s: float
 
+    @property
+    def key(self) -> TaskKey:
+        """Of the booking."""
+        return TaskKey(self.job_id, self.attempt)
+
 
 class StoredFence(Value):
     """The durable part of `Fence`."""

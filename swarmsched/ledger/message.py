@@ -14,7 +14,7 @@ from swarmsched.estimate import Estimate
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
 from swarmsched.ids import TaskKey
 from swarmsched.resources import Demand, FreeReport
-from swarmsched.task import TaskOrder, TaskStatus
+from swarmsched.task import OfTask, TaskOrder, TaskStatus
 
 HOLD_TTL_S = 5.0
 CLAIM_TTL_S = 60.0
@@ -165,21 +165,17 @@ class TaskReport(Value):
     origin: U53 = 0  # as in an answer
 
 
-class TaskEstimate(Value):
+class TaskEstimate(OfTask):
     """Owner to shepherd: what the ranks report of their training.  Told with each change; one that is lost is made up
     for by the next."""
 
-    job_id: Job
-    attempt: U32
     estimate: Estimate
     global_batch: U32 = 0  # with which they train; 0: they have not told
 
 
-class TaskBatch(Value):
+class TaskBatch(OfTask):
     """Shepherd to the owner of rank 0, in answer to an estimate: the ranks are to train with another batch."""
 
-    job_id: Job
-    attempt: U32
     global_batch: U32
 
 
@@ -205,40 +201,32 @@ class PreemptAnswer(Value):
     detail: Text = ""
 
 
-class YieldRequest(Value):
+class YieldRequest(OfTask):
     """Owner to the shepherd of a hold: one that ranks higher wants this; give way if PREPARED is not written."""
 
-    job_id: Job
-    attempt: U32
     owner: NodeName
     wanted_by: Job
 
 
-class CheckpointRequest(Value):
+class CheckpointRequest(OfTask):
     """Owner to shepherd: ranks of this attempt have completed a checkpoint.  Repeated until answered."""
 
-    job_id: Job
-    attempt: U32
     command_id: U53  # unique over all lives of the owner's agent
     owner: NodeName
     checkpoint: Checkpoint
 
 
-class CheckpointAnswer(Value):
+class CheckpointAnswer(OfTask):
     """Shepherd to owner: committed under `epoch`, or why not."""
 
-    job_id: Job
-    attempt: U32
     command_id: U53
     epoch: U32
     is_committed: bool
     detail: Text = ""
 
 
-class TaskReportReceived(Value):
+class TaskReportReceived(OfTask):
     """Shepherd to owner: that revision is known; for an EXITED task it is in the register, forget it."""
 
-    job_id: Job
-    attempt: U32
     revision: U32
     generation: U53 = 0

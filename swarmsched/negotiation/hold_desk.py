@@ -109,7 +109,7 @@ class HoldDesk:
 
     def bound(self, event: RendezvousBound) -> list[Effect]:
         """The port that an answer waited for."""
-        key = TaskKey(event.job_id, event.attempt)
+        key = event.key
         waiting = self._waiting.pop(key, None)
         if waiting is None:
             return [ReleaseRendezvous(*key)]
@@ -119,7 +119,7 @@ class HoldDesk:
 
     def bind_failed(self, event: RendezvousFailed, now_s: float) -> list[Effect]:
         """No port: the yes becomes a no, and what it booked comes free."""
-        waiting = self._waiting.pop(TaskKey(event.job_id, event.attempt), None)
+        waiting = self._waiting.pop(event.key, None)
         if waiting is None:
             return []
         shepherd, answer = waiting

@@ -228,7 +228,7 @@ class Owner:
 
     def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
         """The shepherd has heard a revision; an ended task is then forgotten."""
-        key = TaskKey(message.job_id, message.attempt)
+        key = message.key
         task = self._tasks.get(key)
         if task is None or message.generation != task.status.generation:
             return []
@@ -360,7 +360,7 @@ class Owner:
     # Facts from the runner.
 
     def _on_task_event(self, event: TaskFact, now_s: float) -> list[Effect]:
-        task = self._tasks.get(TaskKey(event.job_id, event.attempt))
+        task = self._tasks.get(event.key)
         if task is None and isinstance(event, TaskExited):
             return [ForgetTask(event.job_id, event.attempt)]  # one that nobody ordered, or that was given up
         if task is None or task.status.stage is TaskStage.EXITED:
@@ -420,7 +420,7 @@ class Owner:
         for orphan in found.values():
             effects += self._end_orphan(orphan, now_s)
         for entry in self._ledger.entries:
-            if entry.state is BookingState.DRAINING and TaskKey(entry.job_id, entry.attempt) not in self._tasks:
+            if entry.state is BookingState.DRAINING and entry.key not in self._tasks:
                 effects += self._ledger.end(entry.job_id, entry.attempt, now_s)[1]  # it ended while no agent ran
         return effects
 
@@ -560,7 +560,7 @@ class Owner:
     def _save_holders(self) -> list[Persist]:
         saved: list[Persist] = []
         for watched in self._line.unsaved():
-            task = self._tasks[TaskKey(watched.job_id, watched.attempt)]
+            task = self._tasks[watched.key]
             task.holders = (watched.configuration, watched.former, watched.stamp)
             saved.append(_persist(task))
         return saved

@@ -46,6 +46,4 @@ class Urgency:
 
 
 def _task(effect: StartTask | ExtendTask) -> TaskKey:
-    if isinstance(effect, StartTask):
-        return effect.order.key
-    return TaskKey(effect.job_id, effect.attempt)
+    return effect.order.key if isinstance(effect, StartTask) else effect.key

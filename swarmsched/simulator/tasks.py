@@ -266,26 +266,26 @@ class TaskModel:
     def perform(self, effect: TaskEffect) -> None:
         """Do what the node asks; all repeats are harmless."""
         match effect:
-            case BindRendezvous(job_id=job_id, attempt=attempt):
-                self._bind(TaskKey(job_id, attempt))
-            case ReleaseRendezvous(job_id=job_id, attempt=attempt):
-                self._ports.pop(TaskKey(job_id, attempt), None)
+            case BindRendezvous(key=key):
+                self._bind(key)
+            case ReleaseRendezvous(key=key):
+                self._ports.pop(key, None)
             case StageTask(order=order):
                 self._stage(order)
             case StartTask():
                 self._start(effect)
-            case SignalTask(job_id=job_id, attempt=attempt, signal=signal):
-                self._signal(TaskKey(job_id, attempt), signal)
-            case SetBatch(job_id=job_id, attempt=attempt, global_batch=global_batch):
-                if (task := self._tasks.get(TaskKey(job_id, attempt))) is not None:
+            case SignalTask(key=key, signal=signal):
+                self._signal(key, signal)
+            case SetBatch(key=key, global_batch=global_batch):
+                if (task := self._tasks.get(key)) is not None:
                     task.global_batch = global_batch
                     self._watch(task, TaskChange.REBATCHED)
-            case StopTask(job_id=job_id, attempt=attempt, grace_s=grace_s):
-                self._stop(TaskKey(job_id, attempt), grace_s)
-            case ExtendTask(job_id=job_id, attempt=attempt, until_s=until_s):
-                self._extend(TaskKey(job_id, attempt), until_s)
-            case ForgetTask(job_id=job_id, attempt=attempt):
-                self._forget(TaskKey(job_id, attempt))
+            case StopTask(key=key, grace_s=grace_s):
+                self._stop(key, grace_s)
+            case ExtendTask(key=key, until_s=until_s):
+                self._extend(key, until_s)
+            case ForgetTask(key=key):
+                self._forget(key)
 
     def _bind(self, key: TaskKey) -> None:
         if key not in self._ports:

@@ -256,23 +256,23 @@ class TaskRunner:
         """Do it, or begin to; the outcome is posted as an event.  Never raises for what a job can cause."""
         match effect:
             case BindRendezvous():
-                self._bind(TaskKey(effect.job_id, effect.attempt))
+                self._bind(effect.key)
             case ReleaseRendezvous():
-                self._rendezvous.release(TaskKey(effect.job_id, effect.attempt))
+                self._rendezvous.release(effect.key)
             case StageTask():
                 self._stage(effect.order)
             case StartTask():
                 self._start_task(effect)
             case ExtendTask():
-                self._extend(TaskKey(effect.job_id, effect.attempt), effect.until_s)
+                self._extend(effect.key, effect.until_s)
             case SignalTask():
-                self._tell(TaskKey(effect.job_id, effect.attempt), f"signal {effect.signal}")
+                self._tell(effect.key, f"signal {effect.signal}")
             case SetBatch():
-                self.reports.set_batch(TaskKey(effect.job_id, effect.attempt), effect.global_batch)
+                self.reports.set_batch(effect.key, effect.global_batch)
             case StopTask():
-                self._stop_task(TaskKey(effect.job_id, effect.attempt), effect.grace_s)
+                self._stop_task(effect.key, effect.grace_s)
             case ForgetTask():
-                self._forget(TaskKey(effect.job_id, effect.attempt))
+                self._forget(effect.key)
 
     def own_pids(self) -> set[int]:
         """The shims of this node; every process of a task is a descendant of one, daemons included."""

@@ -151,7 +151,7 @@ def _expect_booking(host: Host, books: _Books, effect: StartTask, states: Sequen
 def _told(entries: Iterable[Booking | LedgerEntry]) -> dict[TaskKey, tuple[object, ...]]:
     """What a booking and the entry that a ledger shows of it have in common."""
     return {
-        TaskKey(each.job_id, each.attempt): (
+        each.key: (
             each.state,
             each.epoch,
             each.ranks,

@@ -55,7 +55,7 @@ class GangChecker(Checker):
         self._leased.pop(host.node_id, None)
         for entry in self._books.entries(host):
             if entry.state is BookingState.LEASED:
-                self._committed.setdefault(TaskKey(entry.job_id, entry.attempt), {})[host.node_id] = entry.ranks
+                self._committed.setdefault(entry.key, {})[host.node_id] = entry.ranks
 
     def _answered(self, host: Host, answer: object) -> None:
         if not isinstance(answer, OwnerAnswer) or answer.refusal is not Refusal.NONE:
