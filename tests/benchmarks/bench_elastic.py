@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.elastic.job import PYTHON, Job, Template, elastic_job, until
+from tests.elastic.job import Job, Template, elastic_job, until
+from tests.elastic.testing import TRAIN
 
 SCRIPT = Path(__file__).with_name("elastic_worker.py")
 MODELS = {"3 M": "3x1024", "25 M": "24x1024", "100 M": "24x2048"}
@@ -203,7 +204,7 @@ def _torchrun(shape: str) -> tuple[float, float]:
         options = ("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--rdzv-conf=last_call_timeout=1")
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "client")}
         env |= {"MODEL": shape, "MODE": "torchrun", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        command = [str(PYTHON.with_name("torchrun")), *rendezvous, *options, str(SCRIPT)]
+        command = [str(TRAIN.with_name("torchrun")), *rendezvous, *options, str(SCRIPT)]
 
         def start() -> None:
             with (Path(folder) / f"launcher-{len(launchers)}").open("w") as out:

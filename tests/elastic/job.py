@@ -17,10 +17,8 @@ from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId, TaskKey
 from tests.agent.supervision.testing import make_order
 from tests.agent.testing import free_port
-from tests.elastic.testing import PACKAGE
+from tests.elastic.testing import PACKAGE, TRAIN
 
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-train" / "bin" / "python"
 KEY = TaskKey(JobId("00000000000000000000000001"), 1)
 DEADLINE_S = 60.0
 POLL_S = 0.005
@@ -39,7 +37,7 @@ class Template:
     def __init__(self) -> None:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [PYTHON, "-m", "swarm_elastic.template"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [TRAIN, "-m", "swarm_elastic.template"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.started: list[int] = []
         self.codes: dict[int, int] = {}

@@ -3,17 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
+from tests.elastic.testing import TRAIN, Script, needs
 
-from tests.elastic.testing import Script
-
-VENV = Path(__file__).resolve().parents[2] / ".venv-train"
-PYTHON = VENV / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {VENV} with torch; `make test` makes it"),
-]
+pytestmark = needs(TRAIN)
 
 RANKS = """
 import random
@@ -114,7 +106,7 @@ KINDS = {
 def told(folder: Path, text: str) -> dict:
     """What a script has found out."""
     text = f"{RANKS}\n{text}\nprint(json.dumps(found))"
-    code, out, err = Script(folder, text, str(PYTHON), OMP_NUM_THREADS="1").finish()
+    code, out, err = Script(folder, text, str(TRAIN), OMP_NUM_THREADS="1").finish()
     assert code == 0, err
     return json.loads(out)
 
@@ -268,7 +260,7 @@ if __name__ == "__main__":
                       "error": raised(next, broken)}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    script = Script(tmp_path, RANKS + text, str(PYTHON), OMP_NUM_THREADS="1")
+    script = Script(tmp_path, RANKS + text, str(TRAIN), OMP_NUM_THREADS="1")
     found = json.loads(script.line())
     # Its output ends when the last process that could write to it has ended.
     assert script.finish()[0] == -9

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.elastic.job import PYTHON, Job, Template, elastic_job, until
+from tests.elastic.job import Job, Template, elastic_job, until
+from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.xdist_group("elastic"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {PYTHON}; `make test` makes it"),
-]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
 
 SCRIPT = Path(__file__).with_name("train.py").read_text()
 STEPS = 200

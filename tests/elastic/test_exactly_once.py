@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.elastic.job import PYTHON, Job, Template, elastic_job, until
+from tests.elastic.job import Job, Template, elastic_job, until
+from tests.elastic.testing import TRAIN, needs
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.xdist_group("elastic"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {PYTHON}; `make test` makes it"),
-]
+pytestmark = [*needs(TRAIN), pytest.mark.xdist_group("elastic")]
 
 SAMPLES, EPOCHS = 2_003, 3
 SCRIPT = f"""

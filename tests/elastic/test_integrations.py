@@ -2,18 +2,11 @@
 
 from pathlib import Path
 
-import pytest
+from tests.elastic.testing import INTEGRATIONS, Script, ScriptedAgent, needs
 
-from tests.elastic.testing import Script, ScriptedAgent
-
-VENV = Path(__file__).resolve().parents[2] / ".venv-integrations"
-PYTHON = VENV / "bin" / "python"
 TAKEN = {"v": 1, "type": "report", "ok": True, "ignored": []}
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {VENV} with the libraries; `make test` makes it"),
-]
+pytestmark = needs(INTEGRATIONS)
 
 HUGGING_FACE = """
 import torch
@@ -63,7 +56,9 @@ trainer.fit(Line(), data)
 def reported(folder: Path, text: str) -> dict:
     """The newest of each figure that the agent was told by the end of training."""
     with ScriptedAgent(folder / "s", lambda _: TAKEN) as agent:
-        script = Script(folder, text, python=str(PYTHON), HOME=str(folder), HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+        script = Script(
+            folder, text, python=str(INTEGRATIONS), HOME=str(folder), HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES=""
+        )
         code, _, err = script.finish()
         assert code == 0, err
         assert "not reported" not in err

@@ -2,17 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from swarm_client.job_key import BY_NAME
-from tests.elastic.testing import Script
+from tests.elastic.testing import TRAIN, Script, needs
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-train" / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"there is no {PYTHON}; `make test` makes it"),
-]
+pytestmark = needs(TRAIN)
 
 MODEL = """
 import torch
@@ -36,7 +29,7 @@ except ValueError as error:
 
 def test_figures_of_a_model_are_counted_and_can_be_given_to_swarm_run(tmp_path: Path) -> None:
     """4 samples; a layer of 8 x 4 costs 2 x 32 operations forward and twice that backward; 3 rows of 32 bytes."""
-    code, out, err = Script(tmp_path, MODEL, python=str(PYTHON)).finish()
+    code, out, err = Script(tmp_path, MODEL, python=str(TRAIN)).finish()
     assert code == 0, err
     told, refused = out.splitlines()
     read = BY_NAME["work"].read

@@ -12,12 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 import swarm_elastic
 
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN, INTEGRATIONS = (ROOT / venv / "bin" / "python" for venv in (".venv-train", ".venv-integrations"))
 PACKAGE = Path(swarm_elastic.__file__).parent
 DEADLINE_S = 60.0
 PRELUDE = "import json, os, sys, time\nimport swarm_elastic\n"
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 4}
+
+
+def needs(python: Path) -> list[pytest.MarkDecorator]:
+    """Marks of tests whose scripts run in one of these interpreters, which have torch."""
+    missing = pytest.mark.skipif(not python.exists(), reason=f"there is no {python}; `make test` makes it")
+    return [pytest.mark.torch, missing]
 
 
 class ScriptedAgent:
