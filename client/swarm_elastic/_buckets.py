@@ -63,6 +63,11 @@ class Bucket:
         """The buffer without the words."""
         return self.flat[: self.length]
 
+    @property
+    def squared_norm(self) -> torch.Tensor:
+        """Of the gradients."""
+        return self.gradients.float().square().sum()
+
 
 class Gradients:
     """All gradients of a model.  Call `attach` for each group, then for each step `begin` and `finish`."""
@@ -141,7 +146,7 @@ class Gradients:
 
     def squared_norm(self) -> float:
         """Of the gradient of all ranks, after `finish`."""
-        return float(torch.stack([bucket.gradients.float().square().sum() for bucket in self._buckets]).sum())
+        return float(torch.stack([bucket.squared_norm for bucket in self._buckets]).sum())
 
     def clear(self) -> None:
         """The next step begins with none."""
@@ -181,7 +186,7 @@ class Gradients:
                 if not is_filled:
                     bucket.fill(index, self._scale)
             if self._is_measured and bucket.length:
-                self._norms.append(bucket.gradients.float().square().sum())
+                self._norms.append(bucket.squared_norm)
 
     def _start(self, bucket: Bucket) -> None:
         """Begin its sum; that the group is lost is told by `finish`, not amid a user's backward pass."""

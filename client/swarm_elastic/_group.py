@@ -211,13 +211,7 @@ class GlooGroup:
         _background.start("swarm-drop", doomed.clear)
 
     def _begin(self, operation: str, *arguments: Any) -> Any:
-        group, works = self._group, []
-        if group is None:
-            raise GroupLost(CLOSED)
-        problem = _problem_of(lambda: works.append(getattr(group, operation)(*arguments)))
-        if problem:
-            raise GroupLost(problem)
-        return works.pop()
+        return _begun(self._group, operation, *arguments)
 
 
 class NcclGroup(GlooGroup):
@@ -245,13 +239,7 @@ class NcclGroup(GlooGroup):
         super().close()
 
     def _begin_nccl(self, operation: str, *arguments: Any) -> Work:
-        nccl, works = self._nccl, []
-        if nccl is None:
-            raise GroupLost(CLOSED)
-        problem = _problem_of(lambda: works.append(getattr(nccl, operation)(*arguments)))
-        if problem:
-            raise GroupLost(problem)
-        return _NcclWork(works.pop())
+        return _NcclWork(_begun(self._nccl, operation, *arguments))
 
 
 class _NcclWork:
@@ -273,6 +261,17 @@ def build(store: Store, rank: int, size: int, device: torch.device, host: str, t
     if size == 1:
         return Alone()
     return (NcclGroup if device.type == "cuda" else GlooGroup)(store, rank, size, host, timeout_s)
+
+
+def _begun(group: Any, operation: str, *arguments: Any) -> Any:
+    """The work of an operation of torch's group, which is None once that was closed.  Raises `GroupLost`."""
+    if group is None:
+        raise GroupLost(CLOSED)
+    works: list[Any] = []
+    problem = _problem_of(lambda: works.append(getattr(group, operation)(*arguments)))
+    if problem:
+        raise GroupLost(problem)
+    return works.pop()
 
 
 def _problem_of(act: Any) -> str:
