@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,20 +109,19 @@ class TaskMemberships:
         task.standings[standing.worker] = standing
         task.tell()
 
+        def newer() -> Plan | None:
+            return task.plan if task.plan is not None and task.plan["version"] > standing.version else None
+
         def is_answered() -> bool:
             # A worker that asks anew has no use for an older answer; one that goes away waits for none.
             is_over = task.asked[standing.worker] != turn or self._tasks.get(key) is not task
-            is_newer = task.plan is not None and task.plan["version"] > standing.version
-            return is_over or is_newer or standing.state in ("left", "refused")
+            return is_over or newer() is not None or standing.state in ("left", "refused")
 
-        deadline_s = self._now() + ANSWER_S
-        while not is_answered() and (left_s := deadline_s - self._now()) > 0:
-            try:
-                await asyncio.wait_for(task.news.wait(), left_s)
-            except TimeoutError:
-                break
-        is_newer = task.plan is not None and task.plan["version"] > standing.version
-        return {"ok": True, "plan": task.plan if is_newer else None}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                while not is_answered():
+                    await task.news.wait()
+        return {"ok": True, "plan": newer()}
 
 
 def _standing(request: Request, now_s: float) -> Standing:
