@@ -5,7 +5,6 @@ A table whose batches are global ones (`global_batch_size`) says how fast a job 
 they are those of one GPU, another number would be another training, and the job keeps its own.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,13 +62,10 @@ class Rates:
     def _on(self, gpu: str, gpus: int, *, is_together: bool) -> float:
         found = {each.gpus: rate for each, rate in self.measured.items() if each[:2] == (gpu, is_together)}
         found = found or {each.gpus: rate for each, rate in self.measured.items() if each.gpu == gpu}
-        sizes = sorted(found)
-        at = bisect_left(sizes, gpus)
-        if at == len(sizes) or sizes[at] == gpus or at == 0:
-            return found[sizes[min(at, len(sizes) - 1)]] if gpus >= sizes[0] else 0.0
-        low, high = sizes[at - 1 : at + 1]
-        if not found[low] or not found[high]:
-            return 0.0
+        low = max([size for size in found if size <= gpus], default=0)
+        high = min([size for size in found if size >= gpus], default=low)
+        if low == high or not low or not found[low] or not found[high]:
+            return found[low] if low == high else 0.0
         part = (gpus - low) / (high - low)
         return 1.0 / ((1.0 - part) / found[low] + part / found[high])
 
