@@ -70,9 +70,10 @@ class Cluster:
         """All that jobs of that kind have measured on GPUs of that class, as planners see it."""
         return self._state.kinds.view(user, name, gpu)
 
-    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+    def kinds(self, jobs: Iterable[JobView], nodes: Iterable[NodeView]) -> tuple[KindView, ...]:
         """Of those jobs that take several sizes, as far as anything is known of their kinds."""
-        asked = GpuClasses(self.nodes()).kinds(job for job in jobs if job.card.elastic is not None)
+        elastic = [job for job in jobs if job.card.elastic is not None]
+        asked = GpuClasses(nodes).kinds(elastic) if elastic else ()
         return tuple([kind for each in asked if (kind := self.kind(*each)) is not None])
 
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:

@@ -180,7 +180,7 @@ class _Cluster:
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
         return ""
 
-    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+    def kinds(self, jobs: Iterable[JobView], nodes: Iterable[NodeView]) -> tuple[KindView, ...]:
         return ()
 
     def take_job_news(self) -> tuple[JobId, ...]:

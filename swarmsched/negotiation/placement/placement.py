@@ -87,7 +87,7 @@ class Cluster(Protocol):
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
         """Names of the GPUs that ranks have there."""
 
-    def kinds(self, jobs: Iterable[JobView]) -> tuple[KindView, ...]:
+    def kinds(self, jobs: Iterable[JobView], nodes: Iterable[NodeView]) -> tuple[KindView, ...]:
         """All that is known of the kinds of those that take several sizes."""
 
     def take_job_news(self) -> Sequence[JobId]:
@@ -332,7 +332,7 @@ class Placement:
     def cluster_view(self, clock: Clock, version: int = 0) -> ClusterView:
         """Everything a policy may see."""
         nodes, jobs = tuple(self._cluster.nodes()), tuple(self._views(clock))
-        kinds = self._cluster.kinds(jobs)
+        kinds = self._cluster.kinds(jobs, nodes)
         return ClusterView(version, nodes, jobs, tuple(self._history), self._planning.memory, kinds)
 
     # Plans.

@@ -77,7 +77,7 @@ class Cluster:
     def gpu_class(self, shares, demand):
         return ""
 
-    def kinds(self, jobs):
+    def kinds(self, jobs, nodes):
         return ()
 
     def take_job_news(self):
