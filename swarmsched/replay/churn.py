@@ -4,9 +4,8 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from swarmsched.api import nearest
-from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
-from swarmsched.replay.workload import amount, rows
+from swarmsched.replay.table import rows
 
 DOWN = (
     "down",
@@ -51,14 +50,14 @@ class NodeEvent(NamedTuple):
 def churn(name: str, lines: Iterable[str], nodes: Collection[NodeId]) -> list[NodeEvent]:
     """The events by time; ConfigError names file, row and column of what cannot be used."""
     events = []
-    for number, row in enumerate(rows(name, lines, ("time_s", "node", "event")), start=2):
-        node, word = row["node"].strip(), row["event"].strip().lower()
+    for row in rows(name, lines, ("time_s", "node", "event")):
+        node, word = row.text("node"), row.text("event").lower()
         if node not in nodes:
             there = ", ".join([*list(nodes)[:3], "..."]) if len(nodes) > 4 else ", ".join(nodes)
             problem = f"there is no node {node!r}{nearest(node, list(nodes))}"
-            raise ConfigError(f"{name}, row {number}, node", problem, f"one of the {len(nodes)} nodes: {there}")
+            raise row.error("node", problem, f"one of the {len(nodes)} nodes: {there}")
         if word not in DOWN + UP:
             problem = f"{row['event']!r} is not known{nearest(word, DOWN + UP)}"
-            raise ConfigError(f"{name}, row {number}, event", problem, "down or up")
-        events.append(NodeEvent(amount(name, number, row, "time_s"), NodeId(node), word in UP))
+            raise row.error("event", problem, "down or up")
+        events.append(NodeEvent(row.seconds("time_s"), NodeId(node), word in UP))
     return sorted(events, key=lambda event: event.time_s)  # of one moment, in the order of their rows

@@ -9,7 +9,7 @@ from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
 from swarmsched.replay.profiles import Shape
-from swarmsched.replay.workload import count, rows
+from swarmsched.replay.table import rows
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.view import NodeView
 
@@ -132,15 +132,13 @@ def read_cluster(name: str, lines: Iterable[str]) -> Cluster:
     """Servers from a table `node, gpus[, gpu_model]`; ConfigError names file, row and column."""
     gpus: dict[NodeId, int] = {}
     models: dict[NodeId, str] = {}
-    for number, row in enumerate(rows(name, lines, ("node", "gpus")), start=2):
-        node = NodeId(row["node"].strip())
+    for row in rows(name, lines, ("node", "gpus")):
+        node = NodeId(row.text("node"))
         if not 0 < len(node) <= 63 or node in gpus:
             problem = f"{node!r} is there twice" if node in gpus else f"{row['node']!r} is no name"
-            raise ConfigError(f"{name}, row {number}, node", problem, "a name of its own for each node")
-        gpus[node] = count(name, number, row, "gpus")
-        if gpus[node] > GPUS_MOST:
-            raise ConfigError(f"{name}, row {number}, gpus", f"{gpus[node]} are too many", f"at most {GPUS_MOST}")
-        if model := row.get("gpu_model", "").strip():
+            raise row.error("node", problem, "a name of its own for each node")
+        gpus[node] = row.count("gpus", most=GPUS_MOST)
+        if model := row.text("gpu_model"):
             models[node] = model
     if not sum(gpus.values()):
         raise ConfigError(name, "has no node with a GPU", "one row a node, as in n001,4")

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import QhullError
 
+from swarmsched.errors import ConfigError
 from swarmsched.models.speed import StepTime
 
 Shape = tuple[int, ...]
@@ -80,7 +81,7 @@ class Profile:
         return frozenset([each.gpu for each in self.measured])
 
     def step_time(self, shape: Shape, local_batch: int) -> StepTime:
-        """Seconds of one step on a placement; ValueError where nothing near it was measured.
+        """Seconds of one step on a placement; ConfigError where nothing near it was measured.
 
         GPUs on fewer or more nodes than were measured with as many train as on the nearest number of nodes.
         """
@@ -91,7 +92,9 @@ class Profile:
             near = (self.measured_time(even(gpus, count), local_batch) for count in others)
             found = next((time for time in near if time), None)
         if found is None:
-            raise ValueError(f"{self.name}: nothing was measured near {shape} with local batch {local_batch}")
+            where = f"{sum(shape)} GPUs on {len(shape)} nodes with local batch {local_batch}"
+            remedy = "measure it, or let --gpus-most, min_local_bsz and max_local_bsz leave it out"
+            raise ConfigError(f"throughput, model {self.name!r}", f"nothing was measured near {where}", remedy)
         return found
 
     def measured_time(self, shape: Shape, local_batch: int) -> StepTime | None:

@@ -16,10 +16,13 @@ from swarmsched.estimate import BatchRange, Estimate, SpeedPoint
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.physics import Pace
 from swarmsched.replay.profiles import Shape
-from swarmsched.replay.workload import TraceJob, amount, count, rows
+from swarmsched.replay.table import Row, rows
+from swarmsched.replay.workload import TraceJob
 
 SPEEDS = ("iterations_per_s", "steps_per_s")
 BATCHES = ("global_batch_size", "batch_size")
+SPEED_LEAST = 1e-9
+TOGETHER = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
 class Where(NamedTuple):
@@ -131,13 +134,17 @@ def read_rates(name: str, lines: Iterable[str]) -> Table:
     ConfigError names file, row and column of what cannot be used.
     """
     table = rows(name, lines, ("model", "num_gpus"))
+    if not table:
+        raise ConfigError(name, "has no speeds", "one row a measurement below the header")
     speed, batch = _column(name, table, SPEEDS), _column(name, table, BATCHES)
     found: dict[str, dict[int, dict[Where, float]]] = {}
-    for number, row in enumerate(table, start=2):
-        together = (row.get("consolidated") or "1").strip() not in ("0", "false")
-        where = Where(row.get("gpu", "").strip(), together, count(name, number, row, "num_gpus", least=1))
-        by_batch = found.setdefault(row["model"], {}).setdefault(count(name, number, row, batch), {})
-        by_batch[where] = amount(name, number, row, speed)
+    for row in table:
+        where = Where(row.text("gpu"), _is_together(row), row.count("num_gpus", least=1))
+        by_batch = found.setdefault(row.name("model"), {}).setdefault(row.count(batch), {})
+        if where in by_batch:
+            problem = f"{row['num_gpus']!r} is there twice with model {row['model']!r} and {batch} {row[batch]!r}"
+            raise row.error("num_gpus", problem, "one row for each number of GPUs")
+        by_batch[where] = _speed(row, speed)
     is_global = batch == BATCHES[0]
     return {
         model: {batch: Rates(batch, is_global, measured) for batch, measured in by_batch.items()}
@@ -145,8 +152,23 @@ def read_rates(name: str, lines: Iterable[str]) -> Table:
     }
 
 
-def _column(name: str, table: list[dict[str, str]], wanted: tuple[str, ...]) -> str:
-    there = table[0] if table else {}
+def _is_together(row: Row) -> bool:
+    word = row.text("consolidated").lower()
+    if word not in TOGETHER:
+        raise row.error("consolidated", f"{word[:60]!r} cannot be used", "1: on as few servers as possible; 0: not")
+    return TOGETHER[word]
+
+
+def _speed(row: Row, column: str) -> float:
+    """0 where the model does not fit."""
+    speed = row.amount(column)
+    if 0.0 < speed < SPEED_LEAST:
+        raise row.error(column, f"{row[column]!r} is too little", f"at least {SPEED_LEAST:g}, or 0: it does not fit")
+    return speed
+
+
+def _column(name: str, table: list[Row], wanted: tuple[str, ...]) -> str:
+    there = table[0]
     column = next((each for each in wanted if each in there), "")
     if not column:
         raise ConfigError(
@@ -161,6 +183,6 @@ def rated(job: TraceJob, by_batch: Mapping[int, Rates], gpus_per_node: int) -> R
     if rates is None:
         there = ", ".join(map(str, sorted(by_batch)))
         problem = f"{job.batch} was not measured with model {job.model!r}"
-        raise ConfigError(f"job {job.job_id}, batch_size", problem, f"one of {there}")
+        raise ConfigError(f"{job.place}, batch_size", problem, f"one of {there}")
     least, most = (rates.sizes[0], rates.sizes[-1]) if rates.is_global else (job.gpus, job.gpus)
     return RatedPhysics(rates, job.steps, least, most, gpus_per_node)

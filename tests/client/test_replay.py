@@ -1,6 +1,8 @@
 """`swarm simulate replay`: what it prints, how it exits, and what it says of words and tables that cannot be used."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,13 +129,17 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--membership", "ideal"), "--membership needs a network"),
         (("{jobs}", "--view", "gossip", "--membership", "raft"), "'raft' is not known"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
-        (("{jobs}", "--profiles", "/nowhere"), "0 files *throughput.csv"),
+        (("{jobs}", "--profiles", "/nowhere"), "No such file"),
+        (("{jobs}", "--profiles", "/"), "0 files *throughput.csv"),
         (("{jobs}", "--profiles", "{jobs}"), "has no column 'model'"),
         (("{jobs}", "--cluster", "/nowhere.csv"), "No such file"),
         (("{jobs}", "--cluster", "{jobs}"), "has no column 'node'"),
         (("{jobs}", "--cluster", "{jobs}", "--nodes", "2"), "leave out --nodes"),
         (("{jobs}", "--churn", "{jobs}"), "has no column 'time_s'"),
         (("/nowhere.csv",), "No such file"),
+        (("/",), "Is a directory"),
+        (("/dev/null",), "has no column 'job_id'"),
+        (("/dev/zero",), "is larger than"),
     ],
 )
 def test_what_cannot_be_used_is_named(capsys, jobs, words, told):
@@ -144,9 +150,33 @@ def test_what_cannot_be_used_is_named(capsys, jobs, words, told):
 
 def test_a_table_that_is_not_text_or_lacks_a_column_is_named(capsys, tmp_path):
     file = tmp_path / "odd.csv"
-    file.write_bytes(b"\xff\xfe\x00")
-    assert replay(capsys, str(file))[0] == 2
+    file.write_bytes(JOBS.encode("utf-16"))
+    code, _, error = replay(capsys, str(file))
+    assert (code, f"{file}, row 1, column 1: b'\\xff\\xfej" in error) == (2, True), error
+    file.write_bytes(JOBS.encode() + b"caf\xe9,0,1,1,x\n")
+    code, _, error = replay(capsys, str(file))
+    assert (code, f"{file}, row 5, column 1: b'caf\\xe9' is not UTF-8" in error) == (2, True), error
     file.write_text("job_id\na\n")
     code, _, error = replay(capsys, str(file))
     assert code == 2
     assert "has no column 'submit_time_s'" in error
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_tables_come_from_any_system(capsys, tmp_path, end):
+    file = tmp_path / "jobs.csv"
+    file.write_bytes(("\ufeff" + JOBS.replace("\n", end)).encode())
+    assert replay(capsys, str(file), "--select", "cluster=x", "-q")[0] == 0
+    file.write_bytes(JOBS.replace("\n", end + end).replace("50", "fifty").encode())
+    assert "row 5, duration_s: 'fifty'" in replay(capsys, str(file))[2]
+
+
+def test_a_table_may_come_through_a_pipe(capsys, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(JOBS,))
+    writer.start()
+    try:
+        assert replay(capsys, str(pipe), "--select", "cluster=x", "-q")[0] == 0
+    finally:
+        writer.join()

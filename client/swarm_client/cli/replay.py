@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from swarmsched.simulator.network import NetworkFaults
     from swarmsched.view import PolicySetting
 
-TABLES = ("throughput", "validation", "models")
-JOBS_NEEDED = ("job_id", "submit_time_s")
+TABLE_BYTES_MOST = 2**28
 KNOWS_DEFAULT = "perfect"
 COLUMNS = (
     Column("POLICY", lambda item: str(item["policy"])),
@@ -290,7 +290,8 @@ def _number(option: str, name: str, text: str) -> float:
 
 def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
     """The jobs of a table, or those with `COLUMN=VALUE,...`; UsageError or ConfigError names what cannot be used."""
-    from swarmsched.replay.workload import rows, select, trace_jobs
+    from swarmsched.replay.table import rows, select
+    from swarmsched.replay.workload import JOBS, trace_jobs
 
     wanted = {}
     for part in (selection or "").split(","):
@@ -299,38 +300,33 @@ def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
             raise UsageError(f"--select {part!r} is no COLUMN=VALUE", "as in --select load=1.0,workload=6")
         if part:
             wanted[column.strip()] = value.strip()
-    table = rows(file, _lines(Path(file)), JOBS_NEEDED)
+    table = rows(file, _lines(Path(file)), JOBS)
     if not table:
         raise UsageError(f"{file} has no jobs", "one row a job below the header")
-    return trace_jobs(file, select(file, table, wanted))
+    return trace_jobs(select(table, wanted))
 
 
-def read_profiles(folder: str | None) -> Measured:
+def read_profiles(path: str | None) -> Measured:
     """Profiles by model from the tables of a folder, or speeds from one table; errors as above."""
+    from swarmsched.replay.measurements import folder_profiles
     from swarmsched.replay.rates import read_rates
-    from swarmsched.replay.workload import profiles
 
-    if folder is None:
+    if path is None:
         return {}
-    if Path(folder).is_file():
-        return read_rates(folder, _lines(Path(folder)))
-    found = []
-    for table in TABLES:
-        # Tables that belong together begin alike: other measurements may lie beside them.
-        files = [file for file in Path(folder).glob(f"*{table}.csv") if _sibling(file, table, "models").exists()]
-        if len(files) != 1:
-            there = f"{len(files)} files *{table}.csv that have a *models.csv beside them"
-            raise UsageError(f"--profiles {folder}: {there}", "one *throughput.csv, *validation.csv and *models.csv")
-        found.append(_lines(files[0]))
-    return profiles(*found)
-
-
-def _sibling(file: Path, table: str, other: str) -> Path:
-    return file.with_name(f"{file.name.removesuffix(f'{table}.csv')}{other}.csv")
+    folder = Path(path)
+    if not folder.is_dir():
+        return read_rates(path, _lines(folder))
+    return folder_profiles(path, os.listdir(folder), lambda name: _lines(folder / name))  # noqa: PTH208  # names alone
 
 
 def _lines(file: Path) -> list[str]:
+    """Of any system; what is not UTF-8 is left to be named by its row."""
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with file.open("rb") as stream:
+            content = stream.read(TABLE_BYTES_MOST + 1)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file}: {error}", "a CSV file with a header row") from error
+    if len(content) > TABLE_BYTES_MOST:
+        raise UsageError(f"{file} is larger than {TABLE_BYTES_MOST:,} bytes", "a CSV file with a header row")
+    text = content.decode("utf-8-sig", "surrogateescape")
+    return list(io.StringIO(text, newline=None))

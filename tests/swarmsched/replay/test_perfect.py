@@ -14,7 +14,8 @@ from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
-from swarmsched.replay.workload import rows, select, trace_jobs
+from swarmsched.replay.table import rows, select
+from swarmsched.replay.workload import trace_jobs
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan, PolicySetting
 from tests.swarmsched.replay.testing import BATCHES, elastic, ends, made_up, replay, rigid, traces
@@ -150,7 +151,7 @@ def test_fifo_reproduces_what_an_independent_simulator_finds(trace: str, chosen:
     table = list(csv.DictReader((folder / "reference" / "rigid_summary.csv").read_text().splitlines()))
     (wanted,) = [row for row in table if (row["trace"], row["nodes"], row["policy"]) == (name, str(nodes), "fifo")]
     lines = (folder / "workloads" / f"{trace}.csv").read_text().splitlines()
-    jobs = trace_jobs(trace, select(trace, rows(trace, lines, ("job_id", "submit_time_s")), chosen))
+    jobs = trace_jobs(select(rows(trace, lines, ("job_id", "submit_time_s")), chosen))
     gpus = nodes * int(wanted["gpus_per_node"])
     work: list[ReplayJob] = [
         rigid(number, job.submitted_s, job.gpus, job.duration_s) for number, job in enumerate(jobs)

@@ -15,9 +15,11 @@ from swarmsched.policies.registry import compute_plan
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NothingKnown, PerfectKnowledge
+from swarmsched.replay.measurements import SUFFIXES, Source, profiles
 from swarmsched.replay.perfect import HISTORY, Pacing, PerfectReplay, Planner
 from swarmsched.replay.setup import Replay, prepared
-from swarmsched.replay.workload import TraceJob, profiles, rows, select, trace_jobs
+from swarmsched.replay.table import rows, select
+from swarmsched.replay.workload import TraceJob, trace_jobs
 from swarmsched.view import EndedJob, PolicySetting
 from tests.swarmsched.replay.testing import ends, replay, rigid, traces
 
@@ -85,7 +87,7 @@ def test_backfill_without_a_reservation_lets_everything_pass_that_fits() -> None
 
 def recorded(name: str, chosen: dict[str, str]) -> list[TraceJob]:
     lines = (traces() / "workloads" / f"{name}.csv").read_text().splitlines()
-    return trace_jobs(name, select(name, rows(name, lines, ("job_id", "submit_time_s")), chosen))
+    return trace_jobs(select(rows(name, lines, ("job_id", "submit_time_s")), chosen))
 
 
 def reference(name: str, **wanted: str) -> dict[str, str]:
@@ -147,9 +149,7 @@ def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_sim
 
 def pollux_replay(policy: str, workload: str, knowledge: str = "perfect", **parameters: float) -> dict[str, Any]:
     folder = traces() / "profiles"
-    tables = [
-        (folder / f"pollux_{name}.csv").read_text().splitlines() for name in ("throughput", "validation", "models")
-    ]
+    tables = [Source(suffix, (folder / f"pollux_{suffix}").read_text().splitlines()) for suffix in SUFFIXES]
     settings = Replay(
         PolicySetting(policy, parameters), knowledge=knowledge, pacing=Pacing(60.0, 30.0), gpus_most={"ncf": 1}
     )
@@ -180,10 +180,15 @@ def test_the_default_policy_beats_the_published_one_where_everything_is_known() 
 
 def test_no_policy_learns_anything_from_the_name_of_a_model() -> None:
     folder = traces() / "profiles"
-    texts = [(folder / f"pollux_{name}.csv").read_text() for name in ("throughput", "validation", "models")]
+    texts = {suffix: (folder / f"pollux_{suffix}").read_text() for suffix in SUFFIXES}
     trace = recorded("pollux_jobs", {"load": "0.5", "workload": "5"})[:20]
     settings = Replay(PolicySetting("swarm"), knowledge="learned", seed=3, gpus_most={"ncf": 1, "zz": 1})
-    named = prepared(trace, profiles(*[text.splitlines() for text in texts]), settings).run().summary()
+    named = (
+        prepared(trace, profiles(*[Source(name, text.splitlines()) for name, text in texts.items()]), settings)
+        .run()
+        .summary()
+    )
     renamed = [replace(job, model=job.model.replace("cifar10", "aa").replace("ncf", "zz")) for job in trace]
-    others = [text.replace("cifar10", "aa").replace("ncf", "zz").splitlines() for text in texts]
-    assert prepared(renamed, profiles(*others), settings).run().summary() == named
+    others = {name: text.replace("cifar10", "aa").replace("ncf", "zz") for name, text in texts.items()}
+    tables = [Source(name, text.splitlines()) for name, text in others.items()]
+    assert prepared(renamed, profiles(*tables), settings).run().summary() == named

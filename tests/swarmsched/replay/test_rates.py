@@ -7,7 +7,8 @@ from swarmsched.replay.cluster import Cluster, read_cluster
 from swarmsched.replay.perfect import Pacing
 from swarmsched.replay.rates import Rates, rated, read_rates
 from swarmsched.replay.setup import Replay, prepared
-from swarmsched.replay.workload import TraceJob, rows, trace_jobs
+from swarmsched.replay.table import rows
+from swarmsched.replay.workload import TraceJob, trace_jobs
 from swarmsched.view import PolicySetting
 from tests.swarmsched.replay.testing import ends, traces
 
@@ -54,7 +55,7 @@ def test_what_cannot_be_used_is_named_by_file_row_and_column(lines: list[str], t
 
 
 def test_a_batch_that_was_not_measured_is_named_with_those_that_were() -> None:
-    with pytest.raises(ConfigError, match="job 7, batch_size") as refused:
+    with pytest.raises(ConfigError, match="job '7', batch_size") as refused:
         rated(TraceJob("7", 0.0, 1, model="a", batch=32, steps=1.0), read_rates("speeds.csv", GLOBAL)["a"], 4)
     assert refused.value.remedy == "one of 64"
 
@@ -86,7 +87,7 @@ def test_published_run_times_follow_from_published_speeds() -> None:
     table = (folder / "profiles" / "elasticflow_throughput.csv").read_text(encoding="utf-8").splitlines()
     rates = read_rates("speeds.csv", [line for line in table if not line.startswith("T4")])
     name = folder / "workloads" / "itp195_jobs.csv"
-    jobs = trace_jobs(str(name), rows(str(name), name.read_text(encoding="utf-8").splitlines(), ("job_id",)))
+    jobs = trace_jobs(rows(str(name), name.read_text(encoding="utf-8").splitlines(), ("job_id",)))
     assert len(jobs) == 195
     for job in jobs:
         physics = rated(job, rates[job.model], 8)
