@@ -62,7 +62,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         digits = text.removeprefix("-")
-        if not digits.isdigit() or not low <= int(text) <= high:
+        if not (digits.isascii() and digits.isdecimal()) or not low <= int(text) <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
         return int(text)
 

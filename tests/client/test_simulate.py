@@ -34,6 +34,16 @@ def test_the_document_has_its_keys_and_a_seed_gives_the_same_events_again(capsys
     assert set(first["sometimes"]) == set(again["sometimes"])
 
 
+@pytest.mark.parametrize(
+    "words", [("--gpus-most", "bert=1"), ("--policy", "fifo"), ("--tick-s", "5"), ("--asks-least",)]
+)
+def test_options_of_replays_are_refused(capsys, words):
+    code, out, error = simulate(capsys, "faults", "--seed", "3", *words)
+    assert (code, out) == (2, "")
+    assert f"{words[0]} cannot go with simulate faults" in error
+    assert "it is for swarm simulate replay" in error
+
+
 def test_the_number_of_processes_changes_nothing_but_the_speed(capsys):
     one = found(capsys, "--seeds", "4", "--nodes", "1", "--jobs", "1")
     two = found(capsys, "--seeds", "4", "--nodes", "1", "--jobs", "2")

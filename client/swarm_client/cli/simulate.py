@@ -15,7 +15,7 @@ from swarm_client.quantity import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from swarm_client.simulate import Report
@@ -32,22 +32,24 @@ LINE_WIDTH = 240
 DRAWING = ("seed", "seeds", "nodes", "fault_classes")  # options that say what is drawn; a plan is drawn already
 REPLAYING = ("nodes", "fault_classes", "break")  # options without which a seed is another story
 
+SHARED_OPTIONS = (
+    Option("--seed", "this seed only; with --seeds: the first one", "S", read=whole(0, 2**63)),
+    Option("--nodes", "nodes of every swarm (default: drawn from 1, 2, 3, 5, 30, 200)", "N"),
+)
+FAULT_OPTIONS = (
+    Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),
+    Option("--fault-classes", "only these, in every run (default: drawn; `all` for every one)", "A,B,..."),
+    Option("--break", "break that rule on purpose, to see whether it is noticed", "RULE"),
+    Option("--list-breaks", "the rules that can be broken, and the classes of faults"),
+    Option("--stop-at-first", "end with the first seed that finds something"),
+    Option("--no-shrink", "show all faults of a failing seed, not only those that it needs"),
+    Option("--plan", "live through the plan of this file, and its `break` (a violation of -o json)", "FILE"),
+    Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
+)
 COMMAND = Command(
     "simulate",
     "Simulate a swarm under faults drawn from seeds, or a policy under a recorded workload.",
-    (
-        Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),
-        Option("--seed", "this seed only; with --seeds: the first one", "S", read=whole(0, 2**63)),
-        Option("--nodes", "nodes of every swarm (default: drawn from 1, 2, 3, 5, 30, 200)", "N"),
-        Option("--fault-classes", "only these, in every run (default: drawn; `all` for every one)", "A,B,..."),
-        Option("--break", "break that rule on purpose, to see whether it is noticed", "RULE"),
-        Option("--list-breaks", "the rules that can be broken, and the classes of faults"),
-        Option("--stop-at-first", "end with the first seed that finds something"),
-        Option("--no-shrink", "show all faults of a failing seed, not only those that it needs"),
-        Option("--plan", "live through the plan of this file, and its `break` (a violation of -o json)", "FILE"),
-        Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
-        *REPLAY_OPTIONS,
-    ),
+    (*SHARED_OPTIONS, *FAULT_OPTIONS, *REPLAY_OPTIONS),
     positionals="faults | replay FILE.csv",
     details=(
         "faults puts real nodes through seeded faults in virtual time, prints what was found and exits with 1 if any\n"
@@ -56,7 +58,8 @@ COMMAND = Command(
         "-q and -o name print the seeds that failed, one a line, and nothing if none did.\n"
         "\n"
         "replay runs the jobs of a CSV file under a policy, on the exact view, and prints completion times; it exits\n"
-        "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md."
+        "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md.\n"
+        "-q and -o name print the jobs that did not finish, one a line, and nothing if all did."
     ),
 )
 BREAK_COLUMNS = (
@@ -68,9 +71,10 @@ BREAK_COLUMNS = (
 
 def execute(session: Session, arguments: Arguments) -> int:
     """Run the seeds and report."""
+    words = arguments.positionals
+    _refuse(arguments, *(("replay", FAULT_OPTIONS) if words[:1] == ["replay"] else ("faults", REPLAY_OPTIONS)))
     if arguments["list_breaks"]:
         return _list(session)
-    words = arguments.positionals
     if words[:1] == ["replay"]:
         if len(words) != 2:
             raise UsageError("simulate replay takes one file of jobs", "swarm simulate replay FILE.csv")
@@ -93,6 +97,15 @@ def execute(session: Session, arguments: Arguments) -> int:
         )
     _print(session, found, {"commit": commit, "break": broken}, arguments)
     return FAILED if found.tally.violations else OK
+
+
+def _refuse(arguments: Arguments, kind: str, foreign: Sequence[Option]) -> None:
+    """UsageError for an option of the other simulation: this one would go as if it had not been given."""
+    useless = [arguments.spellings[option.key] for option in foreign if arguments[option.key] is not None]
+    if useless:
+        other = next(each for each in KINDS if each != kind)
+        problem = f"{', '.join(useless)} cannot go with simulate {kind}"
+        raise UsageError(problem, f"leave it out: it is for swarm simulate {other}")
 
 
 def _seeds(arguments: Arguments) -> range:
