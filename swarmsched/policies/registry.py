@@ -185,7 +185,7 @@ def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan
     """As `compute_plan`; where the policy raises, `backfill` plans in its place, and `Plan.fault` says why."""
     try:
         return compute_plan(setting, view, now_s)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if setting.name not in POLICIES:
             raise
         fault = cleaned(f"{setting.name} raised {type(error).__name__}: {error}")

@@ -29,7 +29,7 @@ from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.perfect import Pacing, told_limit
 from swarmsched.replay.results import Observer
 from swarmsched.resources import NodeResources, Share
 from swarmsched.simulator.clients import Clients, Submission
@@ -141,12 +141,14 @@ class GossipReplay:
             yield self._now_s
             if self._is_stuck:
                 break
+        left = [job for job in self._jobs if job.ended_s is None]
+        self.observer.stopped(left, "" if self._now_s < self._pacing.limit_s else told_limit(self._pacing.limit_s))
 
     @property
     def _is_stuck(self) -> bool:
-        """Nothing has run for long, or will come: these jobs never run."""
+        """For long nothing has run that would end, and nothing will come: these jobs never end."""
         is_over = len(self._open) + len(self.observer.finished) == len(self._jobs)
-        is_idle = not any(job.shares for job in self._open.values()) and self._cluster.next_event_s == inf
+        is_idle = self._cluster.next_event_s == inf and not any(job.ends_in_s() < inf for job in self._open.values())
         return is_over and is_idle and self._now_s > self._busy_s + STUCK_S
 
     def _start(self) -> None:

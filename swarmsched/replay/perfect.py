@@ -24,6 +24,7 @@ from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge
 from swarmsched.replay.results import Observer
+from swarmsched.replay.table import SECONDS_MOST
 from swarmsched.resources import Share
 from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, PolicySetting
 
@@ -31,6 +32,10 @@ HISTORY = 256
 FALLBACK = PolicySetting("fifo")
 """Keeps what runs, and starts in order."""
 Planner = Callable[[ClusterView, float], Plan]
+PLANS_MOST = 2_000_000
+"""Enough for three years with a plan a minute."""
+IDLE_PLANS = 100
+"""After so many in which no job that runs would ever end, nothing will come of more."""
 EPOCH_UTC_S = 1.0
 """Replays begin here: a card takes a submission at 0 for one that never was."""
 
@@ -41,7 +46,13 @@ class Pacing:
 
     tick_s: float = 0.0
     pause_s: float = 30.0
-    limit_s: float = 1e8
+    limit_s: float = SECONDS_MOST
+    plans_most: int = PLANS_MOST
+
+
+def told_limit(limit_s: float) -> str:
+    """Why a job has not ended that may have gone on."""
+    return f"had not ended after {limit_s:,.0f} s, when the replay gave up"
 
 
 class PerfectReplay:
@@ -70,6 +81,7 @@ class PerfectReplay:
         self._memory = b""
         self._review_s = inf
         self._now_s = 0.0
+        self._idle_plans = 0
         self.observer = Observer(cluster, len(jobs))
 
     def run(self) -> Observer:
@@ -80,10 +92,12 @@ class PerfectReplay:
 
     def steps(self) -> Iterator[float]:
         """The same by moments, in seconds: for those who want to look, or to stop."""
+        gave_up = ""
         while self._live or self._to_come:
             decide_s = self._next_s()
             at_s = min(decide_s, self._cluster.next_event_s)
-            if at_s == inf or at_s > self._pacing.limit_s:
+            gave_up = self._gives_up(at_s)
+            if at_s == inf or gave_up:
                 break
             self._advance(at_s)
             self._lose_nodes()
@@ -93,14 +107,31 @@ class PerfectReplay:
             self._review_s = inf
             if self._live:
                 self._decide()
-            if self._is_stuck:
+            if self._is_stuck():
                 break
+        left = sorted([*self._live, *self._to_come], key=lambda job: (job.submitted_s, job.job_id))
+        self.observer.stopped(left, gave_up)
 
-    @property
+    def _gives_up(self, at_s: float) -> str:
+        """Why the replay does not go on to then; empty while it does."""
+        if self._pacing.limit_s < at_s < inf:
+            return told_limit(self._pacing.limit_s)
+        if len(self.observer.plan_s) >= self._pacing.plans_most:
+            plans = f"{self._pacing.plans_most:,} plans, at {self._now_s:,.0f} s"
+            return f"had not ended after {plans}, when the replay gave up"
+        return ""
+
     def _is_stuck(self) -> bool:
-        """Nothing runs or will happen, and the policy does not want to be asked again: these jobs never run."""
-        is_over = not self._to_come and self._review_s == inf and self._cluster.next_event_s == inf
-        return is_over and not any(job.shares for job in self._live)
+        """Nothing will happen, and nothing runs that would end: these jobs never will.
+
+        A policy that wants to be asked again, or moves what stands, is given some more plans.
+        """
+        if self._to_come or self._cluster.next_event_s < inf or any(job.ends_in_s() < inf for job in self._live):
+            self._idle_plans = 0
+            return False
+        self._idle_plans += 1
+        is_waiting = self._review_s == inf and not any(job.shares for job in self._live)
+        return is_waiting or self._idle_plans > IDLE_PLANS
 
     def _next_s(self) -> float:
         arrival_s = self._to_come[-1].submitted_s if self._to_come else inf
@@ -160,7 +191,7 @@ class PerfectReplay:
         now_s = self._now_s + EPOCH_UTC_S
         try:
             plan = self._plan(view, now_s)
-        except Exception as error:  # noqa: BLE001  # whatever a policy raises is a result of this replay
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a policy raises is a result of this replay
             self.observer.policy_failed(f"{type(error).__name__}: {error}")
             return compute_plan(FALLBACK, view, now_s)
         if node := self._cluster.overbooked(self._holdings(plan)):

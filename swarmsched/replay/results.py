@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,8 @@ class Observer:
     node_failures: int = 0
     restarts: int = 0
     lost_gpu_s: float = 0.0
+    left: Sequence[ReplayJob] = ()
+    gave_up: str = ""
     _idle_while_waiting: int = 0
     _grown: dict[JobId, tuple[float, int]] = field(default_factory=dict)
     _ranks: dict[JobId, int] = field(default_factory=dict)
@@ -92,6 +95,10 @@ class Observer:
         self._grown.pop(job.job_id, None)
         self._ranks.pop(job.job_id, None)
 
+    def stopped(self, left: Sequence[ReplayJob], gave_up: str = "") -> None:
+        """The replay is over, and these jobs have not ended; `gave_up` says why it did not go on, if it could have."""
+        self.left, self.gave_up = left, gave_up
+
     def decided(self, live: Sequence[ReplayJob], now_s: float) -> None:
         """A plan was followed, or nodes have failed."""
         idle = self.cluster.usable - sum([job.ranks for job in live])
@@ -103,6 +110,22 @@ class Observer:
             elif 0 < after < before and now_s - self._grown.get(job.job_id, (-REVERSAL_S, 0))[0] <= REVERSAL_S:
                 self.reversed_decisions += 1
             self._ranks[job.job_id] = after
+
+    def unfinished(self) -> list[dict[str, str]]:
+        """The jobs that have not ended, each with the reason."""
+        return [{"job_id": job.label, "reason": self._why_unfinished(job)} for job in self.left]
+
+    def _why_unfinished(self, job: ReplayJob) -> str:
+        least = job.elastic.ranks_least if job.elastic else job.gpus
+        if least > self.cluster.total:
+            return f"needs {least} GPUs, and there are {self.cluster.total}"
+        if least > self.cluster.usable and not self.gave_up:
+            return f"needs {least} GPUs, and nodes that are up have {self.cluster.usable}"
+        if job.physics.alone_s(self.cluster) == inf:
+            return "makes no progress on any GPUs that are there"
+        if job.shares and job.ends_in_s() == inf:
+            return f"makes no progress on the {job.ranks} GPUs that it has"
+        return self.gave_up or "the policy let it wait"
 
     @property
     def times_s(self) -> list[float]:
@@ -137,6 +160,7 @@ class Observer:
             "refused_holds": self.refused_holds,
             "reversed_decisions": self.reversed_decisions,
             "idle_gpu_seconds_while_work_waits": _rounded(self.idle_gpu_s_while_work_waits),
+            "unfinished": self.unfinished(),
         }
 
     def _slowdowns(self) -> list[float]:

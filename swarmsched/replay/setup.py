@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import inf
+from math import ceil, inf
 
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Elastic
@@ -20,7 +20,7 @@ from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
 from swarmsched.replay.profiles import Profile
 from swarmsched.replay.rates import Rates, rated
-from swarmsched.replay.workload import TraceJob
+from swarmsched.replay.workload import DURATIONS, STEPS, TraceJob
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
@@ -35,6 +35,9 @@ KNOWLEDGE = {
 VIEWS = ("perfect", "gossip")
 MEMBERSHIPS = {"swim": Timings(), "ideal": Timings(probe_period_s=PROBE_PERIOD_MAX_S)}
 """With `ideal` members find one another and are never probed again: where no machine fails, a third of all steps."""
+GOSSIP_LIMIT_S = 1e7
+"""Some four months: of each second all messages are lived through."""
+DURATION_LEAST_S = 1e-3
 CHECKPOINT_S = 600.0
 """Seconds of training between the checkpoints of a job: what came after the last of them is lost with a node."""
 
@@ -71,18 +74,21 @@ def prepared(
 ) -> PerfectReplay | GossipReplay:
     """Ready to run; ConfigError names the job that has neither a profile nor a duration, or what else is wrong."""
     check_setting(settings.policy)
+    pacing = _pacing(settings)
     cluster = replace(settings.cluster, down=set())  # of this replay alone
     for profile in profiles.values():
         if isinstance(profile, Profile):
             _check_classes(profile.name, profile.classes, cluster)
     jobs = [_job(number, job, profiles, settings, cluster) for number, job in enumerate(trace)]
+    for row, job in zip(trace, jobs, strict=True):
+        _check_length(row.place, job.submitted_s, job.physics.alone_s(cluster), pacing)
     knowledge = _knowledge(settings, cluster)
     match settings.view:
         case "perfect":
             plan = partial(compute_plan, settings.policy)
-            return PerfectReplay(jobs, cluster, plan, knowledge, settings.pacing, clock)
+            return PerfectReplay(jobs, cluster, plan, knowledge, pacing, clock)
         case "gossip":
-            how = (settings.pacing, settings.seed, settings.faults, clock, _timings(settings))
+            how = (pacing, settings.seed, settings.faults, clock, _timings(settings))
             return GossipReplay(jobs, cluster, settings.policy, knowledge, *how)
         case other:
             raise ConfigError("view", f"{other!r} is not known", f"one of {', '.join(VIEWS)}")
@@ -116,6 +122,26 @@ def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None
             raise ConfigError(f"cluster, node {node}, gpu_model", problem, f"one of {measured}")
 
 
+def _pacing(settings: Replay) -> Pacing:
+    limit_s = min(settings.pacing.limit_s, GOSSIP_LIMIT_S if settings.view == "gossip" else inf)
+    return replace(settings.pacing, limit_s=limit_s)
+
+
+def _check_length(place: str, submitted_s: float, alone_s: float, pacing: Pacing) -> None:
+    """ConfigError where a job that could run cannot have ended before the replay gives up."""
+    if alone_s == inf:
+        return
+    if submitted_s + alone_s > pacing.limit_s:
+        problem = f"ends at {submitted_s + alone_s:,.0f} s at best, and the replay gives up at {pacing.limit_s:,.0f} s"
+        raise ConfigError(place, problem, "count times from the first submission, in seconds, or --select other jobs")
+    if pacing.tick_s and alone_s / pacing.tick_s > pacing.plans_most:
+        least_s = ceil(alone_s / pacing.plans_most)
+        problem = (
+            f"a plan each {pacing.tick_s:g} s makes more than {pacing.plans_most:,} of them in the time of {place}"
+        )
+        raise ConfigError("tick_s", problem, f"{least_s} or more, or 0: plans when something happens")
+
+
 def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
     match settings.knowledge:
         case "perfect":
@@ -142,16 +168,15 @@ def _job(
     if isinstance(profile, Mapping) and job.steps:
         return _rated_job(named, job, profile, settings, cluster)
     if not isinstance(profile, Profile):
-        if not job.duration_s:
-            known = ", ".join(profiles) or "none"
-            raise ConfigError(
-                f"job {job.job_id}",
-                f"has no duration and no profile of model {job.model!r}",
-                f"profiles there: {known}",
-            )
+        if job.duration_s < DURATION_LEAST_S:
+            raise _without_length(job, profiles)
         physics = RigidPhysics(job.gpus, job.duration_s)
         return ReplayJob(*named, job.gpus, physics, user=job.user, checkpoint_s=saves_s)
     limits = profile.limits
+    least = min(limits.initial_batch, *profile.statistics)
+    if job.batch and not least <= job.batch <= limits.batch_max:
+        problem = f"{job.batch} is no batch of model {job.model!r}"
+        raise ConfigError(f"{job.place}, batch_size", problem, f"from {least} to {limits.batch_max}, or empty")
     batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
     limit = min(gpus, settings.gpus_most.get(job.model, gpus))
     physics = ProfiledPhysics(profile, batches, max(1, min(limit, limits.batch_max // limits.local_batch_min)))
@@ -166,6 +191,20 @@ def _job(
         batch=0 if kind.rebatches else job.batch,
         checkpoint_s=saves_s,
     )
+
+
+def _without_length(job: TraceJob, profiles: Measured) -> ConfigError:
+    """What a row lacks whose job nobody can tell the run time of."""
+    remedy = f"seconds from {DURATION_LEAST_S:g}"
+    if job.duration_s:
+        return ConfigError(f"{job.place}, {DURATIONS[0]}", f"{job.duration_s:g} is too short", remedy)
+    if job.model in profiles:
+        problem = f"it has neither {STEPS[0]} for the speeds of model {job.model!r} nor a run time above 0"
+        return ConfigError(f"{job.place}, {STEPS[0]}", problem, f"{STEPS[0]} from 1, or in {DURATIONS[0]} {remedy}")
+    known = f"one of {', '.join(profiles)}" if profiles else "and --profiles that have it"
+    unknown = f"there is no profile of model {job.model!r}" if job.model else "it names no model"
+    problem = f"it has no run time above 0, and {unknown}"
+    return ConfigError(f"{job.place}, {DURATIONS[0]}", problem, f"{remedy}, or a model: {known}")
 
 
 def _rated_job(

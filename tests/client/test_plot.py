@@ -70,7 +70,7 @@ def test_where_nothing_ran_there_is_nothing_to_draw(capsys, tmp_path):
     code, _, error = replay(capsys, str(lone), "--tick-s", "0", "--plot", str(tmp_path / "p.svg"))
     assert code == 2
     assert "no time has passed" in error
-    lone.write_text("job_id,submit_time_s\n")
+    lone.write_text("job_id,submit_time_s,num_gpus\n")
     assert "has no jobs" in replay(capsys, str(lone))[2]
 
 

@@ -36,9 +36,26 @@ def test_the_document_counts_what_finished_and_averages_it(capsys, jobs):
 
 
 def test_a_job_that_can_never_run_is_missing_and_the_exit_code_says_so(capsys, jobs):
-    code, out, _ = replay(capsys, str(jobs), "--policy", "backfill", "--rescale-cost-s", "0")
+    words = [str(jobs), "--policy", "backfill", "--rescale-cost-s", "0"]
+    code, out, told = replay(capsys, *words)
     assert code == 1
     assert "finished                            2" in out
+    assert "unfinished                          1" in out
+    assert told == "swarm: under backfill, 1 of 3 jobs did not finish: c: needs 80 GPUs, and there are 64\n"
+    document = json.loads(replay(capsys, *words, "-o", "json")[1])
+    assert document["unfinished"] == [{"job_id": "c", "reason": "needs 80 GPUs, and there are 64"}]
+
+
+def test_of_many_jobs_that_can_never_run_a_few_are_named(capsys, tmp_path):
+    file = tmp_path / "wide.csv"
+    file.write_text("job_id,submit_time_s,num_gpus,duration_s\n" + "".join(f"j{each},0,99,1\n" for each in range(9)))
+    code, _, told = replay(capsys, str(file), "--policy", "fifo")
+    assert (code, told.count("needs 99 GPUs"), told.endswith("; and 6 more\n")) == (1, 3, True), told
+
+
+def test_quietly_the_jobs_that_did_not_finish_are_printed_and_nothing_else(capsys, jobs):
+    assert replay(capsys, str(jobs), "--policy", "backfill,las", "-q") == (1, "c\n", "")
+    assert replay(capsys, str(jobs), "--select", "cluster=x", "-q") == (0, "", "")
 
 
 def test_servers_of_a_table_fail_and_return(capsys, jobs, tmp_path):
@@ -70,6 +87,7 @@ def test_a_policy_in_a_file_of_ones_own_is_compared_with_others(capsys, jobs):
         (None, "FileNotFoundError"),
         ("1 +", "SyntaxError"),
         ("raise ValueError('not today')", "ValueError: not today"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
         ("KIND = 1", "does not say what it holds"),
         ("from swarmsched.policies.base import PolicyKind\nKIND = PolicyKind('fifo', '', (), '')", "'fifo' already"),
     ],
@@ -79,7 +97,22 @@ def test_a_file_that_holds_no_policy_is_refused_with_what_is_wrong(capsys, jobs,
     if text is not None:
         file.write_text(text)
     code, _, err = replay(capsys, str(jobs), "--policy", str(file))
-    assert (code, told in err) == (2, True), err
+    assert (code, told in err, str(file) in err) == (2, True, True), err
+
+
+@pytest.mark.parametrize("view", ["perfect", "gossip"])
+def test_a_policy_that_ends_the_process_has_failed_and_its_file_is_named(capsys, jobs, tmp_path, view):
+    file = tmp_path / f"leaves_{view}.py"
+    file.write_text(
+        "from swarmsched.policies.base import PolicyKind\n"
+        f"KIND = PolicyKind('leaves-{view}', '', (), 'leaves_{view}:Leaves')\n"
+        "class Leaves:\n"
+        "    def __init__(self, parameters):\n"
+        "        raise SystemExit('enough')\n"
+    )
+    words = ["--select", "cluster=x", "--policy", str(file), "--view", view, "--nodes", "2"]
+    code, _, err = replay(capsys, str(jobs), *words)
+    assert (code, f"leaves-{view} ({file}): " in err, "SystemExit: enough" in err) == (0, True, True), err
 
 
 @pytest.mark.parametrize("module", ["graphlib", "sys"])
@@ -122,13 +155,29 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--select", "cluster=z"), "no row of"),
         (("{jobs}", "--knows", "all"), "'all' is not known"),
         (("{jobs}", "--nodes", "0"), "is no number of servers"),
+        (("{jobs}", "--nodes", "9" * 5_000), "is no number of servers"),
+        (("{jobs}", "--nodes", ""), "is no number of servers"),
+        (("{jobs}", "--gpus-per-node", "\u00b2"), "must be a whole number from 1 to 64"),
+        (("{jobs}", "--cluster", ""), "--cluster '' names nothing"),
+        (("{jobs}", "--profiles", ""), "--profiles '' names nothing"),
+        (("{jobs}", "--gpus-most", "bert=nan"), "--gpus-most bert='nan': must be a whole number"),
+        (("{jobs}", "--gpus-most", "bert=0"), "--gpus-most bert='0': must be a whole number"),
+        (("{jobs}", "--gpus-most", "bert=1"), "there is no profile of model 'bert'"),
+        (("{jobs}", "--policy", "las", "--parameter", "promote_knob=1_0"), "is no number"),
+        (("{jobs}", "--seeds", "3"), "--seeds cannot go with simulate replay"),
+        (("{jobs}", "--break", "quorum-of-one", "--no-shrink"), "--break, --no-shrink cannot go with simulate replay"),
         (("{jobs}", "--view", "central"), "'central' is not known"),
         (("{jobs}", "--view", "gossip", "--tick-s", "60"), "nodes plan when there is news"),
         (("{jobs}", "--loss", "0.1"), "--loss needs a network"),
         (("{jobs}", "--view", "gossip", "--loss", "1"), "must be a part"),
+        (("{jobs}", "--view", "gossip", "--loss", "nan"), "must be a part"),
+        (("{jobs}", "--view", "gossip", "--delay-s", "1e9"), "must be a number of seconds: 0, or from 1e-06 to 60"),
         (("{jobs}", "--membership", "ideal"), "--membership needs a network"),
         (("{jobs}", "--view", "gossip", "--membership", "raft"), "'raft' is not known"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
+        (("{jobs}", "--tick-s", "1e-9"), "must be a number of seconds: 0, or from 1 to 1,000,000"),
+        (("{jobs}", "--checkpoint-s", "0"), "must be a number of seconds: from 1 to 100,000,000"),
+        (("{jobs}", "--rescale-cost-s", "1e8"), "must be a number of seconds: from 0 to 100,000"),
         (("{jobs}", "--profiles", "/nowhere"), "No such file"),
         (("{jobs}", "--profiles", "/"), "0 files *throughput.csv"),
         (("{jobs}", "--profiles", "{jobs}"), "has no column 'model'"),
@@ -180,3 +229,26 @@ def test_a_table_may_come_through_a_pipe(capsys, tmp_path):
         assert replay(capsys, str(pipe), "--select", "cluster=x", "-q")[0] == 0
     finally:
         writer.join()
+
+
+@pytest.mark.parametrize("duration", ["0", "", "0.0001"])
+def test_a_job_without_a_run_time_is_named_by_file_and_row(capsys, tmp_path, duration):
+    file = tmp_path / "jobs.csv"
+    file.write_text(f"job_id,submit_time_s,num_gpus,duration_s\na,0,1,1\nb,0,1,{duration}\n")
+    code, _, error = replay(capsys, str(file))
+    assert (code, f"{file}, row 3, job 'b', duration_s: " in error) == (2, True), error
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "told"),
+    [
+        ("a,100000000,1,10", (), "row 2, job 'a': ends at 100,000,010 s at best"),
+        ("a,10000000,1,10", ("--view", "gossip"), "row 2, job 'a': ends at 10,000,010 s at best"),
+        ("a,0,1,5000000", ("--tick-s", "1"), "tick_s: a plan each 1 s makes more than 2,000,000"),
+    ],
+)
+def test_a_replay_that_would_take_for_ever_is_refused_with_the_job(capsys, tmp_path, row, words, told):
+    file = tmp_path / "jobs.csv"
+    file.write_text(f"job_id,submit_time_s,num_gpus,duration_s\n{row}\n")
+    code, _, error = replay(capsys, str(file), *words)
+    assert (code, told in error) == (2, True), error

@@ -17,6 +17,7 @@ from swarm_client.quantity import show_duration, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from swarm_client.cli.session import Session
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from swarmsched.simulator.network import NetworkFaults
     from swarmsched.view import PolicySetting
 
+NODES_DEFAULT, NODES_MOST = 16, 10_000
+GPUS_MOST = 10**6  # of one job
 TABLE_BYTES_MOST = 2**28
+NAMED = 3  # jobs that are named where they have not finished
 KNOWS_DEFAULT = "perfect"
 COLUMNS = (
     Column("POLICY", lambda item: str(item["policy"])),
@@ -49,19 +53,33 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _seconds(text: str) -> float:
+def _between(text: str, low: float, high: float) -> float | None:
+    """The number, where it is one between these."""
+    from swarmsched.replay.table import number
+
     try:
-        value = float(text)
+        value = number(text)
     except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e9:
-        raise ValueError("must be a number of seconds from 0")
-    return value
+        return None
+    return value if low <= value <= high else None
+
+
+def _seconds(low: float, high: float, *, or_none: bool = False) -> Callable[[str], float]:
+    """A reader for times in a range; `or_none`: 0 stands for none, whatever the range."""
+
+    def read(text: str) -> float:
+        value = _between(text, 0.0 if or_none else low, high)
+        if value is None or 0.0 < value < low:
+            bounds = f"{low:g} to {high:,.0f}"
+            raise ValueError(f"must be a number of seconds: {'0, or ' if or_none else ''}from {bounds}")
+        return value
+
+    return read
 
 
 def _ratio(text: str) -> float:
-    value = _seconds(text)
-    if value >= 1.0:
+    value = _between(text, 0.0, 1.0)
+    if value is None or value == 1.0:
         raise ValueError("must be a part, from 0 to below 1")
     return value
 
@@ -84,7 +102,10 @@ OPTIONS = (
     Option("--cluster", "servers from a table node,gpus[,gpu_model], in place of --nodes (replay)", "FILE"),
     Option("--churn", "servers fail and return: a table time_s,node,event, down or up (replay)", "FILE"),
     Option(
-        "--checkpoint-s", "training between checkpoints: lost with a server (replay; default 600)", "S", read=_seconds
+        "--checkpoint-s",
+        "training between checkpoints: lost with a server (replay; default 600)",
+        "S",
+        read=_seconds(1, 1e8),
     ),
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
     Option("--knows", "what is known of jobs: perfect, declared, learned or nothing (replay)", "HOW"),
@@ -95,15 +116,22 @@ OPTIONS = (
         "HOW",
     ),
     Option("--loss", "part of all messages that is lost, with --view gossip (replay; default 0)", "RATIO", read=_ratio),
-    Option("--delay-s", "median delay of a message, with --view gossip (replay; default 0.0002)", "S", read=_seconds),
+    Option(
+        "--delay-s",
+        "median delay of a message, with --view gossip (replay; default 0.0002)",
+        "S",
+        read=_seconds(1e-6, 60, or_none=True),
+    ),
     Option("--asks-least", "jobs of several sizes ask for the least; always so with --view gossip (replay)"),
     Option(
         "--tick-s",
         "seconds between plans; 0: at arrivals, ends and on news of jobs (replay; default 60)",
         "S",
-        read=_seconds,
+        read=_seconds(1, 1e6, or_none=True),
     ),
-    Option("--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds),
+    Option(
+        "--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds(0, 1e5)
+    ),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
 )
 
@@ -116,29 +144,53 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
     from swarmsched.policies.registry import policy_id
 
     os.environ.update(ONE_THREAD)
+    if empty := next((option.names[0] for option in OPTIONS if arguments[option.key] == ""), ""):
+        # An unset variable of a script: the replay of something else would look like an answer.
+        raise UsageError(f"{empty} '' names nothing", f"leave {empty} out, or give it a value")
     picture = Path(arguments["plot"]) if arguments["plot"] else None
     if picture:
         plot.check(picture)
     try:
         settings = _settings(arguments)
         profiles = read_profiles(arguments["profiles"])
+        _check_limits(settings[0].gpus_most, profiles)
         jobs = read_jobs(file, arguments["select"])
         runs = [(each, _observed(session, jobs, profiles, each)) for each in settings]
     except ConfigError as error:
         raise UsageError(str(error), error.remedy) from error
+    for each, observer in runs:
+        _tell_unfinished(session, each, observer)
     if picture:
         title = f"{Path(file).name} {arguments['select'] or ''}: {len(jobs)} jobs, {settings[0].cluster.total} GPUs"
         plot.draw(picture, [(policy_id(each.policy), observer) for each, observer in runs], title)
     summaries = [summary(each, observer) for each, observer in runs]
-    if len(summaries) > 1:
+    _print(session, summaries)
+    return OK if all(each["finished"] == each["jobs"] for each in summaries) else FAILED
+
+
+def _print(session: Session, summaries: list[dict[str, Any]]) -> None:
+    if session.printer.is_for_names:
+        for job_id in dict.fromkeys([each["job_id"] for one in summaries for each in one["unfinished"]]):
+            session.printer.line(job_id)
+    elif len(summaries) > 1:
         session.printer.items(summaries, COLUMNS)
     elif session.printer.is_for_people:
         for key, value in summaries[0].items():
             of = f"  of {summaries[0]['finished']} finished jobs" if key in AVERAGES else ""
-            session.printer.line(f"{key:34}  {'-' if value is None else value}{of}")
+            text = "-" if value is None else len(value) if isinstance(value, list) else value
+            session.printer.line(f"{key:34}  {text}{of}")
     else:
         session.printer.document(summaries[0])
-    return OK if all(each["finished"] == each["jobs"] for each in summaries) else FAILED
+
+
+def _tell_unfinished(session: Session, settings: Replay, observer: Observer) -> None:
+    """Which jobs have not finished, and why; a few of many."""
+    jobs = observer.unfinished()
+    if jobs:
+        some = "; ".join([f"{each['job_id']}: {each['reason']}" for each in jobs[:NAMED]])
+        more = f"; and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+        of = f"{len(jobs)} of {observer.jobs} jobs"
+        session.tell(f"under {settings.policy.name}, {of} did not finish: {some}{more}")
 
 
 def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settings: Replay) -> Observer:
@@ -152,9 +204,19 @@ def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settin
             progress.show(finished / len(jobs), f"{finished} of {len(jobs)} jobs, {show_duration(now_s)} of their time")
     if observer.policy_errors:
         session.warn(
-            f"{settings.policy.name}: {observer.first_policy_error} (first of {observer.policy_errors} errors)"
+            f"{_called(settings.policy)}: {observer.first_policy_error} (first of {observer.policy_errors} errors)"
         )
     return observer
+
+
+def _called(policy: PolicySetting) -> str:
+    """A policy by its name, and its file where it is somebody's own."""
+    from swarmsched.policies.registry import kind_of
+
+    module = kind_of(policy).policy.partition(":")[0]
+    if module.startswith("swarmsched."):
+        return policy.name
+    return f"{policy.name} ({getattr(sys.modules.get(module), '__file__', module)})"
 
 
 def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
@@ -219,7 +281,7 @@ def _import(name: str, file: Path) -> None:
     sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(sys.modules[name])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"--policy {file}: {type(error).__name__}: {error}", "see docs/scheduling.md") from error
 
@@ -228,7 +290,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.replay.perfect import Pacing
     from swarmsched.replay.setup import CHECKPOINT_S, Replay
 
-    limits = {model: int(_number("--gpus-most", model, value)) for model, value in _pairs("--gpus-most", arguments)}
+    limits = _limits(arguments)
     pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
     knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
     cluster, seed, (view, faults) = _cluster(arguments), arguments.get("seed", 0), _view(arguments)
@@ -259,16 +321,41 @@ def _cluster(arguments: Arguments) -> Cluster:
     from swarmsched.replay.cluster import Cluster, read_cluster
 
     nodes, table, events = arguments["nodes"], arguments["cluster"], arguments["churn"]
-    if nodes is not None and not (nodes.isdecimal() and 1 <= int(nodes) <= 10_000):
-        raise UsageError(f"--nodes {nodes!r} is no number of servers", "--nodes takes 1 to 10000")
-    if table and (nodes or arguments["gpus_per_node"]):
+    if table and (nodes is not None or arguments["gpus_per_node"]):
         raise UsageError("--cluster says which servers there are", "leave out --nodes and --gpus-per-node")
     if table:
         cluster = read_cluster(table, _lines(Path(table)))
     else:
-        cluster = Cluster.even(int(nodes or 16), arguments.get("gpus_per_node", 4))
+        cluster = Cluster.even(_servers(nodes), arguments.get("gpus_per_node", 4))
     cluster.events = churn(events, _lines(Path(events)), cluster.gpus) if events else ()
     return cluster
+
+
+def _servers(text: str | None) -> int:
+    if text is None:
+        return NODES_DEFAULT
+    try:
+        return whole(1, NODES_MOST)(text)
+    except ValueError:
+        raise UsageError(f"--nodes {text!r} is no number of servers", f"--nodes takes 1 to {NODES_MOST}") from None
+
+
+def _limits(arguments: Arguments) -> dict[str, int]:
+    """The largest number of GPUs by model."""
+    limits = {}
+    for model, text in _pairs("--gpus-most", arguments):
+        try:
+            limits[model] = whole(1, GPUS_MOST)(text)
+        except ValueError as error:
+            raise UsageError(f"--gpus-most {model}={text!r}: {error}", f"as in --gpus-most {model}=1") from None
+    return limits
+
+
+def _check_limits(limits: Mapping[str, int], profiles: Measured) -> None:
+    for model in limits:
+        if model not in profiles:
+            there = f"one of {', '.join(profiles)}" if profiles else "add --profiles"
+            raise UsageError(f"--gpus-most {model}: there is no profile of model {model!r}", there)
 
 
 def _pairs(option: str, arguments: Arguments) -> list[tuple[str, str]]:
@@ -282,8 +369,10 @@ def _pairs(option: str, arguments: Arguments) -> list[tuple[str, str]]:
 
 
 def _number(option: str, name: str, text: str) -> float:
+    from swarmsched.replay.table import number
+
     try:
-        return float(text)
+        return number(text)
     except ValueError:
         raise UsageError(f"{option} {name}={text!r} is no number", f"as in {option} {name}=1") from None
 

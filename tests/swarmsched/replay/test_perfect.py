@@ -14,6 +14,7 @@ from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
+from swarmsched.replay.physics import Pace, RigidPhysics
 from swarmsched.replay.table import rows, select
 from swarmsched.replay.workload import trace_jobs
 from swarmsched.resources import Share
@@ -159,3 +160,42 @@ def test_fifo_reproduces_what_an_independent_simulator_finds(trace: str, chosen:
     summary = replay(work, "fifo", Cluster({NodeId("all"): gpus}), knowledge=PerfectKnowledge(gpus, gpus)).summary()
     assert summary["avg_jct_s"] == pytest.approx(float(wanted["avg_jct_s"]), abs=0.1)
     assert summary["makespan_s"] == pytest.approx(float(wanted["makespan_s"]), abs=0.1)
+
+
+def test_jobs_that_have_not_ended_are_named_with_the_reason() -> None:
+    jobs = [rigid(1, 0.0, 1, 50.0), rigid(2, 0.0, 3, 1.0), rigid(3, 0.0, 2, 1.0)]
+    observer = replay(jobs, "fifo")
+    assert [*ends(observer)] == ["job1"]
+    assert observer.summary()["unfinished"] == [
+        {"job_id": "job2", "reason": "needs 3 GPUs, and there are 2"},
+        {"job_id": "job3", "reason": "the policy let it wait"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pacing", "reason"),
+    [
+        (Pacing(1.0, 0.0, limit_s=10.0), "had not ended after 10 s, when the replay gave up"),
+        (Pacing(1.0, 0.0, plans_most=5), "had not ended after 5 plans, at 4 s, when the replay gave up"),
+    ],
+)
+def test_a_replay_that_gives_up_says_why(pacing: Pacing, reason: str) -> None:
+    observer = replay([rigid(1, 0.0, 1, 50.0), rigid(2, 0.0, 1, 2.0)], "fifo", pacing=pacing)
+    assert (len(observer.finished), observer.unfinished()) == (1, [{"job_id": "job1", "reason": reason}])
+
+
+class Stands(RigidPhysics):
+    """Takes GPUs and does nothing with them, where more than one is there."""
+
+    def pace(self, shape: tuple[int, ...], batch: int, progress: float) -> Pace:
+        return Pace(0.0, self.total)
+
+
+@pytest.mark.parametrize("tick_s", [0.0, 1.0])
+def test_a_job_that_makes_no_progress_does_not_run_for_ever(tick_s: float) -> None:
+    standing = rigid(1, 0.0, 1, 50.0)
+    standing.physics = Stands(1, 50.0)
+    observer = replay([standing, rigid(2, 0.0, 1, 500.0)], "fifo", pacing=Pacing(tick_s, 0.0))
+    assert [*ends(observer)] == ["job2"]
+    assert observer.unfinished() == [{"job_id": "job1", "reason": "makes no progress on the 1 GPUs that it has"}]
+    assert len(observer.plan_s) < 700
