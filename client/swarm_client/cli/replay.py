@@ -120,7 +120,7 @@ OPTIONS = (
         "--delay-s",
         "median delay of a message, with --view gossip (replay; default 0.0002)",
         "S",
-        read=_seconds(1e-6, 60, or_none=True),
+        read=_seconds(1e-6, 1, or_none=True),
     ),
     Option("--asks-least", "jobs of several sizes ask for the least; always so with --view gossip (replay)"),
     Option(
