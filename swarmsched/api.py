@@ -184,10 +184,15 @@ class JobSpec(Value):
         }
 
 
+def near_word(word: str, choices: Sequence[str]) -> str:
+    """The choice that was probably meant, else an empty string."""
+    return next(iter(difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1)), "")
+
+
 def nearest(word: str, choices: Sequence[str]) -> str:
     """`; did you mean X?` for a close match, else an empty string."""
-    close = difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = near_word(word, choices)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 class _SpecReader:

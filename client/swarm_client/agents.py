@@ -71,6 +71,7 @@ class Agents:
         self.addresses = _in_order(hosts, self._known)
         self._idle: Connection | None = None
         self._open: Connection | None = None
+        self._refused: tuple[Connection, Response] | None = None
         self.last_headers: dict[str, str] = {}
 
     def call(
@@ -181,11 +182,15 @@ class Agents:
                 has_waited = shepherd_end_s is not None and time.monotonic() - began_s > SHEPHERD_WAIT_S / 2
                 if response.status == 503 and left and repeatable and not has_waited:
                     causes.append(f"{spell(connection.address)}: not ready")
-                    connection.close()
+                    self._keep_refused((connection, response))
                     continue
+                self._keep_refused(None)
                 self._prefer(connection.address)
                 self._open = connection
                 return response
+        if self._refused is not None:  # what an agent said tells more than that others are silent
+            (self._open, refused), self._refused = self._refused, None
+            return refused
         raise Unreachable([spell(address) for address in self.addresses], "; ".join(causes[-4:]))
 
     def __enter__(self) -> Self:
@@ -194,8 +199,15 @@ class Agents:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _keep_refused(self, refused: tuple[Connection, Response] | None) -> None:
+        """Keep an answer of 503 for the case that no agent has a better one, in the place of the last."""
+        if self._refused is not None:
+            self._refused[0].close()
+        self._refused = refused
+
     def close(self) -> None:
         """Close what is open; a later request opens it again."""
+        self._keep_refused(None)
         for connection in (self._idle, self._open):
             if connection is not None:
                 connection.close()

@@ -120,6 +120,16 @@ def test_a_wait_for_an_unknown_job_fails_at_once(swarm, agent):
     assert "no such job" in err
 
 
+def test_what_one_agent_says_is_told_when_the_others_are_silent(swarm, agent, point_at):
+    refused = (503, problem(503, "unavailable", "gpu9 does not answer"))
+    with FakeAgent("gpu2") as second:
+        point_at(agent, second, f"127.0.0.1:{free_port()}")
+        for each in (agent, second):
+            each.answers["PUT /v1/nodes/gpu9/drain"] = refused
+        code, _, err = swarm("drain", "gpu9")
+    assert (code, err.splitlines()[0]) == (125, "swarm: cannot drain gpu9: gpu9 does not answer")
+
+
 def test_a_wait_without_any_agent_fails_at_once(swarm, point_at):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -502,6 +502,16 @@ def test_a_node_is_drained_with_a_reason_and_takes_work_again(swarm, agent):
     assert swarm("drain")[0] == 2
 
 
+def test_a_node_is_given_up(swarm, agent):
+    agent.answers["DELETE /v1/members/gpu2"] = {"api_version": "v1", "node": "gpu2", "is_forgotten": True}
+    told = (0, "gpu2\n", "swarm: gpu2 is given up, and may come back as it likes\n")
+    assert swarm("forget", "gpu2") == told
+    refused = (409, problem(409, "conflict", "gpu2 is alive", remedy="stop its agent first"))
+    agent.answers["DELETE /v1/members/gpu2"] = refused
+    assert swarm("forget", "gpu2") == (5, "", "swarm: cannot forget gpu2: gpu2 is alive\n  stop its agent first\n")
+    assert swarm("forget")[0] == 2
+
+
 def test_nodes_say_why_they_drain(swarm, agent):
     agent.answers["GET /v1/nodes"] = listing(node("gpu1", gpus=[], is_draining=True, drain_reason="new disk"))
     assert "draining: new disk" in swarm("nodes")[1]

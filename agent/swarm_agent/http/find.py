@@ -14,7 +14,7 @@ from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
 from swarmsched import ids
-from swarmsched.api import JobState, nearest
+from swarmsched.api import JobState, near_word
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView
@@ -204,11 +204,10 @@ def _ambiguous(reference: str, candidates: list[Summary]) -> Problem:
 
 def _unknown(reference: str, silent: tuple[NodeId, ...], names: list[str]) -> Problem:
     asked = f"; {', '.join(silent)} did not answer and may know it" if silent else ""
-    close = nearest(reference, names)
     extra: dict[str, Any] = {"silent_nodes": list(silent)}
-    if close:
-        extra["nearest"] = close.split("'")[1]
-    return Problem("unknown_job", f"there is no job {reference!r}{close}{asked}", extra=extra)
+    if close := near_word(reference, names):
+        extra["nearest"] = close
+    return Problem("unknown_job", f"there is no job {reference!r}{asked}", extra=extra)
 
 
 def _with_id(groups: Iterable[list[Summary]], job_id: str) -> list[Summary]:

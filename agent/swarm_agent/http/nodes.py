@@ -19,9 +19,10 @@ from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
-from swarmsched.api import nearest
+from swarm_agent.http.when import rfc3339
+from swarmsched.api import near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
-from swarmsched.gossip.member import MemberStatus
+from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.ids import NodeId
 from swarmsched.view import Elasticity, PolicySetting
 
@@ -174,7 +175,10 @@ class Nodes:
         try:
             return await self._peers.forward(name, call)
         except Problem as problem:
-            remedy = "try again; a node that is down takes no work anyway"
+            member = self._facts.member(name)
+            if member is not None and self._peers.is_gone(name):
+                raise _drain_of_gone(member) from None
+            remedy = "try again; whether a node drains is shown by `swarm nodes`"
             raise Problem("unavailable", problem.detail, remedy) from None
 
     async def list_queues(self, _: Call) -> Answer:
@@ -238,9 +242,20 @@ class Nodes:
         return listing([document(MEMBER, each) for each in self._facts.members()], **aged(time.time(), 0.0))
 
     def _unknown_node(self, name: str) -> Problem:
-        close = nearest(name, [member.node_id for member in self._facts.members()])
-        extra = {"nearest": close.split("'")[1]} if close else {}
-        return Problem("unknown_node", f"there is no node {name[:80]!r}{close}", extra=extra)
+        close = near_word(name, [member.node_id for member in self._facts.members()])
+        extra = {"nearest": close} if close else {}
+        return Problem("unknown_node", f"there is no node {name[:80]!r}", extra=extra)
+
+
+def _drain_of_gone(member: MemberView) -> Problem:
+    """Only the node itself can write down that it drains, and one that is down need not: it is given nothing."""
+    how = "has been gone" if member.status is MemberStatus.LEFT else "has been down"
+    remedy = "tell it when it is back"
+    if member.status is MemberStatus.FAILED:
+        remedy += f", or, if it is gone for good: swarm forget {member.node_id}"
+    since = f"since {rfc3339(time.time() - member.since_s)} and cannot be told"
+    detail = f"{member.node_id} {how} {since}; it takes no work, and its jobs run again elsewhere"
+    return Problem("conflict", detail, remedy)
 
 
 def _etag(setting: Document) -> str:

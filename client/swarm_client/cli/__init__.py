@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "report": "inside a task: tell how far training has come",
     "nodes": "nodes, their GPUs, and who holds them",
     "drain": "have a node take no new work, or again",
+    "forget": "give up a node that is gone for good",
     "top": "live view of nodes and jobs",
     "events": "what happened in the swarm",
     "login": "remember a swarm's address and token",

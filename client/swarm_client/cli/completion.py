@@ -29,7 +29,7 @@ FISH_CONTEXTS = "(swarm config view -q 2>/dev/null | string replace -rf '^contex
 VALUES = (
     '        *:-o|*:--output) words="table wide json jsonl yaml name" ;;',
     f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
-    f'        *:--node|*:--exclude|nodes:nodes|drain:drain) words="{NODES}" ;;',
+    f'        *:--node|*:--exclude|nodes:nodes|drain:drain|forget:forget) words="{NODES}" ;;',
     f'        *:--context) words="{CONTEXTS}"; [[ -n "$words" ]] || return ;;',
     '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)"; [[ -n "$words" ]] || return ;;',
 )
@@ -94,7 +94,7 @@ def fish() -> str:
         if name in TAKES_JOBS:
             jobs = "(swarm ps -q --no-color 2>/dev/null)"
             lines.append(f"{seen} -a '{jobs}'")
-        if name in ("nodes", "drain"):
+        if name in ("nodes", "drain", "forget"):
             lines.append(f"{seen} -a '(swarm nodes -q 2>/dev/null)'")
         if name in WORDS:
             lines.append(f"{seen} -a '{WORDS[name]}'")

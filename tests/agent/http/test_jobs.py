@@ -63,7 +63,12 @@ async def test_an_unknown_job_names_the_nearest_and_the_silent(n1, n2, swarm):
     swarm.statuses[NodeId("n3")] = "failed"
     problem = await n1.get("/v1/jobs/mnits", 404)
     assert (problem["nearest"], problem["silent_nodes"]) == ("mnist", ["n3"])
-    assert "n3 did not answer" in problem["detail"]
+    assert problem["detail"] == "there is no job 'mnits'; n3 did not answer and may know it"
+
+
+async def test_a_name_with_an_apostrophe_can_be_the_nearest(n1):
+    n1.agent.put(a_record(ALPHA, "n1", spec=JobSpec(command=("true",), name="ann's run")))
+    assert (await n1.get("/v1/jobs/anns%20run", 404))["nearest"] == "ann's run"
 
 
 async def test_a_job_whose_shepherd_is_silent_is_shown_from_gossip_with_its_age(n1, swarm):

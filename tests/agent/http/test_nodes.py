@@ -34,6 +34,7 @@ async def test_one_node_and_the_nearest_to_a_misspelt_one(n1):
     assert (await n1.get("/v1/nodes/n2"))["name"] == "n2"
     problem = await n1.get("/v1/nodes/n22", 404)
     assert (problem["code"], problem["nearest"]) == ("unknown_node", "n2")
+    assert problem["detail"] == "there is no node 'n22'"
 
 
 async def test_prometheus_gets_every_member_that_has_not_left(n1, swarm):
@@ -82,6 +83,19 @@ async def test_a_node_that_does_not_answer_is_not_said_to_drain(n1, swarm):
     swarm.down.add(NodeId("n2"))
     problem = await n1.ask("PUT", "/v1/nodes/n2/drain", json={"draining": True})
     assert (problem.status, (await problem.json(content_type=None))["code"]) == (503, "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "is_lost"), [("failed", "n2 has been down since", True), ("left", "n2 has been gone", False)]
+)
+async def test_a_node_that_is_down_cannot_be_drained_and_need_not(n1, swarm, status, words, is_lost):
+    swarm.down.add(NodeId("n2"))
+    swarm.statuses[NodeId("n2")] = status
+    response = await n1.ask("PUT", "/v1/nodes/n2/drain", json={"draining": True})
+    problem = await response.json(content_type=None)
+    assert (response.status, problem["code"]) == (409, "conflict")
+    assert words in problem["detail"]
+    assert ("swarm forget n2" in problem["remedy"]) is is_lost
 
 
 async def test_a_setting_changed_by_another_is_not_overwritten(n1):
