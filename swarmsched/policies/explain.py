@@ -131,7 +131,7 @@ def explain(
         policy_id=policy_id(setting),
         needs=need(demand, spec.ranks)
         + (f", or up to {spec.ranks_most} ranks" if spec.ranks_most > spec.ranks else ""),
-        free=_free_sentence(view.nodes, demand),
+        free=_free_sentence(view.nodes, spec),
         reason=reason,
         position=len(ahead) + 1 if record.state is JobState.QUEUED else 0,
         ahead_count=len(ahead),
@@ -171,17 +171,18 @@ def impossible(spec: JobSpec, capacities: Mapping[NodeId, Free]) -> CapacityErro
 
     `capacities` are all that each node has, members that are down but known included.
     """
-    allowed = {
-        node: resources
-        for node, resources in capacities.items()
-        if (not spec.nodes or node in spec.nodes) and node not in spec.exclude
-    }
+    allowed = {node: resources for node, resources in capacities.items() if allows(spec, node)}
     if sum(ranks_that_fit(free, spec.demand) for free in allowed.values()) >= spec.ranks:
         return None
     unknown = ", ".join(node for node in spec.nodes if node not in capacities)
     if unknown:
         return CapacityError(f"node {unknown}", f"no such node, only {', '.join(sorted(capacities)) or 'none'}")
     return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed))
+
+
+def allows(spec: JobSpec, node: NodeId) -> bool:
+    """True for a node that the job neither leaves out by naming others nor excludes."""
+    return (not spec.nodes or node in spec.nodes) and node not in spec.exclude
 
 
 def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
@@ -332,9 +333,12 @@ def _gpu_shortage(node: NodeView, demand: Demand) -> str:
     return f"{free} of {amount(node.total_gpus, 'GPU')} free"
 
 
-def _free_sentence(nodes: Sequence[NodeView], demand: Demand) -> str:
-    available = [node for node in nodes if node.is_available]
-    where = f"on {len(available)} of {amount(len(nodes), 'node')} available"
+def _free_sentence(nodes: Sequence[NodeView], spec: JobSpec) -> str:
+    demand = spec.demand
+    allowed = [node for node in nodes if allows(spec, node.node)]
+    available = [node for node in allowed if node.is_available]
+    kind_of_node = "allowed node" if spec.nodes or spec.exclude else "node"
+    where = f"on {len(available)} of {amount(len(allowed), kind_of_node)} available"
     if not demand.gpus:
         cpus = sum(node.free.cpus for node in available)
         return f"{amount(cpus, 'CPU')} {where}"

@@ -386,7 +386,7 @@ def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent)
     agent.answers["GET /v1/status"] = {
         "api_version": "v1",
         "members": {"alive": 3, "suspect": 0, "failed": 1, "left": 0, "conflict": 0},
-        "gpus": {"total": 6, "free": 2, "leased": 4},
+        "gpus": {"total": 8, "free": 2, "leased": 4, "draining": 2},
         "jobs": {"queued": 1, "starting": 0, "running": 5, "stopping": 0},
         "policy": {"name": "backfill"},
         "survival": SURVIVAL,
@@ -396,7 +396,7 @@ def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent)
         0,
         (
             "Members:       3 alive, 1 failed\n"
-            "GPUs:          2 free, 4 leased, 6 in all\n"
+            "GPUs:          2 free, 4 leased, 2 on draining nodes, 8 in all\n"
             "Jobs:          1 queued, 0 starting, 5 running, 0 stopping\n"
             "Policy:        backfill\n"
             "Survival:      1 job survives no death of a holder\n"

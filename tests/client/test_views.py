@@ -450,6 +450,8 @@ def test_top_prints_one_frame_without_a_terminal(swarm, agent):
     assert (code, err) == (0, "")
     assert out.startswith("swarm: 1 node (1 away) | 1 of 2 GPUs busy, 1 free | 1 running, 2 queued | policy las\n")
     assert "0 [#####     ] 50% 1.0 GiB leased  1 free" in out
+    agent.answers["GET /v1/nodes"] = listing(node("gpu1", is_draining=True))
+    assert "1 of 2 GPUs busy, 0 free" in swarm("top", "--once")[1]
 
 
 def test_doctor_names_an_unreachable_agent(swarm, point_at):

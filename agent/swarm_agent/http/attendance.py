@@ -3,7 +3,7 @@
 A view like all of membership: right within seconds, and good for people, never for a decision of the core.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm_agent.http.facts import Facts
@@ -35,6 +35,15 @@ class Attendance:
         groups = [group for group in (configuration.holders, configuration.leaving) if group]
         spare = [sum(self.has(each) for each in group) - majority(len(group)) for group in groups]
         return max(0, min(spare, default=0))
+
+
+def no_majority(whose: str, holders: Iterable[NodeId], there: Collection[NodeId]) -> str:
+    """Who is missing of the holders of a job about which nothing can be decided."""
+    names = list(dict.fromkeys(holders))
+    silent, heard = [each for each in names if each not in there], [each for each in names if each in there]
+    others = f"; {', '.join(heard)} {'does' if len(heard) == 1 else 'do'}" if heard else ""
+    lost = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "a disk was changed"
+    return f"no majority of {whose} is there, and nothing is decided about it: {lost}{others}"
 
 
 def present(members: Iterable[MemberView]) -> frozenset[NodeId]:

@@ -101,7 +101,7 @@ def schemas() -> Schema:
     silent = {"silent_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
     changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY}
-    gpu_counts = ("total", "free", "leased", "foreign", "unhealthy", "stale", "away")
+    gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
         "needs": record(keys.NEEDS),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from swarm_agent.http.attendance import attendance_of
+from swarm_agent.http.attendance import attendance_of, no_majority
 from swarm_agent.http.exchange import Answer, Call, Document, answer
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
@@ -17,7 +17,7 @@ from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.model import model_document
 from swarm_agent.http.parameter import choice, number, text
-from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of, first_unique
+from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
@@ -279,7 +279,7 @@ class Jobs:
         holders = [NodeId(name) for key in ("holders", "leaving_holders") for name in document.get(key) or ()]
         if document.get("has_majority") is False and holders:
             present = attendance_of(self._facts).present
-            return _no_majority(found.job_id, first_unique(holders), present, was_sent=was_sent)
+            return _no_majority(found.job_id, holders, present, was_sent=was_sent)
         if last.code not in ("shepherd_unreachable", "unknown_job"):
             return last
         handle = ids.handle(found.job_id)
@@ -393,10 +393,7 @@ def _with_remedy(refused: Refused) -> Refused:
 def _no_majority(job_id: JobId, holders: list[NodeId], present: Collection[NodeId], *, was_sent: bool) -> Problem:
     """Nothing can be decided about the job, however long anybody waits."""
     handle = ids.handle(job_id)
-    silent, there = [each for each in holders if each not in present], [each for each in holders if each in present]
-    heard = f"; {', '.join(there)} {'does' if len(there) == 1 else 'do'}" if there else ""
-    lost = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "a disk was changed"
-    detail = f"no majority of the holders of job {handle} is there, and nothing is decided about it: {lost}{heard}"
+    detail = no_majority(f"the holders of job {handle}", holders, present)
     remedy = f"{_done(was_sent=was_sent)}; start the lost agents again, or if they are lost for good: "
     code = "unavailable" if was_sent else "shepherd_unreachable"
     return Problem(code, detail, f"{remedy}swarm recover {handle} --force")

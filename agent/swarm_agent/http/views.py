@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from swarm_agent.eventlog import LoggedEvent
 from swarm_agent.http import keys
-from swarm_agent.http.attendance import Attendance, attendance_at, present
+from swarm_agent.http.attendance import Attendance, attendance_at, no_majority, present
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import document
@@ -16,8 +18,9 @@ from swarm_agent.version import software_version
 from swarmsched import ids
 from swarmsched.api import API_VERSION, QUEUES, JobState
 from swarmsched.gossip.member import MemberStatus, MemberView
-from swarmsched.gossip.record import NodeStatus
+from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
 from swarmsched.ids import NodeId
+from swarmsched.policies.explain import WhyReport, allows
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView, PolicySetting
 
@@ -77,7 +80,8 @@ def node_document(member: MemberView, status: NodeStatus | None, now_utc_s: floa
 def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict[str, int]:
     """GPUs of the members that are there, by what gossip tells of them; those of the others are only counted.
 
-    `leased` are those that are neither free nor out of use.
+    `leased` are those that are neither free nor out of use.  A node that drains tells none to be free, so that nobody
+    else knows which of its GPUs are leased: they are `draining`.
     """
     nodes = [each.record for each in every if each.record.node_id in present]
     away = sum(each.record.total_gpus for each in every if each.record.node_id not in present)
@@ -88,15 +92,24 @@ def gpu_counts(every: Sequence[NodeStatus], present: Collection[NodeId]) -> dict
         "unhealthy": sum(each.unhealthy_gpus for each in nodes),
         "stale": sum(each.stale_gpus for each in nodes),
     }
-    leased = max(0, 2 * counts["total"] - sum(counts.values()))
-    return {**counts, "leased": leased, "away": away}
+    leased = sum(_occupied(each) for each in nodes if not each.has(NodeFlag.DRAINING))
+    draining = sum(_occupied(each) for each in nodes if each.has(NodeFlag.DRAINING))
+    return {**counts, "leased": leased, "draining": draining, "away": away}
+
+
+def _occupied(node: NodeRecord) -> int:
+    unusable = node.foreign_gpus + node.unhealthy_gpus + node.stale_gpus
+    return max(0, node.total_gpus - node.free_gpus - unusable)
 
 
 def why_document(record: JobRecord, facts: Facts) -> Document:
     """Why a job that is here waits, or has what it has, as its policy explains it."""
-    asked = {**record.spec.to_json(), "gpus": record.spec.total_gpus}
-    report, nodes, there = facts.why(record.job_id), facts.nodes(), present(facts.members())
-    free = gpu_counts(nodes, there)
+    spec = record.spec
+    asked = {**spec.to_json(), "gpus": spec.total_gpus}
+    report, there = _report(record, facts), present(facts.members())
+    nodes = facts.nodes()
+    allowed = {each.record.node_id for each in nodes if allows(spec, each.record.node_id)} & there
+    free = gpu_counts(nodes, allowed)
     return {
         "api_version": API_VERSION,
         "job_id": record.job_id,
@@ -109,7 +122,7 @@ def why_document(record: JobRecord, facts: Facts) -> Document:
         "free": {
             "gpus": free["free"],
             "total_gpus": free["total"],
-            "nodes": sum(each.record.node_id in there for each in nodes),
+            "nodes": len(allowed),
         },
         "free_text": report.free,
         "nodes": [{"node": each.node, "fits_ranks": each.ranks, "obstacle": each.reason} for each in report.nodes],
@@ -120,6 +133,19 @@ def why_document(record: JobRecord, facts: Facts) -> Document:
         "sentences": list(report.sentences()),
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
     }
+
+
+def _report(record: JobRecord, facts: Facts) -> WhyReport:
+    """As the policy explains it, behind what no policy can help: that too many of the job's holders are gone."""
+    report, configuration = facts.why(record.job_id), record.configuration
+    attendance = attendance_at(facts, configuration)
+    if record.is_ended or attendance.has_majority(configuration):
+        return report
+    holders = [holder.node for holder in configuration.members]
+    lost = no_majority("its holders", holders, attendance.present)
+    remedy = f"if those are lost for good: swarm recover {ids.handle(record.job_id)}"
+    plan = "" if record.state is JobState.QUEUED else f"; {report.reason}"  # it would tell of a start that cannot be
+    return replace(report, reason=f"{lost} ({remedy}){plan}")
 
 
 def queue_documents(jobs: Iterable[Mapping[str, Any]]) -> list[Document]:

@@ -64,7 +64,8 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) about members, GPUs, jobs, and how many deaths of holders the jobs survive."""
     members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
     yield "Members", ", ".join(f"{count} {name}" for name, count in members.items() if count or name == "alive")
-    yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased, {gpus['total']} in all"
+    draining = f", {gpus['draining']} on draining nodes" if gpus.get("draining") else ""
+    yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased{draining}, {gpus['total']} in all"
     yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items())
     yield "Policy", str(status["policy"]["name"])
     survival = status.get("survival") or {}

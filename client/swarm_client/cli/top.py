@@ -109,7 +109,7 @@ def frame(session: Session) -> list[str]:
     status, gpus, jobs, nodes = _read(session)
     printer = session.printer
     node_columns = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
-    head = headline({**status, "gpus": counted(status["gpus"], gpus)})
+    head = headline({**status, "gpus": counted(status["gpus"], gpus, nodes)})
     lines = [printer.paint(printer.fit(head), "bold"), ""]
     lines += printer.table_lines(sorted(nodes, key=nodes_command.natural), node_columns)
     running_first = sorted(jobs, key=lambda job: job.get("state") == "queued")
@@ -117,13 +117,16 @@ def frame(session: Session) -> list[str]:
     return lines
 
 
-def counted(gossiped: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def counted(
+    gossiped: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
     """Counts of GPUs as their owners tell; as gossip tells, which is seconds older, while not all owners answer."""
     if len(gpus) != gossiped.get("total"):
         return gossiped
-    states = [gpu.get("state") for gpu in gpus]
-    busy = sum(state in ("held", "leased", "draining") for state in states)
-    return {**gossiped, "free": states.count("free"), "leased": busy}
+    draining = {node["name"] for node in nodes if node.get("is_draining")}
+    free = sum(gpu.get("state") == "free" and gpu["node"] not in draining for gpu in gpus)
+    busy = sum(gpu.get("state") in ("held", "leased", "draining") for gpu in gpus)
+    return {**gossiped, "free": free, "leased": busy}
 
 
 def headline(status: Mapping[str, Any]) -> str:

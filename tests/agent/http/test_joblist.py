@@ -112,4 +112,10 @@ async def test_queues_and_status_count_live_jobs(n1, n2):
     assert queue["jobs"] == {"queued": 1, "starting": 0, "running": 1, "stopping": 0}
     status = await n1.get("/v1/status")
     assert (status["jobs"]["running"], status["members"]["alive"], status["gpus"]["total"]) == (1, 3, 6)
-    assert status["gpus"]["leased"] == 3
+    assert (status["gpus"]["leased"], status["gpus"]["draining"]) == (3, 0)
+
+
+async def test_gpus_of_a_node_that_drains_are_not_said_to_be_leased(n1):
+    n1.agent.draining.add("n2")
+    gpus = (await n1.get("/v1/status"))["gpus"]
+    assert (gpus["total"], gpus["free"], gpus["leased"], gpus["draining"]) == (6, 3, 2, 1)

@@ -154,6 +154,25 @@ async def test_why_is_answered_by_the_shepherd(n1, n2):
     assert (document["summary"], document["nodes"][0]["node"]) == ("needs 4 GPUs, 1 free", "n1")
 
 
+async def test_why_says_first_that_too_few_holders_are_left_to_decide(n1, swarm):
+    n1.agent.put(a_record(ALPHA, "n1", holders=("n1", "n2", "n3")))
+    n1.agent.put(a_record(BETA, "n1", holders=("n1", "n2", "n3"), nodes=(("n1", 2),), state=JobState.RUNNING))
+    swarm.statuses |= {NodeId("n2"): "failed", NodeId("n3"): "failed"}
+    lost = "no majority of its holders is there, and nothing is decided about it: n2, n3 do not answer; n1 does"
+    document = await n1.get(f"/v1/jobs/{ALPHA}/why")
+    assert document["summary"] == f"{lost} (if those are lost for good: swarm recover {ids.handle(ALPHA)})"
+    assert document["sentences"][0] == f"{ids.handle(ALPHA)} is queued: {document['summary']}."
+    running = (await n1.get(f"/v1/jobs/{BETA}/why"))["summary"]
+    assert (running.startswith(lost), running.endswith("; needs 4 GPUs, 1 free")) == (True, True)
+
+
+async def test_why_counts_what_is_free_where_the_job_may_run(n1):
+    n1.agent.put(a_record(ALPHA, "n1", spec=JobSpec(command=("true",), nodes=(NodeId("n2"), NodeId("n3")))))
+    n1.agent.put(a_record(BETA, "n1", spec=JobSpec(command=("true",), exclude=(NodeId("n2"), NodeId("n3")))))
+    assert (await n1.get(f"/v1/jobs/{ALPHA}/why"))["free"] == {"gpus": 2, "total_gpus": 4, "nodes": 2}
+    assert (await n1.get(f"/v1/jobs/{BETA}/why"))["free"] == {"gpus": 1, "total_gpus": 2, "nodes": 1}
+
+
 @pytest.mark.parametrize("goal", ["running", "done"])
 async def test_a_wait_is_woken_by_the_change_wherever_the_shepherd_is(n1, n2, goal):
     n1.agent.put(a_record(ALPHA, "n1"))

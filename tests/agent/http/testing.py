@@ -94,6 +94,7 @@ class AgentWithoutCore(Facts):
         self.over: set[JobId] = set()
         self.known_tasks: list[TaskStatus] = []
         self.witnesses: set[NodeId] = set()
+        self.draining: set[str] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
         self.questions: dict[JobId, SpeedQuestion] = {}
         self.known_reports: dict[TaskKey, Reported] = {}
@@ -192,7 +193,8 @@ class AgentWithoutCore(Facts):
             cpus_free=3,
             memory_total_bytes=2**31,
             memory_free_bytes=2**30,
-            flags=NodeFlag.WITNESS if agent.config.name in self.witnesses else 0,
+            flags=NodeFlag.WITNESS * (agent.config.name in self.witnesses)
+            + NodeFlag.DRAINING * (agent.config.name in self.draining),
             store_id=agent.store_id,
         )
 

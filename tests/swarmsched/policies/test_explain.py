@@ -57,7 +57,7 @@ def test_a_waiting_job_learns_what_fails_on_which_node() -> None:
         "bad": "excluded by the job",
     }
     assert report.needs == "3 GPUs of type A100"
-    assert report.free == "5 GPUs (3 of the kind asked for) on 4 of 5 nodes available"
+    assert report.free == "3 GPUs (1 of the kind asked for) on 3 of 4 allowed nodes available"
     assert (report.position, report.ahead_count, report.ahead[0].gpus) == (2, 1, 8)
     assert handle(first.job_id) in report.reason
     assert report.ahead[0].to_json()["handle"] == handle(first.job_id)
@@ -76,7 +76,7 @@ def test_the_sentences_read_as_a_person_would_say_it() -> None:
     assert lines == (
         f"{name} is queued: may start now, fits on old (2), n2 (1).",
         "It needs 3 GPUs.",
-        "Free: 5 GPUs on 4 of 5 nodes available.",
+        "Free: 3 GPUs on 3 of 4 allowed nodes available.",
         "  old: room for 2 of 3 ranks; 2 of 2 GPUs free",
         "  n2: room for 1 of 3 ranks; 1 of 2 GPUs free",
         "  bad: excluded by the job",
@@ -99,7 +99,18 @@ def test_a_job_that_the_view_does_not_hold_yet_is_explained_too() -> None:
     view = ClusterView(1, (), ())
     report = explain(waiting, view, FIFO, 0.0)
     assert report.reason == "its card has not reached this node yet"
-    assert report.free == "0 GPUs on 0 of 0 nodes available"
+    assert report.free == "0 GPUs on 0 of 0 allowed nodes available"
+
+
+def test_free_is_what_is_free_on_the_nodes_that_the_job_allows() -> None:
+    def free(**limits: Any) -> str:
+        waiting = record(1, Demand(gpus=1))
+        waiting = replace(waiting, spec=replace(waiting.spec, **{"exclude": (), **limits}))
+        return explain(waiting, view_of(waiting), FIFO, 0.0).free
+
+    assert free() == "5 GPUs on 4 of 5 nodes available"
+    assert free(nodes=(NodeId("n2"), NodeId("ill"))) == "1 GPU on 1 of 2 allowed nodes available"
+    assert free(exclude=(NodeId("old"), NodeId("bad"))) == "1 GPU on 2 of 3 allowed nodes available"
 
 
 CAPACITIES = {NodeId(name): Free((GpuCount("A100", 2**34, 4),), 16, 2**36) for name in ("a", "b")}
