@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -55,6 +56,17 @@ def size(text: str) -> int:
     if not _is_number(number) or unit not in _BYTES:
         raise ValueError("must be a size such as 512M, 16G or 1T")
     return int(float(number) * _BYTES[unit])
+
+
+def number(text: str) -> float:
+    """A finite number as programs write it: `3`, `-0.5`, `1e-3`; neither NaN nor `1_0`."""
+    try:
+        value = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number such as 3, 0.5 or 1e-3")
+    return value
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

@@ -480,6 +480,15 @@ def test_what_is_not_utf_8_names_nothing(swarm, words):
     assert swarm(*words) == (2, "", "swarm: 'a\\udcff' is not UTF-8\n  write it in UTF-8\n")
 
 
+SETTING = {
+    "api_version": "v1",
+    "policy": "las",
+    "parameters": {"quantum": 3.5, "knob": 1.0},
+    "elasticity": "on",
+    "version": 3,
+}
+
+
 def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent):
     setting = {"api_version": "v1", "policy": "fifo", "parameters": {}, "version": 3}
     agent.answers["GET /v1/config"] = setting
@@ -488,6 +497,46 @@ def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent
         0,
         "policy las, elasticity advise (version 4)\n  quantum = 3.5\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("queues=nan", "parameter queues: 'nan' must be a finite number such as 3, 0.5 or 1e-3"),
+        ("queues=1e400", "parameter queues: '1e400' must be a finite number such as 3, 0.5 or 1e-3"),
+        ("queues=1_0", "parameter queues: '1_0' must be a finite number such as 3, 0.5 or 1e-3"),
+        ("polcy=las", "'polcy' takes no 'las'; did you mean policy?"),
+        ("policy=fifo", "policy is given twice"),
+        ("las", "'las' is not KEY=VALUE"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_not_sent(swarm, agent, word, told):
+    code, _, err = swarm("config", "set", "--swarm", "policy=las", word)
+    assert (code, told in err, agent.requests) == (2, True, []), err
+
+
+@pytest.mark.parametrize(
+    ("key", "sent"),
+    [
+        ("policy", {"policy": "swarm"}),
+        ("quantum", {"policy": "las", "parameters": {"knob": 1.0}}),
+        ("elasticity", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "elasticity": "advise"}),
+    ],
+)
+def test_a_part_of_the_swarms_setting_goes_back_to_its_default(swarm, agent, key, sent):
+    agent.answers["GET /v1/config"] = SETTING
+    agent.answers["PUT /v1/config"] = lambda body, query: SETTING | body
+    assert swarm("config", "unset", "--swarm", key)[0] == 0
+    assert agent.requests[-1] == ("PUT", "/v1/config", sent)
+
+
+def test_what_is_not_set_cannot_be_unset(swarm, agent):
+    agent.answers["GET /v1/config"] = SETTING
+    told = "swarm: 'quantm' is not set; did you mean quantum?\n  what can be unset: policy, elasticity, quantum, knob\n"
+    assert swarm("config", "unset", "--swarm", "quantm") == (2, "", told)
+    assert swarm("config", "unset", "--swarm")[0] == 2
+    assert swarm("config", "view", "--swarm", "policy")[0] == 2
+    assert swarm("config", "view", "output")[0] == 2
 
 
 def test_a_node_is_drained_with_a_reason_and_takes_work_again(swarm, agent):

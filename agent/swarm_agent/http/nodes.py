@@ -24,6 +24,7 @@ from swarmsched.api import near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.ids import NodeId
+from swarmsched.policies.registry import POLICIES
 from swarmsched.view import Elasticity, PolicySetting
 
 FRESH_S = 0.05
@@ -31,6 +32,7 @@ AGED_S = 0.25
 DETAILS_S = 1.0  # between two questions to the owners
 DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
 MISSING_S = 0.25  # between two questions while a live node has told nothing yet
+PARAMETER_MOST = 1e15  # none takes more; a whole number in JSON may have any length
 
 IF_MATCH = header("If-Match", "Only if the ETag is still this.")
 
@@ -264,7 +266,7 @@ def _etag(setting: Document) -> str:
 
 def _policy(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise invalid("/policy", f"{value!r} is not the name of a policy", "swarm, backfill, fifo or las")
+        raise invalid("/policy", f"{value!r} is not the name of a policy", f"one of {', '.join(POLICIES)}")
     return value
 
 
@@ -282,4 +284,6 @@ def _parameters(value: object) -> dict[str, float]:
     for name, number in value.items():
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise invalid(f"/parameters/{name}", f"{number!r} is not a number", "use a number")
+        if abs(number) > PARAMETER_MOST:
+            raise invalid(f"/parameters/{name}", "is out of range", f"a number up to {PARAMETER_MOST:g}")
     return {str(name): float(number) for name, number in value.items()}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swarm_client import job_key
-from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
+from swarm_client.cli.setting import set_setting, unset_setting, view_setting
 from swarm_client.config import SETTINGS, user_file
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
@@ -24,7 +24,8 @@ COMMAND = Command(
         Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
     ),
     positionals="view | set KEY VALUE | unset KEY | set --swarm [policy=NAME] [PARAMETER=NUMBER...] [elasticity=HOW]",
-    details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.",
+    details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.\n"
+    "`unset --swarm KEY` goes back to the default of the policy, of one parameter, or of the elasticity.",
     examples=("swarm config set job.queue research", "swarm config set --swarm policy=las"),
 )
 
@@ -35,8 +36,10 @@ def execute(session: Session, arguments: Arguments) -> int:
     words = arguments.positionals[1:]
     if action not in ACTIONS:
         raise UsageError(f"config {action!r} is not known{nearest(action, ACTIONS)}", f"one of {', '.join(ACTIONS)}")
+    if action == "view" and words:
+        raise UsageError(f"config view takes no {words[0]!r}", "it shows all settings; --format picks of them")
     if arguments["swarm"]:
-        return _set_swarm(session, words) if action == "set" else _view_swarm(session)
+        return {"view": view_setting, "set": set_setting, "unset": unset_setting}[action](session, words)
     if action == "view":
         return _view(session, with_origin=bool(arguments["origin"]))
     return _change(session, action, words)
@@ -114,54 +117,3 @@ def _checked(key: str, section: str, name: str, text: str) -> Value:
         return [text] if kept.repeats else int(text) if is_whole else text
     except ValueError as error:
         raise UsageError(f"{key}: {text!r} {error}", "correct the value") from None
-
-
-def _view_swarm(session: Session) -> int:
-    setting = session.agents.call("cannot read the swarm's setting", "GET", "/v1/config")
-    _print_setting(session, setting)
-    return OK
-
-
-def _set_swarm(session: Session, words: list[str]) -> int:
-    """Change policy or parameters; a change by somebody else in between is a conflict (exit code 5)."""
-    now = session.agents.call("cannot read the swarm's setting", "GET", "/v1/config")
-    tag = session.agents.last_headers.get("etag", "")
-    body = _swarm_values(words, now)
-    headers = {"If-Match": tag} if tag else {}
-    setting = session.agents.call("cannot change the setting", "PUT", "/v1/config", body=body, headers=headers)
-    _print_setting(session, setting)
-    return OK
-
-
-def _swarm_values(words: list[str], now: Mapping[str, Any]) -> dict[str, Any]:
-    if len(words) == 2 and words[0] == "policy" and "=" not in words[1]:
-        words = [f"policy={words[1]}"]
-    if not words:
-        raise UsageError("nothing to set", "for example swarm config set --swarm policy=las")
-    policy, parameters, others = str(now["policy"]), dict(now.get("parameters") or {}), {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{word!r} is not KEY=VALUE", "for example policy=las")
-        if key == "policy":
-            parameters = parameters if text == policy else {}
-            policy = text
-            continue
-        if key == "elasticity":
-            others[key] = text
-            continue
-        try:
-            parameters[key] = float(text)
-        except ValueError:
-            raise UsageError(f"parameter {key}: {text!r} is not a number", "parameters are numbers") from None
-    return {"policy": policy, "parameters": parameters, **others}
-
-
-def _print_setting(session: Session, setting: Mapping[str, Any]) -> None:
-    if not session.printer.is_for_people:
-        session.printer.document(setting)
-        return
-    elasticity = setting.get("elasticity", "advise")
-    session.printer.line(f"policy {setting['policy']}, elasticity {elasticity} (version {setting['version']})")
-    for name, value in sorted((setting.get("parameters") or {}).items()):
-        session.printer.line(f"  {name} = {value:g}")

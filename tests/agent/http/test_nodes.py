@@ -9,6 +9,7 @@ from swarm_agent.http.nodes import BodyCache
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
+from swarmsched.policies.registry import POLICIES
 from swarmsched.view import Elasticity, PolicySetting
 
 
@@ -131,10 +132,16 @@ async def test_a_setting_that_cannot_be_used_names_the_field(n1):
         ({}, "/policy"),
         ({"policy": "las", "parameters": {"queues": "two"}}, "/parameters/queues"),
         ({"policy": "las", "parameters": []}, "/parameters"),
+        ({"policy": "las", "parameters": {"queues": 10**400}}, "/parameters/queues"),
         ({"police": "las"}, "/police"),
     ):
         response = await n1.ask("PUT", "/v1/config", json=body)
         assert (response.status, (await response.json(content_type=None))["errors"][0]["pointer"]) == (422, pointer)
+
+
+async def test_a_setting_without_a_policy_names_all_that_there_are(n1):
+    problem = await (await n1.ask("PUT", "/v1/config", json={"policy": ""})).json(content_type=None)
+    assert problem["errors"][0]["remedy"] == f"one of {', '.join(POLICIES)}"
 
 
 def test_a_body_is_remade_after_a_change_and_after_a_while(monkeypatch):
