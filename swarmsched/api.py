@@ -6,7 +6,7 @@ and a remedy.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
@@ -211,15 +211,16 @@ class _SpecReader:
                 self._complain(
                     str(key), f"unknown key{nearest(str(key), list(known))}", "remove it or correct the spelling"
                 )
+        ranks, ranks_most = self._integer("ranks", 1, RANKS_LIMIT, 1), self._ranks_most()
         spec = JobSpec(
             command=self._command(),
             name=self._text("name", 63),
             user=self._text("user", 63),
             queue=self._queue(),
             priority=self._integer("priority", -PRIORITY_LIMIT, PRIORITY_LIMIT, 0),
-            ranks=self._integer("ranks", 1, RANKS_LIMIT, 1),
-            ranks_most=self._ranks_most(),
-            batches=self._batches(),
+            ranks=ranks,
+            ranks_most=ranks_most,
+            batches=self._batches(ranks, ranks_most),
             work=self._work(),
             demand=Demand(
                 gpus=self._integer("gpus_per_rank", 0, 64, 0),
@@ -306,26 +307,18 @@ class _SpecReader:
             self._complain("ranks_most", f"{most} is less than the {least} of ranks", "the larger of the two, or 0")
         return most
 
-    def _batches(self) -> BatchRange:
+    def _batches(self, ranks: int, ranks_most: int) -> BatchRange:
         """Without a first one nothing is said of batches; of the others those that are left out bind nothing."""
         given = {key: self._integer(key, 0, BATCH_LIMIT, 0) for key in BATCH_KEYS}
         first, most, least, local = given.values()
-        ranks = self._document.get("ranks", 1)
         if not first:
-            unbound = next((key for key, value in given.items() if value), "")
-            problems = {unbound: "says nothing without a global_batch"} if unbound else {}
-        else:
-            most, least, local = most or first, least or 1, local or most or first
-            problems = {
-                "global_batch_most": f"{most} is less than the {first} of global_batch" * (most < first),
-                "local_batch_most": f"{local} is less than the {least} of local_batch_least" * (local < least),
-                "local_batch_least": f"{least} for each of {ranks} ranks is more than a global batch of {most}"
-                * (isinstance(ranks, int) and ranks * least > most),
-            }
-        for key, problem in problems.items():
-            if problem:
-                self._complain(key, problem, "correct one of the two")
-        return BatchRange(first, most, least, local) if first else BatchRange()
+            for key in [key for key, value in given.items() if value][:1]:
+                self._complain(key, "says nothing without a global_batch", "name a global_batch, or leave this out")
+            return BatchRange()
+        batches = BatchRange(first, most or first, least or 1, local or most or first)
+        for key, problem, remedy in _batch_problems(batches, ranks, ranks_most):
+            self._complain(key, problem, remedy)
+        return batches
 
     def _work(self) -> Work | None:
         """Bytes and operations of a model; without `moved_bytes` all its parameters are moved in a step."""
@@ -423,6 +416,23 @@ class _SpecReader:
             self._complain("on_isolation", f"{_say(value)} is not a policy", "pause or continue")
             return Isolation.PAUSE
         return Isolation(value)
+
+
+def _batch_problems(batches: BatchRange, ranks: int, ranks_most: int) -> Iterator[tuple[str, str, str]]:
+    """Key, problem and remedy of bounds that contradict one another, and of batches that ranks cannot be dealt."""
+    first, most, least = batches.first, batches.most, batches.local_least
+    if most < first:
+        yield "global_batch_most", f"{most} is less than the {first} of global_batch", f"at least {first}, or 0"
+    if batches.local_most < least:
+        problem = f"{batches.local_most} is less than the {least} of local_batch_least"
+        yield "local_batch_most", problem, f"at least {least}, or another local_batch_least"
+    share = f"{least} for each of" if least == 1 else f"{least} (local_batch_least) for each of"
+    if ranks * least > first:
+        problem = f"{first} to begin with is less than {share} {ranks} ranks"
+        yield "global_batch", problem, f"at least {ranks * least}, or fewer ranks"
+    elif ranks_most * least > most >= first:
+        problem = f"{ranks_most} ranks are too many for a global batch of {most}, with {share} them"
+        yield "ranks_most", problem, f"at most {most // least}, or a larger global_batch_most"
 
 
 def _figure_problem(name: object, number: object) -> str:

@@ -93,6 +93,31 @@ def test_figures_that_no_model_has_are_refused_each_by_its_name(work, pointers):
     assert [problem.pointer for problem in refused.value.problems] == pointers
 
 
+@pytest.mark.parametrize(
+    ("batches", "pointers"),
+    [
+        ({"ranks": 4, "global_batch": 4}, []),
+        ({"ranks": 4, "global_batch": 3}, ["/global_batch"]),
+        ({"ranks": 4, "global_batch": 3, "global_batch_most": 64}, ["/global_batch"]),
+        ({"ranks": 4, "global_batch": 64, "local_batch_least": 17}, ["/global_batch"]),
+        ({"ranks": 4, "global_batch": 64, "local_batch_most": 3}, []),  # in several passes
+        ({"ranks": 2, "ranks_most": 8, "global_batch": 4, "global_batch_most": 8}, []),
+        ({"ranks": 2, "ranks_most": 9, "global_batch": 4, "global_batch_most": 8}, ["/ranks_most"]),
+        ({"global_batch": 4, "global_batch_most": 2}, ["/global_batch_most"]),
+        ({"global_batch": 8, "local_batch_least": 4, "local_batch_most": 2}, ["/local_batch_most"]),
+        ({"global_batch_most": 8, "local_batch_most": 2}, ["/global_batch_most"]),
+        ({"ranks": 10**30, "global_batch": 4}, ["/ranks"]),
+    ],
+)
+def test_batches_that_cannot_be_dealt_to_all_ranks_are_refused(batches, pointers):
+    found = []
+    try:
+        JobSpec.from_json({"command": ["x"], **batches})
+    except JobRejected as refused:
+        found = [problem.pointer for problem in refused.problems]
+    assert found == pointers
+
+
 def test_all_parameters_are_moved_unless_a_model_says_how_many():
     figures = {"local_batch": 32, "sample_flops": 1e9, "parameter_bytes": 1e6}
     spec = JobSpec.from_json({"command": ["x"], "work": figures})
