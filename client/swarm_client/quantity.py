@@ -66,7 +66,7 @@ def number(text: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         raise ValueError("must be a finite number such as 3, 0.5 or 1e-3")
-    return value
+    return int(text) if text.lstrip("+-").isdecimal() else value
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

@@ -24,9 +24,9 @@ def test_figures_are_sent_as_numbers_and_nothing_is_said(task, report, monkeypat
     task.start()
     assert report("step=100", "loss=0.25", "total_steps=9000") == (0, "", "")
     monkeypatch.setenv("RANK", "3")
-    assert report("loss=nan") == (0, "", "")
+    assert report("loss=nan", "step=-3") == (0, "", "")
     assert task.requests[0] == ASKED | {"step": 100, "loss": 0.25, "total_steps": 9000}
-    assert (task.requests[1]["rank"], str(task.requests[1]["loss"])) == (3, "nan")
+    assert (task.requests[1]["rank"], str(task.requests[1]["loss"]), task.requests[1]["step"]) == (3, "nan", -3)
 
 
 def test_what_was_left_out_is_exit_code_1(task, report) -> None:
@@ -47,6 +47,11 @@ def test_what_was_left_out_is_exit_code_1(task, report) -> None:
         (("stpe=3",), "there is no figure 'stpe'; did you mean step?"),
         (("step",), "step is '', not a number"),
         (("step=one",), "step is 'one', not a number"),
+        (("step=1_0",), "step is '1_0', not a number"),
+        (("step=\u0663",), "step is '\u0663', not a number"),
+        (("step=1e400",), "step is '1e400', not a number"),
+        (("step=" + "9" * 5_000,), f"step is '{'9' * 40}', not a number"),
+        (("step=1", "step=2"), "step is given twice"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(task, report, words, problem) -> None:

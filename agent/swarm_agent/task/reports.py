@@ -15,10 +15,11 @@ from typing import Any
 from swarm_agent.task.tasksocket import Refusal, Request
 from swarmsched.estimate import Estimate, coarse
 from swarmsched.ids import TaskKey
-from swarmsched.models.progress import FIGURES, GOALS, Progress
+from swarmsched.models.progress import BATCH_MOST, FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15
+TRAINED = ("loss", "grad_noise")  # figures that become NaN when training goes wrong
 RANK_MOST = 65_535
 PER_SECOND_MOST = 100  # of one task; each rank of swarm_elastic sends at most one a second
 PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
@@ -161,9 +162,12 @@ def _fault(name: str, value: object) -> tuple[str, str, str]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "bad_type", f"{_shown(value)} is not a number", "send a plain number"
     if isinstance(value, float) and not math.isfinite(value):
-        return "not_finite", f"{value} is not finite", "look at the training: it may have diverged"
+        diverged = "look at the training: it may have diverged"
+        return "not_finite", f"{value} is not finite", diverged if name in TRAINED else "send a plain number"
     if name in GOALS and not 0 < value <= FIGURE_MOST:
         return "out_of_range", f"{_shown(value)} is not above 0", "leave it out where it is not known"
+    if name == "global_batch" and (value != int(value) or not 0 < value <= BATCH_MOST):
+        return "out_of_range", f"{_shown(value)} is no batch", f"send a whole number from 1 to {BATCH_MOST}"
     if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
         remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"
         return "out_of_range", f"{_shown(value)} is out of range", remedy

@@ -33,6 +33,7 @@ CONNECTIONS_MAX = 64
 SUN_PATH_BYTES = 107  # without the closing zero (unix(7))
 NAME_LENGTH = 16
 BACKLOG = 64
+KEY_SHOWN = 40
 
 Request = dict[str, Any]
 Handler = Callable[[TaskKey, Request], Awaitable[dict[str, Any]]]
@@ -156,7 +157,7 @@ class TaskSocket:
 
     def _checked(self, line: bytes) -> tuple[Request, Handler]:
         try:
-            request = json.loads(line)
+            request = json.loads(line, object_pairs_hook=_each_once)
         except (ValueError, RecursionError) as error:
             raise Refusal("bad_request", f"the line is not JSON: {error}", "send one JSON object per line") from error
         if not isinstance(request, dict):
@@ -165,7 +166,8 @@ class TaskSocket:
         if isinstance(version, bool) or version != VERSION:
             remedy = "use the swarm_elastic that the agent puts on PYTHONPATH"
             raise Refusal("bad_version", f"version {version!r} is not spoken here, but {VERSION}", remedy)
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self.token.encode()):
+        given = token.encode("utf-8", "replace") if isinstance(token, str) else b""
+        if not hmac.compare_digest(given, self.token.encode()):
             raise Refusal("bad_token", "the token is not this task's", "send the value of SWARM_TASK_TOKEN")
         handler = self._handlers.get(kind) if isinstance(kind, str) else None
         if handler is None:
@@ -216,6 +218,17 @@ class TaskSockets:
         for opened in self._open.values():
             opened.close(is_over=False)
         self._open.clear()
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> Request:
+    """An object without repeated keys, of which all but one would silently be lost; raises ValueError."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(
+            f"the key {next(name for name in names if names.count(name) > 1)[:KEY_SHOWN]!r} is there twice"
+        )
+    return found
 
 
 def _close_server(opening: "asyncio.Task[asyncio.Server]") -> None:

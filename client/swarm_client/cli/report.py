@@ -7,9 +7,12 @@ import os
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.options import Arguments, Command, nearest
+from swarm_client.quantity import number
 from swarm_client.task_socket import ask_agent
 
 TIMEOUT_S = 2.0
+SHOWN = 40
+NOT_FINITE = ("nan", "inf", "infinity")
 FIGURES = (
     "step",
     "samples",
@@ -37,7 +40,12 @@ def execute(session: Session, arguments: Arguments) -> int:
     """Exit code: 0 when all figures were taken, 1 when not, 2 outside of a task."""
     if not arguments.positionals:
         raise UsageError("report needs a figure", "swarm report step=100 loss=0.31")
-    figures = dict(_figure(word) for word in arguments.positionals)
+    figures: dict[str, float] = {}
+    for word in arguments.positionals:
+        name, value = _figure(word)
+        if name in figures:
+            raise UsageError(f"{name} is given twice", "give it once")
+        figures[name] = value
     rank = os.environ.get("RANK", "0")
     answer = ask_agent({"type": "report", "rank": int(rank) if rank.isdecimal() else 0, **figures}, TIMEOUT_S)
     if answer.get("ok") is not True:
@@ -55,6 +63,8 @@ def _figure(word: str) -> tuple[str, float]:
     if name not in FIGURES:
         raise UsageError(f"there is no figure {name!r}{nearest(name, FIGURES)}", f"figures: {', '.join(FIGURES)}")
     try:
-        return name, int(text) if text.isdecimal() else float(text)
+        return name, number(text)
     except ValueError:
-        raise UsageError(f"{name} is {text!r}, not a number", f"swarm report {name}=100") from None
+        if text.lower().lstrip("+-") in NOT_FINITE:  # training that diverged: the agent counts it, and takes the others
+            return name, float(text)
+        raise UsageError(f"{name} is {text[:SHOWN]!r}, not a number", f"swarm report {name}=100") from None

@@ -105,6 +105,8 @@ BAD = {
     "no token": (b'{"v":1,"type":"echo"}', "bad_token"),
     "token of another type": (b'{"v":1,"token":["secret"],"type":"echo"}', "bad_token"),
     "token not ascii": ('{"v":1,"token":"s\u00e9cret","type":"echo"}'.encode(), "bad_token"),
+    "token not UTF-8": (b'{"v":1,"token":"\\udcff","type":"echo"}', "bad_token"),
+    "a key twice": (b'{"v":1,"token":"secret","type":"echo","text":"a","text":"b"}', "bad_request"),
     "another version": (b'{"v":2,"token":"secret","type":"echo"}', "bad_version"),
     "version true": (b'{"v":true,"token":"secret","type":"echo"}', "bad_version"),
     "no version": (b'{"token":"secret","type":"echo"}', "bad_version"),
