@@ -13,6 +13,43 @@ from swarmsched.effects import Announce
 from swarmsched.ids import JobId, NodeId
 
 EVENTS_KEPT = 2_000
+KINDS = (
+    "claim.failed",
+    "claim.made",
+    "claim.used",
+    "hold.expired",
+    "holder.replaced",
+    "job.checkpointed",
+    "job.ended",
+    "job.handed_over",
+    "job.over",
+    "job.placed",
+    "job.preempted",
+    "job.rebatched",
+    "job.rescaled",
+    "job.restarted",
+    "job.started",
+    "job.stepped_down",
+    "job.submitted",
+    "job.taken_over",
+    "job.update_refused",
+    "job.yielded",
+    "member.changed",
+    "member.refused",
+    "model.checked",
+    "negotiation.round",
+    "node.draining",
+    "peer.nonsense",
+    "plan.advised",
+    "plan.fell_back",
+    "plan.ignored",
+    "setting.changed",
+    "task.frozen",
+    "task.killed_over",
+    "task.orphaned",
+    "task.thawed",
+)
+"""All that the core announces."""
 
 
 @dataclass(frozen=True, slots=True)

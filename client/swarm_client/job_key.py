@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from swarm_client.options import Option
-from swarm_client.quantity import duration, size, whole
+from swarm_client.quantity import duration, number, size, whole
 
 GPUS_MOST = 4_096
 BATCH_MOST = 2**31
@@ -16,9 +17,9 @@ def _gres(text: str) -> int:
     """Slurm's `gpu:4` or `gpu:h200:4`; only the count is taken."""
     kind, _, count = text.partition(":")
     number = count.rpartition(":")[2]
-    if kind != "gpu" or not number.isdigit():
+    if kind != "gpu" or not number:
         raise ValueError("must be gpu:N")
-    return int(number)
+    return whole(0, GPUS_MOST)(number)
 
 
 def _name(text: str) -> str:
@@ -54,7 +55,7 @@ def _range(text: str, most: int, ends: tuple[str, ...], example: str) -> str:
             of = f"{end} {part!r} " if len(parts) > 1 else ""
             raise ValueError(f"{of}{error}{f', as in {example}' if of else ''}") from None
     if int(parts[0]) > int(parts[-1]):
-        raise ValueError(f"must be {ends[0]}:{ends[1]} with 1 <= {ends[0]} <= {ends[1]}, as in {example}")
+        raise ValueError(f"{ends[0]} {parts[0]} is larger than {ends[1]} {parts[1]}; write {parts[1]}:{parts[0]}")
     return text
 
 
@@ -64,7 +65,7 @@ def _work(text: str) -> dict[str, float]:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         try:
-            figures[name] = size(value) if name.endswith("_bytes") else float(value)
+            figures[name] = size(value) if name.endswith("_bytes") else number(value)
         except ValueError:
             equals = ""
         if not equals or not name:
@@ -221,8 +222,8 @@ def check_value(name: str, value: object) -> object:
         return _work(",".join(f"{figure}={number}" for figure, number in value.items()))
     if isinstance(value, bool) or not isinstance(value, key.kinds):
         raise ValueError(f"must be {_spoken(key.kinds)}, not {value!r}")
-    if isinstance(value, float) and value < 0:
-        raise ValueError("must not be negative")
+    if isinstance(value, float) and not 0 <= value < math.inf:
+        raise ValueError(f"{value:g} must be a finite number that is not negative")
     text = str(value)
     if key.choices and text not in key.choices:
         raise ValueError(f"must be one of {', '.join(key.choices)}")

@@ -142,7 +142,8 @@ def _shape(values: Mapping[str, Any]) -> tuple[int, int]:
     if ranks is not None:
         if gpus % ranks or (per_rank is not None and ranks * per_rank != gpus):
             raise UsageError(
-                f"{gpus} GPUs cannot be shared by {ranks} ranks" + (f" of {per_rank}" if per_rank is not None else ""),
+                f"{show_count(gpus, 'GPU')} cannot be shared by {show_count(ranks, 'rank')}"
+                + (f" of {per_rank}" if per_rank is not None else ""),
                 "--gpus is the number in all; use --ranks with --gpus-per-rank instead",
             )
         return ranks, gpus // ranks

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+DIGITS_MOST = 30  # of a quantity
 _BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -36,7 +37,7 @@ def duration(text: str) -> float:
 def _clock(text: str, problem: str) -> float:
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not 2 <= len(parts) <= 3 or not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+    if not 2 <= len(parts) <= 3 or not all(_is_digits(part) for part in (*parts, *([days] if dash else []))):
         raise ValueError(problem)
     total = 0
     for part in parts:
@@ -45,7 +46,12 @@ def _clock(text: str, problem: str) -> float:
 
 
 def _is_number(text: str) -> bool:
-    return text.count(".") <= 1 and text.replace(".", "").isdigit()
+    return len(text) <= DIGITS_MOST and text.count(".") <= 1 and _is_digits(text.replace(".", ""))
+
+
+def _is_digits(text: str) -> bool:
+    """Python takes those of all scripts, and no more than 4,300 of them."""
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST
 
 
 def size(text: str) -> int:
@@ -74,7 +80,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdecimal()) or not low <= int(text) <= high:
+        if not _is_digits(digits) or not low <= int(text) <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
         return int(text)
 

@@ -298,8 +298,13 @@ class JobShepherd(ShepherdState):
         if self.may_restart:
             return restart(self, f"{node} was lost", self.conduct.ended_by_death_of(node, record.shares))
         if not is_stopping:
-            why = f"{node} was lost, and it was restarted {record.restarts} times already"
-            self.wish_stop(EndReason.NODE_LOST, why)
+            times = "once" if record.restarts == 1 else f"{record.restarts} times"
+            had = (
+                f"it was restarted {times} already"
+                if record.restarts
+                else f"max_restarts is {record.spec.max_restarts}"
+            )
+            self.wish_stop(EndReason.NODE_LOST, f"{node} was lost, and {had}")
         lost = [share for share in record.shares if share.node == node]
         self.writer.wish(changes.Unreachable(left_by(lost, record.attempt)))
         return due(self)

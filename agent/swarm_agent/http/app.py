@@ -50,8 +50,8 @@ class Server:
     def make_app(self) -> web.Application:
         """The application; more routes (those of peers) may be added to it."""
         app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
-        for (method, path), route in self._routes.items():
-            app.router.add_route(method, path, self._handler(route))
+        for (method, _), route in self._routes.items():
+            app.router.add_route(method, route.pattern, self._handler(route))
         app.on_shutdown.append(self._end_streams)
         # Not the versions of Python and aiohttp; a signal of the app would not reach aiohttp's own refusals.
         web_response.SERVER_SOFTWARE = "swarm-agent"  # type: ignore[attr-defined]  # read at each answer

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from swarm_agent.eventlog import KINDS
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.parameter import Parameter, integer, words
@@ -33,7 +34,7 @@ CURSOR = Parameter(
     "cursor", TEXT, "Go on behind this place.", lambda given: decode_cursor(given or "", Positions, Positions())
 )
 JOBS = words("job", "Ids or handles, with commas.")
-KIND = words("kind", "Kinds or their beginnings, with commas.")
+KIND = words("kind", "Kinds or their beginnings, with commas.", (*{kind.split(".")[0]: None for kind in KINDS}, *KINDS))
 LIMIT = integer("limit", "At most so many past ones.", DEFAULT_LIMIT, 0, LIMIT_MAX)
 NODES = words("node", "Nodes, with commas.")
 

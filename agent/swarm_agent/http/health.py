@@ -44,10 +44,11 @@ class Health:
 
     async def doctor(self, _: Call) -> Answer:
         """What this agent can say about its own state, with remedies."""
-        checks = self._agent.readiness.checks()
-        found = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in checks]
-        found += [self._telemetry(), self._members(), self._holders(), self._isolation(), *self._facts.diagnoses()]
-        return answer(listing([asdict(each) for each in found], node=self._agent.config.name))
+        found = [self._telemetry(), self._members(), self._holders(), self._isolation(), *self._facts.diagnoses()]
+        names = {each.name for each in found}  # of which more can be said than whether work may come
+        checks = [each for each in self._agent.readiness.checks() if each.name not in names]
+        ready = [Diagnosis(each.name, "ok" if each.is_ok else "failed", each.detail, each.remedy) for each in checks]
+        return answer(listing([asdict(each) for each in (*ready, *found)], node=self._agent.config.name))
 
     async def metrics(self, call: Call) -> Answer:
         """Prometheus text, or OpenMetrics when asked for."""
@@ -80,7 +81,7 @@ class Health:
         away = [each.node_id for each in self._facts.members() if each.status not in fine]
         if not away:
             return Diagnosis("members", "ok", "every known member is alive")
-        remedy = "check these nodes, or forget them: DELETE /v1/members/NODE"
+        remedy = "check these nodes, or, if they are gone for good: swarm forget NODE"
         return Diagnosis("members", "warning", f"not alive: {', '.join(away)}", remedy)
 
     def _holders(self) -> Diagnosis:

@@ -30,6 +30,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Route:
     """One operation.  `path` has `{name}` parts; `problems` are codes that it may answer besides the general ones.
+    `reserved` is no value of the last part, since a path of its own ends with it.
 
     A body is JSON by the schema `body`, or else of `stream_type` and handed to the handler as it comes, with limits of
     its own.  The operation's id is the handler's name in camel case, unless one is given.
@@ -47,6 +48,12 @@ class Route:
     problems: tuple[str, ...] = ()
     is_public: bool = False
     given_id: str = ""
+    reserved: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """The path as aiohttp matches it."""
+        return f"{self.path.removesuffix('}')}:(?!{self.reserved}$)[^{{}}/]+}}" if self.reserved else self.path
 
     @property
     def operation_id(self) -> str:

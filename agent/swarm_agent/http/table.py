@@ -104,9 +104,9 @@ def blob_routes(blobs: BlobUploads) -> tuple[Route, ...]:
         Route("POST", "/v1/blobs/missing", blobs.list_missing_blobs, "Which of these are not here.",
               (Reply("Missing"),), body="Digests"),
         Route("HEAD", BLOB, blobs.head_blob, "Is it here, and how large.",
-              (Reply("", ("application/octet-stream",)),), problems=("unknown_blob",)),
+              (Reply("", ("application/octet-stream",)),), problems=("unknown_blob",), reserved="missing"),
         Route("PUT", BLOB, blobs.put_blob, "Store one file.",
-              BLOBS, stream_type="application/octet-stream", problems=OTHER_BLOB),
+              BLOBS, stream_type="application/octet-stream", problems=OTHER_BLOB, reserved="missing"),
         Route("POST", "/v1/blobs", blobs.put_blobs, "Store many small files.",
               (Reply("StoredPack"),), stream_type=PACK_TYPE, problems=OTHER_TYPE),
     )

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
+import swarmsched
+from swarm_agent.eventlog import KINDS
 from swarmsched.effects import Announce
 from swarmsched.ids import NodeId
 
@@ -44,6 +48,23 @@ async def test_filters(n1):
     assert texts(await n1.get("/v1/events?kind=member.changed,job.placed")) == ["placed", "joined"]
     assert texts(await n1.get("/v1/events?node=n2")) == []
     assert texts(await n1.get("/v1/events?since=1970-01-01T00:00:02Z")) == ["joined", "jobless"]
+
+
+async def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are(n1):
+    problem = await n1.get("/v1/events?kind=job,job.startd,nope", 400)
+    assert [each["detail"] for each in problem["errors"]] == [
+        "'job.startd' is not known; did you mean 'job.started'?",
+        "'nope' is not known; did you mean 'node'?",
+    ]
+    assert problem["remedy"].startswith("one or more of: claim, hold, ")
+
+
+def test_all_kinds_that_the_core_announces_are_known():
+    core = Path(swarmsched.__file__).parent
+    rooms = ("gossip", "holder", "jobs", "ledger", "negotiation", "node")
+    texts = [path.read_text() for room in rooms for path in (core / room).rglob("*.py")]
+    found = {kind for text in texts for kind in re.findall(r'"([a-z]+\.[a-z_]+)"', text)}
+    assert sorted(found) == list(KINDS)
 
 
 async def test_a_silent_agent_is_named(n1, swarm):

@@ -33,11 +33,17 @@ async def test_the_doctor_tells_details_and_remedies(n1):
     assert items["members"]["status"] == "ok"
 
 
+async def test_the_doctor_lists_a_check_once_though_readiness_has_one_of_that_name(n1):
+    n1.agent.readiness.add("disk_space", lambda: Check("disk_space", is_ok=True, detail="enough"))
+    found = [each for each in (await n1.get("/v1/doctor"))["items"] if each["name"] == "disk_space"]
+    assert [each["detail"] for each in found] == ["100 GiB free"]
+
+
 async def test_the_doctor_says_how_a_member_is_forgotten(n1, n2, swarm):
     swarm.statuses["n2"] = "failed"
     items = {each["name"]: each for each in (await n1.get("/v1/doctor"))["items"]}
     assert items["members"]["detail"] == "not alive: n2"
-    assert items["members"]["remedy"] == "check these nodes, or forget them: DELETE /v1/members/NODE"
+    assert items["members"]["remedy"] == "check these nodes, or, if they are gone for good: swarm forget NODE"
 
 
 async def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(n1):

@@ -100,6 +100,13 @@ async def test_405_lists_the_methods(n1):
     assert response.headers["Allow"] == "GET, HEAD, PUT"
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH"])
+async def test_a_path_of_its_own_does_not_take_the_methods_of_a_blob(n1, method):
+    response = await n1.ask(method, "/v1/blobs/missing")
+    assert (response.status, response.headers["Allow"]) == (405, "POST")
+    assert (await n1.ask("HEAD", "/v1/blobs/missing2")).status == 404
+
+
 async def test_a_fault_of_ours_is_told_without_its_details(n1, caplog):
     def broken():
         raise RuntimeError("the secret inside")

@@ -441,6 +441,13 @@ def test_lost_task_ends_the_job_as_node_lost_when_it_may_not_be_restarted():
     assert scene.record.end_reason in (EndReason.NODE_LOST, EndReason.FAILED)
 
 
+def test_a_job_that_may_not_be_restarted_does_not_say_that_it_was():
+    scene = Scene(max_restarts=0)
+    scene.run()
+    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+    assert (scene.record.state, scene.record.detail) == (JobState.STOPPING, "b was lost, and max_restarts is 0")
+
+
 def test_older_revision_of_a_report_changes_nothing(scene):
     scene.run()
     scene.report(A, TaskStage.LAUNCHED, 4)
