@@ -179,7 +179,7 @@ def plain(text: str) -> str:
 def terminal_width(stream: TextIO) -> int:
     """Columns of the terminal; COLUMNS wins."""
     text = os.environ.get("COLUMNS", "")
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and int(text) > 0:
         return int(text)
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
@@ -250,7 +250,7 @@ def lookup(item: Mapping[str, Any], path: str) -> str:
     for step in path.strip().lstrip(".").split("."):
         if isinstance(value, Mapping) and step in value:
             value = value[step]
-        elif isinstance(value, list) and step.isdigit():
+        elif isinstance(value, list) and step.isdecimal():
             value = value[int(step)] if int(step) < len(value) else None
         elif value is None:
             break

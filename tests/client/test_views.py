@@ -489,6 +489,22 @@ SETTING = {
 }
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("nodes", ""), "'' names no node"),
+        (("drain", ""), "'' names no node"),
+        (("forget", ""), "'' names no node"),
+        (("login", ""), "'' names no agent"),
+        (("login", ","), "',' names no agent"),
+        (("cancel", "x", "--signal", "\u00b2"), "--signal '\u00b2' is no signal"),
+    ],
+)
+def test_names_and_numbers_that_nobody_would_type_are_usage_errors(swarm, agent, words, told):
+    code, _, err = swarm(*words)
+    assert (code, told in err, agent.requests) == (2, True, []), err
+
+
 def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent):
     setting = {"api_version": "v1", "policy": "fifo", "parameters": {}, "version": 3}
     agent.answers["GET /v1/config"] = setting

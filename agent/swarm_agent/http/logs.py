@@ -43,7 +43,7 @@ def _ranks_from(given: str | None) -> tuple[int, ...]:
 
 
 def _rank(word: str) -> int:
-    if not word.isdecimal() or int(word) >= RANKS_LIMIT:
+    if not word.isdecimal() or len(word) > len(str(RANKS_LIMIT)) or int(word) >= RANKS_LIMIT:
         raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANKS_LIMIT - 1}")
     return int(word)
 

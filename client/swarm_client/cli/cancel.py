@@ -92,7 +92,7 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
 
 
 def _signal(text: str) -> int | str:
-    if text.isdigit():
+    if text.isdecimal() and len(text) <= 2:
         return int(text)
     import signal
 

@@ -30,6 +30,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     The token of the current context stays here: a mistyped or foreign host must not learn it.
     """
     hosts = [text for text in one_positional(arguments, "agent").split(",") if text]
+    if not hosts:
+        raise UsageError(f"{arguments.positionals[0]!r} names no agent", "write host:port, for example 10.0.0.5:7433")
     addresses = [parse_address(text, DEFAULT_PORT) for text in hosts]
     name = arguments["name"] or addresses[0][0]
     if not name or any(not (c.isalnum() or c in "-_") for c in name.replace(".", "-")):

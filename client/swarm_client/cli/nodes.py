@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from swarm_client.agents import quote
 from swarm_client.annotations import Any
-from swarm_client.cli.session import Session
+from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
 from swarm_client.output import Column, state_style
@@ -108,7 +108,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if len(arguments.positionals) > 1:
         raise UsageError(f"{len(arguments.positionals)} nodes were named", "name one, or none for all")
     if arguments.positionals:
-        return _one(session, arguments.positionals[0])
+        return _one(session, one_positional(arguments, "node"))
     document = session.agents.call("cannot list nodes", "GET", "/v1/nodes")
     nodes = sorted(document["items"], key=natural)
     session.agents.remember(nodes)

@@ -84,6 +84,8 @@ def one_positional(arguments: Arguments, what: str) -> str:
     if len(arguments.positionals) != 1:
         given = f"{len(arguments.positionals)} were given" if arguments.positionals else "none was given"
         raise UsageError(f"one {what} is needed, {given}", f"name one {what}; `--help` shows the use")
+    if not arguments.positionals[0]:
+        raise UsageError(f"'' names no {what}", f"name one {what}; `--help` shows the use")
     return arguments.positionals[0]
 
 

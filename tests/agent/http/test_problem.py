@@ -31,6 +31,7 @@ def test_every_kind_is_documented_with_its_status():
         ("GET", "/v1/jobs?state=runing", 400, "bad_parameter"),
         ("GET", "/v1/jobs/x/wait?for=ever", 400, "bad_parameter"),
         ("GET", "/v1/jobs/x/logs?rank=one", 400, "bad_parameter"),
+        ("GET", f"/v1/jobs/x/logs?rank={'9' * 5_000}", 400, "bad_parameter"),
         ("GET", "/v1/jobs?cursor=zzz", 400, "bad_parameter"),
         ("GET", "/v1/events?since=yesterday", 400, "bad_parameter"),
         ("GET", "/v1/events?cursor=e30h", 400, "bad_parameter"),
