@@ -65,7 +65,8 @@ class Batches:
     all ranks do the same; its gradient counts for nothing.  Before each batch `expect(count, is_last=...)` is called;
     `is_last` is false for the batches of a step before the last one, where a rank's part exceeds `micro_batch`.
 
-    `threads` load samples, or `processes` of them, started afresh, with a copy of the dataset each.
+    `threads` load samples, or `processes` of them, started afresh, with a copy of the dataset each.  `finish` is called
+    when all is used up, before the script hears of it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Batches:
         global_batch: int,
         epochs: int,
         expect: Callable[..., None],
+        finish: Callable[[], None] | None = None,
         mode: str | None = None,
         shuffle: bool | None = None,
         seed: int = 0,
@@ -110,7 +112,8 @@ class Batches:
         )
         self.count = 0  # samples of the batch that was given out last
         self.is_last = False  # whether that one is the last of its step
-        self._expect, self._micro_batch, self._prefetch, self._device = expect, micro_batch, prefetch, device
+        self._expect, self._finish = expect, finish
+        self._micro_batch, self._prefetch, self._device = micro_batch, prefetch, device
         self._rest: deque[Cut] = deque()  # of this step
         self._last: Any = None
         self._is_taken = self._is_told = False  # all batches of this step by the script; by the others
@@ -124,6 +127,8 @@ class Batches:
         if self._rest:
             return self._give(self._rest.popleft())
         if self._table.is_done:
+            if self._finish is not None:
+                self._finish()
             self.close()
             raise StopIteration
         if self._is_taken and not self._is_told:

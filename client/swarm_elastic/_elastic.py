@@ -18,9 +18,10 @@ from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._noise import EVERY_STEPS, NoiseScale
+from swarm_elastic._ranges import RanksDiffer
 from swarm_elastic._rate import exponent, scale_rates
-from swarm_elastic._seat import Seat
-from swarm_elastic._words import DATA_WORDS, Words
+from swarm_elastic._seat import MembersLost, Seat
+from swarm_elastic._words import SLOT_WORDS, Words
 
 FORMAT = "swarm_elastic 1"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
@@ -61,6 +62,7 @@ class Elastic:
         self.global_batch, self.micro_batch = global_batch, micro_batch
         self.step_number = self.samples = 0
         self.rounds = 0  # sums that succeeded, with or without samples in them
+        self._finished = 0  # the round after which all members had come to the end of their steps
         self.loss = float("nan")  # of the last step, the mean over all ranks
         self._passes: list[int] = []  # samples of each pass of this step so far
         self._is_share = self._is_last = True  # whether they are but assumed; whether the last has begun
@@ -72,7 +74,7 @@ class Elastic:
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         start, may_start = self._find_start(start_step)
-        layout = self._state.layout((self._gradients.shape, DATA_WORDS, lr_rule))
+        layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
         self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change)
         self._began_s = 0.0
         self._seat.join(start, may_start=may_start)
@@ -123,7 +125,7 @@ class Elastic:
 
     def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
         """This rank's batches until the epochs are over, instead of a DataLoader's; see `Batches` for the options."""
-        own = {"expect": self.expect, "micro_batch": self.micro_batch, "device": self.device}
+        own = {"expect": self.expect, "finish": self.finish, "micro_batch": self.micro_batch, "device": self.device}
         data = Batches(dataset, global_batch=self.global_batch, epochs=epochs, **own, **options)
         if self._data_state:
             data.load(self._data_state)
@@ -160,8 +162,32 @@ class Elastic:
             self._loss_sum += float(value) * self._passes[-1]
         if not self._is_last:
             return False
+        samples = sum(self._passes)
+        data = self._data.words() if self._data else ()
+        table = self._sum(Words(samples=samples, loss=self._loss_sum / max(1, samples), data=data))
+        return any(each.samples for each in table)
+
+    def finish(self) -> None:
+        """Wait after the last step until all members have done theirs: nobody may go while others need what it holds.
+
+        Done by itself at the end of `batches`; scripts that deal out samples by themselves call it behind their loop.
+        """
+        while self._finished != self.rounds:
+            self._gradients.begin(0.0, is_last=True)
+            try:
+                table = self._sum(Words(done=1))
+            except MembersLost as error:
+                print(f"swarm_elastic: all steps are done, but maybe not by others: {error}", file=sys.stderr)
+                return
+            if table and all(each.done for each in table) and not _is_agreed(table):
+                self._finished = self.rounds
+                self._seat.meet()
+
+    def _sum(self, said: Words) -> list[Words]:
+        """One round: sum, update, and switch if all can.  What all said; nothing, when it was lost with a rank."""
         ready, candidate = self._seat.offer()
-        words, problem = self._words(ready), ""
+        wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
+        words, problem = said._replace(ready=ready, batch=wanted), ""
         try:
             with self._seat.operating():
                 table = self._gradients.finish(words, words.samples / self.global_batch)
@@ -169,21 +195,14 @@ class Elastic:
             problem = str(lost)
         if problem:
             self._seat.recover(problem)
-            return False
+            return []
         self._seat.has_trained()
-        is_updated = self._apply(table)
-        is_agreed = all(each.ready == ready for each in table)
-        if candidate is None or not is_agreed or not self._seat.switch(candidate):
+        self._apply(table)
+        if candidate is None or not _is_agreed(table) or not self._seat.switch(candidate):
             self._begin_step()
-        return is_updated
+        return table
 
-    def _words(self, ready: int) -> Words:
-        samples = sum(self._passes)
-        wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
-        data = self._data.words() if self._data else ()
-        return Words(ready, samples, self._loss_sum / max(1, samples), wanted, 0.0, data)
-
-    def _apply(self, table: list[Words]) -> bool:
+    def _apply(self, table: list[Words]) -> None:
         """What all ranks said together: the update, and what follows of it."""
         total = sum(each.samples for each in table)
         if total:
@@ -193,15 +212,22 @@ class Elastic:
             self.samples += total
         self._gradients.clear()
         self.rounds += 1
-        if self._data:
-            self._data.agreed([each.data for each in table])
+        self._count_data(table)
         if table[0].batch and table[0].batch != self.global_batch:
             self._change_batch(table[0].batch)
         if self.is_first and total:
             epoch = self._data.progress if self._data else None
             figures = {"loss": self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
             _reports.report(step=self.step_number, samples=self.samples, **figures)
-        return total > 0
+
+    def _count_data(self, table: list[Words]) -> None:
+        ended = [rank for rank, each in enumerate(table) if each.done]
+        if self._data is None or len(ended) == len(table):
+            return
+        if ended:
+            problem = f"ranks {ended} have ended their training at step {self.step_number}, and others train on"
+            raise RanksDiffer(f"{problem}: end the loop over the batches at the same step on all ranks")
+        self._data.agreed([each.data for each in table])
 
     def _update(self, table: list[Words], total: int) -> None:
         self._gradients.weigh(self.global_batch / total)
@@ -275,6 +301,7 @@ class Elastic:
         """How far training has come, without weights and optimizer."""
         return {
             "rounds": self.rounds,
+            "finished": self._finished,
             "step": self.step_number,
             "samples": self.samples,
             "global_batch": self.global_batch,
@@ -283,7 +310,8 @@ class Elastic:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.rounds, self.step_number, self.samples = state["rounds"], state["step"], state["samples"]
+        self.rounds, self._finished = state["rounds"], state["finished"]
+        self.step_number, self.samples = state["step"], state["samples"]
         self.global_batch, self._data_state = state["global_batch"], state["data"]
         if self._data and self._data_state:
             self._data.load(self._data_state)
@@ -308,3 +336,8 @@ class Elastic:
             problem = f"SWARM_RESUME_FROM, {path}, is no file that Elastic.checkpoint has written"
             raise ValueError(f"{problem}; load it in the script and give start_step")
         return self.rounds, bool(path) or start_step >= 0
+
+
+def _is_agreed(table: list[Words]) -> bool:
+    """Whether all ranks can switch to the same plan."""
+    return table[0].ready > 0 and all(each.ready == table[0].ready for each in table)

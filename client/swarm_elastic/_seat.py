@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from swarm_elastic import _handover, _switch
@@ -25,6 +26,10 @@ PROBLEM_LENGTH = 500
 
 class Left(SystemExit):
     """A newer plan goes on without this worker.  Ends the script with code 0 unless it is caught."""
+
+
+class MembersLost(RuntimeError):
+    """A rank was lost, and no plan without it came."""
 
 
 class Progress(Protocol):
@@ -117,8 +122,13 @@ class Seat:
         """A round was completed in the present membership: only that makes its members know more than others do."""
         self._trains = self.version
 
+    def meet(self) -> None:
+        """Let nobody go on before all members are here.  What is lost from here on is needed by none of them."""
+        with suppress(GroupLost), self.operating():
+            self.group.gather([self._progress.rounds])
+
     def recover(self, problem: str) -> None:
-        """A member was lost, as the problem tells: wait for plans until one of them holds."""
+        """A member was lost, as the problem tells: wait for plans until one of them holds.  Raises `MembersLost`."""
         self._is_lost = True
         self.group.close()
         self._membership.enter(None)
@@ -128,7 +138,7 @@ class Seat:
         while True:
             candidate = self._membership.wait(self.version, RECOVERY_S, as_member=False)
             if candidate is None:
-                raise RuntimeError(f"a rank was lost and no plan without it came within {RECOVERY_S:g} s")
+                raise MembersLost(f"a rank was lost and no plan without it came within {RECOVERY_S:g} s")
             if self.switch(candidate):
                 return
 

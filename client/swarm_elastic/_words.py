@@ -23,7 +23,7 @@ class Words(NamedTuple):
     `ready` is how many versions above the present one the plan is that this rank could switch to, 0 for none;
     `samples` how many are in its gradient, `loss` their mean; `batch` the global batch that it was told to train with,
     of which the first rank's counts; `norm` the squared norm of its own gradient where that was measured, else 0;
-    `data` what its data pipeline says.
+    `done` is 1 when it has come to the end of its steps; `data` what its data pipeline says.
     """
 
     ready: int = 0
@@ -31,6 +31,7 @@ class Words(NamedTuple):
     loss: float = 0.0
     batch: int = 0
     norm: float = 0.0
+    done: int = 0
     data: Sequence[int] = ()
 
 
@@ -59,6 +60,6 @@ def read(table: torch.Tensor, size: int) -> list[Words]:
 
 
 def _words(row: list[float]) -> Words:
-    ready, samples, loss, batch, norm = row[:FIXED_WORDS]
+    ready, samples, loss, batch, norm, done = row[:FIXED_WORDS]
     data = tuple(int(word) for word in row[FIXED_WORDS:])
-    return Words(int(ready), int(samples), loss, int(batch), norm, data)
+    return Words(int(ready), int(samples), loss, int(batch), norm, int(done), data)

@@ -39,6 +39,10 @@ def steps_of(job: Job, name: str) -> list[dict]:
     return [line for line in job[name].lines if "loss" in line]
 
 
+def digest_at_end(job: Job, name: str) -> str:
+    return next(line["digest"] for line in job[name].lines if "done" in line)
+
+
 def losses(job: Job) -> dict[int, set[float]]:
     """What ranks say of each step."""
     found: dict[int, set[float]] = {}
@@ -231,6 +235,36 @@ def test_a_newcomer_that_has_its_state_and_trained_in_nothing_overrules_nobody(m
         job.publish("a", "b", "c", "bad")
         assert job["bad"].ended() == 9
         job.switch("a", "b", "c", lost=("bad",))
+
+
+def test_a_rank_that_did_the_last_step_stays_for_those_that_lost_it(job: Job) -> None:
+    """One dies just after it, and takes it from another; the third has it to give."""
+    (job.folder / "stop").write_text("40")
+    job.start("a")
+    job.start("b", LOSES="39")
+    job.start("c", LOSES="39", ENDS="1")
+    job.publish("a", "b", "c")
+    assert job["c"].ended() == 9
+    job.publish("a", "b", lost=("c",))
+    assert [job[name].ended() for name in ("a", "b")] == [0, 0]
+    assert (steps_of(job, "a")[-1]["step"], steps_of(job, "b")[-1]["step"]) == (39, 38)
+    assert digest_at_end(job, "a") == digest_at_end(job, "b")
+
+
+def test_who_joins_in_the_last_step_gets_the_state_of_the_end_from_all_that_hold_it(job: Job) -> None:
+    """One gives late, and the others do not go before."""
+    (job.folder / "stop").write_text("40")
+    job.start("a", HOLD="39")
+    job.start("b", HOLD="39", LATE="1")
+    job.switch("a", "b")
+    until(lambda: all({"ahead": 0} in job[name].lines for name in ("a", "b")), job.problems)
+    job.start("c")
+    job.publish("a", "b", "c")
+    until(lambda: all({"ahead": 1} in job[name].lines for name in ("a", "b")), job.problems)
+    (job.folder / "go").touch()
+    assert [job[name].ended() for name in ("a", "b", "c")] == [0, 0, 0]
+    assert len({digest_at_end(job, name) for name in ("a", "b", "c")}) == 1
+    assert steps_of(job, "c") == []
 
 
 def test_a_worker_that_is_silent_is_given_up_for_a_newer_plan(job: Job) -> None:

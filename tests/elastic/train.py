@@ -11,8 +11,10 @@ import torch
 
 import swarm_elastic
 from swarm_elastic import _handover
+from swarm_elastic._group import GroupLost
 
 SAMPLES, BATCH, FEATURES = 256, 30, 16
+send_tensors = _handover.send_tensors
 STOP = Path("stop")
 """Holds the step at which all end."""
 
@@ -28,6 +30,34 @@ def tell(**line):
 def die(*_):
     time.sleep(2)
     os._exit(9)
+
+
+def send_late(*arguments):
+    time.sleep(2)
+    send_tensors(*arguments)
+
+
+def spoil(training, finish):
+    """A sum that succeeds with the others in the step LOSES and is lost here, or ends this rank."""
+
+    def finish_or_not(*arguments):
+        table = finish(*arguments)
+        if training.step_number != number("LOSES"):
+            return table
+        if number("ENDS"):
+            os._exit(9)
+        training._gradients.finish = finish
+        training._gradients.clear()
+        raise GroupLost("its connection was cut")
+
+    training._gradients.finish = finish_or_not
+
+
+def hold(training):
+    """Do not go on with the step HOLD before all can switch after it, and the test says so."""
+    while training.step_number == number("HOLD", -1) and not Path("go").exists():
+        tell(ahead=training._seat.offer()[0])
+        time.sleep(0.05)
 
 
 def layers():
@@ -65,6 +95,8 @@ def main():
         raise RuntimeError("raises before it is ready")
     if number("DIES"):  # while it is given the state of the others, of which it has a part
         _handover.receive_tensors = die
+    if number("LATE"):
+        _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
     model = layers()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -81,12 +113,15 @@ def main():
         lr_rule=os.environ.get("LR_RULE", "fixed"),
         clip_norm=1.0 if number("CLIP") else None,
     )
+    if "LOSES" in os.environ:
+        spoil(training, training._gradients.finish)
     version = 0
     while not STOP.exists() or training.step_number < int(STOP.read_text()):
         step, worked = training.step_number, training.version
         if worked != version:
             version = worked
             tell(switched=version, step=step, digest=digest(model, optimizer, scheduler))
+        hold(training)
         *earlier, last = passes(mine(training, training.samples))
         for each in (*earlier, last):
             training.expect(len(each), is_last=each is last)
@@ -101,6 +136,7 @@ def main():
         if number("CHECKPOINT") and training.step_number == number("CHECKPOINT"):
             training.checkpoint("all")
         time.sleep(number("PAUSE_MS", 3) / 1e3)
+    training.finish()
     tell(done=True, digest=digest(model, optimizer, scheduler))
 
 
