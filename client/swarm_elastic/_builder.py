@@ -129,9 +129,9 @@ class Builder:
             try:
                 store: Any = self._lodging.of(plan) if size > 1 else None
                 group = build(store, rank, size, self._device, self._lodging.host, BUILD_S)
-            except (RuntimeError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  # of whatever kind: in this thread nobody else would tell of it
                 if plan is self._newest:
-                    self._tell(problem=f"plan {plan.version} was not built: {error}")
+                    self._tell(problem=f"plan {plan.version} was not built: {type(error).__name__}: {error}")
                 return
         candidate = Candidate(plan, group)
         if self._offer(candidate) and group is not None:  # who leaves waits until the others let it go

@@ -20,6 +20,7 @@ from swarm_elastic._commits import AWAY_S, VERSION, warn
 from swarm_elastic._plan import Plan, PlanInvalid, parse
 
 ANSWER_BYTES_MAX = 1 << 20
+PROBLEM_LENGTH = 500
 POLL_S = 60.0  # an agent answers within 20
 
 
@@ -75,9 +76,13 @@ class AgentLink:
                     connection.settimeout(AWAY_S)
                     connection.connect(self._path)
                     self._converse(connection)
-            except (OSError, ValueError) as error:
-                if isinstance(error, PlanInvalid):
-                    self._complain(str(error))
+            except PlanInvalid as error:
+                self._complain(str(error))
+                time.sleep(AWAY_S)
+            except (OSError, ValueError):
+                time.sleep(AWAY_S)
+            except Exception as error:  # noqa: BLE001  # without this thread there would be no plans, and nobody told why
+                self._complain(f"plans are asked for again, after {type(error).__name__}: {error}")
                 time.sleep(AWAY_S)
 
     def _converse(self, connection: socket.socket) -> None:
@@ -123,13 +128,13 @@ class AgentLink:
         plan = parse(answer["plan"])
         if plan.version <= self._known:
             raise PlanInvalid(f"version of a plan must grow, not go from {self._known} to {plan.version}; count up")
-        self._known = plan.version
         self._on_plan(plan)
+        self._known = plan.version
 
     def _complain(self, problem: str) -> None:
         warn(problem)
         if self._standing.problem != problem:
-            self.tell(problem=problem)
+            self.tell(problem=problem[:PROBLEM_LENGTH])
 
 
 def _drain(pipe: int) -> None:

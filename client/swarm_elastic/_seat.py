@@ -16,12 +16,12 @@ from swarm_elastic import _handover, _switch
 from swarm_elastic._builder import Candidate
 from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
+from swarm_elastic._link import PROBLEM_LENGTH
 from swarm_elastic._membership import Membership
 from swarm_elastic._plan import Plan
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
 
 RECOVERY_S = 600.0
-PROBLEM_LENGTH = 500
 
 
 class Left(SystemExit):

@@ -115,6 +115,23 @@ def test_an_answer_that_makes_no_sense_is_survived(asked, answer):
     assert there.plans.get(timeout=DEADLINE_S) == parse(GOOD)
 
 
+@pytest.mark.filterwarnings("ignore:swarm_elastic")
+def test_whatever_goes_wrong_with_a_plan_is_told_and_it_is_asked_for_again(asked, monkeypatch):
+    """An error that nobody thought of: the thread that asks for plans lives on."""
+    wrong = [KeyError("what"), RecursionError("too deep")]
+
+    def parse_in_the_end(value: object) -> Plan:
+        if wrong:
+            raise wrong.pop(0)
+        return parse(value)
+
+    monkeypatch.setattr("swarm_elastic._link.parse", parse_in_the_end)
+    there = asked(*[{"ok": True, "plan": GOOD}] * 3)
+    there.request_with(problem="plans are asked for again, after KeyError: 'what'")
+    there.request_with(problem="plans are asked for again, after RecursionError: too deep")
+    assert there.plans.get(timeout=DEADLINE_S) == parse(GOOD)
+
+
 PLAN = parse({"version": 5, "epoch": 1, "members": [A, B, C]})
 NEW = Claim(0, -1, -1, 7)
 
