@@ -3,6 +3,7 @@
 Each rank's gradient is of the mean over its own samples, so it enters the sum with the weight of its count: `scale` is
 samples over the nominal global batch.  What `finish` leaves in the parameters is the mean over all samples of all
 ranks, however unevenly they are spread.  A step in micro-batches is summed here and reduced with the last of them.
+Behind the words stands for each parameter how many ranks have used it: what none has used is left without a gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class Bucket:
-    """Parameters of one type whose gradients travel together; the last one has the table of words at its end."""
+    """Parameters of one type whose gradients travel together; the last one has words of all kinds at its end."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype, device: torch.device) -> None:
         self.parameters = parameters
@@ -29,8 +30,7 @@ class Bucket:
         self.dtype, self.device = dtype, device
         self.flat = torch.empty(0)
         self.views: list[torch.Tensor] = []
-        self.is_filled = [False] * len(parameters)
-        self.awaited = len(parameters)
+        self.begin()
 
     def allocate(self, tail: int) -> None:
         """Make the buffer, with room for so many words behind the gradients."""
@@ -43,6 +43,7 @@ class Bucket:
     def begin(self) -> None:
         """A new step."""
         self.is_filled = [False] * len(self.parameters)
+        self.is_used = [False] * len(self.parameters)  # whether a sample of this rank has given it a gradient
         self.awaited = len(self.parameters)
 
     def fill(self, index: int, scale: float) -> None:
@@ -55,6 +56,7 @@ class Bucket:
         else:
             torch.mul(gradient, scale, out=view)
         self.parameters[index].grad = view
+        self.is_used[index] = gradient is not None and bool(scale)
         self.awaited -= 0 if self.is_filled[index] else 1
         self.is_filled[index] = True
 
@@ -103,7 +105,7 @@ class Gradients:
             for bucket in others:
                 if self._problem or not bucket.views:
                     bucket.allocate(0)  # a sum that was given up may still write into the former one
-            last.allocate(_words.table_words(group.size))
+            last.allocate(_words.table_words(group.size) + len(self._parameters))
         self._problem = ""
 
     def begin(self, scale: float, *, is_last: bool, is_measured: bool = False) -> None:
@@ -112,13 +114,15 @@ class Gradients:
 
     def rescale(self, factor: float) -> None:
         """Between two micro-batches: weigh what was summed so far anew."""
-        if factor != 1.0:
-            torch._foreach_mul_([each.grad for each in self._parameters if each.grad is not None], factor)
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        if factor != 1.0 and gradients:
+            torch._foreach_mul_(gradients, factor)
 
-    def finish(self, words: Words, share: float) -> list[Words]:
+    def finish(self, words: Words, weight: float) -> list[Words]:
         """Sum the step's gradients and words; returns the words of all ranks.
 
-        `share` is this rank's part of the nominal global batch.  Raises `GroupLost`: the step did not happen.
+        `weight` is what its norm must be divided by to be that of this rank's own gradient: its part of the nominal
+        global batch, times what a scaler has multiplied the loss by.  Raises `GroupLost`: the step did not happen.
         """
         if self._group.size == 1:
             return [words._replace(norm=0.0)]
@@ -126,14 +130,16 @@ class Gradients:
             self._launch()
         last = self._buckets[-1]
         self._complete(last)
-        norm = float(torch.stack(self._norms).sum()) / share**2 if self._norms and share else 0.0
-        table = last.flat[last.length :]
+        norm = float(torch.stack(self._norms).sum()) / weight**2 if self._norms and weight else 0.0
+        table, used = last.flat[last.length :].split([_words.table_words(self._group.size), len(self._parameters)])
         _words.write(table, self._group.rank, words._replace(norm=norm))
+        used.copy_(torch.tensor([float(each) for bucket in self._buckets for each in bucket.is_used]))
         self._start(last)
         problem = self._wait()
         if problem:
             self.clear()
             raise GroupLost(problem)
+        self._leave_out(used.tolist())
         return _words.read(table, self._group.size)
 
     def weigh(self, factor: float) -> None:
@@ -187,6 +193,13 @@ class Gradients:
                     bucket.fill(index, self._scale)
             if self._is_measured and bucket.length:
                 self._norms.append(bucket.squared_norm)
+
+    def _leave_out(self, used: Sequence[float]) -> None:
+        """No gradient, as on one rank alone, for parameters that no rank has used: an optimizer must pass them over."""
+        parameters = [parameter for bucket in self._buckets for parameter in bucket.parameters]
+        for index, ranks in enumerate(used):
+            if not ranks:
+                parameters[index].grad = None
 
     def _start(self, bucket: Bucket) -> None:
         """Begin its sum; that the group is lost is told by `finish`, not amid a user's backward pass."""

@@ -66,6 +66,7 @@ class Elastic:
         self.loss = float("nan")  # of the last step, the mean over all ranks
         self._passes: list[int] = []  # samples of each pass of this step so far
         self._is_share = self._is_last = True  # whether they are but assumed; whether the last has begun
+        self._is_measured = False  # whether this step's gradients are, for the noise scale
         self._loss_sum = 0.0
         self._data: Batches | None = None
         self._data_state: Mapping[str, Any] | None = None
@@ -148,8 +149,8 @@ class Elastic:
             self._gradients.rescale(self._passes[-1] / samples)
         self._passes.append(samples)
         self._is_last = is_last
-        is_measured = is_last and self.rounds % EVERY_STEPS == 0
-        self._gradients.begin(samples / self.global_batch, is_last=is_last, is_measured=is_measured)
+        self._is_measured = is_last and self.rounds % EVERY_STEPS == 0
+        self._gradients.begin(samples / self.global_batch, is_last=is_last, is_measured=self._is_measured)
 
     def step(self, loss: torch.Tensor | float | None = None) -> bool:
         """Sum the gradients of all ranks and update the weights; then switch, if all are ready for another membership.
@@ -173,6 +174,7 @@ class Elastic:
         Done by itself at the end of `batches`; scripts that deal out samples by themselves call it behind their loop.
         """
         while self._finished != self.rounds:
+            self._is_measured = False
             self._gradients.begin(0.0, is_last=True)
             try:
                 table = self._sum(Words(done=1))
@@ -190,7 +192,7 @@ class Elastic:
         words, problem = said._replace(ready=ready, batch=wanted), ""
         try:
             with self._seat.operating():
-                table = self._gradients.finish(words, words.samples / self.global_batch)
+                table = self._gradients.finish(words, words.samples / self.global_batch * self._loss_scale())
         except GroupLost as lost:
             problem = str(lost)
         if problem:
@@ -213,7 +215,9 @@ class Elastic:
         self._gradients.clear()
         self.rounds += 1
         self._count_data(table)
-        if table[0].batch and table[0].batch != self.global_batch:
+        if not self.is_first:
+            _reports.follow_batch(table[0].batch)
+        if table[0].batch != self.global_batch:
             self._change_batch(table[0].batch)
         if self.is_first and total:
             epoch = self._data.progress if self._data else None
@@ -232,7 +236,7 @@ class Elastic:
     def _update(self, table: list[Words], total: int) -> None:
         self._gradients.weigh(self.global_batch / total)
         if any(each.norm for each in table):
-            self._noise.measure(table, self._gradients.squared_norm())
+            self._noise.measure(table, self._gradients.squared_norm() / self._loss_scale() ** 2)
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:
@@ -244,6 +248,10 @@ class Elastic:
             self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
+
+    def _loss_scale(self) -> float:
+        """By what the scaler has multiplied the gradients, where their norms are measured; it changes as it sees fit."""
+        return float(self._scaler.get_scale()) if self._scaler is not None and self._is_measured else 1.0
 
     def _change_batch(self, batch: int) -> None:
         factor = (batch / self.global_batch) ** self._exponent
@@ -309,7 +317,11 @@ class Elastic:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there, as others who train do."""
+        self._load(state)
+        _reports.follow_batch(self.global_batch)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self.rounds, self._finished = state["rounds"], state["finished"]
         self.step_number, self.samples = state["step"], state["samples"]
         self.global_batch, self._data_state = state["global_batch"], state["data"]
@@ -331,7 +343,7 @@ class Elastic:
                 problem = f"SWARM_RESUME_FROM, {path}, was not written by Elastic.checkpoint"
                 raise ValueError(f"{problem}; load it in the script and give start_step")
             self._state.load_full(found)
-            self.load_state_dict(found["progress"])
+            self._load(found["progress"])
         elif path:
             problem = f"SWARM_RESUME_FROM, {path}, is no file that Elastic.checkpoint has written"
             raise ValueError(f"{problem}; load it in the script and give start_step")

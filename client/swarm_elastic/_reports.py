@@ -74,6 +74,11 @@ def global_batch(default: int) -> int:
     return _reporter().ask_batch(default)
 
 
+def follow_batch(batch: int) -> None:
+    """The job trains with this global batch, as its first rank was told: what this process was told is older."""
+    _reporter().told_batch = batch
+
+
 def report_as_first() -> None:
     """This process has become the job's first rank, whatever it was called at the start."""
     _reporter().rank = 0
@@ -102,7 +107,7 @@ class Reporter:
         self._goals: dict[str, float] = {}
         self._warned: set[str] = set()
         first = os.environ.get("SWARM_GLOBAL_BATCH", "")
-        self._told_batch = int(first) if first.isdecimal() else 0  # by the agent
+        self.told_batch = int(first) if first.isdecimal() else 0  # by the agent, here or to another rank
         self._batch = 0  # with which the script trains, if it has asked
 
     def put(self, figures: dict[str, float]) -> bool:
@@ -118,7 +123,7 @@ class Reporter:
 
     def ask_batch(self, default: int) -> int:
         """See `global_batch`."""
-        self._batch = self._told_batch or self._batch or default
+        self._batch = self.told_batch or self._batch or default
         return self._batch
 
     def _flush_at_exit(self) -> None:
@@ -170,7 +175,7 @@ class Reporter:
         """With which batch to go on; and what was left out, once for each figure."""
         batch = answer.get("global_batch")
         if isinstance(batch, int) and batch > 0:
-            self._told_batch = batch
+            self.told_batch = batch
         ignored = answer.get("ignored")
         problems = ignored if isinstance(ignored, list) else []
         if answer.get("ok") is not True:

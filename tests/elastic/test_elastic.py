@@ -180,6 +180,29 @@ def test_training_in_other_ways_learns_and_is_passed_on(env: dict, make_job) -> 
     assert max(found[steps - 1]) < max(found[0]) / 2
 
 
+def fixed(make_job: Callable, steps: int, **env: str) -> list[dict]:
+    """The steps of two workers that are left in peace."""
+    with make_job(PAUSE_MS="0", **env) as job:
+        (job.folder / "stop").write_text(str(steps))
+        job.start("a", "b")
+        job.publish("a", "b")
+        assert [job[name].ended() for name in ("a", "b")] == [0, 0]
+        return steps_of(job, "a")
+
+
+def test_the_noise_scale_is_that_of_gradients_without_the_scale_of_the_loss(make_job) -> None:
+    """Which doubles every four steps."""
+    plain, scaled = fixed(make_job, 60), fixed(make_job, 60, SCALER="1", GROWTH="4")
+    assert plain[-1]["noise"] > 0
+    assert scaled[-1]["noise"] == pytest.approx(plain[-1]["noise"], rel=1e-3)
+
+
+def test_what_gets_no_gradient_is_passed_over_as_on_one_rank(make_job) -> None:
+    """A part of the model is used on some ranks, in some steps by none; decay and momentum would move it."""
+    found = [line["loss"] for line in fixed(make_job, 60, SIDED="1", DECAY="10")]
+    assert found == pytest.approx(unscaled(make_job, 60, SIDED="1", DECAY="10"), rel=RELATIVE)
+
+
 def test_another_model_is_refused_with_both_hashes_and_the_others_go_on(job: Job) -> None:
     job.start("a", "b")
     job.switch("a", "b")
@@ -306,6 +329,20 @@ def test_another_global_batch_changes_the_learning_rate_by_its_rule_on_all_ranks
     assert newest[0]["batch"] == newest[1]["batch"] == 120
     assert newest[0]["rate"] == pytest.approx(newest[1]["rate"], rel=1e-3)
     assert newest[0]["noise"] is None or newest[0]["noise"] > 0
+
+
+def test_a_batch_that_the_swarm_chose_outlives_the_rank_that_was_told_of_it(job: Job) -> None:
+    """The one that comes first after it was told another one when it was started."""
+    job.env.update(SWARM_GLOBAL_BATCH="60")
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.set_batch(120)
+    until(lambda: steps_of(job, "b")[-1]["batch"] == 120, job.problems)
+    job.start("c")
+    job.switch("a", "c")
+    job.switch("c", past=20)
+    batches = [line["batch"] for line in steps_of(job, "c")]
+    assert set(batches) == {120}
 
 
 def test_outside_of_a_swarm_it_trains_by_the_environment_of_torchrun(make_job) -> None:

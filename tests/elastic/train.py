@@ -60,6 +60,20 @@ def hold(training):
         time.sleep(0.05)
 
 
+class Sided(torch.nn.Module):
+    """A part of it is for some samples only, so that it gets no gradient in some steps and on some ranks; one is idle."""
+
+    def __init__(self, main):
+        super().__init__()
+        self.main, self.side, self.idle = main, torch.nn.Linear(FEATURES, 1), torch.nn.Linear(FEATURES, 1)
+
+    def forward(self, x):
+        y, chosen = self.main(x), x[:, 0] > 1.8
+        if chosen.any():
+            y = y.masked_scatter(chosen[:, None], y[chosen] + self.side(x[chosen]))
+        return y
+
+
 def layers():
     width = number("WIDTH", 32)
     between = [torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.1)] if number("BUFFERS") else [torch.nn.Tanh()]
@@ -98,10 +112,14 @@ def main():
     if number("LATE"):
         _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
-    model = layers()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model = Sided(layers()) if number("SIDED") else layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=number("DECAY") / 100)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if number("SCALER") else None
+    scaler = (
+        torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=number("GROWTH", 2_000))
+        if number("SCALER")
+        else None
+    )
     x = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(1))
     y = x[:, :2].sum(1, keepdim=True)
     training = swarm_elastic.Elastic(
