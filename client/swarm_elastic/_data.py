@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Table, share
+from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Table, is_between, share
 
 MODES = ("reproducible", "on_demand")
 NAMED_MAX = 8  # indices in an error
+NO_SAMPLES = "the dataset yields no samples: there is nothing to train on"
 
 Collate = Callable[[list[Any]], Any]
 
@@ -65,6 +66,8 @@ class Batches:
     all ranks do the same; its gradient counts for nothing.  Before each batch `expect(count, is_last=...)` is called;
     `is_last` is false for the batches of a step before the last one, where a rank's part exceeds `micro_batch`.
 
+    The epochs are those from `first_epoch` on, and no other order is like theirs; the job may have some behind it.
+
     `threads` load samples, or `processes` of them, started afresh, with a copy of the dataset each.  `finish` is called
     when all is used up, before the script hears of it.
     """
@@ -77,6 +80,7 @@ class Batches:
         epochs: int,
         expect: Callable[..., None],
         finish: Callable[[], None] | None = None,
+        first_epoch: int = 0,
         mode: str | None = None,
         shuffle: bool | None = None,
         seed: int = 0,
@@ -97,12 +101,17 @@ class Batches:
                 f"{prefetch} and {micro_batch}"
             )
         length, order = None if is_stream else len(dataset), seed if is_shuffled else None
+        if length == 0:
+            raise DatasetError(NO_SAMPLES)
+        where: dict[str, Any] = {"batch": global_batch, "first_epoch": first_epoch, "epochs": epochs, "seed": order}
         self._table: Table
         if mode == "reproducible":
             assert length is not None
-            self._table = Reproducible(length=length, batch=global_batch, epochs=epochs, seed=order)
+            self._table = Reproducible(length=length, **where)
         else:
-            self._table = OnDemand(length=length, batch=global_batch, epochs=epochs, seed=order, ahead=prefetch)
+            self._table = OnDemand(length=length, ahead=prefetch, **where)
+        self._first_epoch, self._end_epoch = first_epoch, first_epoch + epochs
+        self._later: Mapping[str, Any] | None = None  # where the job is, if that is behind these epochs
         collate = collate_fn or default_collate
         is_pinned = device is not None and device.type == "cuda"
         self._source: Source = (
@@ -126,8 +135,8 @@ class Batches:
     def __next__(self) -> Any:
         if self._rest:
             return self._give(self._rest.popleft())
-        if self._table.is_done:
-            if self._finish is not None:
+        if self._is_over:
+            if self._finish is not None and not self._is_past:
                 self._finish()
             self.close()
             raise StopIteration
@@ -161,17 +170,26 @@ class Batches:
         self._expect(self.count, is_last=self.is_last)
         return self._last
 
+    @property
+    def _is_over(self) -> bool:
+        return self._later is not None or self._table.is_done
+
+    @property
+    def _is_past(self) -> bool:
+        """Whether the others are not at the end of these epochs, but have gone on."""
+        return self._later is not None and not (self._later["epoch"] == self._end_epoch and is_between(self._later))
+
     # The one who sums.
 
     @property
     def epoch(self) -> int:
         """The epoch of the step to come, from 0."""
-        return self._table.epoch
+        return self._later["epoch"] if self._later is not None else self._table.epoch
 
     @property
     def progress(self) -> float:
         """Epochs done, with a fraction where the length is known."""
-        return self._table.progress
+        return float(self._later["epoch"]) if self._later is not None else self._table.progress
 
     def begin(self, members: Sequence[str], me: str) -> None:
         """Go on with these members, in rank order; a step that was not agreed on comes again."""
@@ -199,11 +217,20 @@ class Batches:
 
     def state(self) -> dict[str, Any]:
         """Where the job is in its data, for JSON."""
-        return self._table.state()
+        return self._table.state() if self._later is None else dict(self._later)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there; `begin` must follow.  ValueError where the data were others."""
-        self._table.load(state)
+        epoch = state["epoch"]
+        if epoch < self._first_epoch:
+            raise RuntimeError(
+                f"batches() was called while epoch {epoch} of the batches before is not used up: go on with those to "
+                "their end, or keep one iterator of all epochs; for data to evaluate on, take a DataLoader"
+            )
+        if epoch >= self._end_epoch:
+            self._later = state
+        elif epoch > self._first_epoch or not is_between(state):  # else nothing of these was used, nor of their length
+            self._table.load(state)
 
     def close(self) -> None:
         """Stop loading."""
@@ -212,7 +239,7 @@ class Batches:
     def _start_anew(self) -> None:
         self._rest.clear()
         self._is_taken = self._is_told = False
-        if not self._table.is_done:
+        if not self._is_over:
             self._load_ahead()
 
     def _met_end(self, epoch: int, length: int) -> None:
@@ -432,7 +459,7 @@ class _Stream:
         for sample in self._open(self._epoch):
             self._at += 1
             return self._collate([sample, sample], [0])
-        raise DatasetError("the dataset yields no samples: there is nothing to train on")
+        raise DatasetError(NO_SAMPLES)
 
 
 def _check(dataset: Any, is_stream: bool, mode: str, is_shuffled: bool) -> None:

@@ -69,6 +69,7 @@ class Elastic:
         self._is_measured = False  # whether this step's gradients are, for the noise scale
         self._loss_sum = 0.0
         self._data: Batches | None = None
+        self._epochs = 0  # of all calls of `batches`
         self._data_state: Mapping[str, Any] | None = None
         self._noise = NoiseScale(global_batch)
         self._gradients = Gradients(self._parameters)
@@ -125,14 +126,19 @@ class Elastic:
     # Data.
 
     def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
-        """This rank's batches until the epochs are over, instead of a DataLoader's; see `Batches` for the options."""
+        """This rank's batches until the epochs are over, instead of a DataLoader's; see `Batches` for the options.
+
+        Each call goes on behind the epochs of the one before it.  In a worker that joins, or goes on from a checkpoint,
+        those that the job has behind it are over at once.
+        """
         own = {"expect": self.expect, "finish": self.finish, "micro_batch": self.micro_batch, "device": self.device}
-        data = Batches(dataset, global_batch=self.global_batch, epochs=epochs, **own, **options)
-        if self._data_state:
-            data.load(self._data_state)
-            self._data_state = None
+        where = {"first_epoch": self._epochs, "epochs": epochs, "global_batch": self.global_batch}
+        data = Batches(dataset, **where, **own, **options)
+        state = self._data.state() if self._data else self._data_state
+        if state:
+            data.load(state)
         data.begin(self.workers, self._seat.worker)
-        self._data = data
+        self._data, self._epochs = data, self._epochs + epochs
         return data
 
     # A step.
@@ -250,7 +256,7 @@ class Elastic:
             self._scheduler.step()
 
     def _loss_scale(self) -> float:
-        """By what the scaler has multiplied the gradients, where their norms are measured; it changes as it sees fit."""
+        """By what the scaler has multiplied the gradients, where their norms are measured."""
         return float(self._scaler.get_scale()) if self._scaler is not None and self._is_measured else 1.0
 
     def _change_batch(self, batch: int) -> None:

@@ -153,11 +153,11 @@ def _mixed(value: int, key: int) -> int:
 class Reproducible:
     """A step's samples are the next `batch` in the order of the epoch, whatever the world size; a rank has a slice."""
 
-    def __init__(self, *, length: int, batch: int, epochs: int, seed: int | None) -> None:
+    def __init__(self, *, length: int, batch: int, epochs: int, seed: int | None, first_epoch: int = 0) -> None:
         _check(length=length, epochs=epochs)
         self.batch = checked_batch(batch)
-        self._length, self._epochs, self._seed = length, epochs, seed
-        self._epoch = self._cursor = 0
+        self._length, self._epochs, self._seed = length, first_epoch + epochs, seed
+        self._epoch, self._cursor = first_epoch, 0
         self._members: tuple[str, ...] = ()
         self._rank = 0
 
@@ -245,11 +245,20 @@ class OnDemand:
     `length` is None where it is not known; then `met_end` tells where this rank has seen the end of the data.
     """
 
-    def __init__(self, *, length: int | None, batch: int, epochs: int, seed: int | None, ahead: int = AHEAD) -> None:
+    def __init__(
+        self,
+        *,
+        length: int | None,
+        batch: int,
+        epochs: int,
+        seed: int | None,
+        ahead: int = AHEAD,
+        first_epoch: int = 0,
+    ) -> None:
         _check(length=length or 0, epochs=epochs, ahead=ahead)
         self.batch = checked_batch(batch)
-        self._length, self._epochs, self._seed, self._ahead = length, epochs, seed, ahead
-        self._epoch = self._used = 0
+        self._length, self._epochs, self._seed, self._ahead = length, first_epoch + epochs, seed, ahead
+        self._epoch, self._used = first_epoch, 0
         self._fresh = [0, 0]  # of this epoch and of the next: the first position that was never handed out
         self._ends = [length, length]  # of both, where known
         self._held: dict[str, list[Range]] = {}  # in the order of use
@@ -480,6 +489,13 @@ class OnDemand:
             else:
                 merged.append(each)
         self._returned = merged
+
+
+def is_between(state: Mapping[str, Any]) -> bool:
+    """Whether a table is between two epochs: nothing of the one to come was used or handed out."""
+    return not any(state.get(name) for name in ("cursor", "used", "held", "returned")) and not any(
+        state.get("fresh", ())
+    )
 
 
 def share(batch: int, world: int, rank: int) -> int:

@@ -8,8 +8,8 @@ training goes on in it; if it does not, because a member died, the next plan is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
 from swarm_elastic import _handover, _switch
@@ -19,6 +19,7 @@ from swarm_elastic._handover import TrainingState
 from swarm_elastic._link import PROBLEM_LENGTH
 from swarm_elastic._membership import Membership
 from swarm_elastic._plan import Plan
+from swarm_elastic._stall import StallWatch
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
 
 RECOVERY_S = 600.0
@@ -64,6 +65,7 @@ class Seat:
         self._trains = 0  # the version in which a round was completed last
         self._is_lost = False  # whether the group is of no more use
         self.step_s = 0.0  # how long a step takes
+        self._stalls = StallWatch(self._tell_stall)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -90,21 +92,26 @@ class Seat:
         candidate = self._membership.candidate(self.version)
         return (candidate.plan.version - self.version, candidate) if candidate else (0, None)
 
-    def operating(self) -> Any:
+    @contextmanager
+    def operating(self) -> Iterator[None]:
         """Around operations of the group, so that a newer plan can end them."""
-        return self._membership.waiting(self.step_s)
+        what = f"all ranks to call step(), in round {self._progress.rounds}"
+        with self._membership.waiting(self.step_s), self._stalls.waiting(what, self.step_s):
+            yield
 
     def switch(self, candidate: Candidate) -> bool:
         """Go over to a plan, as all its members do now; false when it came to nothing.
 
-        Raises `Left` where it is without this worker, and `SwitchRefused` where this worker is what is wrong.
+        Raises `Left` where it is without this worker, and what went wrong where that is this worker's own.
         """
         group = candidate.group or self._leave(candidate)
         self._membership.enter(candidate)
+        what = f"the members of plan {candidate.plan.version}, who switch to it in step()"
+        step_s = self.step_s if self.is_trained else None
         try:
-            with self._membership.waiting(self.step_s if self.is_trained else None):
+            with self._membership.waiting(step_s), self._stalls.waiting(what, self.step_s):
                 self._take_over(group, candidate.plan)
-        except (GroupLost, SwitchRefused) as error:
+        except Exception as error:  # noqa: BLE001  # no memory for the state, say: the others must not wait for this one
             self._give_up(candidate, error)
             return False
         old, self._current = self._current, candidate
@@ -172,11 +179,16 @@ class Seat:
         problem = f"plan {candidate.plan.version} came to nothing: {error}"
         print(f"swarm_elastic: {problem}", file=sys.stderr)
         rank = candidate.group.rank if candidate.group else -1
-        is_culprit = isinstance(error, SwitchRefused) and rank in error.culprits
+        is_culprit = rank in error.culprits if isinstance(error, SwitchRefused) else not isinstance(error, GroupLost)
         self._membership.tell(state="refused" if is_culprit else self._state_now(), problem=problem[:PROBLEM_LENGTH])
         if is_culprit:
             self._membership.part()
             raise error
+
+    def _tell_stall(self, problem: str) -> None:
+        if problem:
+            print(f"swarm_elastic: {problem}", file=sys.stderr)
+        self._membership.tell(problem=problem)
 
     def _leave(self, candidate: Candidate) -> NoReturn:
         self._membership.enter(candidate)

@@ -305,7 +305,7 @@ found = {
     "batch": raised(one, Squares(8), global_batch=0),
     "step": raised(train_twice),
     "words": raised(one(Squares(8)).words),
-    "nothing": next(one(Squares(0)), "end"),
+    "nothing": raised(one, Squares(0)),
 }
 """
     settings = "threads must be at least 1, processes, prefetch and micro_batch 0; they are"
@@ -325,7 +325,54 @@ found = {
         "batch": "ValueError: global_batch is 0; it must be from 1 to 16777215",
         "step": "RuntimeError: the batch before this one was not followed by training.step(loss)",
         "words": "RuntimeError: training.step(loss) came before the last batch of the step was taken",
-        "nothing": "end",
+        "nothing": "DatasetError: the dataset yields no samples: there is nothing to train on",
+    }
+
+
+def test_each_call_goes_on_behind_the_epochs_of_the_one_before(tmp_path: Path) -> None:
+    """In another order, or over another dataset; a worker that comes later runs through those that are behind."""
+    text = """
+import swarm_elastic
+def make():
+    model = torch.nn.Linear(1, 1)
+    return model, swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), lr=1e-3), global_batch=8)
+def train(most=1_000, **options):
+    seen = []
+    for x, y in training.batches(Squares(options.pop("length", 20)), **options):
+        training.step(model(x[:, None]).mean().backward())
+        seen.append([training.epoch, *x.int().tolist()])
+        if len(seen) == most:
+            break
+    return seen
+model, training = make()
+first, second = train(), train()
+longer = train(length=30, epochs=2, mode="on_demand")
+training.full_state_dict()
+broken = train(most=1)
+early = raised(train)
+torch.save(training.full_state_dict(), "saved")
+os.environ["SWARM_RESUME_FROM"] = "saved"
+model, training = make()
+again = [train(), train(), train(length=30, epochs=2, mode="on_demand"), train()]
+calls = [sum((each[1:] for each in call), []) for call in (first, second, longer, broken + again[3])]
+found = {
+    "same": first == second, "epochs": [first[0][0], second[0][0], longer[0][0], longer[-1][0], again[3][0][0]],
+    "used": [[len(call), sorted(call) == sorted([*range(length)] * times)]
+        for call, length, times in zip(calls, (20, 20, 30, 20), (1, 1, 2, 1))],
+    "early": early, "past": again[:3], "steps": training.step_number,
+}
+"""
+    found = told(tmp_path, text)
+    assert found.pop("early") == (
+        "RuntimeError: batches() was called while epoch 4 of the batches before is not used up: go on with those to "
+        "their end, or keep one iterator of all epochs; for data to evaluate on, take a DataLoader"
+    )
+    assert found == {
+        "same": False,
+        "epochs": [0, 1, 2, 4, 4],
+        "used": [[20, True], [20, True], [60, True], [20, True]],
+        "past": [[], [], []],
+        "steps": 3 + 3 + 8 + 3,
     }
 
 

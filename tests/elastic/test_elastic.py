@@ -221,6 +221,16 @@ def test_another_model_is_refused_with_both_hashes_and_the_others_go_on(job: Job
     job.switch("a", "b", "c")
 
 
+def test_another_model_ends_a_job_outside_of_a_swarm_with_both_hashes(make_job) -> None:
+    with make_job(SWARM_TASK_SOCKET="", SWARM_WORKER="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2") as job:
+        port = str(job.free_port())
+        job.start("a", RANK="0", MASTER_PORT=port)
+        job.start("b", RANK="1", MASTER_PORT=port, WIDTH="33")
+        assert [job[name].ended() for name in ("a", "b")] == [1, 1]
+        for name in ("a", "b"):
+            assert "model or optimizer differs: rank-1 has " in job[name].err.read_text()
+
+
 def test_a_plan_that_keeps_no_member_is_refused_by_all(job: Job) -> None:
     job.start("a", "b")
     job.switch("a")
@@ -288,6 +298,44 @@ def test_who_joins_in_the_last_step_gets_the_state_of_the_end_from_all_that_hold
     assert [job[name].ended() for name in ("a", "b", "c")] == [0, 0, 0]
     assert len({digest_at_end(job, name) for name in ("a", "b", "c")}) == 1
     assert steps_of(job, "c") == []
+
+
+def test_a_newcomer_without_memory_for_the_state_leaves_the_others_at_once(job: Job) -> None:
+    """Although it does not end."""
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.start("poor", POOR="1", LINGERS="600")
+    version = job.publish("a", "b", "poor")
+    problem = f"plan {version} came to nothing: DefaultCPUAllocator: can't allocate memory"
+    until(lambda: (job.standings["poor"].state, job.standings["poor"].problem) == ("refused", problem), job.problems)
+    before = job["a"].step
+    until(lambda: job["a"].step > before + 5, job.problems)
+    job.start("c")
+    job.switch("a", "b", "c")
+
+
+def test_a_rank_that_does_not_step_is_told_as_a_stall_by_those_that_wait(job: Job) -> None:
+    """In a step, and before it joins, since members switch in steps."""
+    job.start("a", STALL_S="1")
+    job.start("b", HOLD="20")
+    job.publish("a", "b")
+    until(lambda: "for all ranks to call step(), in round 20" in job.standings["a"].problem, job.problems)
+    assert "for all ranks to call step(), in round 20" in job["a"].err.read_text()
+    (job.folder / "go").touch()
+    until(lambda: not job.standings["a"].problem, job.problems)
+
+
+def test_a_newcomer_tells_that_those_who_train_do_not_step(job: Job) -> None:
+    job.start("a", HOLD="20")
+    job.publish("a")
+    until(lambda: job["a"].step == 19, job.problems)
+    job.start("b", STALL_S="1")
+    version = job.publish("a", "b")
+    what = f"for the members of plan {version}, who switch to it in step()"
+    until(lambda: what in job.standings["b"].problem, job.problems)
+    assert (job.standings["a"].version, job.standings["a"].trains) == (version, version - 1)
+    (job.folder / "go").touch()
+    job.trains("b", version)
 
 
 def test_a_worker_that_is_silent_is_given_up_for_a_newer_plan(job: Job) -> None:

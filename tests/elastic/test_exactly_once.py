@@ -37,9 +37,16 @@ model = torch.nn.Linear(3, 1)
 training = swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), lr=0.01), global_batch=17, micro_batch=6)
 options = {{"mode": "on_demand"}} if os.environ["KIND"] == "on_demand" else {{}}
 dataset = Stream() if os.environ["KIND"] == "iterable" else Points()
-batches = training.batches(dataset, epochs={EPOCHS}, **options)
+calls = {EPOCHS} if os.environ["KIND"] == "calls" else 1
 indices = []
-for index, x in batches:
+
+def batches_of_calls():
+    global batches
+    for call in range(calls):
+        batches = training.batches(dataset, epochs={EPOCHS} // calls, **options)
+        yield from batches
+
+for index, x in batches_of_calls():
     at = {{"version": training.version, "round": training.rounds}}
     indices += index[: batches.count].tolist()
     if batches.is_last:
@@ -92,7 +99,7 @@ def go_on(job: Job, *names: str, lost: tuple[str, ...] = ()) -> None:
     until(lambda: all(steps(job, name, version) >= 12 for name in names), job.problems)
 
 
-@pytest.mark.parametrize("kind", ["reproducible", "on_demand", "iterable"])
+@pytest.mark.parametrize("kind", ["reproducible", "on_demand", "iterable", "calls"])
 def test_each_sample_is_counted_once_in_each_epoch(kind: str, tmp_path: Path, template: Template) -> None:
     with elastic_job(tmp_path, template, SCRIPT, KIND=kind) as job:
         job.start("a", "b", "c", "d", "e")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import swarm_elastic
-from swarm_elastic import _handover
+from swarm_elastic import _handover, _stall
 from swarm_elastic._group import GroupLost
 
 SAMPLES, BATCH, FEATURES = 256, 30, 16
@@ -30,6 +30,10 @@ def tell(**line):
 def die(*_):
     time.sleep(2)
     os._exit(9)
+
+
+def lack_memory(*_, **__):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
 def send_late(*arguments):
@@ -61,7 +65,7 @@ def hold(training):
 
 
 class Sided(torch.nn.Module):
-    """A part of it is for some samples only, so that it gets no gradient in some steps and on some ranks; one is idle."""
+    """A part of it is for some samples only, and gets no gradient from steps or ranks without one; another is idle."""
 
     def __init__(self, main):
         super().__init__()
@@ -109,6 +113,9 @@ def main():
         raise RuntimeError("raises before it is ready")
     if number("DIES"):  # while it is given the state of the others, of which it has a part
         _handover.receive_tensors = die
+    if number("POOR"):
+        _handover.TrainingState.places = lack_memory
+    _stall.STALL_S = number("STALL_S", 30)
     if number("LATE"):
         _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
@@ -164,3 +171,6 @@ if __name__ == "__main__":
     except swarm_elastic.Left as left:
         tell(left=True)
         sys.exit(left.code)
+    except RuntimeError:
+        time.sleep(number("LINGERS"))  # as with a debugger
+        raise
