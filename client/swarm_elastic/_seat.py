@@ -158,6 +158,8 @@ class Seat:
             self._give(group, verdict)
         elif verdict.behind:
             self._receive(group, verdict)
+        if verdict.behind:
+            group.gather([verdict.step])  # they have it: until then all can go on in the group before
 
     def _give(self, group: Group, verdict: Verdict) -> None:
         small, large = self._state.document()
