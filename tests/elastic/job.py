@@ -182,19 +182,20 @@ class Job:
         self._do(lambda: self.memberships.publish(KEY, plan))
         return self.version
 
-    def switch(self, *names: str, lost: tuple[str, ...] = (), past: int = 2) -> int:
+    def switch(self, *names: str, lost: tuple[str, ...] = (), past: int = 2, timeout_s: float = DEADLINE_S) -> int:
         """Publish a plan and wait until its members have trained some steps by it; returns its version."""
         version = self.publish(*names, lost=lost)
         for name in names:
-            self.trains(name, version, past)
+            self.trains(name, version, past, timeout_s)
         return version
 
-    def trains(self, name: str, version: int, past: int = 2) -> None:
+    def trains(self, name: str, version: int, past: int = 2, timeout_s: float = DEADLINE_S) -> None:
         """Wait until a worker has done some steps by this plan."""
         worker = self.workers[name]
         until(
             lambda: sum(line.get("version") == version for line in worker.lines) >= past,
             lambda: f"{name} trains by plan {version}; {self.problems()}",
+            timeout_s,
         )
 
     def set_batch(self, batch: int) -> None:
