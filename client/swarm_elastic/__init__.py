@@ -25,6 +25,7 @@ from swarm_elastic._commits import state as _state
 from swarm_elastic._reports import global_batch, report
 
 if TYPE_CHECKING:
+    from swarm_elastic._ddp import DistributedDataParallel
     from swarm_elastic._elastic import Elastic
     from swarm_elastic._seat import Left
     from swarm_elastic._switch import SwitchRefused
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointRefused",
     "CheckpointResult",
+    "DistributedDataParallel",
     "Elastic",
     "Left",
     "SwitchRefused",
@@ -47,7 +49,12 @@ dropped: int
 last_result: CheckpointResult | None
 
 
-LAZY = {"Elastic": "_elastic", "Left": "_seat", "SwitchRefused": "_switch"}  # they import torch
+LAZY = {  # they import torch
+    "DistributedDataParallel": "_ddp",
+    "Elastic": "_elastic",
+    "Left": "_seat",
+    "SwitchRefused": "_switch",
+}
 
 
 def __getattr__(name: str) -> object:

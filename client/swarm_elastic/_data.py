@@ -69,7 +69,7 @@ class Batches:
     The epochs are those from `first_epoch` on, and no other order is like theirs; the job may have some behind it.
 
     `threads` load samples, or `processes` of them, started afresh, with a copy of the dataset each.  `finish` is called
-    when all is used up, before the script hears of it.
+    when all is used up, before the script hears of it, and `settle` whenever the script asks for a batch.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Batches:
         epochs: int,
         expect: Callable[..., None],
         finish: Callable[[], None] | None = None,
+        settle: Callable[[], None] | None = None,
         first_epoch: int = 0,
         mode: str | None = None,
         shuffle: bool | None = None,
@@ -121,7 +122,7 @@ class Batches:
         )
         self.count = 0  # samples of the batch that was given out last
         self.is_last = False  # whether that one is the last of its step
-        self._expect, self._finish = expect, finish
+        self._expect, self._finish, self._settle = expect, finish, settle
         self._micro_batch, self._prefetch, self._device = micro_batch, prefetch, device
         self._rest: deque[Cut] = deque()  # of this step
         self._last: Any = None
@@ -133,6 +134,8 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
+        if self._settle is not None:
+            self._settle()
         if self._rest:
             return self._give(self._rest.popleft())
         if self._is_over:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from swarm_elastic import _membership, _reports
 from swarm_elastic._buckets import Gradients
+from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import checkpoint
 from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
@@ -66,6 +68,10 @@ class Elastic:
         self.loss = float("nan")  # of the last step, the mean over all ranks
         self._passes: list[int] = []  # samples of each pass of this step so far
         self._is_share = self._is_last = True  # whether they are but assumed; whether the last has begun
+        self._table: list[Words] = []  # what all said in a sum that is not concluded
+        self._total = 0  # samples in it
+        self._problem = ""  # why it was lost
+        self._candidate: Candidate | None = None  # which plan this rank could switch to when it began
         self._is_measured = False  # whether this step's gradients are, for the noise scale
         self._loss_sum = 0.0
         self._data: Batches | None = None
@@ -132,8 +138,8 @@ class Elastic:
         those that the job has behind it are over at once.
         """
         own = {"expect": self.expect, "finish": self.finish, "micro_batch": self.micro_batch, "device": self.device}
-        where = {"first_epoch": self._epochs, "epochs": epochs, "global_batch": self.global_batch}
-        data = Batches(dataset, **where, **own, **options)
+        options = {"first_epoch": self._epochs, **own, **options}
+        data = Batches(dataset, global_batch=self.global_batch, epochs=epochs, **options)
         state = self._data.state() if self._data else self._data_state
         if state:
             data.load(state)
@@ -156,7 +162,11 @@ class Elastic:
         self._passes.append(samples)
         self._is_last = is_last
         self._is_measured = is_last and self.rounds % EVERY_STEPS == 0
-        self._gradients.begin(samples / self.global_batch, is_last=is_last, is_measured=self._is_measured)
+        self._begin_pass(is_last=is_last)
+
+    def _begin_pass(self, *, is_last: bool) -> None:
+        scale = self._passes[-1] / self.global_batch
+        self._gradients.begin(scale, is_last=is_last, is_measured=is_last and self._is_measured)
 
     def step(self, loss: torch.Tensor | float | None = None) -> bool:
         """Sum the gradients of all ranks and update the weights; then switch, if all are ready for another membership.
@@ -164,15 +174,18 @@ class Elastic:
         `loss` is this rank's, for reports.  False when nothing was updated: more passes of this step follow, or it was
         lost with a rank and its samples come again.  Raises `Left` when a newer plan goes on without this worker.
         """
-        if loss is not None and self._passes[-1]:
-            value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        if self._passes[-1]:
+            value = float("nan") if loss is None else loss.detach() if isinstance(loss, torch.Tensor) else loss
             self._loss_sum += float(value) * self._passes[-1]
         if not self._is_last:
             return False
+        return any(each.samples for each in self._sum(self._said()))
+
+    def _said(self) -> Words:
+        """What this rank has to say of a step."""
         samples = sum(self._passes)
         data = self._data.words() if self._data else ()
-        table = self._sum(Words(samples=samples, loss=self._loss_sum / max(1, samples), data=data))
-        return any(each.samples for each in table)
+        return Words(samples=samples, loss=self._loss_sum / max(1, samples), data=data)
 
     def finish(self) -> None:
         """Wait after the last step until all members have done theirs: nobody may go while others need what it holds.
@@ -193,56 +206,29 @@ class Elastic:
 
     def _sum(self, said: Words) -> list[Words]:
         """One round: sum, update, and switch if all can.  What all said; nothing, when it was lost with a rank."""
-        ready, candidate = self._seat.offer()
+        self._reduce(said)
+        if self._total:
+            self._optimize()
+        return self._conclude()
+
+    def _reduce(self, said: Words) -> None:
+        """Sum gradients and words, and leave the mean over all samples in the parameters for an update."""
+        ready, self._candidate = self._seat.offer()
         wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
-        words, problem = said._replace(ready=ready, batch=wanted), ""
+        words = said._replace(ready=ready, batch=wanted)
         try:
             with self._seat.operating():
-                table = self._gradients.finish(words, words.samples / self.global_batch * self._loss_scale())
+                self._table = self._gradients.finish(words, words.samples / self.global_batch * self._loss_scale())
         except GroupLost as lost:
-            problem = str(lost)
-        if problem:
-            self._seat.recover(problem)
-            return []
-        self._seat.has_trained()
-        self._apply(table)
-        if candidate is None or not _is_agreed(table) or not self._seat.switch(candidate):
-            self._begin_step()
-        return table
-
-    def _apply(self, table: list[Words]) -> None:
-        """What all ranks said together: the update, and what follows of it."""
-        total = sum(each.samples for each in table)
-        if total:
-            self.loss = sum(each.loss * each.samples for each in table) / total
-            self._update(table, total)
-            self.step_number += 1
-            self.samples += total
-        self._gradients.clear()
-        self.rounds += 1
-        self._count_data(table)
-        if not self.is_first:
-            _reports.follow_batch(table[0].batch)
-        if table[0].batch != self.global_batch:
-            self._change_batch(table[0].batch)
-        if self.is_first and total:
-            epoch = self._data.progress if self._data else None
-            figures = {"loss": self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
-            _reports.report(step=self.step_number, samples=self.samples, **figures)
-
-    def _count_data(self, table: list[Words]) -> None:
-        ended = [rank for rank, each in enumerate(table) if each.done]
-        if self._data is None or len(ended) == len(table):
+            self._problem = str(lost)
             return
-        if ended:
-            problem = f"ranks {ended} have ended their training at step {self.step_number}, and others train on"
-            raise RanksDiffer(f"{problem}: end the loop over the batches at the same step on all ranks")
-        self._data.agreed([each.data for each in table])
+        self._total = sum(each.samples for each in self._table)
+        if self._total:
+            self._gradients.weigh(self.global_batch / self._total)
+        if any(each.norm for each in self._table):
+            self._noise.measure(self._table, self._gradients.squared_norm() / self._loss_scale() ** 2)
 
-    def _update(self, table: list[Words], total: int) -> None:
-        self._gradients.weigh(self.global_batch / total)
-        if any(each.norm for each in table):
-            self._noise.measure(table, self._gradients.squared_norm() / self._loss_scale() ** 2)
+    def _optimize(self) -> None:
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:
@@ -254,6 +240,47 @@ class Elastic:
             self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
+
+    def _conclude(self) -> list[Words]:
+        """After the update: count the step, and switch if all can; or go over to another plan, if it was lost."""
+        table, problem, candidate = self._table, self._problem, self._candidate
+        self._table, self._problem, self._candidate = [], "", None
+        if problem:
+            self._seat.recover(problem)
+            return []
+        self._seat.has_trained()
+        self._count(table)
+        if candidate is None or not _is_agreed(table) or not self._seat.switch(candidate):
+            self._begin_step()
+        return table
+
+    def _count(self, table: list[Words]) -> None:
+        """What all ranks said together, and what follows of it."""
+        total, self._total = self._total, 0
+        if total:
+            self.loss = sum(each.loss * each.samples for each in table if each.samples) / total
+            self.step_number += 1
+            self.samples += total
+        self._gradients.clear()
+        self.rounds += 1
+        self._count_data(table)
+        if not self.is_first:
+            _reports.follow_batch(table[0].batch)
+        if table[0].batch != self.global_batch:
+            self._change_batch(table[0].batch)
+        if self.is_first and total:
+            epoch = self._data.progress if self._data else None
+            figures = {"loss": None if isnan(self.loss) else self.loss, "grad_noise": self.grad_noise, "epoch": epoch}
+            _reports.report(step=self.step_number, samples=self.samples, **figures)
+
+    def _count_data(self, table: list[Words]) -> None:
+        ended = [rank for rank, each in enumerate(table) if each.done]
+        if self._data is None or len(ended) == len(table):
+            return
+        if ended:
+            problem = f"ranks {ended} have ended their training before step {self.step_number}, and others train on"
+            raise RanksDiffer(f"{problem}: end the loop over the batches at the same step on all ranks")
+        self._data.agreed([each.data for each in table])
 
     def _loss_scale(self) -> float:
         """By what the scaler has multiplied the gradients, where their norms are measured."""

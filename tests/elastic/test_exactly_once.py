@@ -59,6 +59,9 @@ for index, x in batches_of_calls():
         if training.rounds > at["round"]:
             tell(done=True, **at)
         time.sleep(0.008)
+    if os.environ.get("BREAKS") and training.step_number == 20:
+        break
+training.finish()
 tell(end=True)
 """
 
@@ -115,3 +118,17 @@ def test_each_sample_is_counted_once_in_each_epoch(kind: str, tmp_path: Path, te
         used, ends = counted(job), len(lines(job, "end"))
         assert (codes, ends) == ([0, 0, 0], 2), job.problems()
     assert used == Counter({(epoch, index): 1 for epoch in range(EPOCHS) for index in range(SAMPLES)})
+
+
+def test_a_rank_that_breaks_out_of_its_loop_before_the_others_is_named_to_all(
+    tmp_path: Path, template: Template
+) -> None:
+    with elastic_job(tmp_path, template, SCRIPT, KIND="reproducible") as job:
+        job.start("a")
+        job.start("b", BREAKS="1")
+        job.publish("a", "b")
+        assert [job[name].ended() for name in ("a", "b")] == [1, 1]
+        for name in ("a", "b"):
+            assert (
+                "ranks [1] have ended their training before step 21, and others train on" in job[name].err.read_text()
+            )

@@ -1,0 +1,163 @@
+"""For scripts that are written around DistributedDataParallel: each backward pass ends with the sums of gradients.
+
+The script clips, updates and schedules by itself.  When it comes to its next batch or forward pass, the step is
+settled: counted, and followed by a change of members if all can.  A step that was lost with a rank must leave no trace:
+the optimizer's `step` does nothing then, and what the script has done to rates and schedule is undone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+
+from swarm_elastic._data import Batches
+from swarm_elastic._elastic import Elastic
+from swarm_elastic._ranges import RanksDiffer
+
+
+class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not there when this is checked
+    """The module, whose gradients are the mean over the samples of all ranks when `backward` returns.
+
+    Made after the optimizer, which has the parameters of `module`.  `elastic` tells of the members, deals out batches
+    and writes checkpoints, as docs/elastic.md has it; its `step` is not called.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, global_batch: int, **options: Any
+    ) -> None:
+        """Join the job; the options are `scheduler`, `scaler`, `lr_rule` and `start_step` of `Elastic`.
+
+        The script calls `step` of `scheduler` and `scaler` as it did; they are named here to be handed to newcomers.
+        """
+        super().__init__()
+        self.module = module
+        self.elastic = BackwardElastic(module, optimizer, global_batch=global_batch, **options)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As the module does, in a step of its own."""
+        if torch.is_grad_enabled():
+            self.elastic.settle()
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Passes in here only add to the gradients; the first one behind it sums them."""
+        with self.elastic.no_sync():
+            yield
+
+
+class BackwardElastic(Elastic):
+    """An `Elastic` whose steps are made of the script's own calls."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+        for name in ("clip_norm", "micro_batch"):
+            if options.get(name):
+                raise ValueError(
+                    f"{name} is for Elastic.step; clip between backward and step, and pass under no_sync()"
+                )
+        self._rates: tuple[list[dict[str, Any]], Any] = [], None  # as they were when a sum was lost
+        self._is_queued = False  # whether the end of this backward pass will be heard of
+        super().__init__(model, optimizer, **options)
+        for parameter in self._parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._guard(optimizer)
+
+    def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
+        """See `Elastic`."""
+        return super().batches(dataset, epochs=epochs, settle=self.settle, **options)
+
+    def settle(self) -> None:
+        """Count the step that the script has made, and switch if all can.
+
+        Called by the next forward pass, batch, checkpoint and the end; scripts that deal out samples by themselves call
+        it before they do.
+        """
+        self._is_queued = False  # of a pass that raised
+        if self._problem:
+            self._restore_rates()
+        if self._is_summed:
+            self._conclude()
+
+    def finish(self) -> None:
+        """See `Elastic`."""
+        self.settle()
+        super().finish()
+
+    def checkpoint(self, name: str, *, wait: bool = False) -> bool:
+        """See `Elastic`."""
+        self.settle()
+        return super().checkpoint(name, wait=wait)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See `DistributedDataParallel`."""
+        self.settle()
+        is_last, self._is_last = self._is_last, False
+        self._begin_pass(is_last=False)
+        try:
+            yield
+        finally:
+            self._is_last = is_last
+            self._begin_pass(is_last=is_last)
+
+    def _optimize(self) -> None:
+        """Of a sum that this rank's script has no part in, since it has ended."""
+        problem = f"this rank has ended its training at step {self.step_number}, and others train on"
+        raise RanksDiffer(f"{problem}: end their loops at the same step")
+
+    @property
+    def _is_summed(self) -> bool:
+        return bool(self._table or self._problem)
+
+    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if self._is_last and not self._is_queued:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._on_end)  # noqa: SLF001  # as torch's own does
+
+    def _on_end(self) -> None:
+        """All gradients of this backward pass are there."""
+        self._is_queued = False
+        self._sum_once()
+
+    def _sum_once(self) -> None:
+        if self._is_summed:
+            raise RuntimeError("backward came twice in one step; use no_sync() for all passes but the last")
+        self._loss_sum = float("nan")  # which this object is not told
+        self._reduce(self._said())
+        if self._problem:
+            self._keep_rates()
+            for parameter in self._parameters:  # for those who look at them before they update; nothing comes of it
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+
+    def _keep_rates(self) -> None:
+        groups = [{name: each for name, each in group.items() if name != "params"} for group in self._groups]
+        self._rates = copy.deepcopy((groups, self._scheduler.state_dict() if self._scheduler is not None else None))
+
+    def _restore_rates(self) -> None:
+        groups, schedule = self._rates
+        for index, group in enumerate(groups):
+            self._groups[index].update(group)
+        if schedule is not None:
+            self._scheduler.load_state_dict(schedule)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        return groups
+
+    def _guard(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let its `step` do nothing where the sum was lost."""
+        act: Callable[..., Any] = optimizer.step
+
+        def step(_: Any, *arguments: Any, **named: Any) -> Any:
+            if not self._is_summed:
+                self._sum_once()  # a backward pass that reached no parameter of this rank
+            return None if self._problem else act(*arguments, **named)
+
+        optimizer.step = MethodType(step, optimizer)  # a method, as schedules expect
