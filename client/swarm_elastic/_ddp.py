@@ -32,7 +32,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch i
     ) -> None:
         """Join the job; the options are `scheduler`, `scaler`, `lr_rule` and `start_step` of `Elastic`.
 
-        The script calls `step` of `scheduler` and `scaler` as it did; they are named here to be handed to newcomers.
+        The script calls `step` of both as it did; they are named here to be handed to newcomers.
         """
         super().__init__()
         self.module = module
@@ -41,7 +41,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch i
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the module does, in a step of its own."""
         if torch.is_grad_enabled():
-            self.elastic.settle()
+            self.elastic.begin_pass()
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -60,13 +60,16 @@ class BackwardElastic(Elastic):
                 raise ValueError(
                     f"{name} is for Elastic.step; clip between backward and step, and pass under no_sync()"
                 )
-        self._rates: tuple[list[dict[str, Any]], Any] = [], None  # as they were when a sum was lost
+        self._kept: tuple[list[dict[str, Any]], list[Any]] = [], []  # rates and states, when a sum was lost
         self._is_queued = False  # whether the end of this backward pass will be heard of
+        self._is_stepped = False  # whether the script has made its update, or its scaler has refused to
         super().__init__(model, optimizer, **options)
         for parameter in self._parameters:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
         self._guard(optimizer)
+        if self._scaler is not None:
+            self._watch(self._scaler)
 
     def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
         """See `Elastic`."""
@@ -78,11 +81,23 @@ class BackwardElastic(Elastic):
         Called by the next forward pass, batch, checkpoint and the end; scripts that deal out samples by themselves call
         it before they do.
         """
-        self._is_queued = False  # of a pass that raised
+        if not self._is_summed:
+            return
+        if not self._is_stepped:
+            raise RuntimeError(
+                "optimizer.step() was not called with the gradients that backward has summed; call it before the next "
+                "batch, and use no_sync() for passes that only add up"
+            )
+        self._is_stepped = False
         if self._problem:
             self._restore_rates()
-        if self._is_summed:
-            self._conclude()
+        self._conclude()
+
+    def begin_pass(self) -> None:
+        """A forward pass; one between backward and the update is none of the next step."""
+        self._is_queued = False  # by a backward pass that raised
+        if self._is_stepped:
+            self.settle()
 
     def finish(self) -> None:
         """See `Elastic`."""
@@ -137,14 +152,18 @@ class BackwardElastic(Elastic):
 
     def _keep_rates(self) -> None:
         groups = [{name: each for name, each in group.items() if name != "params"} for group in self._groups]
-        self._rates = copy.deepcopy((groups, self._scheduler.state_dict() if self._scheduler is not None else None))
+        self._kept = copy.deepcopy((groups, [part.state_dict() for part in self._stepped_parts]))
 
     def _restore_rates(self) -> None:
-        groups, schedule = self._rates
+        groups, states = self._kept
         for index, group in enumerate(groups):
             self._groups[index].update(group)
-        if schedule is not None:
-            self._scheduler.load_state_dict(schedule)
+        for index, part in enumerate(self._stepped_parts):
+            part.load_state_dict(states[index])
+
+    @property
+    def _stepped_parts(self) -> list[Any]:
+        return [part for part in (self._scheduler, self._scaler) if part is not None]
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -158,6 +177,18 @@ class BackwardElastic(Elastic):
         def step(_: Any, *arguments: Any, **named: Any) -> Any:
             if not self._is_summed:
                 self._sum_once()  # a backward pass that reached no parameter of this rank
+            self._is_stepped = True
             return None if self._problem else act(*arguments, **named)
 
         optimizer.step = MethodType(step, optimizer)  # a method, as schedules expect
+
+    def _watch(self, scaler: Any) -> None:
+        """A scaler makes no update where gradients are not finite."""
+        act: Callable[..., Any] = scaler.step
+
+        def step(_: Any, optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
+            result = act(optimizer, *arguments, **named)
+            self._is_stepped = self._is_stepped or (self._is_summed and optimizer is self._optimizer)
+            return result
+
+        scaler.step = MethodType(step, scaler)

@@ -126,6 +126,7 @@ with model.no_sync():
     (model(x[:1]).sum() / 2).backward()
 (model(x[1:]).sum() / 2).backward()
 parted = model.module.weight.grad.tolist()
+looked = model(x).mean()
 optimizer.step()
 first = model.elastic.step_number
 model.elastic.finish()
@@ -138,17 +139,24 @@ def twice():
 print(json.dumps({
     "same": parted == whole.module.weight.grad.tolist(), "steps": [first, model.elastic.step_number],
     "keys": sorted(model.state_dict()), "twice": raised(twice),
+    "early": raised(whole.elastic.finish), "moved": model(x).mean().item() < looked.item(),
     "micro": raised(lambda: make(micro_batch=2)),
 }))
 """
     with elastic_job(tmp_path, template, text, SWARM_TASK_SOCKET="", SWARM_WORKER="") as job:
         job.start("alone")
         found = ended(job, "alone")
+    early = (
+        "optimizer.step() was not called with the gradients that backward has summed; call it before the next "
+        "batch, and use no_sync() for passes that only add up"
+    )
     micro = "micro_batch is for Elastic.step; clip between backward and step, and pass under no_sync()"
     assert found == {
         "same": True,
         "steps": [0, 1],
         "keys": ["module.bias", "module.weight"],
         "twice": "RuntimeError: backward came twice in one step; use no_sync() for all passes but the last",
+        "early": f"RuntimeError: {early}",
+        "moved": True,
         "micro": f"ValueError: {micro}",
     }
