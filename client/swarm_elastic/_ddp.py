@@ -126,10 +126,6 @@ class BackwardElastic(Elastic):
         problem = f"this rank has ended its training at step {self.step_number}, and others train on"
         raise RanksDiffer(f"{problem}: end their loops at the same step")
 
-    @property
-    def _is_summed(self) -> bool:
-        return bool(self._table or self._problem)
-
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
         if self._is_last and not self._is_queued:
             self._is_queued = True

@@ -49,12 +49,14 @@ class Elastic:
         clip_norm: float | None = None,
         lr_rule: str = "fixed",
         start_step: int = -1,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
         """Join the job; returns when this worker is a member that has the present weights.
 
         `scheduler` is stepped after the optimizer; `scaler` is a GradScaler whose scaled loss the script gives to
         backward; `clip_norm` bounds the norm of the whole gradient; `lr_rule` says what another global batch does to
-        learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself.
+        learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself;
+        `parts` are more objects with `state_dict` and `load_state_dict`, by name, that newcomers and checkpoints get.
         """
         if global_batch < 1 or micro_batch < 0:
             raise ValueError(f"global_batch must be at least 1 and micro_batch 0, not {global_batch} and {micro_batch}")
@@ -79,7 +81,7 @@ class Elastic:
         self._data_state: Mapping[str, Any] | None = None
         self._noise = NoiseScale(global_batch)
         self._gradients = Gradients(self._parameters)
-        named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise}
+        named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         start, may_start = self._find_start(start_step)
         layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
@@ -174,12 +176,33 @@ class Elastic:
         `loss` is this rank's, for reports.  False when nothing was updated: more passes of this step follow, or it was
         lost with a rank and its samples come again.  Raises `Left` when a newer plan goes on without this worker.
         """
+        if not self.sum(loss):
+            return False
+        self._optimize()
+        self.settle()
+        return True
+
+    def sum(self, loss: torch.Tensor | float | None = None) -> bool:
+        """The first half of `step`: the caller updates the weights by itself if this is true, then calls `settle`."""
         if self._passes[-1]:
             value = float("nan") if loss is None else loss.detach() if isinstance(loss, torch.Tensor) else loss
             self._loss_sum += float(value) * self._passes[-1]
         if not self._is_last:
             return False
-        return any(each.samples for each in self._sum(self._said()))
+        self._reduce(self._said())
+        if self._total:
+            return True
+        self.settle()
+        return False
+
+    def settle(self) -> None:
+        """The second half of `step`: count it, and switch if all can; nothing where there was no sum since."""
+        if self._is_summed:
+            self._conclude()
+
+    @property
+    def _is_summed(self) -> bool:
+        return bool(self._table or self._problem)
 
     def _said(self) -> Words:
         """What this rank has to say of a step."""
@@ -225,6 +248,7 @@ class Elastic:
         self._total = sum(each.samples for each in self._table)
         if self._total:
             self._gradients.weigh(self.global_batch / self._total)
+            self.loss = sum(each.loss * each.samples for each in self._table if each.samples) / self._total
         if any(each.norm for each in self._table):
             self._noise.measure(self._table, self._gradients.squared_norm() / self._loss_scale() ** 2)
 
@@ -258,7 +282,6 @@ class Elastic:
         """What all ranks said together, and what follows of it."""
         total, self._total = self._total, 0
         if total:
-            self.loss = sum(each.loss * each.samples for each in table if each.samples) / total
             self.step_number += 1
             self.samples += total
         self._gradients.clear()
@@ -345,6 +368,7 @@ class Elastic:
             "finished": self._finished,
             "step": self.step_number,
             "samples": self.samples,
+            "loss": self.loss,
             "global_batch": self.global_batch,
             "data": self._data.state() if self._data else self._data_state,
         }
@@ -356,7 +380,7 @@ class Elastic:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.rounds, self._finished = state["rounds"], state["finished"]
-        self.step_number, self.samples = state["step"], state["samples"]
+        self.step_number, self.samples, self.loss = state["step"], state["samples"], state["loss"]
         self.global_batch, self._data_state = state["global_batch"], state["data"]
         if self._data and self._data_state:
             self._data.load(self._data_state)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,9 @@ from swarm_elastic._plan import Member, Plan
 
 FLUSH_S = 2.0
 STATIC = Plan(1, 0, (Member("alone", "localhost:1"),))
+WORLD = ("WORLD_SIZE", "LOCAL_RANK")
+
+_hidden: dict[str, str] = {}  # of the environment
 
 
 class Membership(Protocol):
@@ -110,12 +114,32 @@ def find(device: torch.device) -> Membership:
 
 def _from_environment(device: torch.device) -> Group:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them."""
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if int(_hidden.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1) == 1:
         return Alone()
     from torch.distributed import rendezvous
 
-    store, rank, size = next(iter(rendezvous("env://")))
+    with _shown():
+        store, rank, size = next(iter(rendezvous("env://")))
     return build(store, rank, size, device, _own_host(), BUILD_S)
+
+
+@contextmanager
+def _shown() -> Iterator[None]:
+    os.environ.update(_hidden)
+    try:
+        yield
+    finally:
+        for name in _hidden:
+            del os.environ[name]
+
+
+def hide_world() -> None:
+    """Keep from other libraries what makes them form a process group of their own; each process sees its own GPU."""
+    local = os.environ.get("LOCAL_RANK", "")
+    if local.isdecimal():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", local).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(local)] if int(local) < len(visible) else visible[0]
+    _hidden.update({name: os.environ.pop(name) for name in WORLD if name in os.environ})
 
 
 def _own_host() -> str:

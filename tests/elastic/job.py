@@ -32,12 +32,16 @@ def until(is_so: Callable[[], object], what: Callable[[], object], timeout_s: fl
 
 
 class Template:
-    """Imports torch once for all workers of a test run."""
+    """Imports torch once for all workers of a test run, and what is to be imported before."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: Path = TRAIN, imports: str = "torch") -> None:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [TRAIN, "-m", "swarm_elastic.template"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, "-c", f"import {imports}\nfrom swarm_elastic.template import main\nmain()"],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.started: list[int] = []
         self.codes: dict[int, int] = {}
