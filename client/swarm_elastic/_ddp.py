@@ -104,11 +104,6 @@ class BackwardElastic(Elastic):
         self.settle()
         super().finish()
 
-    def checkpoint(self, name: str, *, wait: bool = False) -> bool:
-        """See `Elastic`."""
-        self.settle()
-        return super().checkpoint(name, wait=wait)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """See `DistributedDataParallel`."""

@@ -348,6 +348,7 @@ class Elastic:
 
         A job that is started again goes on from there by itself.
         """
+        self.settle()
         folder = os.environ.get("SWARM_CHECKPOINT_DIR", "")
         if not self.is_first or not folder:
             return False

@@ -172,9 +172,13 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     # Saving.
 
     def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
-        """As for one device, on the first rank; beside it, whole jobs go on from what the library writes."""
+        """As for one device, on the first rank; beside it, a file from which the whole job goes on."""
         if self.is_global_zero:
             super().save_checkpoint(checkpoint, filepath, storage_options)
+        trainer = self.lightning_module.trainer
+        if self._steps is not None and trainer.training:
+            self._steps.settle()
+            self.training.checkpoint(f"step-{trainer.global_step}.pt")
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """As for one device, on the first rank."""

@@ -3,6 +3,7 @@
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from tests.elastic.testing import INTEGRATIONS, needs
 pytestmark = [*needs(INTEGRATIONS), pytest.mark.xdist_group("elastic")]
 
 SCRIPT = Path(__file__).with_name("trainers.py").read_text()
-SAMPLES, EPOCHS, STEPS = 480, 6, 180
+SAMPLES, EPOCHS, STEPS, SAVED = 480, 6, 180, 50
+ALONE = {"SWARM_TASK_SOCKET": "", "SWARM_WORKER": ""}
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +46,31 @@ def told(job: Job, what: str) -> dict[int, set[float]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["hugging_face", "lightning", "accelerate"])
+@pytest.fixture(params=["hugging_face", "lightning", "accelerate"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def job_of(kind: str, folder: Path, template: Template, **env: str) -> AbstractContextManager[Job]:
+    own = {"KIND": kind, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return elastic_job(folder, template, SCRIPT, **own, **env)
+
+
+def check(job: Job, ends: int) -> None:
+    """All is as if one process had trained: samples, steps, rates, and the same loss on all ranks."""
+    assert [line["end"] for line in lines(job, "end")] == [STEPS] * ends, job.problems()
+    assert used(job) == Counter({(epoch, index): 1 for epoch in range(EPOCHS) for index in range(SAMPLES)})
+    loss, rate = told(job, "loss"), told(job, "rate")
+    assert sorted(loss) == list(range(1, STEPS + 1))
+    assert {step: found for step, found in loss.items() if len(found) > 1} == {}
+    assert {step: found for step, found in rate.items() if len(found) > 1} == {}
+    assert max(loss[STEPS]) < max(loss[1]) / 10
+
+
 def test_a_loop_of_another_library_trains_on_whatever_its_members_do(
     kind: str, tmp_path: Path, template: Template
 ) -> None:
-    env = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with elastic_job(tmp_path / "job", template, SCRIPT, KIND=kind, **env) as job:
+    with job_of(kind, tmp_path, template) as job:
         job.start("a", "b", "c", "d")
         job.switch("a")
         job.switch("a", "b")
@@ -59,10 +80,31 @@ def test_a_loop_of_another_library_trains_on_whatever_its_members_do(
         (job.folder / "fast").touch()
         codes = {name: job[name].ended() for name in job.workers}
         assert codes == {"a": 0, "b": -signal.SIGKILL, "c": 0, "d": 0}
-        assert [line["end"] for line in lines(job, "end")] == [STEPS, STEPS]
-        assert used(job) == Counter({(epoch, index): 1 for epoch in range(EPOCHS) for index in range(SAMPLES)})
-        loss, rate = told(job, "loss"), told(job, "rate")
-        assert sorted(loss) == list(range(1, STEPS + 1))
-        assert {step: found for step, found in loss.items() if len(found) > 1} == {}
-        assert {step: found for step, found in rate.items() if len(found) > 1} == {}
-        assert max(loss[STEPS]) < max(loss[1]) / 10
+        check(job, 2)
+
+
+def test_by_the_environment_of_torchrun_the_library_makes_no_group_of_its_own(
+    kind: str, tmp_path: Path, template: Template
+) -> None:
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(Job.free_port()), "WORLD_SIZE": "2"}
+    with job_of(kind, tmp_path, template, **ALONE, **world) as job:
+        (job.folder / "fast").touch()
+        job.start("a", RANK="0", LOCAL_RANK="0")
+        job.start("b", RANK="1", LOCAL_RANK="1")
+        assert (job["a"].ended(), job["b"].ended()) == (0, 0)
+        check(job, 2)
+
+
+def test_a_whole_job_goes_on_from_its_checkpoint(kind: str, tmp_path: Path, template: Template) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with job_of(kind, tmp_path, template, **ALONE, SWARM_CHECKPOINT_DIR=str(saved)) as job:
+        (job.folder / "fast").touch()
+        job.start("a")
+        assert job["a"].ended() == 0
+        check(job, 1)
+        job.start("b", SWARM_RESUME_FROM=str(saved / f"step-{SAVED}.pt"))
+        assert job["b"].ended() == 0
+        first, second = ([line for line in job[name].lines if "done" in line] for name in ("a", "b"))
+        assert [line["step"] for line in second] == list(range(SAVED + 1, STEPS + 1))
+        assert second == first[SAVED:]

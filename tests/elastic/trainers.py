@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 SAMPLES, BATCH, PASSES, EPOCHS = 480, 8, 2, 6
+SAVED = 50  # the step of the checkpoint
 FAST = Path("fast")
 """Is there when the job needs not wait for changes of its members any more."""
+CHECKPOINTS = os.environ.get("SWARM_CHECKPOINT_DIR", "")
 
 
 def tell(**line):
@@ -76,7 +78,8 @@ def hugging_face():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     arguments = TrainingArguments(
         "out", num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH, gradient_accumulation_steps=PASSES,
-        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, logging_strategy="no",
+        report_to=[], save_strategy="steps" if CHECKPOINTS else "no", save_steps=SAVED, save_total_limit=1,
+        use_cpu=True, disable_tqdm=True, logging_strategy="no",
         remove_unused_columns=False,
     )  # fmt: skip
     trainer = elastic_trainer(
@@ -110,10 +113,12 @@ def lightning():
             optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
             return [optimizer], [{"scheduler": rates(optimizer), "interval": "step"}]
 
+    saving = [pl.callbacks.ModelCheckpoint("out", every_n_train_steps=SAVED)] if CHECKPOINTS else []
     strategy = ElasticStrategy()
     trainer = pl.Trainer(
         max_epochs=EPOCHS, accumulate_grad_batches=PASSES, gradient_clip_val=1.0, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, strategy=strategy,
+        enable_checkpointing=bool(saving), enable_progress_bar=False, enable_model_summary=False, callbacks=saving,
+        strategy=strategy,
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(Points(), batch_size=BATCH, shuffle=True))
     return trainer.global_step
@@ -140,6 +145,8 @@ def accelerate():
                 optimizer.zero_grad()
             if accelerator.sync_gradients and not accelerator.optimizer_step_was_skipped:
                 log.done(optimizer, accelerator.training.step_number + 1)
+                if CHECKPOINTS and accelerator.training.step_number + 1 == SAVED:
+                    accelerator.training.checkpoint(f"step-{SAVED}.pt")
     accelerator.end_training()
     return accelerator.training.step_number
 
