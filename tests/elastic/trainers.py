@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from swarm_elastic import _buckets
+from swarm_elastic._group import GroupLost
+
 SAMPLES, BATCH, PASSES, EPOCHS = 480, 8, 2, 6
 SAVED = 50  # the step of the checkpoint
 FAST = Path("fast")
@@ -46,6 +49,17 @@ class Log:
 
 
 log = Log()
+
+
+def finish(self, *arguments, act=_buckets.Gradients.finish):
+    """At one step this rank does not hear of a sum that all others have."""
+    table = act(self, *arguments)
+    if log.training and log.training.step_number + 1 == int(os.environ.get("LOSES", "0")):
+        raise GroupLost("a test")
+    return table
+
+
+_buckets.Gradients.finish = finish
 
 
 class Line(torch.nn.Module):
