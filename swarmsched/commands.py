@@ -11,6 +11,7 @@ from swarmsched.fields import Value
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
+from swarmsched.task import OfAttempt
 from swarmsched.view import PolicySetting
 
 
@@ -62,12 +63,10 @@ class DrainNode(Value):
     reason: str = ""
 
 
-class CommitCheckpoint(Value):
+class CommitCheckpoint(OfAttempt):
     """A rank of a task on this node says that its checkpoint is complete.  Reply: `CheckpointCommitted`, or a refusal
     (conflict when a newer attempt runs or the job is over)."""
 
-    job_id: JobId
-    attempt: int
     checkpoint: Checkpoint
 
 

@@ -14,7 +14,7 @@ from msgspec import field
 from swarmsched.fields import Value
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import Gpu
-from swarmsched.task import OfTask, TaskOrder
+from swarmsched.task import OfAttempt, OfTask, TaskOrder
 from swarmsched.view import ClusterView, PolicySetting
 
 
@@ -59,7 +59,7 @@ class BindRendezvous(OfTask):
 
 
 class ReleaseRendezvous(OfTask):
-    """Close the port of (job, attempt), if it is still bound."""
+    """Close the port of that task, if it is still bound."""
 
 
 class StageTask(Value):
@@ -71,7 +71,7 @@ class StageTask(Value):
 class StartTask(Value):
     """Start the shim and its ranks on these GPUs; report `TaskStarted`, `RankExited`, `TaskExited`.
 
-    They may run until `until_s` on the driver's monotonic clock, unless `ExtendTask` follows.
+    They may run until `until_s` on the driver's monotonic clock, unless `ExtendAttempt` follows.
     """
 
     order: TaskOrder
@@ -85,7 +85,7 @@ class SignalTask(OfTask):
     signal: int
 
 
-class SetBatch(OfTask):
+class SetBatch(OfAttempt):
     """Tell the ranks with which global batch to go on."""
 
     global_batch: int
@@ -100,8 +100,8 @@ class StopTask(OfTask):
     grace_s: float
 
 
-class ExtendTask(OfTask):
-    """The ranks may run until `until_s` on the driver's monotonic clock (infinite: without limit).
+class ExtendAttempt(OfAttempt):
+    """Its ranks here may run until `until_s` on the driver's monotonic clock (infinite: without limit).
 
     A later one replaces an earlier one.  When the time has come and no extension has, the ranks are frozen; a later
     extension lets them go on.  Must take effect although the agent dies: the shim keeps the time.
@@ -137,7 +137,7 @@ Effect = (
     | SignalTask
     | SetBatch
     | StopTask
-    | ExtendTask
+    | ExtendAttempt
     | ForgetTask
     | Announce
 )

@@ -7,7 +7,7 @@ from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
 from swarmsched.ids import Address, NodeId
 from swarmsched.resources import NodeResources
-from swarmsched.task import OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
+from swarmsched.task import OfAttempt, OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.view import Plan
 
 
@@ -166,7 +166,7 @@ TaskFact = TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | TaskF
 """What the runner tells of one task."""
 
 
-class TaskEstimated(OfTask):
+class TaskEstimated(OfAttempt):
     """What the ranks of a task have reported of their training so far, as a card would tell it."""
 
     estimate: Estimate

@@ -17,11 +17,45 @@ JobId = NewType("JobId", str)
 """Full job id, 26 characters."""
 
 
-class TaskKey(NamedTuple):
-    """A job's part on one node, and the booking that it needs there."""
+class AttemptKey(NamedTuple):
+    """One attempt of a job to run, whole: what its holders let run on, and what its checkpoints and reports are of."""
 
     job_id: JobId
     attempt: int
+
+
+class TaskKey(NamedTuple):
+    """A job's part on one node, and the booking that it needs there.
+
+    `part` is 0 in a gang of fixed size, which has one part on each of its nodes.  Parts of an elastic one are numbered
+    from 1 as they come, over all nodes; a number is never used again in that attempt.
+    """
+
+    job_id: JobId
+    attempt: int
+    part: int = 0
+
+    def __str__(self) -> str:
+        """As entries on disk are named: JOB/ATTEMPT, and /PART where there are several."""
+        return f"{self.job_id}/{self.attempt}" + (f"/{self.part}" if self.part else "")
+
+    @classmethod
+    def read(cls, name: str) -> "TaskKey":
+        """From such a name."""
+        job_id, attempt, *part = name.split("/")
+        return cls(JobId(job_id), int(attempt), *map(int, part))
+
+    @property
+    def of_attempt(self) -> AttemptKey:
+        """The attempt that it is a part of."""
+        return AttemptKey(self.job_id, self.attempt)
+
+
+class Place(NamedTuple):
+    """Where a part of a gang is; the key of its task without job and attempt."""
+
+    node: NodeId
+    part: int = 0
 
 
 Address = tuple[str, int]

@@ -10,6 +10,7 @@ from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value, cleaned
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
+from swarmsched.ids import Place
 from swarmsched.resources import Share, world_size
 
 SIGTERM = 15
@@ -35,9 +36,15 @@ class Leftover(Value):
     node: NodeName
     attempt: U32
     origin: U53 = 0  # not compared
+    part: U16 = 0
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.node, self.part)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Leftover and self.node == other.node and self.attempt == other.attempt
+        return type(other) is Leftover and (self.place, self.attempt) == (other.place, other.attempt)
 
     def __hash__(self) -> int:
         return hash((self.node, self.attempt))

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarmsched.fields import U16, U32, U53, Name, Value
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 
 
 class GpuHealth(Enum):
@@ -95,7 +95,7 @@ class FreeReport(Value):
 
 
 class Share(Value):
-    """One node's part of a gang: `ranks` ranks on `node`.
+    """One part of a gang: `ranks` ranks on `node`.
 
     `origin` says from where its owner granted the hold (`ids.origin_of`); 0 until then.
     """
@@ -103,9 +103,15 @@ class Share(Value):
     node: Annotated[NodeId, Meta(max_length=63)]
     ranks: U16
     origin: U53 = 0  # not compared
+    part: U16 = 0
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.node, self.part)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Share and self.node == other.node and self.ranks == other.ranks
+        return type(other) is Share and (self.place, self.ranks) == (other.place, other.ranks)
 
     def __hash__(self) -> int:
         return hash((self.node, self.ranks))
@@ -207,3 +213,11 @@ def _is_alike(one: GpuCount, other: GpuCount) -> bool:
 def world_size(shares: Sequence[Share]) -> int:
     """Number of ranks of a placement."""
     return sum(share.ranks for share in shares)
+
+
+def ranks_by_node(shares: Iterable[Share]) -> Counter[NodeId]:
+    """Number of ranks on each node, in the order in which the nodes first appear."""
+    ranks: Counter[NodeId] = Counter()
+    for share in shares:
+        ranks[share.node] += share.ranks
+    return ranks

@@ -4,7 +4,7 @@ A *task* is a job's part on one node: one shim, one or more ranks.  Its key is a
 """
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Self
 
 from msgspec import Meta
 
@@ -12,13 +12,31 @@ from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value
 from swarmsched.holders import Configuration
-from swarmsched.ids import TaskKey
+from swarmsched.ids import AttemptKey, Place, TaskKey
 from swarmsched.resources import Share, world_size
 
 RENDEZVOUS_PORTS_PER_GPU = 20
 
 
-class OfTask(Value):
+class OfAttempt(Value):
+    """What is about one attempt of a job, and begins with its key."""
+
+    job_id: Job
+    attempt: U32
+
+    @property
+    def of_attempt(self) -> AttemptKey:
+        """Of the attempt."""
+        return AttemptKey(self.job_id, self.attempt)
+
+
+class OfPart(Value, kw_only=True):
+    """What is about a part of a gang: its number is the last field, for older peers know none."""
+
+    part: U16 = 0
+
+
+class OfTask(OfPart):
     """What is about one task, and begins with its key."""
 
     job_id: Job
@@ -27,7 +45,12 @@ class OfTask(Value):
     @property
     def key(self) -> TaskKey:
         """Of the task."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
+
+    @classmethod
+    def about(cls, key: TaskKey, *rest: object, **more: object) -> Self:
+        """The same of a key, with the fields that follow it."""
+        return cls(key.job_id, key.attempt, *rest, part=key.part, **more)
 
 
 class TaskOrder(Value):
@@ -49,11 +72,12 @@ class TaskOrder(Value):
     version: U32 = 0  # of the record that this was made from
     checkpoint: Checkpoint | None = None  # to resume from
     global_batch: U32 = 0  # as in the record
+    part: U16 = 0
 
     @property
     def key(self) -> TaskKey:
         """Of the task that it starts."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
 
     @property
     def world_size(self) -> int:
@@ -62,8 +86,8 @@ class TaskOrder(Value):
 
     @property
     def node_rank(self) -> int:
-        """Position of this node in the gang."""
-        return next(index for index, share in enumerate(self.shares) if share.node == self.node)
+        """Position of this part in the gang."""
+        return [share.place for share in self.shares].index(Place(self.node, self.part))
 
     @property
     def first_rank(self) -> int:
@@ -130,11 +154,17 @@ class TaskStatus(Value):
     generation: U53 = 0  # that life: after a restart revisions begin anew
     is_frozen: bool = False  # its node has lost contact with the job's holders
     ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
+    part: U16 = 0
 
     @property
     def key(self) -> TaskKey:
         """Of the task that it tells of."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.node, self.part)
 
     @property
     def news(self) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """The owner's side of contact: until when may the ranks on this node run (protocol notes, 3.5)?
 
-Every 2 s the owner asks each holder whether its tasks may run on.  A task may run until `FREEZE_AFTER_S` after the
-sending of the oldest contact among the newest ones that a majority of its job's holders has answered with *valid*;
-the shim keeps that time, so that it holds although this agent dies.  Why that keeps two attempts from running at the
-same time is told in `contact_book`.
+Every 2 s the owner asks each holder whether its tasks may run on, once for all parts of an attempt: what holders give
+up is an attempt, never a part.  A task may run until `FREEZE_AFTER_S` after the sending of the oldest contact among the
+newest ones that a majority of its job's holders has answered with *valid*; the shim keeps that time, so that it holds
+although this agent dies.  Why that keeps two attempts from running at the same time is told in `contact_book`.
 
 A task gets no time before the first such majority.  Time on credit would be counted from this owner's receipt of a
 command that may have been long on its way, and no holder would know of it: it could tell its shepherd that the task is
@@ -30,10 +30,10 @@ from swarmsched.authority.message import (
 )
 from swarmsched.authority.tally import agreed, runs_free
 from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
-from swarmsched.effects import ExtendTask, SendPeer
+from swarmsched.effects import ExtendAttempt, SendPeer
 from swarmsched.fields import Value
 from swarmsched.holders import Configuration, Holder, Quorum, majority
-from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.ids import AttemptKey, JobId, NodeId
 
 CONTACT_GAP_S = 0.05  # between two contacts with one holder, however many tasks begin in between
 
@@ -51,10 +51,10 @@ class Heard(Value):
 
 
 @dataclass(slots=True)
-class WatchedTask:
-    """A task on this node and what its holders say of it."""
+class WatchedAttempt:
+    """An attempt that has tasks on this node, and what its holders say of it."""
 
-    key: TaskKey
+    key: AttemptKey
     configuration: Configuration
     stamp: Stamp  # of the newest record that is known to name that configuration; never falls
     isolation: Isolation
@@ -93,13 +93,12 @@ class ContactLine:
         self._me = me
         self._quorum = quorum
         self._sequences = sequences(generation)
-        self._tasks: dict[TaskKey, WatchedTask] = {}
+        self._tasks: dict[AttemptKey, WatchedAttempt] = {}
         self._lines: dict[NodeId, Line] = {}
 
     def watch(
         self,
-        job_id: JobId,
-        attempt: int,
+        key: AttemptKey,
         configuration: Configuration,
         stamp: Stamp,
         isolation: Isolation,
@@ -108,37 +107,37 @@ class ContactLine:
     ) -> None:
         """A task of a record with that `(epoch, version)` was ordered, or was found running after a restart.
 
-        A contact is due at once.  Watching it again changes nothing.
+        A contact is due at once.  Watching it again changes nothing, but that it has processes again.
         """
-        key = TaskKey(job_id, attempt)
         if key in self._tasks:
+            self._tasks[key].has_ended = False
             return
-        task = self._tasks[key] = WatchedTask(key, configuration, stamp, isolation, now_s, now_s, former=former)
+        task = self._tasks[key] = WatchedAttempt(key, configuration, stamp, isolation, now_s, now_s, former=former)
         self._open_lines(task, now_s)
 
-    def ended(self, job_id: JobId, attempt: int) -> None:
-        """No process of the task is left: it needs no time any more, only to know whether it is over."""
-        if TaskKey(job_id, attempt) in self._tasks:
-            self._tasks[TaskKey(job_id, attempt)].has_ended = True
+    def ended(self, key: AttemptKey) -> None:
+        """No process of it is left: it needs no time any more, only to know whether it is over."""
+        if key in self._tasks:
+            self._tasks[key].has_ended = True
 
-    def forget(self, job_id: JobId, attempt: int) -> None:
-        """Nothing of the task is left on this node, and nobody wants to hear of it."""
-        self._tasks.pop(TaskKey(job_id, attempt), None)
+    def forget(self, key: AttemptKey) -> None:
+        """Nothing of it is left on this node, and nobody wants to hear of it."""
+        self._tasks.pop(key, None)
 
-    def learned(self, job_id: JobId, stamp: Stamp, configuration: Configuration, now_s: float) -> list[ExtendTask]:
+    def learned(self, job_id: JobId, stamp: Stamp, configuration: Configuration, now_s: float) -> list[ExtendAttempt]:
         """A record of the job names these holders; an older one, or one with the same, changes nothing.
 
         To be called with every record that this node's own acceptor takes over, and its effects performed before that
         record is durable: where ranks ran free because nothing could be decided without this node, they must have a
         deadline before this node's acceptance lets others decide, also if this agent dies in between.
         """
-        effects: list[ExtendTask] = []
+        effects: list[ExtendAttempt] = []
         for task in self._tasks.values():
             if task.key.job_id == job_id and self._replace_configuration(task, stamp, configuration, now_s):
                 effects += self._recount(task)
         return effects
 
-    def unsaved(self) -> list[WatchedTask]:
+    def unsaved(self) -> list[WatchedAttempt]:
         """Tasks whose holders were replaced since this was asked: they must outlive this agent, which could find nobody
         to ask once all the holders that its order names are gone."""
         changed = [task for task in self._tasks.values() if not task.is_saved]
@@ -146,14 +145,14 @@ class ContactLine:
             task.is_saved = True
         return changed
 
-    def deadline_s(self, job_id: JobId, attempt: int) -> float:
-        """Until when the task may run, for its start; -infinite for one that is not watched."""
-        task = self._tasks.get(TaskKey(job_id, attempt))
+    def deadline_s(self, key: AttemptKey) -> float:
+        """Until when its tasks may run, for their start; -infinite for one that is not watched."""
+        task = self._tasks.get(key)
         return -math.inf if task is None else self._until_s(task)
 
-    def is_watched(self, job_id: JobId, attempt: int) -> bool:
-        """True for a task whose holders are contacted."""
-        return TaskKey(job_id, attempt) in self._tasks
+    def is_watched(self, key: AttemptKey) -> bool:
+        """True for an attempt whose holders are contacted."""
+        return key in self._tasks
 
     def validate(self) -> None:
         """Every holder of a task has its line, and what was heard is of holders."""
@@ -163,7 +162,7 @@ class ContactLine:
             assert {holder.node for holder in task.configuration.members} <= self._lines.keys(), "a holder is not asked"
 
     @property
-    def over(self) -> list[TaskKey]:
+    def over(self) -> list[AttemptKey]:
         """Tasks that a quorum of their holders has declared over: they must be killed, and their results forgotten."""
         return [key for key, task in self._tasks.items() if self._is_over(task)]
 
@@ -184,26 +183,26 @@ class ContactLine:
                 del self._lines[node]
         return effects
 
-    def answered(self, sender: NodeId, message: ContactAnswered, now_s: float) -> list[ExtendTask]:
+    def answered(self, sender: NodeId, message: ContactAnswered, now_s: float) -> list[ExtendAttempt]:
         """A holder's answer; a second, an invented or a much too late one finds no contact that it could be for."""
         line = self._lines.get(sender)
         sent = line.sent.pop(message.sequence, None) if line else None
         if sent is None:
             return []
         sent_s, contact = sent
-        news = {each.key: each for each in message.news}
-        effects: list[ExtendTask] = []
+        news = {each.of_attempt: each for each in message.news}
+        effects: list[ExtendAttempt] = []
         for asked in contact.tasks:
-            task = self._tasks.get(asked.key)
+            task = self._tasks.get(asked.of_attempt)
             if task is not None:
-                told = news.get(asked.key)
+                told = news.get(asked.of_attempt)
                 self._hear(task, sender, asked, told, message.sequence, sent_s, now_s)
                 effects += self._recount(task)
         return effects
 
     def _hear(
         self,
-        task: WatchedTask,
+        task: WatchedAttempt,
         sender: NodeId,
         asked: ContactedTask,
         news: TaskNews | None,
@@ -236,7 +235,7 @@ class ContactLine:
         self._raise_stamp(task)
 
     def _replace_configuration(
-        self, task: WatchedTask, stamp: Stamp, configuration: Configuration, now_s: float
+        self, task: WatchedAttempt, stamp: Stamp, configuration: Configuration, now_s: float
     ) -> bool:
         if stamp <= task.stamp or not configuration.holders or configuration == task.configuration:
             return False
@@ -246,7 +245,7 @@ class ContactLine:
         self._open_lines(task, now_s)
         return True
 
-    def _raise_stamp(self, task: WatchedTask) -> None:
+    def _raise_stamp(self, task: WatchedAttempt) -> None:
         """Follow records that name the same holders, once a quorum has them.
 
         A single holder's record may never have been decided, and what was decided instead may carry a lower stamp:
@@ -255,7 +254,7 @@ class ContactLine:
         stamps = {holder: heard.stamp for holder, heard in task.heard.items()}
         task.stamp = max(task.stamp, agreed(task.configuration, stamps, (0, 0), self._quorum))
 
-    def _recount(self, task: WatchedTask) -> list[ExtendTask]:
+    def _recount(self, task: WatchedAttempt) -> list[ExtendAttempt]:
         """Extend by what is counted now.  Time once given stands, whatever is withdrawn later: the holders that gave
         it count their silence from later than its beginning."""
         valid_s = {holder: heard.valid_s for holder, heard in task.heard.items()}
@@ -265,9 +264,9 @@ class ContactLine:
         if until_s == task.told_s or task.has_ended:
             return []
         task.told_s = until_s
-        return [ExtendTask(*task.key, until_s)]
+        return [ExtendAttempt(*task.key, until_s)]
 
-    def _until_s(self, task: WatchedTask) -> float:
+    def _until_s(self, task: WatchedAttempt) -> float:
         """Without limit only once this node's own record says so: an order may be late, and its holders replaced."""
         own = task.holder(self._me)
         is_own_valid = own in task.heard and task.heard[own].valid_s > -math.inf
@@ -275,7 +274,7 @@ class ContactLine:
         is_free = may_be_free and runs_free(self._me, task.configuration, task.isolation, self._quorum)
         return math.inf if is_free else task.counted_s
 
-    def _is_over(self, task: WatchedTask) -> bool:
+    def _is_over(self, task: WatchedAttempt) -> bool:
         """Where the record is past its retention at a quorum, nobody will ever ask for a result any more."""
         declared = [
             holder
@@ -284,7 +283,7 @@ class ContactLine:
         ]
         return task.configuration.is_quorum(declared, self._quorum)
 
-    def _open_lines(self, task: WatchedTask, now_s: float) -> None:
+    def _open_lines(self, task: WatchedAttempt, now_s: float) -> None:
         for holder in task.configuration.members:
             self._lines.setdefault(holder.node, Line(now_s)).hasten(now_s)
 

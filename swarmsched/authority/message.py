@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from swarmsched.fields import U32, U53, Job, NodeName, Seconds, Value
 from swarmsched.holders import Configuration
-from swarmsched.task import OfTask
+from swarmsched.task import OfAttempt
 
 TASKS_MAX = 4_096
 LIFE_BITS = 21  # two million numbers a life; a life that needs more has lasted longer than that many seconds
@@ -38,7 +38,7 @@ class LeaseGranted(Value):
     sequence: U53
 
 
-class ContactedTask(OfTask):
+class ContactedTask(OfAttempt):
     """A task that the owner runs; `(epoch, version)` of the newest record that it knows the holders from."""
 
     epoch: U32
@@ -60,7 +60,7 @@ class Standing(Enum):
     UNKNOWN = "unknown"  # this holder has no record of the job, or holds it no more
 
 
-class TaskNews(OfTask):
+class TaskNews(OfAttempt):
     """What the owner did not know: a standing other than valid, or a newer record's holders."""
 
     standing: Standing

@@ -45,11 +45,12 @@ class Booking(Value):
     cpus: U32
     memory_bytes: U53
     ttl_s: Seconds  # of the hold; restarts in full when the owner restarts
+    part: U16 = 0
 
     @property
     def key(self) -> TaskKey:
-        """(job id, attempt)."""
-        return TaskKey(self.job_id, self.attempt)
+        """Of the task that it is for."""
+        return TaskKey(self.job_id, self.attempt, self.part)
 
     def persisted(self) -> Persist:
         """The write that makes this booking durable."""
@@ -69,11 +70,12 @@ class LedgerEntry(Value):
     cpus: int
     memory_bytes: int
     deadline_s: float
+    part: int = 0
 
     @property
     def key(self) -> TaskKey:
         """Of the booking."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
 
 
 class StoredFence(Value):
@@ -81,6 +83,7 @@ class StoredFence(Value):
 
     epoch: U32
     released_attempt: U32
+    released_part: U16 = 0
 
     def persisted(self, job_id: JobId) -> Persist:
         """The write that makes this fence durable."""
@@ -91,13 +94,13 @@ class StoredFence(Value):
 class Fence:
     """What must outlive a job's bookings so that late commands cannot harm.
 
-    `epoch`: the highest accepted; never falls.  `released_attempt`: holds with an attempt up to it are refused; never
+    `epoch`: the highest accepted; never falls.  `released`: (attempt, part), up to which holds are refused; never
     falls.  `idle_since_s`: when the job last had a booking here, None while it has one.  `answers`: by (epoch,
     attempt, command id), the last few, oldest first.
     """
 
     epoch: int
-    released_attempt: int = 0
+    released: tuple[int, int] = (0, 0)
     idle_since_s: float | None = None
     answers: dict[tuple[int, int, int], OwnerAnswer] = field(default_factory=dict)
 
@@ -112,7 +115,7 @@ class StoredLedger(Value):
 
 def booking_entry(key: TaskKey) -> str:
     """Storage key of a booking."""
-    return f"{BOOKING_PREFIX}{key[0]}/{key[1]}"
+    return f"{BOOKING_PREFIX}{key}"
 
 
 def fence_entry(job_id: JobId) -> str:

@@ -3,10 +3,11 @@
 The ledger keeps books and fences; it starts and stops nothing.  Its owner is the only writer, so a GPU cannot be
 booked twice.  What safety rests on:
 
-* A booking is (job, attempt) and is held, leased or draining.  A hold is never withdrawn before its deadline except
-  by its own shepherd: by a release, or by a hold for a later attempt, which says that the earlier one is over.
-* Per job, the highest accepted epoch and the highest released attempt are durable; a lower epoch is refused whatever
-  it asks, and holds up to that attempt are refused, so a release that overtakes its hold still wins.
+* A booking is of a task (job, attempt, part) and is held, leased or draining.  A hold is never withdrawn before its
+  deadline except by its own shepherd: by a release, or by a hold for a later attempt, which says that the earlier one
+  is over.
+* Per job, the highest accepted epoch and the highest released (attempt, part) are durable; a lower epoch is refused
+  whatever it asks, and holds up to that one are refused, so a release that overtakes its hold still wins.
 * A command that comes twice gets the stored verdict (with the present free state), unless it is a yes to a booking
   that has gone since; and each command is harmless when repeated after a restart, when stored verdicts are gone.
 
@@ -55,6 +56,7 @@ CheckedCommand = LaunchRequest | StopRequest | SignalRequest | StatusRequest
 FENCE_KEPT_S = 3600.0
 FENCES_MAX = 100_000
 STORED_ANSWERS_MAX = 16  # per job; a shepherd has at most a few commands under way at one owner
+PART_MAX = 2**16 - 1
 BOOKINGS_MAX = 4_096  # jobs without demands would otherwise fit without end
 
 
@@ -93,7 +95,8 @@ class Ledger:
         self._is_waking = True
         self._drain_reason = stored.drain_reason
         for job_id, fence in stored.fences.items():
-            self._fences[job_id] = Fence(fence.epoch, fence.released_attempt, idle_since_s=now_s)
+            released = (fence.released_attempt, fence.released_part)
+            self._fences[job_id] = Fence(fence.epoch, released, idle_since_s=now_s)
             self._idle[job_id] = None
         for booking in stored.bookings:
             self._fence_of(booking.job_id, booking.epoch)
@@ -171,7 +174,7 @@ class Ledger:
             return self._refuse(request, refusal, detail)
         booking = self._new_booking(request)
         durable = booking.persisted()  # encoded before anything is changed
-        writes = self._raise_fence(request.job_id, request.epoch, released_attempt=max(request.attempt, 1) - 1)
+        writes = self._raise_fence(request.job_id, request.epoch, (max(request.attempt, 1) - 1, PART_MAX))
         writes += self._drop_earlier_holds(request, now_s)
         self._claims.drop(request.job_id)
         self._put(booking, now_s)
@@ -229,7 +232,7 @@ class Ledger:
         early = self._early_answer(request)
         if early is not None:
             return early, []
-        writes = self._raise_fence(request.job_id, request.epoch, released_attempt=request.attempt)
+        writes = self._raise_fence(request.job_id, request.epoch, request.key[1:])
         booking = self._bookings.get(request.key)
         if booking is not None and booking.state is BookingState.HELD:
             writes += self._remove(booking, now_s)
@@ -260,21 +263,21 @@ class Ledger:
 
     # --- ends
 
-    def end(self, job_id: JobId, attempt: int, now_s: float) -> tuple[bool, list[Persist]]:
-        """No process of (job, attempt) is left: its lease ends and may not be held again.
+    def end(self, key: TaskKey, now_s: float) -> tuple[bool, list[Persist]]:
+        """No process of the task is left: its lease ends and may not be held again.
 
         False when there was no lease (also for a mere hold, which only its shepherd or its deadline ends).
         """
-        booking = self._bookings.get(TaskKey(job_id, attempt))
+        booking = self._bookings.get(key)
         if booking is None or booking.state is BookingState.HELD:
             return False, []
-        writes = self._raise_fence(job_id, booking.epoch, released_attempt=attempt)
+        writes = self._raise_fence(key.job_id, booking.epoch, key[1:])
         return True, self._writes(*writes, *self._remove(booking, now_s))
 
     def drain(self, order: TaskOrder, gpus: Collection[str], now_s: float) -> list[Persist]:
         """A task runs here of which the books know nothing: what it uses is free once it has ended, and not before."""
         key = order.key
-        writes = self._raise_fence(order.job_id, order.epoch, released_attempt=order.attempt)
+        writes = self._raise_fence(order.job_id, order.epoch, key[1:])
         ranks, demand = order.local_ranks, order.spec.demand
         booking = self._bookings.get(key) or Booking(
             job_id=order.job_id,
@@ -287,6 +290,7 @@ class Ledger:
             cpus=ranks * demand.cpus,
             memory_bytes=ranks * demand.memory_bytes,
             ttl_s=0.0,
+            part=order.part,
         )
         booking = replace(booking, state=BookingState.DRAINING)
         self._put(booking, now_s)
@@ -346,17 +350,17 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Every booking, by job id and attempt."""
+        """Every booking, by the key of its task."""
         return tuple(self._entry(self._bookings[key]) for key in sorted(self._bookings))
 
-    def entry(self, job_id: JobId, attempt: int) -> LedgerEntry | None:
-        """The booking of one attempt."""
-        booking = self._bookings.get(TaskKey(job_id, attempt))
+    def entry(self, key: TaskKey) -> LedgerEntry | None:
+        """The booking of one task."""
+        booking = self._bookings.get(key)
         return None if booking is None else self._entry(booking)
 
-    def gpus_of(self, job_id: JobId, attempt: int) -> tuple[Gpu, ...]:
+    def gpus_of(self, key: TaskKey) -> tuple[Gpu, ...]:
         """The devices of a booking as telemetry last saw them (one that vanished is left out), by index."""
-        booking = self._bookings.get(TaskKey(job_id, attempt))
+        booking = self._bookings.get(key)
         booked = frozenset(booking.gpus) if booking is not None else frozenset()
         return tuple(gpu for gpu in self._resources.gpus if gpu.uuid in booked)
 
@@ -417,8 +421,8 @@ class Ledger:
 
     def _judge_hold(self, request: HoldRequest, now_s: float) -> tuple[Refusal, str]:
         fence = self._fences.get(request.job_id)
-        if fence is not None and request.attempt <= fence.released_attempt:
-            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
+        if fence is not None and request.key[1:] <= fence.released:
+            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released[0]} was released"
         if request.key in self._bookings:
             return Refusal.RELEASED_ATTEMPT, "this attempt is being wound up"
         if self.is_draining:
@@ -443,8 +447,8 @@ class Ledger:
 
     def _judge_missing(self, command: OwnerCommand, otherwise: Refusal) -> tuple[Refusal, str]:
         fence = self._fences.get(command.job_id)
-        if fence is not None and command.attempt <= fence.released_attempt:
-            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released_attempt} was released"
+        if fence is not None and command.key[1:] <= fence.released:
+            return Refusal.RELEASED_ATTEMPT, f"attempt {fence.released[0]} was released"
         return otherwise, "nothing is booked for this attempt"
 
     def _hold_again(self, known: Booking, request: HoldRequest, now_s: float) -> tuple[OwnerAnswer, list[Persist]]:
@@ -488,6 +492,7 @@ class Ledger:
             free=self.report(),
             detail=detail[:1_024],  # names all claims that stand in the way
             origin=self._origin,
+            part=command.part,
         )
 
     # --- bookings
@@ -508,6 +513,7 @@ class Ledger:
             cpus=request.ranks * request.demand.cpus,
             memory_bytes=request.ranks * request.demand.memory_bytes,
             ttl_s=request.ttl_s,
+            part=request.part,
         )
 
     def _put(self, booking: Booking, now_s: float) -> None:
@@ -558,6 +564,7 @@ class Ledger:
             cpus=booking.cpus,
             memory_bytes=booking.memory_bytes,
             deadline_s=self._deadlines.get(booking.key, math.inf),
+            part=booking.part,
         )
 
     # --- fences
@@ -569,13 +576,13 @@ class Ledger:
         fence.epoch = max(fence.epoch, epoch)
         return fence
 
-    def _raise_fence(self, job_id: JobId, epoch: int, released_attempt: int = 0) -> list[Persist]:
+    def _raise_fence(self, job_id: JobId, epoch: int, released: tuple[int, int] = (0, 0)) -> list[Persist]:
         fence = self._fences.get(job_id) or Fence(0)
-        raised = StoredFence(max(fence.epoch, epoch), max(fence.released_attempt, released_attempt))
-        if job_id in self._fences and (fence.epoch, fence.released_attempt) == (raised.epoch, raised.released_attempt):
+        raised = (max(fence.epoch, epoch), max(fence.released, released))
+        if job_id in self._fences and (fence.epoch, fence.released) == raised:
             return []
-        durable = raised.persisted(job_id)
-        fence.epoch, fence.released_attempt = raised.epoch, raised.released_attempt
+        durable = StoredFence(raised[0], *raised[1]).persisted(job_id)
+        fence.epoch, fence.released = raised
         self._fences[job_id] = fence
         return [durable]
 

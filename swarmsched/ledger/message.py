@@ -12,9 +12,9 @@ from msgspec import Meta
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
-from swarmsched.ids import TaskKey
+from swarmsched.ids import Place, TaskKey
 from swarmsched.resources import Demand, FreeReport
-from swarmsched.task import OfTask, TaskOrder, TaskStatus
+from swarmsched.task import OfAttempt, OfPart, OfTask, TaskOrder, TaskStatus
 
 HOLD_TTL_S = 5.0
 CLAIM_TTL_S = 60.0
@@ -38,7 +38,7 @@ class Refusal(Enum):
     UNKNOWN = "unknown"  # nothing is known of such a task
 
 
-class ShepherdCommand(Value):
+class ShepherdCommand(OfPart):
     """What every command of a shepherd begins with; a repeated `command_id` gets the stored answer."""
 
     job_id: Job
@@ -50,7 +50,7 @@ class ShepherdCommand(Value):
     @property
     def key(self) -> TaskKey:
         """Of the task, or of the booking for it, that it is about."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
 
 
 class HoldRequest(ShepherdCommand):
@@ -144,11 +144,17 @@ class OwnerAnswer(Value):
     rendezvous_port: Port = 0
     is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
     origin: U53 = 0
+    part: U16 = 0
 
     @property
     def key(self) -> TaskKey:
         """As in the command."""
-        return TaskKey(self.job_id, self.attempt)
+        return TaskKey(self.job_id, self.attempt, self.part)
+
+    @property
+    def place(self) -> Place:
+        """Of the part that the command was about."""
+        return Place(self.owner, self.part)
 
 
 class Opening(Value):
@@ -165,7 +171,7 @@ class TaskReport(Value):
     origin: U53 = 0  # as in an answer
 
 
-class TaskEstimate(OfTask):
+class TaskEstimate(OfAttempt):
     """Owner to shepherd: what the ranks report of their training.  Told with each change; one that is lost is made up
     for by the next."""
 
@@ -173,7 +179,7 @@ class TaskEstimate(OfTask):
     global_batch: U32 = 0  # with which they train; 0: they have not told
 
 
-class TaskBatch(OfTask):
+class TaskBatch(OfAttempt):
     """Shepherd to the owner of rank 0, in answer to an estimate: the ranks are to train with another batch."""
 
     global_batch: U32
@@ -201,14 +207,14 @@ class PreemptAnswer(Value):
     detail: Text = ""
 
 
-class YieldRequest(OfTask):
+class YieldRequest(OfAttempt):
     """Owner to the shepherd of a hold: one that ranks higher wants this; give way if PREPARED is not written."""
 
     owner: NodeName
     wanted_by: Job
 
 
-class CheckpointRequest(OfTask):
+class CheckpointRequest(OfAttempt):
     """Owner to shepherd: ranks of this attempt have completed a checkpoint.  Repeated until answered."""
 
     command_id: U53  # unique over all lives of the owner's agent
@@ -216,7 +222,7 @@ class CheckpointRequest(OfTask):
     checkpoint: Checkpoint
 
 
-class CheckpointAnswer(OfTask):
+class CheckpointAnswer(OfAttempt):
     """Shepherd to owner: committed under `epoch`, or why not."""
 
     command_id: U53

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from swarmsched.card import RankKey
 from swarmsched.effects import Effect, SendPeer
 from swarmsched.fields import Value
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.ledger.message import (
     HOLD_TTL_S,
     CommitRequest,
@@ -81,8 +81,8 @@ class Attempt:
         self._record = record
         self._ranking = ranking
         self._command_ids = command_ids
-        self._pending: dict[NodeId, OwnerCommand] = {}
-        self._unstaged: set[NodeId] = set()
+        self._pending: dict[Place, OwnerCommand] = {}
+        self._unstaged: set[Place] = set()
         self._decide_before_s = float("inf")
         self._resend_s = float("inf")
 
@@ -91,7 +91,7 @@ class Attempt:
         """Shares whose owner has not said yes or no: not yet visible in anybody's free counts."""
         if self.phase is not AttemptPhase.HOLDING:
             return ()
-        return tuple(share for share in self.shares if share.node in self._pending)
+        return tuple(share for share in self.shares if share.place in self._pending)
 
     @property
     def next_deadline_s(self) -> float:
@@ -107,10 +107,10 @@ class Attempt:
 
     def answered(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         """One owner's answer.  Late and repeated ones do not match a pending command and are ignored."""
-        pending = self._pending.get(answer.owner)
+        pending = self._pending.get(answer.place)
         if pending is None or pending.command_id != answer.command_id:
             return []
-        del self._pending[answer.owner]
+        del self._pending[answer.place]
         if answer.refusal is not Refusal.NONE:
             self.refusal = answer.refusal
             return self.fail(answer.owner, f"{answer.owner} refused: {answer.detail or answer.refusal.value}")
@@ -129,56 +129,57 @@ class Attempt:
             return self.fail(None, "the decision came too late for the holds")
         self._decide_before_s = float("inf")
         self.phase = AttemptPhase.COMMITTING
-        self._unstaged = {share.node for share in self.shares}
+        self._unstaged = {share.place for share in self.shares}
         return self._send_all(now_s, self._commit_request)
 
-    def staged(self, node: NodeId, now_s: float) -> list[Effect]:
-        """A node has reported that its part is staged."""
-        self._unstaged.discard(node)
+    def staged(self, place: Place, now_s: float) -> list[Effect]:
+        """An owner has reported that its part is staged."""
+        self._unstaged.discard(place)
         return self._launch_when_ready(now_s)
 
-    def lost(self, node: NodeId) -> None:
+    def lost(self, place: Place) -> None:
         """An owner that had committed knows nothing of this attempt any more."""
-        if self.phase in (AttemptPhase.STAGING, AttemptPhase.LAUNCHING) and not self.awaits(node):
-            self.fail(node, f"{node} has lost what it committed to")
+        if self.phase in (AttemptPhase.STAGING, AttemptPhase.LAUNCHING) and place not in self._pending:
+            self.fail(place.node, f"{place.node} has lost what it committed to")
 
     def awaits(self, node: NodeId) -> bool:
         """True while a command to this node is repeated until it is answered."""
-        return node in self._pending
+        return any(place.node == node for place in self._pending)
 
-    def has_launched(self, node: NodeId) -> bool:
-        """True when all committed and staged, and this node has acknowledged the launch."""
-        return self.phase in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) and not self.awaits(node)
+    def has_launched(self, place: Place) -> bool:
+        """True when all committed and staged, and this one's owner has acknowledged the launch."""
+        return self.phase in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) and place not in self._pending
 
     def undeliverable(self, node: NodeId, command: OwnerCommand, error: str) -> list[Effect]:
         """A command did not reach its owner.  While holding, that is a no; later, time repeats it.
 
         News of an earlier command (a release, say, whose time-out comes late) says nothing about this attempt.
         """
-        if self.phase is not AttemptPhase.HOLDING or self._pending.get(node) != command:
+        if self.phase is not AttemptPhase.HOLDING or self._pending.get(Place(node, command.part)) != command:
             return []
         return self.fail(node, f"{node} cannot be reached: {error}")
 
     def on_timer(self, now_s: float) -> list[Effect]:
         """Give up a slow decision, or repeat what was not answered (same command id, so harmless)."""
         if self.phase in (AttemptPhase.HOLDING, AttemptPhase.HELD) and now_s >= self._decide_before_s:
-            silent = ", ".join(sorted(self._pending)) or "the register"
-            return self.fail(next(iter(self._pending), None), f"no answer from {silent} in time")
+            nodes = list(dict.fromkeys(place.node for place in self._pending))
+            silent = ", ".join(sorted(nodes)) or "the register"
+            return self.fail(next(iter(nodes), None), f"no answer from {silent} in time")
         if now_s < self._resend_s:
             return []
         self._resend_s = now_s + RESEND_S
-        return [SendPeer(node, command) for node, command in self._pending.items()]
+        return [SendPeer(place.node, command) for place, command in self._pending.items()]
 
     def abandon(self) -> list[Effect]:
         """Release everywhere; owners refuse this attempt from now on."""
         self.fail(self.refusing_node, self.problem)
-        return [SendPeer(share.node, ReleaseRequest(*self._head())) for share in self.shares]
+        return [SendPeer(share.node, ReleaseRequest(*self._head(), part=share.part)) for share in self.shares]
 
     def _hold_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         self.shares = tuple(
-            replace(share, origin=answer.origin) if share.node == answer.owner else share for share in self.shares
+            replace(share, origin=answer.origin) if share.place == answer.place else share for share in self.shares
         )
-        if answer.owner == self.shares[0].node:
+        if answer.place == self.shares[0].place:
             self.rendezvous = (answer.rendezvous_host, answer.rendezvous_port)
         if self._pending:
             return []
@@ -189,7 +190,7 @@ class Attempt:
 
     def _commit_granted(self, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         if answer.is_staged:
-            self._unstaged.discard(answer.owner)
+            self._unstaged.discard(answer.place)
         return self._launch_when_ready(now_s)
 
     def _launch_when_ready(self, now_s: float) -> list[Effect]:
@@ -209,14 +210,14 @@ class Attempt:
 
     def _send_all(self, now_s: float, make: RequestMaker) -> list[Effect]:
         self._resend_s = now_s + RESEND_S
-        self._pending = {share.node: make(share) for share in self.shares}
-        return [SendPeer(node, command) for node, command in self._pending.items()]
+        self._pending = {share.place: make(share) for share in self.shares}
+        return [SendPeer(place.node, command) for place, command in self._pending.items()]
 
     def _hold_request(self, share: Share) -> HoldRequest:
         record = self._record
         wanted = (share.ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
         is_first, limit_s = share == self.shares[0], record.spec.time_limit_s
-        return HoldRequest(*self._head(), *wanted, wants_rendezvous=is_first, lasts_s=limit_s)
+        return HoldRequest(*self._head(), *wanted, wants_rendezvous=is_first, lasts_s=limit_s, part=share.part)
 
     def _commit_request(self, share: Share) -> CommitRequest:
         record = self._record
@@ -232,11 +233,12 @@ class Attempt:
             version=record.version,
             checkpoint=record.checkpoint,
             global_batch=record.global_batch,
+            part=share.part,
         )
-        return CommitRequest(*self._head(), order)
+        return CommitRequest(*self._head(), order, part=share.part)
 
-    def _launch_request(self, _share: Share) -> LaunchRequest:
-        return LaunchRequest(*self._head())
+    def _launch_request(self, share: Share) -> LaunchRequest:
+        return LaunchRequest(*self._head(), part=share.part)
 
     def _head(self) -> tuple[JobId, int, int, int, NodeId]:
         """What every command begins with, under an id of its own."""
@@ -245,9 +247,9 @@ class Attempt:
 
     def validate(self) -> None:
         """Re-derive what is asked of whom; AssertionError if that cannot be."""
-        nodes, asked = [share.node for share in self.shares], self._pending.items()
-        assert len(set(nodes)) == len(nodes), "one share a node"
-        assert self._pending.keys() | self._unstaged <= set(nodes), "nobody else is asked"
+        places, asked = [share.place for share in self.shares], self._pending.items()
+        assert len(set(places)) == len(places), "one share a place"
+        assert self._pending.keys() | self._unstaged <= set(places), "nobody else is asked"
         assert all((each.job_id, each.attempt) == (self._record.job_id, self.number) for _, each in asked)
         expected = EXPECTED.get(self.phase)
         assert self.phase is AttemptPhase.FAILED or all(type(each) is expected for _, each in asked), self.phase

@@ -14,7 +14,7 @@ from swarmsched.authority.message import sequences
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, CommitCheckpoint, Refused
 from swarmsched.effects import Effect, ReplyToClient, SendPeer
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import AttemptKey, NodeId
 from swarmsched.ledger.message import CheckpointAnswer, CheckpointRequest
 from swarmsched.record import JobRecord
 
@@ -81,15 +81,15 @@ class CheckpointDesk:
         number = next(self._ids)
         checkpoint = replace(command.checkpoint, sequence=number)
         request = CheckpointRequest(command.job_id, command.attempt, number, self._me, checkpoint)
-        superseded = self._give_up_older(command.job_id, command.attempt)
+        superseded = self._give_up_older(command.of_attempt)
         self._wishes[number] = _Wish(request_id, request, now_s + GIVE_UP_S, now_s + SEND_AGAIN_S)
         return [*superseded, SendPeer(shepherd, request)]
 
-    def _give_up_older(self, job_id: JobId, attempt: int) -> list[Effect]:
+    def _give_up_older(self, attempt: AttemptKey) -> list[Effect]:
         """Repeated beside a newer one, an older wish could only come too late."""
         effects: list[Effect] = []
         for number, wish in list(self._wishes.items()):
-            if (wish.request.job_id, wish.request.attempt) == (job_id, attempt):
+            if wish.request.of_attempt == attempt:
                 del self._wishes[number]
                 problem = "outcome unknown: a newer checkpoint came before the shepherd answered"
                 effects.append(ReplyToClient(wish.request_id, Refused("unavailable", problem, "commit less often")))
@@ -98,7 +98,7 @@ class CheckpointDesk:
     def answered(self, answer: CheckpointAnswer) -> list[Effect]:
         """The shepherd has spoken."""
         wish = self._wishes.get(answer.command_id)
-        if wish is None or (answer.job_id, answer.attempt) != (wish.request.job_id, wish.request.attempt):
+        if wish is None or answer.of_attempt != wish.request.of_attempt:
             return []
         del self._wishes[answer.command_id]
         if answer.is_committed:
@@ -106,11 +106,11 @@ class CheckpointDesk:
         remedy = "end this process: it is not the job any more"
         return [ReplyToClient(wish.request_id, Refused("conflict", answer.detail, remedy))]
 
-    def on_timer(self, shepherd_of: Callable[[JobId, int], NodeId | None], now_s: float) -> list[Effect]:
+    def on_timer(self, shepherd_of: Callable[[AttemptKey], NodeId | None], now_s: float) -> list[Effect]:
         """Send again, to whoever shepherds by now, or give up."""
         effects: list[Effect] = []
         for command_id, wish in list(self._wishes.items()):
-            shepherd = shepherd_of(wish.request.job_id, wish.request.attempt)
+            shepherd = shepherd_of(wish.request.of_attempt)
             if now_s >= wish.give_up_s or shepherd is None:
                 del self._wishes[command_id]
                 problem = "no shepherd answered" if shepherd else "the task has ended"
@@ -125,4 +125,4 @@ class CheckpointDesk:
         """One wish an attempt, under the number that it was sent with."""
         requests = [wish.request for wish in self._wishes.values()]
         assert [request.command_id for request in requests] == [*self._wishes]
-        assert len({(request.job_id, request.attempt) for request in requests}) == len(requests) <= WISHES_MAX
+        assert len({request.of_attempt for request in requests}) == len(requests) <= WISHES_MAX

@@ -15,7 +15,7 @@ from swarmsched.ledger.message import CLAIM_TTL_S, ClaimRequest, OwnerAnswer, Pr
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share
+from swarmsched.resources import Share, ranks_by_node
 
 ANSWER_S = 3.0
 ORDER_AGAIN_S = 2.0
@@ -80,7 +80,7 @@ class Claiming:
         """Have every owner keep these places; once all do, have the victims make room."""
         self._begin(shares, ranking, now_s)
         self._victims, self._starts_within_s = victims, starts_within_s
-        where = ", ".join(f"{share.node} ({share.ranks})" for share in shares)
+        where = ", ".join(f"{node} ({ranks})" for node, ranks in ranks_by_node(shares).items())
         text = f"claims {where}" + (f"; to make room: {', '.join(victims)}" if victims else "")
         claimed = Announce("claim.made", text, record.job_id, self._me, {"victims": len(victims)})
         return [claimed, *self._claim(record)]
@@ -146,8 +146,8 @@ class Claiming:
 
     def used(self, shares: Shares, record: JobRecord) -> list[ClaimEffect]:
         """The job has its place, perhaps the one that was kept for it; nothing more need be kept."""
-        kept = {share.node for share in self._shares}
-        used = [share.node for share in shares if share.node in kept]
+        kept, taken = ranks_by_node(self._shares), ranks_by_node(shares)
+        used = [node for node in taken if node in kept]
         text = f"took the place that was kept for it on {', '.join(used)}"
         return [*([Announce("claim.used", text, record.job_id, self._me)] if used else []), *self.withdraw(record)]
 
@@ -155,19 +155,20 @@ class Claiming:
         """No place is wanted any more."""
         shares, self._shares, self._phase = self._shares, (), ClaimPhase.NONE
         self._claims, self._questions = {}, {}
-        return [SendPeer(share.node, self._claim_request(record, 0)) for share in shares]
+        return [SendPeer(node, self._claim_request(record, 0)) for node in ranks_by_node(shares)]
 
     def validate(self) -> None:
         """Re-derive what is asked of whom."""
         assert self.is_open == bool(self._shares), "a place is kept that nobody wants"
-        assert self._claims.keys() <= {share.node for share in self._shares}
+        assert self._claims.keys() <= ranks_by_node(self._shares).keys()
         assert self._questions.keys() <= self._victims.keys()
         assert not self._questions or self._phase is not ClaimPhase.CLAIMING, "victims are asked once the place is kept"
         assert self._phase is not ClaimPhase.STANDING or not self._victims
         assert self._phase is not ClaimPhase.CLAIMING or self._claims, "somebody has yet to say that it keeps the place"
 
     def _claim(self, record: JobRecord) -> list[ClaimEffect]:
-        self._claims = {share.node: self._claim_request(record, share.ranks) for share in self._shares}
+        wanted = ranks_by_node(self._shares)
+        self._claims = {node: self._claim_request(record, ranks) for node, ranks in wanted.items()}
         return [SendPeer(node, claim) for node, claim in self._claims.items()]
 
     def _claim_request(self, record: JobRecord, ranks: int) -> ClaimRequest:

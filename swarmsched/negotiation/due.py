@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from swarmsched.api import COMING_BACK, EndReason, JobState
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
-from swarmsched.ids import NodeId
+from swarmsched.ids import Place
 from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StopRequest
 from swarmsched.negotiation import changes
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
@@ -21,7 +21,7 @@ from swarmsched.negotiation.gang import Gang, gone
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.record import JobRecord, Leftover
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Share, ranks_by_node, world_size
 from swarmsched.task import TaskFailure
 from swarmsched.view import Allocation
 
@@ -101,18 +101,18 @@ def _name_leftovers(job: ShepherdState, known: Iterable[Leftover]) -> list[Sheph
     new = [each for each in job.decided.leftovers if each not in known]
     effects: list[ShepherdEffect] = [*(job.settlement.begin(new, job.decided, job.now_s) if new else ())]
     for each in new:
-        if job.gang.has_exited(each.node) or each.node in job.vouched:
-            effects += leftover_settled(job, each.node, each.attempt)
+        if job.gang.has_exited(each.place) or each.node in job.vouched:
+            effects += leftover_settled(job, each.place, each.attempt)
     return effects
 
 
-def leftover_settled(job: ShepherdState, node: NodeId, attempt: int) -> list[ShepherdEffect]:
+def leftover_settled(job: ShepherdState, place: Place, attempt: int) -> list[ShepherdEffect]:
     """One is settled: a stopping gang counts it as ended."""
     record = job.decided
-    job.settlement.ended(node, attempt)
+    job.settlement.ended(place, attempt)
     if record.state is JobState.STOPPING and attempt == record.attempt:
-        job.put(gone(record, attempt, node, TaskFailure.NONE))
-    return [job.commands.to(node, ReleaseRequest, record, attempt)]  # against a launch that is still on its way
+        job.put(gone(record, attempt, place, TaskFailure.NONE))
+    return [job.commands.to(place, ReleaseRequest, record, attempt)]  # against a launch that is still on its way
 
 
 def _settled(job: ShepherdState) -> RecordChange | None:
@@ -140,7 +140,7 @@ def _agreed(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect
         return []
     effects: list[ShepherdEffect] = []
     if before is not None:
-        where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares)
+        where = ", ".join(f"{node} ({ranks})" for node, ranks in ranks_by_node(record.shares).items())
         effects.append(job.announce("job.placed", f"placed on {where}", attempt=record.attempt))
     attempt = job.attempt
     if attempt is None:
@@ -210,7 +210,7 @@ def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     record = job.decided
     if record.started_utc_s:
         job.running_since_s, job.hears_owners_until_s = job.now_s, job.now_s + HEAR_OWNERS_S
-    return [*job.ask_status([share.node for share in record.shares])]
+    return [*job.ask_status([share.place for share in record.shares])]
 
 
 def _past_limit(job: ShepherdState) -> RecordChange | None:
@@ -249,8 +249,8 @@ def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
 def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
-    failed = failures.rank[0] if failures.rank else failures.task.node if failures.task else None
-    if failed is not None and not is_stopping and job.conduct.ended_by_death_of(failed, job.gang.shares):
+    failed = failures.rank[0] if failures.rank else failures.task.place if failures.task else None
+    if failed is not None and not is_stopping and job.conduct.ended_by_deaths([failed], job.gang.shares):
         job.gang.is_stopping = True
         job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
         job.stop_again_s = job.now_s
@@ -262,7 +262,7 @@ def _stop_ranks(job: ShepherdState) -> list[ShepherdEffect]:
         return []
     record, unfinished = job.decided, job.gang.unfinished()
     job.stop_again_s = job.now_s + STOP_RESEND_S if unfinished else float("inf")
-    return [job.commands.to(node, StopRequest, record, record.attempt, job.stop_grace_s) for node in unfinished]
+    return [job.commands.to(place, StopRequest, record, record.attempt, job.stop_grace_s) for place in unfinished]
 
 
 # The end of a gang, and of the job.
@@ -301,7 +301,7 @@ def _given_up(job: ShepherdState, why: str, shares: Iterable[Share]) -> RecordCh
 
 def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
     """What an attempt may leave there."""
-    return tuple(Leftover(share.node, attempt, share.origin) for share in shares)
+    return tuple(Leftover(share.node, attempt, share.origin, share.part) for share in shares)
 
 
 def _over(job: ShepherdState, _before: JobRecord | None) -> list[ShepherdEffect]:

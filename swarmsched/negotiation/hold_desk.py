@@ -46,7 +46,7 @@ class HoldDesk:
         key = request.key
         if self._is_copy(key, request):
             return []
-        if self.is_in_conflict and self._ledger.entry(*key) is None:
+        if self.is_in_conflict and self._ledger.entry(key) is None:
             return [SendPeer(request.shepherd, self._name_is_shared(request))]
         patient = self._patient.get(key)
         if patient is not None:
@@ -91,7 +91,7 @@ class HoldDesk:
             if key not in self._ports:
                 is_being_bound = key in self._waiting
                 self._waiting[key] = (request.shepherd, answer)
-                return effects if is_being_bound else [*effects, BindRendezvous(*key)]
+                return effects if is_being_bound else [*effects, BindRendezvous.about(key)]
             answer = self._with_port(key, answer)
         return [*effects, SendPeer(request.shepherd, answer)]
 
@@ -105,6 +105,7 @@ class HoldDesk:
             Refusal.CONFLICT,
             self._ledger.report(),
             f"two machines are called {self._node_id}",
+            part=request.part,
         )
 
     def bound(self, event: RendezvousBound) -> list[Effect]:
@@ -112,7 +113,7 @@ class HoldDesk:
         key = event.key
         waiting = self._waiting.pop(key, None)
         if waiting is None:
-            return [ReleaseRendezvous(*key)]
+            return [ReleaseRendezvous.about(key)]
         self._ports[key] = (event.host, event.port)
         shepherd, answer = waiting
         return [SendPeer(shepherd, self._with_port(key, answer))]
@@ -123,7 +124,7 @@ class HoldDesk:
         if waiting is None:
             return []
         shepherd, answer = waiting
-        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd)
+        release = ReleaseRequest(event.job_id, answer.epoch, event.attempt, OWN_COMMAND_ID, shepherd, part=event.part)
         _, durable = self._ledger.release(release, now_s)
         refused = replace(answer, refusal=Refusal.NO_PORT, detail=cleaned(event.error), free=self._ledger.report())
         self._ledger.amend(refused)
@@ -132,7 +133,7 @@ class HoldDesk:
     def drop_idle_ports(self, job_id: JobId) -> list[Effect]:
         """Those that were bound for holds of this job which are gone."""
         bound = dict.fromkeys((*self._ports, *self._waiting))
-        idle = [key for key in bound if key[0] == job_id and not self._has_task(key) and not self._ledger.entry(*key)]
+        idle = [key for key in bound if key[0] == job_id and not self._has_task(key) and not self._ledger.entry(key)]
         return [effect for key in idle for effect in self.drop_port(key)]
 
     def withdraw(self, key: TaskKey) -> list[Effect]:
@@ -148,7 +149,7 @@ class HoldDesk:
         """The hold is gone, or its task: whoever listens for it need not."""
         was_waiting = self._waiting.pop(key, None) is not None
         was_bound = self._ports.pop(key, None) is not None
-        return [ReleaseRendezvous(*key)] if was_waiting or was_bound else []
+        return [ReleaseRendezvous.about(key)] if was_waiting or was_bound else []
 
     def validate(self) -> None:
         """Whoever waits is booked or has yet to fit, and nobody waits twice."""
@@ -156,7 +157,7 @@ class HoldDesk:
         assert not self._patient.keys() & self._waiting.keys()
         for key, (_, answer) in self._waiting.items():
             assert key == answer.key
-            assert self._ledger.entry(*key) is not None, "a yes waits for its port, and nothing is booked"
+            assert self._ledger.entry(key) is not None, "a yes waits for its port, and nothing is booked"
         for key, patient in self._patient.items():
             assert key == patient.request.key
         assert not any(self._has_task(key) for key in self._waiting), "a task is ordered before its hold was answered"

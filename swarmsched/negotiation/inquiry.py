@@ -1,10 +1,10 @@
 """What a shepherd says to single owners of its job, and the questions that it repeats until they are answered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
 from swarmsched.effects import SendPeer
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import OwnerAnswer, OwnerCommand, StatusRequest
 from swarmsched.record import JobRecord
 
@@ -25,16 +25,17 @@ class Commands:
         self._me = me
         self.ids: Iterator[int] = count(1 + (epoch % ID_RANGES) * ID_RANGE)
 
-    def to(self, node: NodeId, kind: Kind, record: JobRecord, attempt: int, *more: float) -> SendPeer:
-        """One about an attempt, with what its kind says beside that."""
-        return SendPeer(node, kind(record.job_id, record.epoch, attempt, next(self.ids), self._me, *more))
+    def to(self, place: Place, kind: Kind, record: JobRecord, attempt: int, *more: float) -> SendPeer:
+        """One about the part of an attempt there, with what its kind says beside that."""
+        numbers = (record.job_id, record.epoch, attempt, next(self.ids))
+        return SendPeer(place.node, kind(*numbers, self._me, *more, part=place.part))
 
 
 class Inquiry:
     """Questions that owners have not answered yet; repeated ever more slowly, for an owner may be down for long."""
 
     def __init__(self) -> None:
-        self._pending: dict[NodeId, SendPeer] = {}
+        self._pending: dict[Place, SendPeer] = {}
         self._interval_s = ASK_AGAIN_S
         self._again_s = float("inf")
 
@@ -43,19 +44,19 @@ class Inquiry:
         """When to ask again."""
         return self._again_s if self._pending else float("inf")
 
-    def ask(self, questions: list[SendPeer], now_s: float) -> list[SendPeer]:
+    def ask(self, questions: Mapping[Place, SendPeer], now_s: float) -> list[SendPeer]:
         """Send these, and again until each owner is heard."""
-        self._pending |= {question.recipient: question for question in questions}
+        self._pending |= questions
         self._interval_s = ASK_AGAIN_S
         self._again_s = now_s + self._interval_s
-        return questions
+        return list(questions.values())
 
     def answered(self, answer: OwnerAnswer) -> bool:
         """True when this answers one of our questions; it is asked no more."""
-        asked = question.message if (question := self._pending.get(answer.owner)) else None
+        asked = question.message if (question := self._pending.get(answer.place)) else None
         if not isinstance(asked, StatusRequest) or asked.command_id != answer.command_id:
             return False
-        del self._pending[answer.owner]
+        del self._pending[answer.place]
         return True
 
     def forget(self) -> None:

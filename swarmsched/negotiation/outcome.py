@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from swarmsched.api import EndReason
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 from swarmsched.record import SIGTERM
 from swarmsched.task import RankExit, TaskFailure, TaskStatus
 
@@ -12,7 +12,7 @@ class Failures:
     """The first failing rank and the first failing task of an attempt, in the order in which they were told."""
 
     def __init__(self) -> None:
-        self.rank: tuple[NodeId, RankExit] | None = None
+        self.rank: tuple[Place, RankExit] | None = None
         self.task: TaskStatus | None = None  # that failed as a whole
 
     def see(self, status: TaskStatus) -> None:
@@ -25,13 +25,14 @@ class Failures:
             self.task = status
         culprit = _first_failing(status.exits)
         if culprit is not None and (self.rank is None or (_is_victim(self.rank[1]) and not _is_victim(culprit))):
-            self.rank = (status.node, culprit)
+            self.rank = (status.place, culprit)
 
     def outcome(self, stop_reason: EndReason) -> dict[str, object]:
         """Changes of the record: end reason, exit code, and what failed where."""
         outcome: dict[str, object] = {"end_reason": EndReason.COMPLETED, "exit_code": 0, "signal": 0, "reason": ""}
         if self.rank is not None:
-            outcome |= _failed_rank(*self.rank)
+            place, failed = self.rank
+            outcome |= _failed_rank(place.node, failed)
         elif self.task is not None:
             outcome |= _failed_task(self.task)
         if stop_reason is not EndReason.NONE:

@@ -46,7 +46,7 @@ from swarmsched.events import (
 )
 from swarmsched.fields import U32, NodeName, Text, Value, cleaned
 from swarmsched.holders import Configuration
-from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
@@ -140,17 +140,16 @@ class Owner:
             if stored.holders.holders:
                 task.holders = (stored.holders, stored.former_holders, (stored.epoch, stored.version))
             self._watch(task, now_s)
-            if stored.is_ended:
-                self._line.ended(order.job_id, order.attempt)
+            self._mark_ended(order.key)
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
         """All tasks that this node has committed to, ended ones until the shepherd has acknowledged them."""
         return tuple(task.status for task in self._tasks.values())
 
-    def order(self, job_id: JobId, attempt: int) -> TaskOrder | None:
+    def order(self, key: TaskKey) -> TaskOrder | None:
         """The order of a task that is known here."""
-        task = self._tasks.get(TaskKey(job_id, attempt))
+        task = self._tasks.get(key)
         return task.order if task else None
 
     @property
@@ -180,7 +179,7 @@ class Owner:
             case TasksFound():
                 return self._on_found(event, now_s)
             case TaskEstimated():
-                shepherd = self.shepherd_of(event.job_id, event.attempt)
+                shepherd = self.shepherd_of(event.of_attempt)
                 told = TaskEstimate(event.job_id, event.attempt, event.estimate, event.global_batch)
                 return [SendPeer(shepherd, told)] if shepherd else []
             case _:
@@ -223,7 +222,7 @@ class Owner:
         """A shepherd's answer to our news: it has heard a revision, or says with which batch live ranks go on."""
         if isinstance(message, TaskReportReceived):
             return self.acknowledge(message)
-        is_live = self.shepherd_of(message.job_id, message.attempt) is not None
+        is_live = self.shepherd_of(message.of_attempt) is not None
         return [SetBatch(message.job_id, message.attempt, message.global_batch)] if is_live else []
 
     def acknowledge(self, message: TaskReportReceived) -> list[Effect]:
@@ -286,11 +285,11 @@ class Owner:
         """Once it is wanted, and a majority of the holders has said that it may run."""
         if task.status.stage is not TaskStage.STAGED or task.is_stopping or not task.is_launch_wanted:
             return []  # already launched, being stopped, or not staged: the shepherd hears of that by report
-        until_s = self._line.deadline_s(task.order.job_id, task.order.attempt)
+        until_s = self._line.deadline_s(task.order.key.of_attempt)
         if until_s <= now_s or self._ledger.is_waking:
             return []  # asked again with the next contact
         order = task.order
-        gpus = self._ledger.gpus_of(order.job_id, order.attempt)
+        gpus = self._ledger.gpus_of(order.key)
         missing = order.local_ranks * order.spec.demand.gpus - len(gpus)
         if missing > 0:  # a rank without its own would take another's, or fail as if the job were to blame
             detail = f"{missing} of its GPUs vanished from {self._node_id} before its start"
@@ -312,7 +311,7 @@ class Owner:
         if task.status.stage is TaskStage.EXITED:
             return [*effects, *self._forget(key)]
         task.is_released = task.is_stopping = True
-        return [*effects, StopTask(*key, RELEASE_GRACE_S)]
+        return [*effects, StopTask.about(key, RELEASE_GRACE_S)]
 
     def _stop(self, request: StopRequest, now_s: float) -> list[Effect]:
         answer, durable, task = self._check(request, now_s)
@@ -322,7 +321,7 @@ class Owner:
         task.is_stopping = True
         if task.status.stage is TaskStage.EXITED:
             return [*effects, *self._report(task, now_s)]
-        return [*effects, StopTask(request.job_id, request.attempt, request.grace_s)]
+        return [*effects, StopTask.about(request.key, request.grace_s)]
 
     def _signal(self, request: SignalRequest, now_s: float) -> list[Effect]:
         stored = self._ledger.repeated(request)
@@ -331,7 +330,7 @@ class Owner:
         answer, durable, task = self._check(request, now_s)
         effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
         if task is not None and answer.refusal is Refusal.NONE:
-            effects.append(SignalTask(request.job_id, request.attempt, request.signal))
+            effects.append(SignalTask.about(request.key, request.signal))
         return effects
 
     def _tell_status(self, request: StatusRequest, now_s: float) -> list[Effect]:
@@ -362,7 +361,7 @@ class Owner:
     def _on_task_event(self, event: TaskFact, now_s: float) -> list[Effect]:
         task = self._tasks.get(event.key)
         if task is None and isinstance(event, TaskExited):
-            return [ForgetTask(event.job_id, event.attempt)]  # one that nobody ordered, or that was given up
+            return [ForgetTask.about(event.key)]  # one that nobody ordered, or that was given up
         if task is None or task.status.stage is TaskStage.EXITED:
             return []
         match event:
@@ -395,12 +394,12 @@ class Owner:
             changes |= {"failure": TaskFailure.LOST, "detail": f"{self._node_id} had lost its order"}
             if not task.is_released:  # else its result is kept for ever if whoever asked for it forgets the job
                 self._watch(task, now_s)
-        self._line.ended(*key)
-        _, durable = self._ledger.end(*key, now_s)
+        _, durable = self._ledger.end(key, now_s)
         effects: list[Effect] = [*self._desk.drop_port(key), *durable]
         if task.is_released:
             return [*effects, *self._forget(key)]
         report = self._change(task, now_s, stage=TaskStage.EXITED, **changes)
+        self._mark_ended(key)
         return [*effects, *([] if _has_shim_record(task) else [_persist(task)]), *report]
 
     def _on_found(self, event: TasksFound, now_s: float) -> list[Effect]:
@@ -413,15 +412,15 @@ class Owner:
                 effects += self._resume(task, known.status, now_s)
             elif task.status.stage is not TaskStage.EXITED:
                 effects += self._take_up(task, now_s)
-            entry = self._ledger.entry(*key)
+            entry = self._ledger.entry(key)
             if entry is not None and entry.state is BookingState.DRAINING:
                 task.is_released = task.is_stopping = True
-                effects.append(StopTask(*key, RELEASE_GRACE_S))
+                effects.append(StopTask.about(key, RELEASE_GRACE_S))
         for orphan in found.values():
             effects += self._end_orphan(orphan, now_s)
         for entry in self._ledger.entries:
             if entry.state is BookingState.DRAINING and entry.key not in self._tasks:
-                effects += self._ledger.end(entry.job_id, entry.attempt, now_s)[1]  # it ended while no agent ran
+                effects += self._ledger.end(entry.key, now_s)[1]  # it ended while no agent ran
         return effects
 
     def _end_orphan(self, found: FoundTask, now_s: float) -> list[Effect]:
@@ -436,7 +435,7 @@ class Owner:
             task.is_orphan = task.is_released = task.is_stopping = True
             self._tasks[key] = task
             effects += self._ledger.drain(order, found.gpus, now_s)
-        return [*effects, StopTask(*key, RELEASE_GRACE_S)]
+        return [*effects, StopTask.about(key, RELEASE_GRACE_S)]
 
     def _take_up(self, task: _Task, now_s: float) -> list[Effect]:
         """A task without processes or a record of them: with its lease one that was never launched is brought as far as
@@ -444,10 +443,11 @@ class Owner:
         if task.was_launched:
             detail = f"{self._node_id} has no record of what became of its processes"
             return self._exited(task, now_s, failure=TaskFailure.LOST, detail=detail)
-        if self._ledger.entry(task.order.job_id, task.order.attempt) is None:
+        if self._ledger.entry(task.order.key) is None:
             detail = f"{self._node_id} has no record of how it ended"
-            self._line.ended(task.order.job_id, task.order.attempt)
-            return self._change(task, now_s, stage=TaskStage.EXITED, failure=TaskFailure.LOST, detail=detail)
+            told = self._change(task, now_s, stage=TaskStage.EXITED, failure=TaskFailure.LOST, detail=detail)
+            self._mark_ended(task.order.key)
+            return told
         if task.order.needs_staging:
             return [StageTask(task.order)]
         return self._change(task, now_s, stage=TaskStage.STAGED)
@@ -516,9 +516,8 @@ class Owner:
 
     def _fresh_status(self, order: TaskOrder) -> TaskStatus:
         generation = self._ledger.report().generation
-        return TaskStatus(
-            order.job_id, order.epoch, order.attempt, order.node, TaskStage.ORDERED, generation=generation
-        )
+        numbers = (order.job_id, order.epoch, order.attempt)
+        return TaskStatus(*numbers, order.node, TaskStage.ORDERED, generation=generation, part=order.part)
 
     def forget(self, job_id: JobId, now_s: float) -> list[Effect]:
         """The job has ended: free the holds that are left of it here, and the ports that were bound for them."""
@@ -533,8 +532,9 @@ class Owner:
         The result of one that had ended before is wanted by nobody then, and its shepherd may never acknowledge it.
         """
         effects: list[Effect] = [*self._line.answered(sender, message, now_s)]
-        for key in self._line.over:
-            effects += self._end_superseded(key, now_s)
+        for attempt in self._line.over:
+            for key in self._parts(attempt):
+                effects += self._end_superseded(key, now_s)
         for task in self._tasks.values():
             effects += self._start(task, now_s)
         return [*effects, *self._save_holders()]
@@ -546,7 +546,7 @@ class Owner:
         """
         effects: list[Effect] = []
         for key, task in list(self._tasks.items()):
-            is_silent = self._line.is_watched(*key) and now_s >= self._line.deadline_s(*key)
+            is_silent = self._line.is_watched(key.of_attempt) and now_s >= self._line.deadline_s(key.of_attempt)
             if is_silent and ended_epoch(key[0]) >= task.status.epoch:
                 effects += self._end_superseded(key, now_s)
         return effects
@@ -560,15 +560,25 @@ class Owner:
     def _save_holders(self) -> list[Persist]:
         saved: list[Persist] = []
         for watched in self._line.unsaved():
-            task = self._tasks[watched.key]
-            task.holders = (watched.configuration, watched.former, watched.stamp)
-            saved.append(_persist(task))
+            for key in self._parts(watched.key):
+                task = self._tasks[key]
+                task.holders = (watched.configuration, watched.former, watched.stamp)
+                saved.append(_persist(task))
         return saved
 
-    def shepherd_of(self, job_id: JobId, attempt: int) -> NodeId | None:
-        """Whom a running task reports to."""
-        task = self._tasks.get(TaskKey(job_id, attempt))
-        return None if task is None or task.status.stage is TaskStage.EXITED else task.shepherd
+    def shepherd_of(self, attempt: AttemptKey) -> NodeId | None:
+        """Whom its running tasks report to."""
+        tasks = [self._tasks[key] for key in self._parts(attempt)]
+        return next((task.shepherd for task in tasks if task.status.stage is not TaskStage.EXITED), None)
+
+    def _parts(self, attempt: AttemptKey) -> list[TaskKey]:
+        """The tasks that are known of it."""
+        return [key for key in self._tasks if key.of_attempt == attempt]
+
+    def _mark_ended(self, key: TaskKey) -> None:
+        """Nothing of the attempt needs time to run any more, once the last of its tasks has ended."""
+        if all(self._tasks[each].status.stage is TaskStage.EXITED for each in self._parts(key.of_attempt)):
+            self._line.ended(key.of_attempt)
 
     def validate(self) -> None:
         """Re-derive what binds tasks to bookings and to contacts with holders."""
@@ -579,8 +589,9 @@ class Owner:
             assert task.order.node == self._node_id or task.is_orphan
             assert task.acknowledged <= task.status.revision, "a revision was heard that was never told"
             is_over = task.status.stage is TaskStage.EXITED
-            assert is_over or self._ledger.entry(*key) is not None, f"{key} may have processes and is not booked"
-            assert is_over or task.is_orphan or self._line.is_watched(*key), f"{key} asks no holder how long it may run"
+            assert is_over or self._ledger.entry(key) is not None, f"{key} may have processes and is not booked"
+            is_watched = self._line.is_watched(key.of_attempt)
+            assert is_over or task.is_orphan or is_watched, f"{key} asks no holder how long it may run"
 
     def _end_superseded(self, key: TaskKey, now_s: float) -> list[Effect]:
         """Frozen ranks get no last words: another attempt may be running by now.  Those whose time is not over have
@@ -594,10 +605,10 @@ class Owner:
         if task.is_superseded:
             return []
         task.is_superseded = task.is_stopping = True
-        grace_s = max(0.0, min(task.order.spec.grace_s, RELEASE_GRACE_S, self._line.deadline_s(*key) - now_s))
+        grace_s = max(0.0, min(task.order.spec.grace_s, RELEASE_GRACE_S, self._line.deadline_s(key.of_attempt) - now_s))
         text = "its job has gone on without it, or has ended"
         ended = Announce("task.killed_over", text, key[0], self._node_id, {"attempt": key[1]})
-        return [ended, StopTask(*key, grace_s)]
+        return [ended, StopTask.about(key, grace_s)]
 
     def _tell_freeze(self, task: _Task, is_frozen: bool) -> Announce:
         kind, text = ("task.frozen", "no majority of the job's holders answers: its ranks are frozen")
@@ -608,12 +619,13 @@ class Owner:
     def _watch(self, task: _Task, now_s: float) -> None:
         order = task.order
         holders, former, stamp = task.holders or (order.configuration, Configuration(), (order.epoch, order.version))
-        self._line.watch(order.job_id, order.attempt, holders, stamp, order.spec.on_isolation, now_s, former)
+        self._line.watch(order.key.of_attempt, holders, stamp, order.spec.on_isolation, now_s, former)
 
     def _forget(self, key: TaskKey) -> list[Effect]:
-        self._line.forget(*key)
-        task = self._tasks.pop(key)
-        return [Persist(TASK_ROOM, _room_key(task.order), None), ForgetTask(*key)]
+        del self._tasks[key]
+        if not self._parts(key.of_attempt):
+            self._line.forget(key.of_attempt)
+        return [Persist(TASK_ROOM, str(key), None), ForgetTask.about(key)]
 
 
 def _must_report(task: _Task) -> bool:
@@ -647,7 +659,7 @@ def _persist(task: _Task, shepherd: NodeId | None = None) -> Persist:
     if task.holders is not None:
         holders, former, (epoch, version) = task.holders
         stored = replace(stored, holders=holders, former_holders=former, epoch=epoch, version=version)
-    return Persist(TASK_ROOM, _room_key(task.order), encode_value(StoredTask, stored))
+    return Persist(TASK_ROOM, str(task.order.key), encode_value(StoredTask, stored))
 
 
 def _read_task(key: str, data: bytes) -> StoredTask:
@@ -655,7 +667,3 @@ def _read_task(key: str, data: bytes) -> StoredTask:
         return decode_value(StoredTask, data)
     except ProtocolError as error:
         raise StorageError(f"{TASK_ROOM}/{key}", f"unreadable entry: {error}", "") from error
-
-
-def _room_key(order: TaskOrder) -> str:
-    return f"{order.job_id}/{order.attempt}"

@@ -13,7 +13,7 @@ from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
 from swarmsched.effects import SendPeer
 from swarmsched.holders import Holder, Quorum, majority
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import StopRequest
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.record import JobRecord, Leftover
@@ -58,38 +58,40 @@ class Settlement:
         if self.open and now_s >= self._stops_s:
             self._stops_s = now_s + STOP_AGAIN_S
             grace_s = min(record.spec.grace_s, LEFTOVER_GRACE_S)
-            effects += [self._commands.to(each.node, StopRequest, record, each.attempt, grace_s) for each in self.open]
+            effects += [self._commands.to(each.place, StopRequest, record, each.attempt, grace_s) for each in self.open]
         if self.open and now_s >= self._asks_s:
             self._asks_s = now_s + ASK_AGAIN_S
             effects += self._ask_holders(record)
         return effects
 
-    def ended(self, node: NodeId, attempt: int) -> bool:
+    def ended(self, place: Place, attempt: int) -> bool:
         """Its owner says that no process of it is left, or an operator that the owner is lost.  True when it was
         open."""
-        return self.open.pop(Leftover(node, attempt), None) is not None
+        return self.open.pop(Leftover(place.node, attempt, part=place.part), None) is not None
 
-    def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord) -> bool:
-        """A holder's answer; true when it settles the leftover."""
-        leftover = Leftover(answer.owner, answer.attempt)
+    def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord) -> list[Leftover]:
+        """A holder's answer; the leftovers that it settles."""
         holders = [holder for holder in record.configuration.members if holder.node == sender]
         is_enough = answer.has_record and answer.silent_s >= patience_s(FREEZE_AFTER_S)
         is_present = (answer.epoch, answer.version) == record.stamp
-        if leftover not in self.open or not is_enough or not is_present:
-            return False
-        silenced = self.open[leftover]
-        silenced |= dict.fromkeys(holders)
-        if not record.configuration.is_quorum(silenced, self._quorum):
-            return False
-        del self.open[leftover]
-        return True
+        if not is_enough or not is_present:
+            return []
+        settled = []
+        for leftover, silenced in list(self.open.items()):
+            if (leftover.node, leftover.attempt) != (answer.owner, answer.attempt):
+                continue
+            silenced |= dict.fromkeys(holders)
+            if record.configuration.is_quorum(silenced, self._quorum):
+                del self.open[leftover]
+                settled.append(leftover)
+        return settled
 
     def _ask_holders(self, record: JobRecord) -> list[SendPeer]:
         """An answer is good for the record that it was asked with: with the next one holders may have changed."""
         if record.spec.on_isolation is Isolation.CONTINUE:
             return []  # its ranks are never frozen: silence proves nothing
         return [
-            SendPeer(holder.node, SilenceRequest(record.job_id, each.attempt, each.node, *record.stamp))
-            for each in self.open
+            SendPeer(holder.node, SilenceRequest(record.job_id, attempt, node, *record.stamp))
+            for attempt, node in dict.fromkeys((each.attempt, each.node) for each in self.open)
             for holder in record.configuration.members
         ]

@@ -13,7 +13,7 @@ from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.estimate import merged
 from swarmsched.fields import Value
 from swarmsched.holders import Holders
-from swarmsched.ids import NodeId, handle
+from swarmsched.ids import NodeId, Place, handle
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -158,14 +158,14 @@ class JobShepherd(ShepherdState):
 
     def _answered(self, answer: OwnerAnswer, *, is_status: bool) -> list[ShepherdEffect]:
         record, attempt, has_nothing = self.decided, self.attempt, answer.refusal in NOTHING_LEFT
-        if has_nothing and self.settlement.ended(answer.owner, answer.attempt):
-            return leftover_settled(self, answer.owner, answer.attempt)
+        if has_nothing and self.settlement.ended(answer.place, answer.attempt):
+            return leftover_settled(self, answer.place, answer.attempt)
         if attempt is not None and attempt.number == answer.attempt:
             if is_status and has_nothing:
-                attempt.lost(answer.owner)
+                attempt.lost(answer.place)
             return [*attempt.answered(answer, self.now_s)]
         is_current = answer.attempt == record.attempt and bool(record.shares) and not record.is_ended
-        return self._owner_has_nothing(answer.owner) if has_nothing and is_current else []
+        return self._owner_has_nothing(answer.place) if has_nothing and is_current else []
 
     def undeliverable(self, node: NodeId, command: OwnerCommand, error: str, clock: Clock) -> list[ShepherdEffect]:
         """A command could not be delivered."""
@@ -184,8 +184,8 @@ class JobShepherd(ShepherdState):
             return []  # a copy of the owner's disk, or the owner itself, moved: time, and silence, tell
         self.namesakes.met(status.node)
         effects: list[ShepherdEffect]
-        if has_exited and self.settlement.ended(status.node, status.attempt):
-            effects = [heard(status), *leftover_settled(self, status.node, status.attempt)]
+        if has_exited and self.settlement.ended(status.place, status.attempt):
+            effects = [heard(status), *leftover_settled(self, status.place, status.attempt)]
         elif not self._wants(status.attempt):
             effects = [*dismissal(self.decided, self.me, status)]
         else:
@@ -193,7 +193,7 @@ class JobShepherd(ShepherdState):
         return [*effects, *due(self)]
 
     def _told(self, status: TaskStatus) -> list[ShepherdEffect]:
-        known = self.gang.tasks.get(status.node)
+        known = self.gang.tasks.get(status.place)
         if known is not None and known.news > status.news:
             return []
         effects: list[ShepherdEffect] = []
@@ -202,7 +202,7 @@ class JobShepherd(ShepherdState):
         is_running = self.decided.state is JobState.RUNNING and not self.is_writing
         is_of_epoch = status.epoch >= self.decided.epoch  # else its owner may have told it before the start
         if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and is_running and is_of_epoch:
-            return [*effects, *self._owner_has_nothing(status.node)]
+            return [*effects, *self._owner_has_nothing(status.place)]
         return [*effects, *self._launch_again(status)]
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
@@ -221,22 +221,22 @@ class JobShepherd(ShepherdState):
         is_wanted = record.state is JobState.STARTING and not self.gang.is_stopping and not self.is_writing
         if status.stage is not TaskStage.STAGED or not is_wanted:
             return []
-        if self.attempt is not None and not self.attempt.has_launched(status.node):
+        if self.attempt is not None and not self.attempt.has_launched(status.place):
             return []
-        return [self.commands.to(status.node, LaunchRequest, record, record.attempt)]
+        return [self.commands.to(status.place, LaunchRequest, record, record.attempt)]
 
-    def _owner_has_nothing(self, owner: NodeId) -> list[ShepherdEffect]:
+    def _owner_has_nothing(self, place: Place) -> list[ShepherdEffect]:
         """A stop or status request met no task, or one that stands before its start although the gang runs: it never
         began there, or every trace of it is lost."""
-        if self.gang.has_exited(owner):
+        if self.gang.has_exited(place):
             return []
         record = self.decided
         if record.stop_reason is not EndReason.NONE or self.gang.is_stopping:
-            status = gone(record, record.attempt, owner, TaskFailure.NONE)
+            status = gone(record, record.attempt, place, TaskFailure.NONE)
         else:
-            text = f"{owner} knows nothing of the task any more"
-            status = gone(record, record.attempt, owner, TaskFailure.LOST, text)
-        return [self.commands.to(owner, ReleaseRequest, record, record.attempt), *self.put(status)]
+            text = f"{place.node} knows nothing of the task any more"
+            status = gone(record, record.attempt, place, TaskFailure.LOST, text)
+        return [self.commands.to(place, ReleaseRequest, record, record.attempt), *self.put(status)]
 
     def estimated(self, sender: NodeId, told: TaskEstimate, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
@@ -281,7 +281,7 @@ class JobShepherd(ShepherdState):
         self.namesakes.met(node)
         if not self.has_share(node) or (self.attempt is not None and self.attempt.awaits(node)):
             return []
-        return [*self.ask_status([node])]
+        return [*self.ask_status([share.place for share in self.shares_on(node)])]
 
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.
@@ -295,26 +295,21 @@ class JobShepherd(ShepherdState):
         is_stopping = record.state is JobState.STOPPING
         if record.spec.on_isolation is Isolation.CONTINUE and not is_stopping:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
+        lost = self.shares_on(node)
         if self.may_restart:
-            return restart(self, f"{node} was lost", self.conduct.ended_by_death_of(node, record.shares))
+            ended = self.conduct.ended_by_deaths([share.place for share in lost], record.shares)
+            return restart(self, f"{node} was lost", ended)
         if not is_stopping:
-            times = "once" if record.restarts == 1 else f"{record.restarts} times"
-            had = (
-                f"it was restarted {times} already"
-                if record.restarts
-                else f"max_restarts is {record.spec.max_restarts}"
-            )
-            self.wish_stop(EndReason.NODE_LOST, f"{node} was lost, and {had}")
-        lost = [share for share in record.shares if share.node == node]
+            self.wish_stop(EndReason.NODE_LOST, f"{node} was lost, and {self.why_no_restart}")
         self.writer.wish(changes.Unreachable(left_by(lost, record.attempt)))
         return due(self)
 
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, clock: Clock) -> list[ShepherdEffect]:
         """A holder says for how long a leftover has heard nothing that lets it run."""
         self._see(clock)
-        if not self.settlement.silence_told(sender, answer, self.decided):
-            return []
-        return [*leftover_settled(self, answer.owner, answer.attempt), *due(self)]
+        settled = self.settlement.silence_told(sender, answer, self.decided)
+        effects = [effect for each in settled for effect in leftover_settled(self, each.place, each.attempt)]
+        return [*effects, *due(self)] if settled else []
 
     def declare_lost(self, clock: Clock) -> list[ShepherdEffect]:
         """An operator vouches for it that nothing is left on the nodes that do not answer."""
@@ -324,7 +319,7 @@ class JobShepherd(ShepherdState):
             self.vouched = dict.fromkeys(silent)
             return restart(self, f"an operator declared {', '.join(silent)} lost", record.shares)
         left = list(self.settlement.open)
-        return [*(effect for each in left for effect in leftover_settled(self, each.node, each.attempt)), *due(self)]
+        return [*(effect for each in left for effect in leftover_settled(self, each.place, each.attempt)), *due(self)]
 
     # What others wish.
 
@@ -387,7 +382,7 @@ class JobShepherd(ShepherdState):
     def signal(self, signal: int, clock: Clock) -> list[ShepherdEffect]:
         """Send a signal to every rank."""
         record = self._see(clock)
-        return [self.commands.to(share.node, SignalRequest, record, record.attempt, signal) for share in record.shares]
+        return [self.commands.to(share.place, SignalRequest, record, record.attempt, signal) for share in record.shares]
 
     def change_holders(self, holders: Holders, leaving: Holders, clock: Clock) -> list[ShepherdEffect]:
         """Exchange the holders, in two updates."""

@@ -15,7 +15,7 @@ from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.estimate import Estimate
 from swarmsched.fields import cleaned
 from swarmsched.holders import Quorum, majority
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.ledger.message import StatusRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
@@ -186,8 +186,11 @@ class ShepherdState:
 
     def has_share(self, node: NodeId) -> bool:
         """Ranks of it may be there."""
-        record = self.decided
-        return not record.is_ended and any(share.node == node for share in record.shares)
+        return not self.decided.is_ended and bool(self.shares_on(node))
+
+    def shares_on(self, node: NodeId) -> list[Share]:
+        """The parts of its gang there."""
+        return [share for share in self.decided.shares if share.node == node]
 
     @property
     def may_restart(self) -> bool:
@@ -195,6 +198,13 @@ class ShepherdState:
         record = self.decided
         has_run = record.state in (JobState.STARTING, JobState.RUNNING)
         return has_run and record.stop_reason is EndReason.NONE and record.restarts < record.spec.max_restarts
+
+    @property
+    def why_no_restart(self) -> str:
+        """Where it has been run again as often as it may be."""
+        restarts, most = self.decided.restarts, self.decided.spec.max_restarts
+        times = "once" if restarts == 1 else f"{restarts} times"
+        return f"it was restarted {times} already" if restarts else f"max_restarts is {most}"
 
     @property
     def time_limit_at_s(self) -> float:
@@ -227,10 +237,10 @@ class ShepherdState:
         else:
             self.stop_again_s = self.now_s
 
-    def ask_status(self, nodes: Iterable[NodeId]) -> list[SendPeer]:
+    def ask_status(self, places: Iterable[Place]) -> list[SendPeer]:
         """Ask what is known of the record's attempt there."""
         record = self.decided
-        questions = [self.commands.to(node, StatusRequest, record, record.attempt) for node in nodes]
+        questions = {place: self.commands.to(place, StatusRequest, record, record.attempt) for place in places}
         return self.inquiry.ask(questions, self.now_s)
 
     def put(self, status: TaskStatus) -> list[Effect]:
@@ -245,7 +255,7 @@ class ShepherdState:
         if gang.has_ended and gang.end is None:
             self.attempt, gang.end = None, GangEnd(now_s, now_s - self.running_since_s, self.decided.stop_reason)
         is_staged = status.stage not in (TaskStage.ORDERED, TaskStage.EXITED)
-        return self.attempt.staged(status.node, now_s) if self.attempt is not None and is_staged else []
+        return self.attempt.staged(status.place, now_s) if self.attempt is not None and is_staged else []
 
     @property
     def served_gpu_s(self) -> float:

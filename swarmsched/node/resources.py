@@ -125,7 +125,7 @@ class Resources:
 
     def _commit_checkpoint(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         command: CommitCheckpoint = asked.command
-        shepherd = self.owner.shepherd_of(command.job_id, command.attempt)
+        shepherd = self.owner.shepherd_of(command.of_attempt)
         return self.checkpoints.wish(asked.request_id, command, shepherd, clock.now_s)
 
     def _awoke(self, told: Awoke, clock: Clock) -> Iterable[NodeEffect]:

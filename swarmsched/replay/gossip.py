@@ -268,7 +268,7 @@ class GossipReplay:
             self._commit(host, task)
         told = self._knowledge.reported(job)
         # The answer says with which batch to go on, whether or not anything was told.
-        host.post(TaskEstimated(*task.key, coarse(told or Estimate()), task.global_batch))
+        host.post(TaskEstimated(*task.key.of_attempt, coarse(told or Estimate()), task.global_batch))
         self._loop.post_later(REPORT_S, self._report, gang, turn)
 
     def _commit(self, host: Host, task: RunningTask) -> None:

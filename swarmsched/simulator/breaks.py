@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from swarmsched.authority.contact import ContactLine, WatchedTask
+from swarmsched.authority.contact import ContactLine, WatchedAttempt
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
-from swarmsched.effects import Effect, ExtendTask, Persist, SendPeer
+from swarmsched.effects import Effect, ExtendAttempt, Persist, SendPeer
 from swarmsched.errors import ConfigError
 from swarmsched.gossip.membership import Membership
 from swarmsched.gossip.membership_config import MembershipConfig
@@ -197,7 +197,7 @@ def _nothing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _never_extended_once_frozen(original: Callable[..., Any]) -> Callable[..., Any]:
-    def recount(line: ContactLine, task: WatchedTask) -> list[ExtendTask]:
+    def recount(line: ContactLine, task: WatchedAttempt) -> list[ExtendAttempt]:
         newest_s = max((heard.valid_s for heard in task.heard.values()), default=-math.inf)
         return [] if task.told_s < newest_s else list(original(line, task))
 

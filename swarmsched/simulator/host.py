@@ -448,7 +448,7 @@ class Host:
         self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
         if order.spec.is_elastic:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
-            self.post(TaskEstimated(*task.key, estimate, task.global_batch))
+            self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 
     def _task_changed(self, task: RunningTask, change: TaskChange) -> None:
         for hook in self._on_task:

@@ -13,7 +13,7 @@ from enum import Enum
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import (
     BindRendezvous,
-    ExtendTask,
+    ExtendAttempt,
     ForgetTask,
     ReleaseRendezvous,
     SetBatch,
@@ -33,7 +33,7 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
 )
-from swarmsched.ids import TaskKey
+from swarmsched.ids import AttemptKey, TaskKey
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
@@ -46,7 +46,7 @@ TaskEffect = (
     | SignalTask
     | SetBatch
     | StopTask
-    | ExtendTask
+    | ExtendAttempt
     | ForgetTask
 )
 TASK_EFFECTS = TaskEffect.__args__
@@ -144,7 +144,7 @@ class RunningTask:
 
     @property
     def key(self) -> TaskKey:
-        """(job, attempt)."""
+        """As in its order."""
         return self.order.key
 
     @property
@@ -166,6 +166,7 @@ class RunningTask:
             self.failure,
             self.detail,
             is_frozen=self.is_frozen,
+            part=order.part,
         )
 
 
@@ -276,22 +277,26 @@ class TaskModel:
                 self._start(effect)
             case SignalTask(key=key, signal=signal):
                 self._signal(key, signal)
-            case SetBatch(key=key, global_batch=global_batch):
-                if (task := self._tasks.get(key)) is not None:
+            case SetBatch(of_attempt=attempt, global_batch=global_batch):
+                for task in self._parts(attempt):
                     task.global_batch = global_batch
                     self._watch(task, TaskChange.REBATCHED)
             case StopTask(key=key, grace_s=grace_s):
                 self._stop(key, grace_s)
-            case ExtendTask(key=key, until_s=until_s):
-                self._extend(key, until_s)
+            case ExtendAttempt(of_attempt=attempt, until_s=until_s):
+                for task in self._parts(attempt):
+                    self._extend(task, until_s)
             case ForgetTask(key=key):
                 self._forget(key)
+
+    def _parts(self, attempt: AttemptKey) -> list[RunningTask]:
+        return [task for key, task in self._tasks.items() if key.of_attempt == attempt]
 
     def _bind(self, key: TaskKey) -> None:
         if key not in self._ports:
             self._ports[key] = self._next_port
             self._next_port = FIRST_PORT + (self._next_port - FIRST_PORT + 1) % 1_000
-        bound = RendezvousBound(*key, self._host, self._ports[key])
+        bound = RendezvousBound.about(key, self._host, self._ports[key])
         self._loop.call_later(BIND_S, lambda: self._tell(bound))
 
     def _stage(self, order: TaskOrder) -> None:
@@ -300,16 +305,16 @@ class TaskModel:
             return
         phases = ["sync"] * bool(order.spec.tree) + ["environment"] * bool(order.spec.requirements)
         for phase in phases:
-            self._tell(TaskPhaseChanged(*key, phase))
+            self._tell(TaskPhaseChanged.about(key, phase))
         failure = self._behaviour(order, order.first_rank).failure
         self._staging[key] = self._loop.call_later(STAGE_S * max(1, len(phases)), lambda: self._staged(key, failure))
 
     def _staged(self, key: TaskKey, failure: TaskFailure) -> None:
         del self._staging[key]
         if failure in STAGE_FAILURES:
-            self._tell(TaskStageFailed(*key, failure, f"simulated: {failure.value}"))
+            self._tell(TaskStageFailed.about(key, failure, f"simulated: {failure.value}"))
         else:
-            self._tell(TaskStaged(*key))
+            self._tell(TaskStaged.about(key))
 
     def _start(self, effect: StartTask) -> None:
         order = effect.order
@@ -336,10 +341,10 @@ class TaskModel:
         if failure not in (TaskFailure.NONE, *STAGE_FAILURES):
             task.failure = failure
             self._end(task)
-            self._tell(TaskExited(*task.key, (), failure, f"simulated: {failure.value}"))
+            self._tell(TaskExited.about(task.key, (), failure, f"simulated: {failure.value}"))
             return
         task.has_started = True
-        self._tell(TaskStarted(*task.key, self._clock.utc_s))
+        self._tell(TaskStarted.about(task.key, self._clock.utc_s))
         task.checkpoint_count = checkpoint_number(order.checkpoint)
         for rank, plan in list(task.plans.items()):
             done_s = 0.0
@@ -388,10 +393,10 @@ class TaskModel:
         task.ends.pop(rank_exit.rank, None)
         task.left_s.pop(rank_exit.rank, None)
         task.exits.append(rank_exit)
-        self._tell(RankExited(*task.key, rank_exit))
+        self._tell(RankExited.about(task.key, rank_exit))
         if task.is_over:
             self._end(task)
-            self._tell(TaskExited(*task.key, tuple(task.exits)))
+            self._tell(TaskExited.about(task.key, tuple(task.exits)))
 
     def _end(self, task: RunningTask) -> None:
         for _, timer, _ in task.ends.values():
@@ -401,9 +406,8 @@ class TaskModel:
 
     # The time that ranks may run.
 
-    def _extend(self, key: TaskKey, until_s: float) -> None:
-        task = self._tasks.get(key)
-        if task is None or task.is_over:
+    def _extend(self, task: RunningTask, until_s: float) -> None:
+        if task.is_over:
             return
         task.until_s = until_s
         if until_s > self._clock.now_s:
@@ -430,7 +434,7 @@ class TaskModel:
             task.left_s[rank] = (max(0.0, end_s - now_s), rank_exit)
         task.ends = {}
         self._watch(task, TaskChange.FROZEN)
-        self._tell(TaskFreezeChanged(*task.key, is_frozen=True))
+        self._tell(TaskFreezeChanged.about(task.key, is_frozen=True))
 
     def _thaw(self, task: RunningTask) -> None:
         if not task.is_frozen:
@@ -440,7 +444,7 @@ class TaskModel:
         for left_s, rank_exit in waiting.values():
             self._exit_later(task, rank_exit, left_s)
         self._watch(task, TaskChange.THAWED)
-        self._tell(TaskFreezeChanged(*task.key, is_frozen=False))
+        self._tell(TaskFreezeChanged.about(task.key, is_frozen=False))
 
     # Stopping.
 
@@ -451,7 +455,7 @@ class TaskModel:
         task = self._tasks.get(key)
         if task is None or task.is_over:
             exits, failure = ((), TaskFailure.NONE) if task is None else (tuple(task.exits), task.failure)
-            self._tell(TaskExited(*key, exits, failure))
+            self._tell(TaskExited.about(key, exits, failure))
             return
         self._terminate(task, grace_s)
         self._kill_at(task, self._loop.now_s + grace_s)

@@ -12,7 +12,7 @@ from swarmsched.api import JobSpec
 from swarmsched.effects import SendPeer
 from swarmsched.events import PeerMessageReceived
 from swarmsched.holders import Configuration, Holder
-from swarmsched.ids import NodeId, make_job_id
+from swarmsched.ids import NodeId, TaskKey, make_job_id
 from swarmsched.jobs.register import Register
 from swarmsched.jobs.update import UpdateDecided, UpdateRequested
 from swarmsched.ledger.ledger import Ledger
@@ -63,7 +63,7 @@ def _book() -> float:
         ledger.hold(_hold(index, 8), 0.0)
         ledger.commit(CommitRequest(job, 1, 1, 2, SHEPHERD, order), 0.1)
         ledger.release(ReleaseRequest(job, 1, 1, 3, SHEPHERD), 0.2)
-        has_ended, _ = ledger.end(job, 1, 0.3)
+        has_ended, _ = ledger.end(TaskKey(job, 1), 0.3)
         assert has_ended
     return time.perf_counter() - started_s
 

@@ -21,12 +21,12 @@ async def _latency(bench: Bench) -> tuple[float, float]:
     order = make_order("echo", "hello")
     began_s = time.perf_counter()
     bench.runner.perform(StartTask(order, ()))
-    await bench.wait_for(TaskStarted, (order.job_id, 1))
+    await bench.wait_for(TaskStarted, order.key)
     started_s = time.perf_counter()
     await bench.wait_for_output(order, b"hello")
     first_output_s = time.perf_counter()
     await bench.finish(order)
-    bench.runner.perform(ForgetTask(order.job_id, 1))
+    bench.runner.perform(ForgetTask.about(order.key))
     bench.events.clear()
     return (started_s - began_s) * 1e3, (first_output_s - began_s) * 1e3
 
@@ -34,7 +34,7 @@ async def _latency(bench: Bench) -> tuple[float, float]:
 async def _shim_rss_kb(bench: Bench) -> int:
     order = make_order("sleep", "60")
     bench.runner.perform(StartTask(order, ()))
-    await bench.wait_for(TaskStarted, (order.job_id, 1))
+    await bench.wait_for(TaskStarted, order.key)
     shims = [pid for pid in bench.runner.processes() if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     status = Path(f"/proc/{shims[0]}/status").read_text().splitlines()
     bench.runner.perform(StopTask(order.job_id, 1, 0.0))
@@ -50,7 +50,7 @@ async def _throughput(bench: Bench) -> float:
             order = make_order("true")
             bench.runner.perform(StartTask(order, ()))
             await bench.finish(order)
-            bench.runner.perform(ForgetTask(order.job_id, 1))
+            bench.runner.perform(ForgetTask.about(order.key))
 
     began_s = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(TASKS)))

@@ -91,7 +91,7 @@ class Commits:
         problem = name_problem(name)
         if problem:
             raise Refusal("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")
-        path = self._folders.of(*key) / str(name)
+        path = self._folders.of(*key.of_attempt) / str(name)
         if not path.exists() and not path.is_symlink():
             remedy = "write it into SWARM_CHECKPOINT_DIR first, then commit it"
             raise Refusal("not_found", f"{path} does not exist", remedy)
@@ -137,7 +137,7 @@ class Commits:
         order = self._order_of(key)
         if order is None:
             raise Refusal("conflict", "this task is over", "end this process")
-        folder = self._folders.of(*key)
+        folder = self._folders.of(*key.of_attempt)
         if self._folders.is_shared:
             size_bytes = await asyncio.to_thread(size_of, folder, name)
             return await self._register(order, self._checkpoint(order, name, size_bytes))
@@ -188,4 +188,4 @@ class Commits:
 def _note_refusal(key: TaskKey, name: str, done: "asyncio.Future[int]") -> None:
     """Who does not wait learns of it here only."""
     if not done.cancelled() and (error := done.exception()):
-        log.warning("checkpoint not committed job_id=%s attempt=%d name=%s error=%s", *key, name, error)
+        log.warning("checkpoint not committed task=%s name=%s error=%s", key, name, error)

@@ -33,8 +33,8 @@ def render_jobs(reported: Mapping[TaskKey, Reported], accept: str = "") -> tuple
 def _families(reported: Mapping[TaskKey, Reported]) -> Iterator[Metric]:
     for name, (text, value_of) in GAUGES.items():
         family = GaugeMetricFamily(name, text, labels=("job_id", "attempt"))
-        for (job_id, attempt), each in reported.items():
+        for key, each in reported.items():
             value = value_of(each.progress)
             if value is not None:
-                family.add_metric((job_id, str(attempt)), value)
+                family.add_metric((key.job_id, str(key.attempt)), value)
         yield family

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarm_agent.supervision.orders import parse_directory_name
-from swarmsched.ids import TaskKey
+from swarmsched.ids import AttemptKey
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ class KeptWork:
         self._sizes: dict[Path, int] = {}  # of folders in which nothing changes any more
         self._closed: set[Path] = set()
 
-    def close(self, key: TaskKey, now_utc_s: float, *, is_success: bool) -> None:
-        """Nothing runs in the task's folder any more; its retention begins.
+    def close(self, key: AttemptKey, now_utc_s: float, *, is_success: bool) -> None:
+        """Nothing runs in the attempt's folder any more; its retention begins.
 
-        Of a task that succeeded only what it has written or changed stays: what was shipped can be had again.
+        Of one that succeeded only what it has written or changed stays: what was shipped can be had again.
         """
         folder = self._directory / key[0] / str(key[1])
         with suppress(FileNotFoundError):  # a task that runs in a folder of the node's has none
@@ -37,7 +37,7 @@ class KeptWork:
                 _remove_untouched(folder / "work", folder.stat().st_mtime_ns)
             os.utime(folder, (now_utc_s, now_utc_s))
 
-    def prune(self, now_utc_s: float, live: Collection[TaskKey]) -> None:
+    def prune(self, now_utc_s: float, live: Collection[AttemptKey]) -> None:
         """Remove folders that are too old, and the oldest while all together exceed the limit."""
         ended = sorted(self._ended(live, now_utc_s))
         sizes = {folder: self._size(folder) for _, folder in ended}
@@ -52,12 +52,12 @@ class KeptWork:
         self._sizes = sizes
         self._closed.intersection_update(sizes)
 
-    def _ended(self, live: Collection[TaskKey], now_utc_s: float) -> Iterator[tuple[float, Path]]:
+    def _ended(self, live: Collection[AttemptKey], now_utc_s: float) -> Iterator[tuple[float, Path]]:
         """(when, folder); one that nobody has closed may belong to a task that is staged just now."""
         for folder in self._directory.glob("*/*"):
             key = parse_directory_name(f"{folder.parent.name}.{folder.name}")
             when_utc_s = folder.stat().st_mtime
-            if key and key not in live and (folder in self._closed or when_utc_s < now_utc_s - SPARED_S):
+            if key and key.of_attempt not in live and (folder in self._closed or when_utc_s < now_utc_s - SPARED_S):
                 yield when_utc_s, folder
 
     def _size(self, folder: Path) -> int:

@@ -21,7 +21,7 @@ from stat import S_ISREG
 
 from swarm_agent.task.shim import HEADER_BYTES, RECORD_BYTES_MAX, SYSTEM, LogWriter, segment_path, segments
 from swarmsched.errors import SwarmError
-from swarmsched.ids import JobId, TaskKey, is_job_id
+from swarmsched.ids import AttemptKey, JobId, TaskKey, is_job_id
 
 READ_BYTES = 2**18  # of one call, unless told otherwise
 LEAST_READ_BYTES = HEADER_BYTES + RECORD_BYTES_MAX
@@ -108,11 +108,11 @@ class LogStore:
     def __init__(self, config: LogConfig) -> None:
         self.config = config
         self._live: set[TaskKey] = set()
-        self._closed: deque[TaskKey] = deque()  # since the last measurement
+        self._closed: deque[AttemptKey] = deque()  # since the last measurement
         self._looking = threading.Lock()  # of the worker threads that measure and prune, for the next line
-        self._sizes: dict[TaskKey, int] | None = None  # None before the first look at all
+        self._sizes: dict[AttemptKey, int] | None = None  # None before the first look at all
         self._held_bytes: int | None = None  # their sum
-        self._followers: dict[TaskKey, set[asyncio.Event]] = {}
+        self._followers: dict[AttemptKey, set[asyncio.Event]] = {}
 
     # Reading.
 
@@ -142,12 +142,12 @@ class LogStore:
 
     async def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
         """Records after the cursor and new ones as they come; ends when the task has exited and all was read."""
-        key, news = TaskKey(job_id, attempt), asyncio.Event()
+        key, news = AttemptKey(job_id, attempt), asyncio.Event()
         self._followers.setdefault(key, set()).add(news)
         try:
             while True:
                 news.clear()
-                is_live = key in self._live  # asked before reading: what comes after the answer is not missed
+                is_live = key in self._live_attempts  # asked before reading: what comes after the answer is not missed
                 records, cursor = self.read(job_id, attempt, rank, cursor)
                 for record in records:
                     yield record
@@ -202,22 +202,26 @@ class LogStore:
         for line in text.splitlines():
             writer.write(SYSTEM, line.encode("utf-8", "replace") + b"\n")
         writer.close()
-        self.wake(TaskKey(job_id, attempt))
+        self.wake(AttemptKey(job_id, attempt))
 
     def opened(self, key: TaskKey) -> None:
         """More output of this task is to be expected: followers wait for it."""
         self._live.add(key)
 
-    def wake(self, key: TaskKey) -> None:
-        """There is news in the task's logs."""
+    def wake(self, key: AttemptKey) -> None:
+        """There is news in the attempt's logs."""
         for news in self._followers.get(key, ()):
             news.set()
 
     def closed(self, key: TaskKey) -> None:
         """The task has exited; followers end when they have read all."""
         self._live.discard(key)
-        self._closed.append(key)
-        self.wake(key)
+        self._closed.append(key.of_attempt)
+        self.wake(key.of_attempt)
+
+    @property
+    def _live_attempts(self) -> set[AttemptKey]:
+        return {key.of_attempt for key in self._live}
 
     # Room; for worker threads, since it takes a look at each file.
 
@@ -231,7 +235,7 @@ class LogStore:
         with self._looking:
             if self._sizes is None:
                 return
-            changing = {self._closed.popleft() for _ in range(len(self._closed))} | set(self._live)
+            changing = {self._closed.popleft() for _ in range(len(self._closed))} | self._live_attempts
             self._sizes |= {key: _look(self._attempt(*key))[1] for key in changing}
             self._held_bytes = sum(self._sizes.values())
 
@@ -240,8 +244,8 @@ class LogStore:
         with self._looking:
             found = {key: _look(self._attempt(*key)) for key in self._attempts()}
             sizes = {key: size for key, (_, size) in found.items()}
-            total, removed = sum(sizes.values()), list[Path]()
-            for newest, key in sorted((newest, key) for key, (newest, _) in found.items() if key not in self._live):
+            total, removed, live = sum(sizes.values()), list[Path](), self._live_attempts
+            for newest, key in sorted((newest, key) for key, (newest, _) in found.items() if key not in live):
                 if now_utc_s - newest > self.config.retention_s or total > self.config.total_limit_bytes:
                     total -= sizes.pop(key)
                     removed.append(self._remove(*key))
@@ -255,10 +259,10 @@ class LogStore:
             path.parent.rmdir()
         return path
 
-    def _attempts(self) -> Iterator[TaskKey]:
+    def _attempts(self) -> Iterator[AttemptKey]:
         for job_id in _job_names(self.config.directory):
             for attempt in self.attempts(job_id):
-                yield TaskKey(job_id, attempt)
+                yield AttemptKey(job_id, attempt)
 
     def _attempt(self, job_id: JobId, attempt: int) -> Path:
         return self.config.directory / job_id / str(attempt)

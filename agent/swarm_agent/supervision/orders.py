@@ -1,6 +1,6 @@
 """A task's directory: what the agent writes for the shim and for its own next life, and what the shim writes back.
 
-DATA/tasks/<job id>.<attempt>/
+DATA/tasks/<job id>.<attempt>[.<part>]/
     order.json   the order and the GPUs, for an agent that restarts
     launch       the same for the shim, in its own simple format
     token        SWARM_TASK_TOKEN of its ranks
@@ -57,7 +57,7 @@ class Launch:
     def to_bytes(self) -> bytes:
         """Strings separated by NUL; none of them may hold one, which the specification's check has seen to."""
         account = self.account
-        parts = [LAUNCH_FORMAT, f"{self.key[0]} {self.key[1]}", str(self.log_dir)]
+        parts = [LAUNCH_FORMAT, str(self.key).replace("/", " "), str(self.log_dir)]
         parts += [str(self.log_limit_bytes), str(self.log_head_bytes), str(self.workdir), str(self.umask)]
         parts += [str(account.uid), str(account.gid), *_counted(str(group) for group in account.groups)]
         parts += [str(self.grace_s), str(self.listen_fd), str(self.port)]
@@ -153,13 +153,14 @@ class Facts:
 
 def directory_name(key: TaskKey) -> str:
     """Name of the task's directory."""
-    return f"{key[0]}.{key[1]}"
+    return str(key).replace("/", ".")
 
 
 def parse_directory_name(name: str) -> TaskKey | None:
     """The key behind a directory's name; None for anything else that lies there."""
-    job_id, _, attempt = name.partition(".")
-    return TaskKey(JobId(job_id), int(attempt)) if is_job_id(job_id) and attempt.isdecimal() else None
+    job_id, *numbers = name.split(".")
+    is_key = is_job_id(job_id) and len(numbers) in (1, 2) and all(map(str.isdecimal, numbers))
+    return TaskKey(JobId(job_id), *map(int, numbers)) if is_key else None
 
 
 def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
@@ -171,7 +172,8 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "attempt": order.attempt,
         "node": order.node,
         "spec": order.spec.to_json(),
-        "shares": [[share.node, share.ranks] for share in order.shares],
+        "part": order.part,
+        "shares": [[share.node, share.ranks, share.part] for share in order.shares],
         "rendezvous": [order.rendezvous_host, order.rendezvous_port],
         "checkpoint": asdict(order.checkpoint) if order.checkpoint else None,
         "gpus": [asdict(gpu) | {"health": gpu.health.value} for gpu in gpus],
@@ -190,15 +192,21 @@ def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]
             attempt=document["attempt"],
             node=NodeId(document["node"]),
             spec=JobSpec.from_json(document["spec"]),
-            shares=tuple(Share(NodeId(node), ranks) for node, ranks in document["shares"]),
+            shares=tuple(_share(*share) for share in document["shares"]),
             rendezvous_host=host,
             rendezvous_port=port,
             checkpoint=_checkpoint(document.get("checkpoint")),
+            part=document.get("part", 0),
         )
         gpus = tuple(Gpu(**(gpu | {"health": GpuHealth(gpu["health"])})) for gpu in document["gpus"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, SwarmError) as error:
         raise StorageError(str(path), f"is no task order: {error}", "the task is given up; its log is kept") from error
     return order, gpus
+
+
+def _share(node: str, ranks: int, part: int = 0) -> Share:
+    """Those of an earlier version have no part."""
+    return Share(NodeId(node), ranks, part=part)
 
 
 def _checkpoint(document: dict[str, Any] | None) -> Checkpoint | None:

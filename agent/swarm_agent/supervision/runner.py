@@ -53,7 +53,7 @@ from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.api import StartPhase
 from swarmsched.effects import (
     BindRendezvous,
-    ExtendTask,
+    ExtendAttempt,
     ForgetTask,
     ReleaseRendezvous,
     SetBatch,
@@ -77,7 +77,7 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
 )
-from swarmsched.ids import JobId, TaskKey
+from swarmsched.ids import AttemptKey, JobId, TaskKey
 from swarmsched.resources import Gpu
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 
@@ -91,7 +91,7 @@ TaskEffect = (
     | SignalTask
     | SetBatch
     | StopTask
-    | ExtendTask
+    | ExtendAttempt
     | ForgetTask
 )
 
@@ -141,11 +141,12 @@ class _Task:
             revision=self.revision,
             is_frozen=self.is_running and self.link.facts.is_frozen,
             ran_s=max(0.0, time.time() - facts.started_utc_s) if (facts := self.link.facts).started_utc_s else 0.0,
+            part=self.order.part,
         )
 
     def exited_event(self) -> TaskExited:
         """The last word about it."""
-        return TaskExited(*self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
+        return TaskExited.about(self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
 
 
 class Peers(CheckpointPeers, Protocol):
@@ -183,7 +184,7 @@ class TaskRunner:
             config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
-        self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key, *told)))
+        self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
         self.memberships = TaskMemberships(self._order_of)
         self._sockets.on_request("member", self.memberships.handle)
@@ -204,7 +205,7 @@ class TaskRunner:
         self._notify = -1
         self._notice_rest = b""  # of a line that the last read cut
         self._work = KeptWork(self._jobs_dir, config.work_retention_s, config.work_cache_bytes_max)
-        self._closed: dict[TaskKey, bool] = {}  # tasks that are over, and whether they succeeded
+        self._closed: dict[AttemptKey, bool] = {}  # attempts with tasks that are over, and whether all succeeded
         self._has_closed = asyncio.Event()
         self._pruning: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
@@ -263,12 +264,14 @@ class TaskRunner:
                 self._stage(effect.order)
             case StartTask():
                 self._start_task(effect)
-            case ExtendTask():
-                self._extend(effect.key, effect.until_s)
+            case ExtendAttempt():
+                for task in self._parts(effect.of_attempt):
+                    self._extend(task, effect.until_s)
             case SignalTask():
                 self._tell(effect.key, f"signal {effect.signal}")
             case SetBatch():
-                self.reports.set_batch(effect.key, effect.global_batch)
+                for task in self._parts(effect.of_attempt):
+                    self.reports.set_batch(task.key, effect.global_batch)
             case StopTask():
                 self._stop_task(effect.key, effect.grace_s)
             case ForgetTask():
@@ -289,10 +292,9 @@ class TaskRunner:
         roots = self.own_pids()
         return roots | {pid for pid, _, _ in shim.descendants(*roots)} if roots else roots
 
-    def workdir(self, job_id: JobId, attempt: int) -> Path | None:
-        """Where the task runs, while it is known here."""
-        task = self._tasks.get(TaskKey(job_id, attempt))
-        return task.prepared.workdir if task and task.prepared else None
+    def workdir(self, attempt: AttemptKey) -> Path | None:
+        """Where its tasks run, while one is known here."""
+        return next((task.prepared.workdir for task in self._parts(attempt) if task.prepared), None)
 
     # Rendezvous.
 
@@ -300,9 +302,9 @@ class TaskRunner:
         try:
             bound = self._rendezvous.bind(key)
         except OSError as error:
-            self._post(RendezvousFailed(*key, str(error)))
+            self._post(RendezvousFailed.about(key, str(error)))
         else:
-            self._post(RendezvousBound(*key, bound.host, bound.port))
+            self._post(RendezvousBound.about(key, bound.host, bound.port))
 
     # Staging.
 
@@ -311,7 +313,7 @@ class TaskRunner:
         known = self._tasks.get(key)
         if known:
             if known.stage is TaskStage.STAGED:
-                self._post(TaskStaged(*key))
+                self._post(TaskStaged.about(key))
             return
         task = self._tasks[key] = self._new_task(order)
         self._agent.logs.opened(key)
@@ -324,27 +326,27 @@ class TaskRunner:
             self._explain(task, error)
             del self._tasks[task.key]
             self._agent.logs.closed(task.key)
-            self._post(TaskStageFailed(*task.key, error.failure, error.detail[:1_000]))
+            self._post(TaskStageFailed.about(task.key, error.failure, error.detail[:1_000]))
         else:
             task.stage, task.work, task.phase = TaskStage.STAGED, None, StartPhase.NONE
-            self._post(TaskStaged(*task.key))
+            self._post(TaskStaged.about(task.key))
 
     async def _prepare(self, task: _Task) -> Prepared:
         def tell(phase: StartPhase) -> None:
             task.phase = phase
-            self._post(TaskPhaseChanged(*task.key, phase.value))
+            self._post(TaskPhaseChanged.about(task.key, phase.value))
 
         try:
             return await self._stager.prepare(task.order, tell)
         except Exception as error:  # the last line of defence: the shepherd must hear of it
             if isinstance(error, StagingFailed):
                 raise
-            log.exception("staging failed job_id=%s attempt=%d", *task.key)
+            log.exception("staging failed task=%s", task.key)
             raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
 
     def _explain(self, task: _Task, error: StagingFailed) -> None:
         text = f"{error.output}\nswarm: {error.detail}" if error.output else f"swarm: {error.detail}"
-        self._agent.logs.say(*task.key, process_ranks(task.order)[0], text)
+        self._agent.logs.say(*task.key.of_attempt, process_ranks(task.order)[0], text)
 
     def _new_task(self, order: TaskOrder) -> _Task:
         key = order.key
@@ -515,12 +517,12 @@ class TaskRunner:
         whole, _, self._notice_rest = (self._notice_rest + data).rpartition(b"\n")
         for line in dict.fromkeys(whole.decode("ascii", "replace").split("\n")):
             match line.split():
-                case [job_id, attempt, "facts"] if attempt.isdecimal():
-                    task = self._tasks.get(TaskKey(JobId(job_id), int(attempt)))
+                case [job_id, *numbers, "facts"] if all(map(str.isdecimal, numbers)) and len(numbers) in (1, 2):
+                    task = self._tasks.get(TaskKey(JobId(job_id), *map(int, numbers)))
                     if task and task.is_running:
                         self._take_facts(task)
-                case [job_id, attempt, "log", _] if attempt.isdecimal():
-                    self._agent.logs.wake(TaskKey(JobId(job_id), int(attempt)))
+                case [job_id, attempt, *_, "log", _] if attempt.isdecimal():
+                    self._agent.logs.wake(AttemptKey(JobId(job_id), int(attempt)))
                 case _:
                     continue  # the end of a line whose beginning an earlier agent has read
 
@@ -532,18 +534,18 @@ class TaskRunner:
         for fact in told:
             task.revision += 1
             if isinstance(fact, RankExit):
-                self._post(RankExited(*task.key, fact))
+                self._post(RankExited.about(task.key, fact))
             elif fact is FactKind.STARTED:
                 task.stage = TaskStage.STARTED
-                self._post(TaskStarted(*task.key, facts.started_utc_s))
+                self._post(TaskStarted.about(task.key, facts.started_utc_s))
             elif fact in (FactKind.FROZEN, FactKind.THAWED):
-                self._post(TaskFreezeChanged(*task.key, fact is FactKind.FROZEN))
+                self._post(TaskFreezeChanged.about(task.key, fact is FactKind.FROZEN))
             elif fact is FactKind.EXITED:
                 task.failure, task.detail = facts.failure, facts.detail
                 self._ended(task)
 
     def _tell_damaged(self, task: _Task) -> None:
-        log.error("record of the task cannot be read, it is stopped job_id=%s attempt=%d", *task.key)
+        log.error("record of the task cannot be read, it is stopped task=%s", task.key)
         self._tell(task.key, "stop 0")
 
     def _shim_ended(self, task: _Task) -> None:
@@ -563,7 +565,7 @@ class TaskRunner:
         else:  # not even its own pid was recorded: no rank was started
             task.failure, event = TaskFailure.INTERNAL, "could not start"
         task.detail = f"the supervising process on {task.order.node} {event}" + (f": {cause}" if cause else "")
-        self._agent.logs.say(*task.key, process_ranks(task.order)[0], f"swarm: {task.detail}")
+        self._agent.logs.say(*task.key.of_attempt, process_ranks(task.order)[0], f"swarm: {task.detail}")
         task.work = None
         self._ended(task)
 
@@ -577,7 +579,8 @@ class TaskRunner:
         self._agent.logs.closed(task.key)
         self._sockets.close(task.key)
         is_clean = all(not each.exit_code and not each.signal for each in task.link.facts.exit_list)
-        self._closed[task.key] = is_clean and task.failure is TaskFailure.NONE
+        is_success = is_clean and task.failure is TaskFailure.NONE
+        self._closed[task.key.of_attempt] = is_success and self._closed.get(task.key.of_attempt, True)
         self._has_closed.set()
         self._post(task.exited_event())
 
@@ -586,19 +589,19 @@ class TaskRunner:
     def _tell(self, key: TaskKey, command: str) -> None:
         task = self._tasks.get(key)
         if task and task.is_running and not task.link.tell(command):
-            log.warning("shim does not listen job_id=%s attempt=%d command=%s", *key, command)
+            log.warning("shim does not listen task=%s command=%s", key, command)
 
-    def _extend(self, key: TaskKey, until_s: float) -> None:
-        task = self._tasks.get(key)
-        if task is None:
-            return
+    def _parts(self, attempt: AttemptKey) -> list[_Task]:
+        return [task for key, task in self._tasks.items() if key.of_attempt == attempt]
+
+    def _extend(self, task: _Task, until_s: float) -> None:
         is_sooner, task.until_s = until_s < task.until_s, until_s
         if not task.is_running:
             return  # it is written when the shim starts
         try:
             task.link.set_lease(until_s)
         except OSError as error:
-            log.warning("lease not written, the task may freeze job_id=%s attempt=%d error=%s", *key, error)
+            log.warning("lease not written, the task may freeze task=%s error=%s", task.key, error)
         else:
             if is_sooner or task.link.facts.is_frozen:  # otherwise the shim looks when the time it knows is over
                 task.link.tell("lease")
@@ -607,7 +610,7 @@ class TaskRunner:
         task = self._tasks.get(key)
         if task is None:
             self._rendezvous.release(key)
-            self._post(TaskExited(*key, ()))
+            self._post(TaskExited.about(key, ()))
         elif task.stage is TaskStage.EXITED:
             self._post(task.exited_event())
         elif task.is_running:
@@ -629,7 +632,7 @@ class TaskRunner:
         if task is None:
             return
         if task.stage is not TaskStage.EXITED:
-            log.warning("not forgotten, since it has not exited job_id=%s attempt=%d", *key)
+            log.warning("not forgotten, since it has not exited task=%s", key)
             return
         self._let_go(task)
         task.link.remove()
@@ -717,7 +720,7 @@ class TaskRunner:
         if facts.is_damaged:
             self._tell_damaged(task)
         self._open_socket_again(task)
-        log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key, facts.shim_pid)
+        log.info("task found task=%s shim_pid=%d", task.key, facts.shim_pid)
 
     def _open_socket_again(self, task: _Task) -> None:
         token = task.link.token()
@@ -726,7 +729,7 @@ class TaskRunner:
         try:
             self._sockets.open(task.key, token)
         except OSError as error:
-            log.error("task socket not opened job_id=%s attempt=%d error=%s", *task.key, error)
+            log.error("task socket not opened task=%s error=%s", task.key, error)
 
     async def _close_account(self, task: _Task) -> None:
         """The shim is gone: its record tells the end, or nobody does."""
@@ -761,13 +764,14 @@ class TaskRunner:
         next_utc_s = 0.0
         while True:
             now_utc_s = time.time()
-            live = {task.key for task in self._tasks.values() if task.stage is not TaskStage.EXITED}
+            tasks = self._tasks.values()
+            live = {task.key.of_attempt for task in tasks if task.stage is not TaskStage.EXITED}
             with suppress(OSError):  # an administrator may delete at the same time; the next time sees the rest
                 if now_utc_s >= next_utc_s:
                     next_utc_s = now_utc_s + PRUNE_INTERVAL_S
                     await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
                     await self._checkpoints.prune(now_utc_s)
-                closed, self._closed = self._closed, {}
+                closed = {key: self._closed.pop(key) for key in list(self._closed) if key not in live}
                 await asyncio.to_thread(self._tidy_work, closed, live, now_utc_s)
             await asyncio.sleep(TIDY_INTERVAL_S)
             with suppress(TimeoutError):
@@ -782,7 +786,7 @@ class TaskRunner:
             with suppress(OSError):  # as above
                 await asyncio.to_thread(self._agent.logs.measure)
 
-    def _tidy_work(self, closed: Mapping[TaskKey, bool], live: set[TaskKey], now_utc_s: float) -> None:
+    def _tidy_work(self, closed: Mapping[AttemptKey, bool], live: set[AttemptKey], now_utc_s: float) -> None:
         for key, is_success in closed.items():
             self._work.close(key, now_utc_s, is_success=is_success)
         self._work.prune(now_utc_s, live)

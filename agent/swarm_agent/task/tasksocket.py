@@ -72,7 +72,7 @@ class SocketFolder:
 
     def of(self, key: TaskKey) -> Path:
         """The socket of a task."""
-        return self.path / hashlib.sha256(f"{key[0]}.{key[1]}".encode()).hexdigest()[:NAME_LENGTH]
+        return self.path / hashlib.sha256(str(key).replace("/", ".").encode()).hexdigest()[:NAME_LENGTH]
 
     def sweep(self, keep: set[Path]) -> None:
         """Remove sockets of tasks that are no more."""
@@ -129,7 +129,7 @@ class TaskSocket:
         except Refusal as refusal:
             await _write(writer, "error", refusal.to_json())
         except (ConnectionError, asyncio.CancelledError):
-            log.debug("task socket: connection ended job_id=%s attempt=%d", *self.key)
+            log.debug("task socket: connection ended task=%s", self.key)
         finally:
             self._connections.discard(connection)
             writer.close()
@@ -150,7 +150,7 @@ class TaskSocket:
         except Refusal as refusal:
             answer = refusal.to_json()
         except Exception:  # a fault of ours costs this request, not the agent
-            log.exception("task socket: request failed job_id=%s attempt=%d type=%s", *self.key, request["type"])
+            log.exception("task socket: request failed task=%s type=%s", self.key, request["type"])
             answer = Refusal("internal", "the agent failed at this request", "see the agent's log").to_json()
         await _write(writer, request["type"], answer)
         return True

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from swarmsched.effects import Effect, StartTask
 from swarmsched.events import Event
-from swarmsched.ids import JobId, NodeId, TaskKey
+from swarmsched.ids import NodeId, TaskKey
 from swarmsched.ledger.booking import ROOM, Booking, BookingState, LedgerEntry
 from swarmsched.resources import Free, GpuHealth, counted
 from swarmsched.simulator.checks.checker import Checker
@@ -73,9 +73,9 @@ class BookingChecker(Checker):
 
     # What others want to know.
 
-    def entry(self, host: Host, job_id: JobId, attempt: int) -> Booking | None:
-        """The booking of an attempt."""
-        return self._books_of(host).entries.get(TaskKey(job_id, attempt))
+    def entry(self, host: Host, key: TaskKey) -> Booking | None:
+        """The booking of a task."""
+        return self._books_of(host).entries.get(key)
 
     def entries(self, host: Host) -> tuple[Booking, ...]:
         """All bookings of a machine."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from swarmsched.effects import (
     BindRendezvous,
     Effect,
-    ExtendTask,
+    ExtendAttempt,
     Persist,
     SendPeer,
     SignalTask,
@@ -38,7 +38,7 @@ from swarmsched.simulator.host import Host
 
 COMMANDS = (HoldRequest, CommitRequest, LaunchRequest, ReleaseRequest, StopRequest, SignalRequest, StatusRequest)
 OWNER_ROOMS = (ROOM, "task")
-OWNER_ACTS = (BindRendezvous, SignalTask, StopTask, ExtendTask)
+OWNER_ACTS = (BindRendezvous, SignalTask, StopTask, ExtendAttempt)
 
 
 class EpochChecker(Checker):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from swarmsched.effects import Effect, SendPeer, StartTask
 from swarmsched.events import Event
-from swarmsched.ids import NodeId, TaskKey
+from swarmsched.ids import AttemptKey, NodeId, Place, TaskKey
 from swarmsched.ledger.booking import ROOM, BookingState
 from swarmsched.ledger.message import OwnerAnswer, Refusal
 from swarmsched.record import JobRecord, Leftover, PlanState
@@ -33,9 +33,8 @@ class GangChecker(Checker):
         self._decided = decided
         self._books = books
         self._leased: dict[NodeId, dict[TaskKey, int]] = {}  # ranks of leases that may not be durable
-        self._committed: dict[
-            TaskKey, dict[NodeId, int]
-        ] = {}  # ranks of those that were told; it stays when a lease ends
+        # Ranks of those that were told, by attempt; it stays when a lease ends.
+        self._committed: dict[AttemptKey, dict[Place, int]] = {}
 
     def stepped(self, host: Host, event: Event, effects: Sequence[Effect]) -> None:
         """Note new leases."""
@@ -55,7 +54,7 @@ class GangChecker(Checker):
         self._leased.pop(host.node_id, None)
         for entry in self._books.entries(host):
             if entry.state is BookingState.LEASED:
-                self._committed.setdefault(entry.key, {})[host.node_id] = entry.ranks
+                self._commit(host, entry.key, entry.ranks)
 
     def _answered(self, host: Host, answer: object) -> None:
         if not isinstance(answer, OwnerAnswer) or answer.refusal is not Refusal.NONE:
@@ -63,12 +62,15 @@ class GangChecker(Checker):
         key = answer.key
         ranks = self._leased.get(host.node_id, {}).pop(key, None)
         if ranks is not None:
-            self._committed.setdefault(key, {})[host.node_id] = ranks
+            self._commit(host, key, ranks)
+
+    def _commit(self, host: Host, key: TaskKey, ranks: int) -> None:
+        self._committed.setdefault(key.of_attempt, {})[Place(host.node_id, key.part)] = ranks
 
     def _starts(self, host: Host, effect: StartTask) -> None:
         order = effect.order
-        committed = self._committed.get(order.key, {})
-        wanted = {share.node: share.ranks for share in order.shares}
+        committed = self._committed.get(order.key.of_attempt, {})
+        wanted = {share.place: share.ranks for share in order.shares}
         if committed != wanted:
             raise Violation(
                 5, f"{order.job_id}/{order.attempt} starts on {host.node_id} with commits {committed} of {wanted}"
@@ -79,7 +81,7 @@ class GangChecker(Checker):
         record = self._decided.last(order.job_id)
         if record is None or record.attempt < order.attempt:
             raise Violation(5, f"{order.job_id}/{order.attempt} starts on {host.node_id}, and was never prepared")
-        is_left = Leftover(host.node_id, order.attempt) in record.leftovers
+        is_left = Leftover(host.node_id, order.attempt, part=order.part) in record.leftovers
         if is_over(record, order.attempt) and not is_left and effect.until_s > host.now_s:
             raise Violation(
                 5,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from swarmsched.api import JobState
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import AttemptKey, JobId, NodeId
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.healed_jobs import ACTING_S
 from swarmsched.simulator.checks.healing import Healed, Rule
@@ -70,12 +70,12 @@ def _standstill(record: JobRecord, up: Mapping[NodeId, Host]) -> tuple[str, floa
 
 def _idles(host: Host, record: JobRecord) -> str:
     """Why no rank of the present attempt runs on this machine; empty if one does, or its end is yet to be told."""
-    key = (record.job_id, record.attempt)
-    task = next((task for task in host.tasks.running if task.key == key), None)
+    key = AttemptKey(record.job_id, record.attempt)
+    task = next((task for task in host.tasks.running if task.key.of_attempt == key), None)
     if task is not None:
         return f"its ranks on {host.node_id} are frozen" if task.is_frozen else ""
     assert host.node is not None
-    status = next((each for each in host.node.tasks() if (each.job_id, each.attempt) == key), None)
+    status = next((each for each in host.node.tasks() if each.key.of_attempt == key), None)
     if status is not None and status.stage is TaskStage.EXITED:
         return ""
     return f"it has no processes on {host.node_id}, which knows of {status and status.stage.value}"

@@ -62,7 +62,7 @@ class HoldChecker(Checker):
         for key, _ in changed_bookings(effects):
             if key not in told:
                 continue
-            entry = self._books.entry(host, *key)
+            entry = self._books.entry(host, key)
             if entry is not None and entry.state is BookingState.HELD:
                 continue
             left_s = told.pop(key).deadline_s - host.now_s
@@ -79,7 +79,7 @@ class HoldChecker(Checker):
             return
         key = answer.key
         yes = self._asked.get(host.node_id, {}).pop(key, None)
-        entry = self._books.entry(host, *key)
+        entry = self._books.entry(host, key)
         if yes is not None and entry is not None and entry.state is BookingState.HELD:
             self._told.setdefault(host.node_id, {})[key] = yes
 
@@ -89,7 +89,7 @@ class HoldChecker(Checker):
         self._seen.pop(host.node_id, None)
         told = self._told.get(host.node_id, {})
         for key, yes in list(told.items()):
-            entry = self._books.entry(host, *key)
+            entry = self._books.entry(host, key)
             if entry is None and host.loop.now_s < yes.surely_until_s:
                 raise Violation(9, f"{host.node_id} has lost its yes to {key} by a restart")
             if entry is None or entry.state is not BookingState.HELD:
@@ -117,12 +117,11 @@ class HoldChecker(Checker):
         self._asked.setdefault(host.node_id, {})[key] = yes
 
     def _may_end(self, key: TaskKey, message: object, effects: Sequence[Effect]) -> bool:
-        job_id, attempt = key
         if isinstance(message, ReleaseRequest):
-            return message.job_id == job_id and message.attempt >= attempt
+            return message.job_id == key.job_id and message.key >= key
         if isinstance(message, HoldRequest):
-            return message.job_id == job_id and message.attempt > attempt
-        return self._has_ended(job_id, effects)
+            return message.job_id == key.job_id and message.attempt > key.attempt
+        return self._has_ended(key.job_id, effects)
 
     def _has_ended(self, job_id: JobId, effects: Sequence[Effect]) -> bool:
         """Decided as ended, or about to be by the very same step of its only holder."""

@@ -20,8 +20,7 @@ def changed_bookings(effects: Sequence[Effect]) -> Iterator[tuple[TaskKey, Booki
     """Bookings that a step has written, in order; None for one that was deleted."""
     for effect in effects:
         if isinstance(effect, Persist) and effect.room == ROOM and effect.key.startswith(BOOKING_PREFIX):
-            job_id, attempt = effect.key.removeprefix(BOOKING_PREFIX).split("/")
-            key = TaskKey(JobId(job_id), int(attempt))
+            key = TaskKey.read(effect.key.removeprefix(BOOKING_PREFIX))
             yield key, None if effect.value is None else decode_value(Booking, effect.value)
 
 

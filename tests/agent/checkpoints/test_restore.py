@@ -39,7 +39,7 @@ async def resumed(bench: Bench, order: TaskOrder) -> Path:
     """Stage and run the next attempt; where it resumes from, by its own word."""
     assert order.needs_staging
     bench.runner.perform(StageTask(order))
-    await bench.wait_for(TaskStaged, (order.job_id, 2))
+    await bench.wait_for(TaskStaged, order.key)
     bench.runner.perform(StartTask(order, ()))
     await bench.finish(order)
     resume_from, folder = bench.output(order).decode().splitlines()
@@ -49,7 +49,7 @@ async def resumed(bench: Bench, order: TaskOrder) -> Path:
 
 async def not_staged(bench: Bench, order: TaskOrder) -> str:
     bench.runner.perform(StageTask(order))
-    failed = await bench.wait_for(TaskStageFailed, (order.job_id, 2))
+    failed = await bench.wait_for(TaskStageFailed, order.key)
     assert failed.failure is TaskFailure.SYNC
     assert failed.detail in bench.output(order).decode()
     return failed.detail

@@ -11,7 +11,7 @@ from swarm_agent import barrier, driver
 from swarm_agent.driver import Driver
 from swarm_agent.faults import Faults
 from swarmsched.authority.message import ContactAnswered, LeaseGranted, LeaseRenewal, OwnerContact
-from swarmsched.effects import Announce, Effect, ExtendTask, Persist, ReplyToClient, SendDatagram, SendPeer
+from swarmsched.effects import Announce, Effect, ExtendAttempt, Persist, ReplyToClient, SendDatagram, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import DatagramReceived, Event, LoopLagged, PeerMessageReceived, TimerFired, WorkLagged
 from swarmsched.ids import JobId, NodeId
@@ -119,7 +119,7 @@ async def test_events_that_waited_make_the_node_late_and_urgent_ones_pass_them()
 async def test_contacts_and_renewals_do_not_wait_for_the_disk(rig: Callable[..., Rig]) -> None:
     """Ranks would freeze, and shepherds change, because of a disk that has nothing to do with them."""
     contact, renewal = SendPeer(NodeId("b"), OwnerContact(1, ())), SendPeer(NodeId("b"), LeaseRenewal(1))
-    extension = ExtendTask(JobId("j"), 1, 5.0)
+    extension = ExtendAttempt(JobId("j"), 1, 5.0)
     it = rig(a=[entry("k"), message("answer")], b=[contact, renewal, extension])
     it.driver.post(packet(b"a"))
     it.driver.post(packet(b"b"))

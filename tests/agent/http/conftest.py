@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from swarm_agent.http.server import build_api
 from swarm_agent.task.shim import LogWriter
-from swarmsched.ids import JobId, TaskKey
+from swarmsched.ids import AttemptKey, JobId
 from tests.agent.http.testing import TOKEN, AgentWithoutCore, SwarmInOneProcess
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -98,7 +98,7 @@ class Output:
         writer = LogWriter(str(folder), 2**20, 2**16)
         writer.write(kind, data, at)
         writer.close()
-        self.agent.logs.wake(TaskKey(job_id, attempt))
+        self.agent.logs.wake(AttemptKey(job_id, attempt))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ async def start(bench: Bench, *command: str, **options):
     before = bench.runner.own_pids()
     order = make_order(*command, **options)
     bench.runner.perform(StartTask(order, ()))
-    await bench.wait_for(TaskStarted, (order.job_id, order.attempt))
+    await bench.wait_for(TaskStarted, order.key)
     await wait_until(lambda: bench.runner.own_pids() - before)
     (pid,) = bench.runner.own_pids() - before
     return order, pid

@@ -17,7 +17,7 @@ import pytest
 
 from swarm_agent.supervision.orders import directory_name, order_to_json
 from swarm_agent.task import shim
-from swarmsched.effects import ExtendTask, SignalTask, StartTask, StopTask
+from swarmsched.effects import ExtendAttempt, SignalTask, StartTask, StopTask
 from swarmsched.events import TaskFreezeChanged, TaskStarted
 from swarmsched.ids import TaskKey
 from swarmsched.task import RankExit, TaskOrder
@@ -57,7 +57,7 @@ def start(bench: Bench, script: str, lease_s: float = LONG_S, **spec) -> TaskOrd
 
 
 def extend(bench: Bench, order: TaskOrder, lease_s: float) -> None:
-    bench.runner.perform(ExtendTask(order.job_id, order.attempt, shim.now() + lease_s))
+    bench.runner.perform(ExtendAttempt(order.job_id, order.attempt, shim.now() + lease_s))
 
 
 async def frozen(bench: Bench, order: TaskOrder, count: int = 1) -> None:
@@ -141,7 +141,7 @@ async def test_a_sooner_time_freezes_at_once(bench: Bench) -> None:
 async def test_an_extension_before_the_launch_is_the_one_that_counts(bench: Bench, tmp_path: Path) -> None:
     order = make_order("sh", "-c", "echo up; exec sleep 600")
     bench.runner.perform(StartTask(order, (), until_s=math.inf))
-    bench.runner.perform(ExtendTask(order.job_id, 1, 0.0))
+    bench.runner.perform(ExtendAttempt(order.job_id, 1, 0.0))
     await frozen(bench, order)
 
 

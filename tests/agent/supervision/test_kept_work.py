@@ -11,7 +11,7 @@ from swarm_agent.staging.tree import Unpacker
 from swarm_agent.supervision import runner
 from swarm_agent.supervision.kept_work import SPARED_S, KeptWork
 from swarmsched.effects import StartTask
-from swarmsched.ids import JobId, TaskKey, make_job_id
+from swarmsched.ids import AttemptKey, JobId, make_job_id
 from swarmsched.tree import EntryKind, Tree, TreeEntry
 from tests.agent.supervision.testing import Bench, make_order
 from tests.agent.testing import wait_until
@@ -33,8 +33,8 @@ def test_the_oldest_go_when_all_together_are_too_large(tmp_path: Path) -> None:
     kept = KeptWork(tmp_path, DAY_S, 3 * MIB + MIB // 2)
     folders = [folder_of(tmp_path, job, MIB) for job in JOBS]
     for age, job in enumerate(reversed(JOBS[1:])):
-        kept.close(TaskKey(job, 1), NOW_UTC_S - age, is_success=False)
-    kept.prune(NOW_UTC_S, {TaskKey(JOBS[0], 1)})
+        kept.close(AttemptKey(job, 1), NOW_UTC_S - age, is_success=False)
+    kept.prune(NOW_UTC_S, {AttemptKey(JOBS[0], 1)})
     assert [folder.exists() for folder in folders] == [True, False, True, True, True]
     assert not folders[1].parent.exists()
 
@@ -45,8 +45,8 @@ def test_each_goes_after_its_retention_which_begins_with_the_end(tmp_path: Path)
     for folder in (old, young, live):
         os.utime(folder, (NOW_UTC_S - 9 * DAY_S,) * 2)
     os.utime(staged, (NOW_UTC_S - SPARED_S / 2,) * 2)
-    kept.close(TaskKey(JOBS[1], 1), NOW_UTC_S - 60.0, is_success=False)
-    kept.prune(NOW_UTC_S, {TaskKey(JOBS[2], 1)})
+    kept.close(AttemptKey(JOBS[1], 1), NOW_UTC_S - 60.0, is_success=False)
+    kept.prune(NOW_UTC_S, {AttemptKey(JOBS[2], 1)})
     assert [folder.exists() for folder in (old, young, live, staged)] == [False, True, True, True]
 
 
@@ -71,7 +71,7 @@ async def test_a_success_leaves_what_the_task_wrote_and_a_failure_everything(tmp
         (folder / "work" / "moved").rename(folder / "work" / "model.pt")
         os.utime(folder / "work" / "model.pt", (1.0, 1.0))
         (folder / "work" / "out" / "best.pt").write_bytes(b"best")
-        kept.close(TaskKey(job, 1), NOW_UTC_S, is_success=is_success)
+        kept.close(AttemptKey(job, 1), NOW_UTC_S, is_success=is_success)
         found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
         if is_success:
             assert found == ["work/log", "work/model.pt", "work/out/best.pt"]
@@ -87,7 +87,7 @@ async def test_the_folder_of_a_task_without_output_goes_with_its_success(
     async with Bench(tmp_path / "data") as bench:
         order = make_order("sh", "-c", f"exit {code}")
         bench.runner.perform(StartTask(order, ()))
-        work = bench.runner.workdir(order.job_id, 1)
+        work = bench.runner.workdir(order.key.of_attempt)
         assert work is not None
         assert work.exists()
         await bench.finish(order)

@@ -255,7 +255,7 @@ async def test_follow_wakes_at_news_and_ends_with_the_task(store: LogStore) -> N
     await asyncio.sleep(0)
     assert not waiting.done()
     log.write(STDOUT, b"two", 2.0)
-    store.wake(key)
+    store.wake(key.of_attempt)
     assert (await asyncio.wait_for(waiting, 5.0)).data == b"two"
     log.write(STDOUT, b"last", 3.0)
     store.closed(key)

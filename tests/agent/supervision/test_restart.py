@@ -37,7 +37,7 @@ async def main():
     for path in map(Path, sys.argv[2:]):
         order, gpus = order_from_json(path.read_bytes(), path)
         bench.runner.perform(StartTask(order, gpus))
-        await bench.wait_for(TaskStarted, (order.job_id, order.attempt))
+        await bench.wait_for(TaskStarted, order.key)
     print("started", flush=True)
     await asyncio.Event().wait()
 

@@ -44,7 +44,7 @@ async def ship(bench: Bench, files: dict[str, bytes]) -> str:
 
 async def stage_and_run(bench: Bench, order: TaskOrder) -> TaskExited:
     bench.runner.perform(StageTask(order))
-    await bench.wait_for(TaskStaged, (order.job_id, order.attempt))
+    await bench.wait_for(TaskStaged, order.key)
     bench.runner.perform(StartTask(order, ()))
     return await bench.finish(order)
 

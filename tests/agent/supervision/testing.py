@@ -18,7 +18,7 @@ from swarmsched.api import JobSpec
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Reply
 from swarmsched.errors import SwarmError
 from swarmsched.events import Event, TaskExited
-from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.resources import Gpu, Share
 from swarmsched.task import TaskOrder, TaskStatus
 
@@ -113,7 +113,7 @@ class Bench:
         self.on_event(event)
         self._news.set()
 
-    async def wait_for(self, kind: type[E], key: tuple[JobId, int] | None = None, count: int = 1) -> E:
+    async def wait_for(self, kind: type[E], key: TaskKey | None = None, count: int = 1) -> E:
         """The `count`-th event of this kind (and task), once it is there."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -125,7 +125,7 @@ class Bench:
 
     async def finish(self, order: TaskOrder) -> TaskExited:
         """Wait until the task has exited."""
-        return await self.wait_for(TaskExited, (order.job_id, order.attempt))
+        return await self.wait_for(TaskExited, order.key)
 
     async def wait_for_output(self, order: TaskOrder, text: bytes, rank: int = 0) -> bytes:
         """Follow the log until `text` is in it; what came so far."""
@@ -182,5 +182,5 @@ def make_gpu(index: int, *, is_simulated: bool = False) -> Gpu:
     return Gpu(f"GPU-{index:04d}", index, "Test-80G", 80 * 2**30, is_simulated=is_simulated)
 
 
-def _concerns(event: object, key: tuple[JobId, int] | None) -> bool:
-    return key is None or (getattr(event, "job_id", None), getattr(event, "attempt", None)) == key
+def _concerns(event: object, key: TaskKey | None) -> bool:
+    return key is None or getattr(event, "key", None) == key

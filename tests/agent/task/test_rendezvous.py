@@ -138,7 +138,7 @@ raise OSError(f"cannot listen on port {{port}}: Address already in use")
 
 async def test_an_address_that_is_not_ours_is_reported(tmp_path: Path) -> None:
     async with Bench(tmp_path, fabric_address="203.0.113.7") as bench:
-        bench.runner.perform(BindRendezvous(*KEY))
+        bench.runner.perform(BindRendezvous.about(KEY))
         await asyncio.sleep(0)
         assert isinstance(bench.events[0], RendezvousFailed)
         assert "assign" in bench.events[0].error

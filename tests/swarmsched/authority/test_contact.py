@@ -8,9 +8,9 @@ from swarmsched.api import Isolation
 from swarmsched.authority.contact import CONTACT_GAP_S, ContactLine
 from swarmsched.authority.message import TASKS_MAX, ContactAnswered, Standing, TaskNews
 from swarmsched.authority.timing import CONTACT_PERIOD_S, FREEZE_AFTER_S
-from swarmsched.effects import ExtendTask
+from swarmsched.effects import ExtendAttempt
 from swarmsched.holders import Configuration, Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import AttemptKey, JobId, NodeId
 from tests.swarmsched.building import JOB, holders_of
 
 OTHER_JOB = JobId("01hzzzzzzzabcdefghjkmnpqrt")
@@ -19,6 +19,7 @@ ME, A, B, C, D, E = (NodeId(name) for name in ("me", "a", "b", "c", "d", "e"))
 
 THREE = Configuration(holders_of(A, B, C))
 STAMP = (1, 5)
+KEY = AttemptKey(JOB, 1)
 UNKNOWN, OVER, VALID = Standing.UNKNOWN, Standing.OVER, Standing.VALID
 
 
@@ -28,7 +29,7 @@ def line():
 
 
 def watch(line, configuration=THREE, now_s=0.0, job_id=JOB, attempt=1, stamp=STAMP, isolation=Isolation.PAUSE):
-    line.watch(job_id, attempt, configuration, stamp, isolation, now_s)
+    line.watch(AttemptKey(job_id, attempt), configuration, stamp, isolation, now_s)
 
 
 def contacts(line, now_s):
@@ -48,16 +49,16 @@ def answer(line, sent, *nodes, news=(), now_s=0.5):
 
 
 def extend(until_s):
-    return ExtendTask(JOB, 1, until_s)
+    return ExtendAttempt(JOB, 1, until_s)
 
 
 def test_a_new_task_gets_no_time_before_a_majority_has_spoken(line):
     watch(line, now_s=3.0)
-    assert line.deadline_s(JOB, 1) == 3.0
+    assert line.deadline_s(KEY) == 3.0
     sent = contacts(line, 3.0)
     assert answer(line, sent, A) == []
     assert answer(line, sent, B) == [extend(3.0 + FREEZE_AFTER_S)]
-    assert line.deadline_s(JOB, 1) == 3.0 + FREEZE_AFTER_S
+    assert line.deadline_s(KEY) == 3.0 + FREEZE_AFTER_S
 
 
 def test_a_contact_goes_to_every_holder_at_once_and_then_every_period(line):
@@ -97,7 +98,7 @@ def test_more_tasks_than_a_contact_holds_go_in_several(line):
     first, second = line.on_timer(0.0)
     assert (len(first.message.tasks), len(second.message.tasks)) == (TASKS_MAX, 1)
     effects = line.answered(A, ContactAnswered(second.message.sequence), 0.1)
-    assert effects == [ExtendTask(JOB, TASKS_MAX, FREEZE_AFTER_S)]
+    assert effects == [ExtendAttempt(JOB, TASKS_MAX, FREEZE_AFTER_S)]
 
 
 def test_the_majoritys_oldest_contact_counts_from_its_sending(line):
@@ -118,7 +119,7 @@ def test_doubled_invented_and_strange_answers_count_for_nothing(line):
     assert line.answered(B, ContactAnswered(sent[B].sequence + 100), 0.5) == []
     assert line.answered(D, ContactAnswered(sent[B].sequence), 0.5) == []
     assert line.answered(A, ContactAnswered(sent[B].sequence), 0.5) == []
-    assert line.deadline_s(JOB, 1) == 0.0
+    assert line.deadline_s(KEY) == 0.0
 
 
 def test_an_answer_to_an_earlier_life_counts_for_nothing():
@@ -143,7 +144,7 @@ def test_watching_again_changes_nothing(line):
     watch(line)
     answer(line, contacts(line, 0.0), A, B)
     watch(line, Configuration(holders_of(D)), now_s=5.0, stamp=(9, 9))
-    assert line.deadline_s(JOB, 1) == FREEZE_AFTER_S
+    assert line.deadline_s(KEY) == FREEZE_AFTER_S
     assert list(contacts(line, 5.0)) == [A, B, C]
 
 
@@ -162,7 +163,7 @@ def test_time_once_given_is_not_taken_back(line):
     watch(line)
     answer(line, contacts(line, 0.0), A, B)
     assert answer(line, contacts(line, 2.0), A, B, C, news=[news(UNKNOWN)]) == []
-    assert line.deadline_s(JOB, 1) == FREEZE_AFTER_S
+    assert line.deadline_s(KEY) == FREEZE_AFTER_S
 
 
 def test_an_older_valid_does_not_undo_a_newer_over(line):
@@ -188,19 +189,19 @@ def test_a_task_is_over_when_a_majority_says_so(line):
     answer(line, sent, B, news=[news(UNKNOWN)])
     assert line.over == []
     answer(line, sent, C, news=[news(OVER)])
-    assert line.over == [(JOB, 1)]
-    line.forget(JOB, 1)
+    assert line.over == [KEY]
+    line.forget(KEY)
     assert line.over == []
 
 
 def test_an_ended_task_gets_no_more_time_and_is_over_when_a_majority_says_so(line):
     watch(line)
     answer(line, contacts(line, 0.0), A, B)
-    line.ended(JOB, 1)
+    line.ended(KEY)
     assert answer(line, contacts(line, 2.0), A, B) == []
     assert line.over == []
     answer(line, contacts(line, 4.0), A, B, news=[news(OVER)])
-    assert line.over == [(JOB, 1)]
+    assert line.over == [KEY]
 
 
 def test_an_ended_task_is_over_too_when_a_majority_has_no_record_of_its_job_any_more(line):
@@ -209,13 +210,13 @@ def test_an_ended_task_is_over_too_when_a_majority_has_no_record_of_its_job_any_
     forgotten = TaskNews(JOB, 1, UNKNOWN)
     answer(line, contacts(line, 0.0), A, B, news=[forgotten])
     assert line.over == []
-    line.ended(JOB, 1)
-    assert line.over == [(JOB, 1)]
+    line.ended(KEY)
+    assert line.over == [KEY]
 
 
 def test_an_ended_task_is_not_over_when_holders_have_merely_been_left(line):
     watch(line)
-    line.ended(JOB, 1)
+    line.ended(KEY)
     answer(line, contacts(line, 0.0), A, B, news=[news(UNKNOWN)])
     assert line.over == []
 
@@ -315,9 +316,9 @@ def test_ranks_run_without_limit_where_nothing_is_decided_without_this_node(line
         line = ContactLine(ME, 7)
         watch(line, configuration)
         sent = contacts(line, 0.0)
-        assert line.deadline_s(JOB, 1) == 0.0
+        assert line.deadline_s(KEY) == 0.0
         assert answer(line, sent, ME) == [extend(math.inf)]
-        assert line.deadline_s(JOB, 1) == math.inf
+        assert line.deadline_s(KEY) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -350,17 +351,17 @@ def test_a_joint_record_that_only_this_node_has_accepted_sets_no_ranks_free(line
 
 def test_a_job_that_asked_for_it_runs_on_from_the_start(line):
     watch(line, isolation=Isolation.CONTINUE)
-    assert line.deadline_s(JOB, 1) == math.inf
+    assert line.deadline_s(KEY) == math.inf
     sent = contacts(line, 0.0)
     answer(line, sent, A, B, news=[news(OVER)])
-    assert line.over == [(JOB, 1)]
+    assert line.over == [KEY]
 
 
 def test_a_late_order_does_not_let_ranks_run_free_under_holders_that_have_gone(line):
     watch(line, Configuration(holders_of(ME)))
     sent = contacts(line, 0.0)
     assert answer(line, sent, ME, news=[news(UNKNOWN, (2, 9), THREE)]) == []
-    assert line.deadline_s(JOB, 1) == 0.0
+    assert line.deadline_s(KEY) == 0.0
 
 
 def test_ranks_that_ran_free_get_a_deadline_when_others_may_decide(line):
@@ -381,12 +382,12 @@ def test_ranks_that_ran_free_get_a_deadline_when_others_may_decide(line):
 def test_contacts_end_with_the_last_task(line):
     watch(line)
     sent = contacts(line, 0.0)
-    line.forget(JOB, 1)
-    line.forget(JOB, 1)
+    line.forget(KEY)
+    line.forget(KEY)
     assert answer(line, sent, A, B, C) == []
     assert line.on_timer(CONTACT_PERIOD_S) == []
     assert line.next_deadline_s == math.inf
-    assert line.deadline_s(JOB, 1) == -math.inf
+    assert line.deadline_s(KEY) == -math.inf
 
 
 def test_unanswered_contacts_are_not_kept(line):

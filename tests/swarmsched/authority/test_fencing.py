@@ -18,7 +18,7 @@ from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, OwnerContact, SilenceAnswer, SilenceRequest
 from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
 from swarmsched.holders import Holder
-from swarmsched.ids import NodeId
+from swarmsched.ids import AttemptKey, NodeId
 from swarmsched.record import JobRecord, Leftover, PlanState
 from swarmsched.resources import Share
 from tests.swarmsched.building import JOB
@@ -31,6 +31,7 @@ RETRY_S = 0.5
 REST_S = 13.0  # longer than any message is on its way
 ROUNDING_S = 1e-6  # of clocks that are converted back and forth
 SEEDS = 800
+KEY = AttemptKey(JOB, 1)
 
 
 class Rules:
@@ -250,13 +251,13 @@ class Game:
             return
         self.task_order = record
         self.watch()
-        self.until_s = self.line.deadline_s(JOB, 1)
+        self.until_s = self.line.deadline_s(KEY)
         self.referee()
         self.tick(self.line)
 
     def watch(self):
         record = self.task_order
-        self.line.watch(JOB, 1, record.configuration, record.stamp, record.spec.on_isolation, self.owner_s)
+        self.line.watch(KEY, record.configuration, record.stamp, record.spec.on_isolation, self.owner_s)
 
     def crash(self, node):
         """The agent is down for a while, with its acceptor; its shim keeps the deadline."""
@@ -354,8 +355,8 @@ class OneAnswerIsEnough(Rules):
 
 class TimeOnCredit(Rules):
     class line(ContactLine):  # noqa: N801
-        def deadline_s(self, job_id, attempt):
-            return super().deadline_s(job_id, attempt) + FREEZE_AFTER_S
+        def deadline_s(self, key):
+            return super().deadline_s(key) + FREEZE_AFTER_S
 
 
 class ContactsCountFromTheirAnswer(Rules):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
-from swarmsched.ids import JobId, NodeId, make_job_id
+from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import FENCE_KEPT_S, STORED_ANSWERS_MAX, Ledger
 from swarmsched.ledger.message import (
@@ -112,7 +112,7 @@ class Owner:
         return self.keep(self.ledger.check(command, self.now_s))
 
     def end(self, job=JOB, attempt=1):
-        return self.keep(self.ledger.end(job, attempt, self.now_s))
+        return self.keep(self.ledger.end(TaskKey(job, attempt), self.now_s))
 
     def expire(self):
         return self.keep(self.ledger.expire(self.now_s))
@@ -437,10 +437,10 @@ def test_a_booked_gpu_stays_booked_whatever_becomes_of_it(owner):
     assert owner.commit().free.gpus == 3
     owner.ledger.offer(replace(owner.offered, gpus=owner.offered.gpus[1:]), owner.now_s)
     owner.ledger.validate()
-    assert owner.ledger.gpus_of(JOB, 1) == ()
+    assert owner.ledger.gpus_of(TaskKey(JOB, 1)) == ()
     owner.ledger.offer(owner.offered, owner.now_s)
     assert owner.ledger.report().gpus == 3
-    assert [gpu.uuid for gpu in owner.ledger.gpus_of(JOB, 1)] == ["gpu-0"]
+    assert [gpu.uuid for gpu in owner.ledger.gpus_of(TaskKey(JOB, 1))] == ["gpu-0"]
 
 
 def test_the_version_grows_exactly_when_the_free_state_changes(owner):

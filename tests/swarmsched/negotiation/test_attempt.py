@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from swarmsched.api import JobSpec
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import HOLD_TTL_S, Refusal
 from swarmsched.negotiation.attempt import DECISION_MARGIN_S, Attempt, AttemptPhase, Ranking
 from swarmsched.resources import Demand, Share
@@ -62,26 +62,26 @@ def test_a_second_copy_of_an_answer_changes_nothing(attempt):
 def test_a_report_of_staging_that_overtakes_the_answer_to_the_commit_counts(attempt):
     held(attempt)
     commits = attempt.prepared(RECORD, 0.2)
-    assert attempt.staged(B, 0.3) == []
+    assert attempt.staged(Place(B), 0.3) == []
     answer(attempt, commits[1], 0.4)
     launches = answer(attempt, commits[0], 0.5, is_staged=True)
     assert [launch.recipient for launch in launches] == [A, B]
     assert attempt.phase is AttemptPhase.LAUNCHING
-    assert not attempt.has_launched(A)
+    assert not attempt.has_launched(Place(A))
     answer(attempt, launches[0], 0.6)
-    assert attempt.has_launched(A)
+    assert attempt.has_launched(Place(A))
     assert attempt.awaits(B)
 
 
 def test_an_owner_that_lost_its_commitment_fails_the_attempt_only_once_it_had_committed(attempt):
     held(attempt)
     commits = attempt.prepared(RECORD, 0.2)
-    attempt.lost(A)
+    attempt.lost(Place(A))
     assert attempt.phase is AttemptPhase.COMMITTING, "the commit will tell"
     for commit in commits:
         answer(attempt, commit, 0.3)
     assert attempt.phase is AttemptPhase.STAGING
-    attempt.lost(A)
+    attempt.lost(Place(A))
     assert (attempt.phase, attempt.refusing_node) == (AttemptPhase.FAILED, A)
 
 

@@ -65,7 +65,7 @@ def test_a_stale_attempt_is_told_why(desk):
 
 def test_a_silent_shepherd_is_asked_again_and_then_its_successor(desk):
     wish(desk)
-    (again,) = desk.on_timer(lambda _job, _attempt: NEXT, SEND_AGAIN_S)
+    (again,) = desk.on_timer(lambda _attempt: NEXT, SEND_AGAIN_S)
     assert isinstance(again, SendPeer)
     assert again.recipient == NEXT
 
@@ -75,7 +75,7 @@ def test_a_newer_commit_ends_the_repeats_of_an_older_one_that_would_come_too_lat
     newer = replace(SAVED, name="step-8")
     gave_up, sent = desk.wish(12, CommitCheckpoint(JOB, 2, newer), BOSS, 0.5)
     assert (gave_up.request_id, gave_up.reply.code) == (11, "unavailable")
-    assert [each.message for each in desk.on_timer(lambda _job, _attempt: BOSS, 0.5 + SEND_AGAIN_S)] == [sent.message]
+    assert [each.message for each in desk.on_timer(lambda _attempt: BOSS, 0.5 + SEND_AGAIN_S)] == [sent.message]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_commits_of_a_later_life_are_newer():
 
 def test_a_commit_that_nobody_answers_is_given_up_with_an_open_outcome(desk):
     wish(desk)
-    assert reply(desk.on_timer(lambda _job, _attempt: BOSS, GIVE_UP_S)).code == "unavailable"
+    assert reply(desk.on_timer(lambda _attempt: BOSS, GIVE_UP_S)).code == "unavailable"
     assert desk.next_deadline_s == float("inf")
 
 

@@ -33,7 +33,7 @@ from swarmsched.events import (
     TimerFired,
 )
 from swarmsched.holders import Configuration, Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
     CommitRequest,
@@ -370,7 +370,7 @@ def durable_entries(effects, room):
 
 
 def found_task(owner, status):
-    order = owner.order(JOB, 1)
+    order = owner.order(TaskKey(JOB, 1))
     return FoundTask(status, order, tuple(f"GPU-{n}" for n in range(order.local_ranks)))
 
 

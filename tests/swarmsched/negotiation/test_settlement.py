@@ -5,7 +5,7 @@ import pytest
 from swarmsched.api import Isolation, JobSpec
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.authority.timing import FREEZE_AFTER_S, patience_s
-from swarmsched.ids import NodeId
+from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import StopRequest
 from swarmsched.negotiation.inquiry import Commands
 from swarmsched.negotiation.settlement import LEFTOVER_GRACE_S, Settlement
@@ -39,9 +39,9 @@ def test_the_owner_is_ordered_to_stop_and_all_holders_are_asked(settlement):
 
 def test_the_owners_word_settles_it(settlement):
     settlement.begin([LEFT], record(), 0.0)
-    assert settlement.ended(OWNER, 3)
+    assert settlement.ended(Place(OWNER), 3)
     assert not settlement.open
-    assert not settlement.ended(OWNER, 3)
+    assert not settlement.ended(Place(OWNER), 3)
 
 
 def test_what_the_record_names_no_more_is_settled(settlement):
@@ -87,6 +87,6 @@ def test_questions_are_repeated_until_all_is_settled(settlement):
     settlement.begin([LEFT], record(), 0.0)
     again_s = settlement.next_deadline_s
     assert {type(each.message) for each in settlement.on_timer(record(), again_s)} == {SilenceRequest}
-    settlement.ended(OWNER, 3)
+    settlement.ended(Place(OWNER), 3)
     assert settlement.next_deadline_s == float("inf")
     assert settlement.on_timer(record(), again_s + 60.0) == []

@@ -1,7 +1,7 @@
 """What promises nothing durable leaves at once; of one task, its start and its extensions keep their order."""
 
 from swarmsched.api import JobSpec
-from swarmsched.effects import ExtendTask, Persist, StartTask
+from swarmsched.effects import ExtendAttempt, Persist, StartTask
 from swarmsched.ids import NodeId
 from swarmsched.node.urgency import Urgency
 from swarmsched.resources import Share
@@ -13,7 +13,7 @@ START = StartTask(TaskOrder(JOB, 1, 1, ME, JobSpec(("true",)), (Share(ME, 1),), 
 
 
 def extension(until_s, attempt=1):
-    return ExtendTask(JOB, attempt, until_s)
+    return ExtendAttempt(JOB, attempt, until_s)
 
 
 def test_an_extension_waits_behind_the_start_of_its_task_and_no_other():

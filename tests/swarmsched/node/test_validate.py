@@ -7,7 +7,7 @@ from swarmsched.api import EndReason, JobState
 from swarmsched.holder.election import Candidacy
 from swarmsched.holder.read_repair import AT_ONCE_MAX
 from swarmsched.holders import Configuration
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.jobs.update import ReadRequested, UpdateRequested
 from swarmsched.ledger.message import HoldRequest, PreemptRequest
 from swarmsched.negotiation.attempt import Attempt, Ranking
@@ -44,7 +44,7 @@ def asks_a_stranger(node):
     job.attempt = Attempt(job.record, 1, shares, ranking, job.commands.ids)
     job.attempt.begin(0.0)
     job.attempt.validate()
-    job.attempt._pending[NodeId("stranger")] = job.attempt._pending[ONE]
+    job.attempt._pending[Place(NodeId("stranger"))] = job.attempt._pending[Place(ONE)]
 
 
 def asks_victims_too_early(node):

@@ -228,4 +228,4 @@ def test_tasks_outlive_the_database():
     loop.run_for(1.0)
     host.lose_database()
     assert host.storage.store_id != store
-    assert [task.key for task in host.tasks.running] == [(order.job_id, 1)]
+    assert [task.key for task in host.tasks.running] == [order.key]

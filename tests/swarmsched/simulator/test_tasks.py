@@ -3,7 +3,7 @@ import random
 from swarmsched.api import JobSpec
 from swarmsched.effects import (
     BindRendezvous,
-    ExtendTask,
+    ExtendAttempt,
     ForgetTask,
     ReleaseRendezvous,
     SignalTask,
@@ -151,7 +151,7 @@ def test_after_healing_no_rank_has_long_to_run_whether_it_runs_stands_still_or_s
     frozen.after(20.0, StartTask(make_order("sleep", "50"), GPUS, until_s=10.0))
     frozen.tasks.hurry(3.0)
     assert frozen.after(20.0) == []
-    assert frozen.after(3.1, ExtendTask(JOB, 3, 99.0))[-1].exits
+    assert frozen.after(3.1, ExtendAttempt(JOB, 3, 99.0))[-1].exits
 
 
 def test_what_only_a_stop_ends_is_not_hurried():

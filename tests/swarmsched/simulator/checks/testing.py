@@ -12,7 +12,7 @@ from swarmsched.events import Event, PeerMessageReceived, TimerFired
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.record import NodeStatus
 from swarmsched.holders import Holder
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.jobs.acceptor import ROOM as REGISTER_ROOM
 from swarmsched.jobs.acceptor import Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot
@@ -38,7 +38,7 @@ GPUS = 4
 class FakeLedger:
     """Bookings and epochs as a test puts them."""
 
-    bookings: dict[tuple[JobId, int], LedgerEntry] = field(default_factory=dict)
+    bookings: dict[TaskKey, LedgerEntry] = field(default_factory=dict)
     epochs: dict[JobId, int] = field(default_factory=dict)
 
     @property
@@ -46,9 +46,9 @@ class FakeLedger:
         """As of the real one."""
         return tuple(self.bookings.values())
 
-    def entry(self, job_id: JobId, attempt: int) -> LedgerEntry | None:
+    def entry(self, key: TaskKey) -> LedgerEntry | None:
         """As of the real one."""
-        return self.bookings.get((job_id, attempt))
+        return self.bookings.get(key)
 
     def epoch_of(self, job_id: JobId) -> int:
         """As of the real one."""
@@ -245,13 +245,13 @@ class History:
         """A booking stands in the ledger; `written` tells of it."""
         uuids = tuple(gpu.uuid for gpu in gpus_of(NodeId(name), GPUS)[first : first + gpus])
         entry = LedgerEntry(job_id, epoch, attempt, "a", state, gpus, uuids, 0, 0, self.loop.now_s + 5.0)
-        self[name].node.ledger.bookings[job_id, attempt] = entry
+        self[name].node.ledger.bookings[TaskKey(job_id, attempt)] = entry
         self[name].node.ledger.epochs[job_id] = max(epoch, self[name].node.ledger.epoch_of(job_id))
         return entry
 
     def unbook(self, name: str, job_id: JobId, attempt: int) -> None:
         """It stands there no more."""
-        del self[name].node.ledger.bookings[job_id, attempt]
+        del self[name].node.ledger.bookings[TaskKey(job_id, attempt)]
 
     def obey(self, name: str, command: OwnerCommand, *effects: Effect, refusal: Refusal = Refusal.NONE) -> None:
         """An owner handles a command, writes and answers."""
