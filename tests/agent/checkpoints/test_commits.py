@@ -147,7 +147,7 @@ async def test_of_those_that_pile_up_the_newest_wins(swarm) -> None:
         rank.write(name)
     first = asyncio.create_task(rank.ask("a"))
     await until(lambda: gate.names == ["a"])
-    desk = rank.bench.runner._checkpoints.commits._desks[rank.order.job_id, 1]
+    desk = rank.bench.runner._checkpoints.commits._desks[rank.order.key]
     second = asyncio.create_task(rank.ask("b"))
     await until(lambda: desk.waiting and desk.waiting.name == "b")
     third = asyncio.create_task(rank.ask("c"))

@@ -276,18 +276,18 @@ def test_what_logs_take_is_known_of_running_ended_and_removed_tasks(tmp_path: Pa
     assert store.held_bytes is None
     store.prune(now_utc_s=1_000.0)
     assert store.held_bytes == frame
-    store.opened((JOB, 2))
-    store.opened((JOB, 3))
+    store.opened(TaskKey(JOB, 2))
+    store.opened(TaskKey(JOB, 3))
     long, short = writer(store, 2), writer(store, 3)
     long.write(STDOUT, bytes(500), 2.0)
     store.measure()
     assert store.held_bytes == 2 * frame
     short.write(STDOUT, bytes(500), 3.0)
-    store.closed((JOB, 3))
+    store.closed(TaskKey(JOB, 3))
     long.write(STDOUT, bytes(500), 3.0)
     store.measure()
     assert store.held_bytes == 4 * frame
-    store.closed((JOB, 2))
+    store.closed(TaskKey(JOB, 2))
     LogStore(LogConfig(directory=tmp_path, total_limit_bytes=0)).prune(now_utc_s=1_000.0)
     store.measure()
     assert store.held_bytes == 2 * frame, "of those that do not change it is not asked again"
