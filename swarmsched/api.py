@@ -92,7 +92,7 @@ class Isolation(Enum):
 
 
 class JobSpec(Value):
-    """What a user asked for; immutable once accepted.
+    """What a user asked for; once accepted nothing of it changes but the world sizes, which people may (`ScaleJob`).
 
     `ranks` processes are started, each with `demand`.  With `per_node`, one process per node is started instead and
     given all GPUs that the job holds there (for scripts that start their own workers).  With `ranks_most` the world
@@ -132,6 +132,11 @@ class JobSpec(Value):
     def is_elastic(self) -> bool:
         """True for a job that takes several world sizes, or several batches."""
         return self.ranks_most > self.ranks or self.batches.most > self.batches.first
+
+    @property
+    def size_range(self) -> str:
+        """The world sizes that it takes, for people."""
+        return f"{self.ranks} to {self.ranks_most}" if self.ranks_most > self.ranks else str(self.ranks)
 
     @property
     def total_gpus(self) -> int:

@@ -20,7 +20,7 @@ from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import Elastic, Estimate, batches_of
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Share
+from swarmsched.resources import Demand, Share, ranks_by_node
 from swarmsched.wire.codec import decode_value, encode_value
 
 CARD_BYTES_LIMIT = 1_024
@@ -69,6 +69,7 @@ class JobCard(Value):
     hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
     elastic: Elastic | None = None  # None: its world size stays as it is now
     estimate: Estimate | None = None  # None: nothing is known of how it trains
+    pause_s: Seconds = 0.0  # that changes of its size have cost it; 0: not measured
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -120,7 +121,7 @@ def card_of(
         time_limit_s=spec.time_limit_s,
         queued_s=queued_s,
         running_s=running_s,
-        shares=tuple([Share(share.node, share.ranks) for share in record.shares]),
+        shares=tuple([Share(node, ranks) for node, ranks in ranks_by_node(record.shares).items()]),
         rank_key=rank_key,
         policy_id=policy_id,
         reason=record.reason[:REASON_LENGTH],
@@ -131,13 +132,14 @@ def card_of(
         preemptions=min(record.preemptions, 255),
         elastic=_elastic(record, estimate),
         estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
+        pause_s=record.pause_s,
     )
 
 
 def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     """Of a job that waits, or that would lose little: its present attempt has committed a checkpoint."""
-    spec, has_saved = record.spec, record.checkpoint is not None and record.checkpoint.attempt == record.attempt
-    if not spec.is_elastic or not (has_saved or record.state is JobState.QUEUED):
+    spec = record.spec
+    if not spec.is_elastic or not (record.has_own_checkpoint or record.state is JobState.QUEUED):
         return None
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)

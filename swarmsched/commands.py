@@ -43,6 +43,24 @@ class SignalJob(Value):
     signal: int
 
 
+class ScaleJob(Value):
+    """Let a job have from `ranks` to `ranks_most` ranks from now on, or just `ranks` where that is 0.  Reply as for
+    `CancelJob`; refused while its ranks run outside of that and have committed no checkpoint."""
+
+    job_id: JobId
+    ranks: int
+    ranks_most: int = 0
+
+
+class MigrateJob(Value):
+    """Have a running job go on elsewhere: on `nodes`, if any are named, and not on those to `avoid`.  Reply as for
+    `CancelJob`; refused where there is no room, or no checkpoint to go on from."""
+
+    job_id: JobId
+    nodes: tuple[NodeId, ...] = ()
+    avoid: tuple[NodeId, ...] = ()
+
+
 class SetSwarmSetting(Value):
     """Change the swarm-wide policy.  Reply: `SettingStored` or a refusal that names field and remedy."""
 
@@ -78,11 +96,16 @@ class RecoverJob(Value):
     job_id: JobId
 
 
+OF_JOBS = (CancelJob, SignalJob, ScaleJob, MigrateJob)
+"""What a client may want of a job that is there."""
+
 Command = (
     CreateTicket
     | SubmitJob
     | CancelJob
     | SignalJob
+    | ScaleJob
+    | MigrateJob
     | SetSwarmSetting
     | ForgetMember
     | DrainNode

@@ -1,6 +1,7 @@
 """The job record: the value of a job's register, and all that is durable about a job."""
 
 from enum import Enum
+from statistics import median
 from typing import Annotated, Self
 
 from msgspec import Meta
@@ -14,6 +15,7 @@ from swarmsched.ids import Place
 from swarmsched.resources import Share, world_size
 
 SIGTERM = 15
+RESCALINGS_KEPT, RESCALING_REASON_LENGTH = 8, 120
 FORCED_LEAP = 1_000
 """Of epochs and of attempts, by a forced recovery: the lost holders may have counted further."""
 
@@ -48,6 +50,16 @@ class Leftover(Value):
 
     def __hash__(self) -> int:
         return hash((self.node, self.attempt))
+
+
+class Rescaling(Value):
+    """One change of a job's size or hosts; `ranks_after` and `pause_s` are 0 until its ranks run again."""
+
+    utc_s: Amount  # when it was decided
+    ranks_before: U16
+    ranks_after: U16 = 0
+    pause_s: Amount = 0.0  # from the decision until all ranks ran again
+    reason: Annotated[str, Meta(max_length=RESCALING_REASON_LENGTH)] = ""
 
 
 class JobRecord(Value):
@@ -92,6 +104,8 @@ class JobRecord(Value):
     checkpoint: Checkpoint | None = None  # what the next attempt resumes from
     rescales: U32 = 0  # attempts that were ended for another size or other hosts
     global_batch: U32 = 0  # that the ranks are told to train with; 0: they have chosen themselves
+    scalings: U32 = 0  # how often people have changed its sizes
+    rescalings: Annotated[tuple[Rescaling, ...], Meta(max_length=RESCALINGS_KEPT)] = ()  # the last ones, oldest first
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -107,6 +121,17 @@ class JobRecord(Value):
     def gpus(self) -> int:
         """What it holds; what it wants at least while it holds nothing."""
         return world_size(self.shares) * self.spec.demand.gpus if self.shares else self.spec.total_gpus
+
+    @property
+    def has_own_checkpoint(self) -> bool:
+        """True when its present attempt has committed one: little would be lost if it ended now."""
+        return self.checkpoint is not None and self.checkpoint.attempt == self.attempt
+
+    @property
+    def pause_s(self) -> float:
+        """What a change of its size has cost it, in the median of the last ones; 0 where none was measured."""
+        pauses_s = [each.pause_s for each in self.rescalings if each.ranks_after]
+        return median(pauses_s) if pauses_s else 0.0
 
     @property
     def attempts_in_doubt(self) -> int:

@@ -5,7 +5,9 @@ what came before may have made them obsolete.  States follow the life cycle's ta
 decided is not said here: it follows from the decided record (`due`).
 """
 
-from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
+from msgspec.structs import replace
+
+from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.fields import Value
 from swarmsched.holders import Holders
 from swarmsched.ids import NodeId
@@ -13,7 +15,15 @@ from swarmsched.jobs.lifecycle import JobEvent, next_state
 from swarmsched.ledger.message import CheckpointRequest
 from swarmsched.negotiation.checkpointing import CommitRule, is_overtaken
 from swarmsched.negotiation.outcome import Failures
-from swarmsched.record import JobRecord, Leftover, PlanState
+from swarmsched.record import (
+    RESCALING_REASON_LENGTH,
+    RESCALINGS_KEPT,
+    JobRecord,
+    Leftover,
+    PlanState,
+    Rescaling,
+)
+from swarmsched.resources import world_size
 from swarmsched.view import Allocation
 
 REASON_LENGTH = 1_024
@@ -63,6 +73,7 @@ class Started(RecordChange):
             "plan_state": PlanState.LAUNCHED,
             "started_utc_s": self.utc_s,
             "first_started_utc_s": record.first_started_utc_s or self.utc_s,
+            "rescalings": _resumed(record, self.utc_s),
         }
 
 
@@ -150,6 +161,8 @@ class StopWished(RecordChange):
             return None
         wish: Fields = {"stop_reason": self.why, "reason": self.reason, "detail": self.reason}
         if record.state is not JobState.QUEUED:
+            if self.why is EndReason.RESCALED:
+                wish |= _rescaled(record, self.utc_s, self.reason)
             return _moved(record, JobEvent.STOP_REQUESTED) | wish
         outcome = Failures().outcome(self.why) | wish
         return Ended(outcome, self.utc_s, 0.0, JobEvent.STOP_REQUESTED).of(record)
@@ -164,6 +177,16 @@ class Unreachable(RecordChange):
         leftovers = _with(record, self.left)
         is_new = record.state is JobState.STOPPING and leftovers != record.leftovers
         return {"leftovers": leftovers} if is_new else None
+
+
+class Scaled(RecordChange):
+    """Somebody wants it to have other numbers of ranks."""
+
+    spec: JobSpec
+
+    def _fields(self, record: JobRecord) -> Fields | None:
+        is_new = record.state is not JobState.ENDED and record.spec != self.spec
+        return {"spec": self.spec, "scalings": record.scalings + 1} if is_new else None
 
 
 class Rebatched(RecordChange):
@@ -210,6 +233,19 @@ class HandedOver(RecordChange):
 
     def _fields(self, record: JobRecord) -> Fields | None:
         return {"epoch": record.epoch + 1, "shepherd": self.successor, "shepherd_generation": 0}
+
+
+def _rescaled(record: JobRecord, utc_s: float, reason: str) -> Fields:
+    begun = Rescaling(utc_s, world_size(record.shares), reason=reason[:RESCALING_REASON_LENGTH])
+    return {"rescalings": (*record.rescalings, begun)[-RESCALINGS_KEPT:]}
+
+
+def _resumed(record: JobRecord, utc_s: float) -> tuple[Rescaling, ...]:
+    """The last change of its size is over, if one was under way."""
+    *before, last = record.rescalings or (None,)
+    if last is None or last.ranks_after:
+        return record.rescalings
+    return (*before, replace(last, ranks_after=world_size(record.shares), pause_s=max(0.0, utc_s - last.utc_s)))
 
 
 def _served(record: JobRecord, served_gpu_s: float) -> Fields:

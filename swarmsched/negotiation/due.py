@@ -201,8 +201,12 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
     waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)
     started_s = max(0.0, job.running_since_s - job.queued_since_s)
-    started = job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)
-    return [started, *job.claim.used(record.shares, record)]
+    effects = [job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)]
+    if record.rescalings != before.rescalings:
+        last = record.rescalings[-1]
+        text = f"went on with {last.ranks_after} ranks instead of {last.ranks_before} after {last.pause_s:.1f} s"
+        effects.append(job.announce("job.resumed", text, pause_s=last.pause_s))
+    return [*effects, *job.claim.used(record.shares, record)]
 
 
 def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:

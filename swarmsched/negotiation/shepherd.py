@@ -6,7 +6,7 @@ from the decided record, and is looked at after each event.  Register updates ru
 
 from collections.abc import Collection
 
-from swarmsched.api import COMING_BACK, EndReason, Isolation, JobState
+from swarmsched.api import COMING_BACK, EndReason, Isolation, JobSpec, JobState
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.commands import Refused
 from swarmsched.effects import ReplyToClient, SendPeer
@@ -139,8 +139,7 @@ class JobShepherd(ShepherdState):
         attempt = self.attempt
         if attempt is None or attempt.number != request.attempt or attempt.phase is not AttemptPhase.HOLDING:
             return []
-        text = f"gave way to {handle(request.wanted_by)} on {request.owner}"
-        attempt.fail(request.owner, text)
+        attempt.fail(request.owner, text := f"gave way to {handle(request.wanted_by)} on {request.owner}")
         return [self.announce("job.yielded", text, taker=request.wanted_by), *due(self)]
 
     # What owners tell.
@@ -219,9 +218,8 @@ class JobShepherd(ShepherdState):
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
         record = self.decided
         is_wanted = record.state is JobState.STARTING and not self.gang.is_stopping and not self.is_writing
-        if status.stage is not TaskStage.STAGED or not is_wanted:
-            return []
-        if self.attempt is not None and not self.attempt.has_launched(status.place):
+        is_early = self.attempt is not None and not self.attempt.has_launched(status.place)
+        if status.stage is not TaskStage.STAGED or not is_wanted or is_early:
             return []
         return [self.commands.to(status.place, LaunchRequest, record, record.attempt)]
 
@@ -297,8 +295,8 @@ class JobShepherd(ShepherdState):
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
         lost = self.shares_on(node)
         if self.may_restart:
-            ended = self.conduct.ended_by_deaths([share.place for share in lost], record.shares)
-            return restart(self, f"{node} was lost", ended)
+            places = [share.place for share in lost]
+            return restart(self, f"{node} was lost", self.conduct.ended_by_deaths(places, record.shares))
         if not is_stopping:
             self.wish_stop(EndReason.NODE_LOST, f"{node} was lost, and {self.why_no_restart}")
         self.writer.wish(changes.Unreachable(left_by(lost, record.attempt)))
@@ -334,13 +332,11 @@ class JobShepherd(ShepherdState):
         if refusal or is_stopping or not request.is_decided:
             return [answer]
         self.stop_grace_s = record.spec.grace_s
-        reason = f"makes room for {handle(request.taker)}"
-        self.wish_stop(EndReason.PREEMPTED, reason)
+        self.wish_stop(EndReason.PREEMPTED, reason := f"makes room for {handle(request.taker)}")
         return [answer, self.announce("job.preempted", reason, taker=request.taker), *due(self)]
 
     def rescale(self, target: Allocation, reason: str, ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
-        """End the attempt and begin the next one there, once its owners keep that place for it; the caller has checked
-        that it runs and has committed a checkpoint."""
+        """End the attempt and begin the next one there, once that place is kept; the caller has checked that it may."""
         self._see(clock)
         self.rescale_to = (target, reason)
         return [*self.claim.keep(self.decided, target.shares, ranking, self.now_s)]
@@ -349,6 +345,11 @@ class JobShepherd(ShepherdState):
         """Where it was to go on when its attempt was ended for that; told once."""
         place, self.next_place = self.next_place, Allocation()
         return place
+
+    def scale(self, request_id: int, spec: JobSpec, clock: Clock) -> list[ShepherdEffect]:
+        """It is to have other numbers of ranks; the caller has checked that it may."""
+        self._see(clock)
+        return [self.wish_size(spec), *self.tell(request_id, clock)]
 
     def rebatch(self, global_batch: int, reason: str, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks go on with another batch; they are told in answer to what they report."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import COMING_BACK, EndReason, JobState, StartPhase
+from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.estimate import Estimate
 from swarmsched.fields import cleaned
@@ -18,7 +18,7 @@ from swarmsched.holders import Quorum, majority
 from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.ledger.message import StatusRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
-from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, StopWished
+from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, Scaled, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
 from swarmsched.negotiation.gang import RIGID, Gang, GangEnd
@@ -137,6 +137,12 @@ class ShepherdState:
         return is_free and not self.decided.leftovers
 
     @property
+    def is_steady(self) -> bool:
+        """Runs, and no change of its place is under way."""
+        is_changing = self.is_writing or self.claim.is_open or self.rescale_to is not None
+        return self.decided.state is JobState.RUNNING and not is_changing
+
+    @property
     def is_writing(self) -> bool:
         """A register update is under way."""
         return self.writer.in_flight is not None
@@ -236,6 +242,12 @@ class ShepherdState:
             self.writer.wish(StopWished(why, cleaned(reason), self.utc_s))
         else:
             self.stop_again_s = self.now_s
+
+    def wish_size(self, spec: JobSpec) -> Announce:
+        """Have it take other numbers of ranks."""
+        self.writer.wish(Scaled(spec))
+        text = f"is to have {spec.size_range} ranks instead of {self.decided.spec.size_range}"
+        return self.announce("job.scaled", text)
 
     def ask_status(self, places: Iterable[Place]) -> list[SendPeer]:
         """Ask what is known of the record's attempt there."""

@@ -1,4 +1,4 @@
-"""What clients ask of a node: admission of their commands, and tickets, submits, cancels and signals.
+"""What clients ask of a node: admission of their commands, tickets, submits, and wishes about jobs.
 
 Each is answered exactly once.  Nothing is created before its record is durable, and a repeated ticket meets the job
 that it made before.
@@ -13,19 +13,22 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
 from swarmsched.commands import (
+    OF_JOBS,
     CancelJob,
     Command,
     CreateTicket,
     JobAccepted,
+    MigrateJob,
     RecoverJob,
     Refused,
     Reply,
+    ScaleJob,
     SignalJob,
     SubmitJob,
     TicketIssued,
 )
 from swarmsched.effects import ReplyToClient
-from swarmsched.errors import CapacityError, FieldProblem
+from swarmsched.errors import CapacityError, FieldProblem, JobRejected
 from swarmsched.events import ClientCommandReceived
 from swarmsched.facts import Admitted, Awoke
 from swarmsched.holder.choice import Candidate, choose_holders, excess_jobs
@@ -36,6 +39,7 @@ from swarmsched.holders import HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId, is_job_id, make_job_id
 from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
 from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.placement.resizing import scaled
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.cluster import Cluster
@@ -81,6 +85,8 @@ class Clients:
             SubmitJob: self._submit,
             CancelJob: self._cancel,
             SignalJob: self._signal,
+            ScaleJob: self._scale,
+            MigrateJob: self._migrate,
             Awoke: self._awoke,
             Asker.CREATION: self._created,
         }
@@ -94,7 +100,7 @@ class Clients:
         """Commands on a job are for the present shepherd, and for a job that is still kept."""
         command = event.command
         effects: list[NodeEffect] = []
-        if isinstance(command, SubmitJob | CancelJob | SignalJob | RecoverJob):
+        if isinstance(command, (SubmitJob, *OF_JOBS, RecoverJob)):
             effects += self._holding.check_authority(command.job_id, clock)
         refusal = self._refusal_of(command, clock)
         if refusal is not None:
@@ -105,11 +111,11 @@ class Clients:
         if clock.now_s < self._open_since_s:
             problem = "this agent is still starting: its resources are not read yet"
             return Refused("not_ready", problem, "try again in a second")
-        if not isinstance(command, SubmitJob | CancelJob | SignalJob | RecoverJob):
+        if not isinstance(command, (SubmitJob, *OF_JOBS, RecoverJob)):
             return None
         if self._holding.is_over(command.job_id):
             return past_retention(command.job_id)
-        known = self._holding.record(command.job_id) if isinstance(command, CancelJob | SignalJob) else None
+        known = self._holding.record(command.job_id) if isinstance(command, OF_JOBS) else None
         if known is not None and self._holding.is_in_doubt(known):
             return Refused("unavailable", f"whether {command.job_id} has ended is not decided yet", "ask again soon")
         return None
@@ -165,7 +171,7 @@ class Clients:
             return shepherd.tell(request_id, clock, was_known=True)
         creation = self._creations.get(command.job_id)
         if creation is not None:
-            if not _is_same_job(creation.record.spec, command.spec):
+            if not _is_same_job(creation.record, command.spec):
                 return [ReplyToClient(request_id, _TICKET_USED)]
             creation.waiting.append(request_id)
             return []
@@ -209,7 +215,7 @@ class Clients:
             why = lost if lost_store else f"the ticket names holders {names}"
             return Refused("conflict", why, "ask for a new ticket")
         if known is not None:
-            return None if _is_same_job(known.spec, command.spec) else _TICKET_USED
+            return None if _is_same_job(known, command.spec) else _TICKET_USED
         if self._own.is_witness:
             return Refused("unavailable", "a witness acts for no job", "repeat with the same ticket at another holder")
         capacities = self._capacities(clock.now_s)
@@ -238,7 +244,7 @@ class Clients:
                 self._placement.look_soon(clock.now_s)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
-                is_same = _is_same_job(current.spec, creation.record.spec)
+                is_same = _is_same_job(current, creation.record.spec)
                 reply = JobAccepted(current, was_known=True) if is_same else _TICKET_USED
             case UpdateConflicted():
                 reply = Refused("unavailable", "the register changed under the submit", "repeat with the same ticket")
@@ -267,15 +273,44 @@ class Clients:
             problem = FieldProblem("/signal", f"{command.signal} is not a signal", f"1 to {SIGNAL_LIMIT}")
             return [ReplyToClient(request_id, Refused("invalid", problem.problem, problem.remedy, (problem,)))]
         if shepherd is None:
-            reply = self._known_or_not(command.job_id)
-            if isinstance(reply, JobAccepted):
-                reply = Refused("conflict", "the job has ended; no rank is left to signal", "")
-            return [ReplyToClient(request_id, reply)]
+            return [ReplyToClient(request_id, self._ended_or_not(command.job_id))]
         if shepherd.record.state not in (JobState.RUNNING, JobState.STOPPING):
             state = shepherd.record.state.value
             refusal = Refused("conflict", f"the job is {state}: no rank runs yet", "wait for it")
             return [ReplyToClient(request_id, refusal)]
         return [*shepherd.signal(command.signal, clock), *shepherd.tell(request_id, clock)]
+
+    def _scale(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
+        """Other numbers of ranks, for a job that waits or runs."""
+        command: ScaleJob = asked.command
+        shepherd = self._placement.jobs.get(command.job_id)
+        if shepherd is None:
+            return [ReplyToClient(asked.request_id, self._ended_or_not(command.job_id))]
+        try:
+            spec = scaled(shepherd.decided.spec, command.ranks, command.ranks_most)
+        except JobRejected as rejected:
+            first = rejected.problems[0]
+            refusal = Refused("invalid", first.problem, first.remedy, tuple(rejected.problems))
+            return [ReplyToClient(asked.request_id, refusal)]
+        capacities = self._capacities(clock.now_s)
+        error = impossible(spec, capacities) if capacities is not None else None
+        if error is not None:
+            return [ReplyToClient(asked.request_id, _too_much(error, spec))]
+        return self._placement.scale(asked.request_id, shepherd, spec, clock)
+
+    def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
+        """Other hosts, for a job that runs."""
+        command: MigrateJob = asked.command
+        shepherd = self._placement.jobs.get(command.job_id)
+        if shepherd is None:
+            return [ReplyToClient(asked.request_id, self._ended_or_not(command.job_id))]
+        return self._placement.migrate(asked.request_id, shepherd, command, clock)
+
+    def _ended_or_not(self, job_id: JobId) -> Reply:
+        """Of a job that nobody acts for here, and that must not have ended."""
+        reply = self._known_or_not(job_id)
+        is_ended = isinstance(reply, JobAccepted)
+        return Refused("conflict", "the job has ended; no rank of it is left", "") if is_ended else reply
 
     def _known_or_not(self, job_id: JobId) -> Reply:
         known = self._holding.record(job_id)
@@ -294,9 +329,11 @@ class Clients:
         assert len(self._issued) <= TICKETS_KEPT
 
 
-def _is_same_job(known: JobSpec, repeated: JobSpec) -> bool:
-    """Equal but for where its files may be fetched, which each agent fills in by itself."""
-    return replace(known, blob_sources=()) == replace(repeated, blob_sources=())
+def _is_same_job(known: JobRecord, repeated: JobSpec) -> bool:
+    """Equal but for where its files may be fetched, which each agent fills in by itself, and sizes that were changed."""
+    spec = known.spec
+    sizes = {"ranks": spec.ranks, "ranks_most": spec.ranks_most} if known.scalings else {}
+    return replace(spec, blob_sources=()) == replace(repeated, blob_sources=(), **sizes)
 
 
 def _too_much(error: CapacityError, spec: JobSpec) -> Refused:

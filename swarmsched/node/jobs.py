@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swarmsched.authority.message import SilenceAnswer
-from swarmsched.commands import CancelJob, RecoverJob, SignalJob, SubmitJob
+from swarmsched.commands import OF_JOBS, RecoverJob, SubmitJob
 from swarmsched.effects import Announce, ReplyToClient, SendPeer
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.events import PeerMessageReceived, PeerSendFailed, PlanComputed, PlanFailed, TimerFired
@@ -69,7 +69,7 @@ class Jobs:
         self.takes: Mapping[object, Taker] = {
             **dict.fromkeys((OwnerAnswer, TaskReport, Opening), self._owner_said),
             **{kind: self._passing(hand_over) for kind, hand_over in self._for_shepherds.items()},
-            **dict.fromkeys((SubmitJob, CancelJob, SignalJob, RecoverJob), self._asked_about),
+            **dict.fromkeys((SubmitJob, *OF_JOBS, RecoverJob), self._asked_about),
             **dict.fromkeys(STATE_TRAFFIC, self._heard_gossip),
             PeerSendFailed: self._undelivered,
             TimerFired: self._on_timer,
@@ -206,7 +206,7 @@ class Jobs:
             self._placement.has_freed(clock.now_s)
 
     def _capacity_released(self, clock: Clock) -> None:
-        if self._placement.may_change_jobs or self._placement.waiting_count:
+        if self._placement.may_change_jobs or self._placement.waits_for_room:
             self._placement.capacity_released(clock)
 
     def _setting_changed(self, told: SettingChanged, clock: Clock) -> None:
@@ -245,7 +245,7 @@ class Jobs:
         match result:
             case UpdateDecided(record=record):
                 effects = shepherd.written(result.update_id, record, clock)
-                if shepherd.is_waiting:
+                if self._placement.decided(shepherd) or shepherd.is_waiting:
                     self._placement.look_soon(clock.now_s)
                 return effects
             case UpdateRefused():

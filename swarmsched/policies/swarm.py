@@ -131,7 +131,7 @@ class Swarm:
         order = sorted(range(len(found)), key=lambda row: (-found[row].left_s, found[row].job.job_id))
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
-            waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause_s)
+            waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause(found[row].job))
             weights[row] = rank**self._exponent * (1.0 + waited)
         value *= weights
         for row, each in enumerate(found):
@@ -162,12 +162,16 @@ class Swarm:
         lasts_s = np.minimum(
             np.minimum(self._horizon_s, _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)
         )
-        value = speed * lasts_s / (lasts_s + self._pause_s)
+        value = speed * lasts_s / (lasts_s + _column([self._pause(each.job) for each in candidates]))
         for row, each in enumerate(candidates):
             if 0 < each.held < len(each.rate):
                 there = each.goodput.on(each.held, len(each.job.shares)) if each.goodput else each.rate[each.held]
                 value[row, each.held] = max(value[row, each.held], there / each.usual)
         return value
+
+    def _pause(self, job: JobView) -> float:
+        """Seconds that a change of its GPUs costs it: as measured, or as assumed."""
+        return job.card.pause_s or self._pause_s
 
     def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
         """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""

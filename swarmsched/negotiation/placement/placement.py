@@ -16,10 +16,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from swarmsched.api import EndReason, JobState
+from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import JobCard, RankKey, card_of
+from swarmsched.commands import MigrateJob, Refused
 from swarmsched.deadlines import Deadlines
-from swarmsched.effects import Announce
+from swarmsched.effects import Announce, ReplyToClient
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import PreemptRequest, TaskEstimate
@@ -37,6 +38,15 @@ from swarmsched.negotiation.placement.precondition import (
     expected_start_s,
 )
 from swarmsched.negotiation.placement.queue import Queue
+from swarmsched.negotiation.placement.resizing import (
+    UNSTEADY,
+    Misfits,
+    cannot_pause,
+    cannot_scale,
+    nearest_size,
+    no_place,
+    place_elsewhere,
+)
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
@@ -45,9 +55,10 @@ from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Share
+from swarmsched.resources import Demand, Free, Share, world_size
 from swarmsched.view import (
     HISTORY_LIMIT,
+    Allocation,
     Change,
     ClusterView,
     Decision,
@@ -110,6 +121,7 @@ class Placement:
         self._rng = rng
         self.jobs: dict[JobId, JobShepherd] = {}  # those that have not ended
         self._elastic: dict[JobId, None] = {}  # those of them that take several sizes
+        self._misfits = Misfits()  # those of them that are to have another one
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self._own = OwnViews()
         self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
@@ -137,9 +149,9 @@ class Placement:
         return {**told, **{each.job_id: each for each in advice}} if advice else told
 
     @property
-    def waiting_count(self) -> int:
-        """Queued jobs of this agent."""
-        return sum(job.decided.state is JobState.QUEUED for job in self.jobs.values())
+    def waits_for_room(self) -> bool:
+        """Whether jobs of this agent are queued, or run and are to have more."""
+        return bool(self._misfits.jobs) or any(job.decided.state is JobState.QUEUED for job in self.jobs.values())
 
     @property
     def next_deadline_s(self) -> float:
@@ -178,10 +190,18 @@ class Placement:
         if shepherd.estimate is None and record.spec.is_elastic:
             shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
         self.jobs[record.job_id] = shepherd
-        if record.spec.is_elastic:
-            self._elastic[record.job_id] = None
+        self.decided(shepherd)
         self._stir(record.job_id)
         return shepherd
+
+    def decided(self, job: JobShepherd) -> bool:
+        """The record of a job of ours is another one; true if it is to have another size than it has."""
+        record = job.decided
+        if record.spec.is_elastic:
+            self._elastic[record.job_id] = None
+        else:
+            self._elastic.pop(record.job_id, None)
+        return self._misfits.note(record)
 
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
         """The ranks of a job of ours have reported: plans may change."""
@@ -196,6 +216,7 @@ class Placement:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         job = self.jobs.pop(job_id, None)
         self._elastic.pop(job_id, None)
+        self._misfits.forget(job_id)
         self._own.drop(job_id)
         self._said.pop(job_id, None)
         self._foretold.forget(job_id)
@@ -375,16 +396,18 @@ class Placement:
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self.jobs.items() if job.is_waiting}
         is_idle_planner = self.may_change_jobs
-        if not mine and not is_idle_planner:
+        if not mine and not is_idle_planner and not self._misfits.jobs:
             return []
         self._catch_up(clock)
         nodes = self._cluster.nodes()
         room = self._room(nodes)
         effects = self._go_on(room, mine, clock)
+        mine = {job_id: job for job_id, job in mine.items() if job.attempt is None}
         if any(room.fits(demand) for demand in dict.fromkeys(job.decided.spec.demand for job in mine.values())):
             effects += self._start_unplanned(room, mine, clock)
             effects += self._follow_starts(room, mine, clock)
         effects += self._claim_places(mine, nodes, clock)
+        effects += self._fit(room, clock)
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
@@ -530,6 +553,49 @@ class Placement:
                 size = f" to {decision.target.ranks} ranks" if decision.target.ranks else ""
                 wish = f"would {decision.change.value}{size} with elasticity=on"
                 effects += self._say(decision, "plan.advised", wish, decision.reason)
+        return effects
+
+    # What people want of jobs that are there.
+
+    def scale(self, request_id: int, job: JobShepherd, spec: JobSpec, clock: Clock) -> list[ShepherdEffect]:
+        """Have a job of ours take other sizes from now on."""
+        refusal = cannot_scale(job.record, spec)
+        if refusal is not None:
+            return [ReplyToClient(request_id, refusal)]
+        return job.scale(request_id, spec, clock)
+
+    def migrate(self, request_id: int, job: JobShepherd, wish: MigrateJob, clock: Clock) -> list[ShepherdEffect]:
+        """Have a job of ours go on with its size on other hosts, now or not at all."""
+        refusal = cannot_pause(job.record) or (None if job.is_steady else UNSTEADY)
+        view = self.view_of(job, clock)
+        room = self._room(self._cluster.nodes())
+        ranks = world_size(job.decided.shares)
+        place = None if refusal else place_elsewhere(room, view, ranks, wish.nodes, wish.avoid)
+        if refusal is None and place is None:
+            refusal = Refused("conflict", no_place(job.decided, wish), "name other nodes, or ask again later")
+        elif refusal is None and place == view.shares:
+            return job.tell(request_id, clock)
+        if refusal is not None:
+            return [ReplyToClient(request_id, refusal)]
+        target = Allocation(place or (), job.decided.global_batch)
+        moved = job.rescale(target, "somebody wants it elsewhere", self._ranking(view, clock.now_s), clock)
+        return [*moved, *job.tell(request_id, clock)]
+
+    def _fit(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """Jobs that are to have another size than they have get one, if there is a place for it."""
+        effects: list[ShepherdEffect] = []
+        for job_id in list(self._misfits.jobs):
+            job = self.jobs[job_id]
+            if cannot_pause(job.record) is not None or not job.is_steady:
+                continue
+            view, ranks = self.view_of(job, clock), nearest_size(job.decided)
+            place = place_elsewhere(room, view, ranks)
+            if place is not None:
+                room.release(view.shares, view.demand)
+                room.take(place, view.demand)
+                reason = f"it is to have {job.decided.spec.size_range} ranks"
+                target = Allocation(place, job.decided.global_batch)
+                effects += job.rescale(target, reason, self._ranking(view, clock.now_s), clock)
         return effects
 
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:

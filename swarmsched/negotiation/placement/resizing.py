@@ -1,0 +1,101 @@
+"""What people ask of jobs that are there: other numbers of GPUs, or other hosts.
+
+A range of sizes is part of the job's record from then on.  A job that runs with a size outside of it is given one of
+the range, the nearest, as soon as there is a place: its attempt ends, and the next one goes on from its checkpoint.
+"""
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from swarmsched.api import JobSpec, JobState
+from swarmsched.commands import MigrateJob, Refused
+from swarmsched.ids import JobId, NodeId
+from swarmsched.policies.base import amount
+from swarmsched.policies.placement import choose, tie_break
+from swarmsched.policies.room import Room
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share, world_size
+from swarmsched.view import JobView
+
+
+def scaled(spec: JobSpec, ranks: int, ranks_most: int) -> JobSpec:
+    """The specification with another range, checked as one that is submitted.  Raises `JobRejected`."""
+    other = replace(spec, ranks=ranks, ranks_most=0 if ranks_most == ranks else ranks_most)
+    return JobSpec.from_json(other.to_json())
+
+
+def nearest_size(record: JobRecord) -> int:
+    """The size of its range that is nearest to the one that it has."""
+    spec = record.spec
+    return min(max(spec.ranks, world_size(record.shares)), max(spec.ranks, spec.ranks_most))
+
+
+def is_misfit(record: JobRecord) -> bool:
+    """True for a job with ranks that are more or fewer than it is to have."""
+    return bool(record.shares) and nearest_size(record) != world_size(record.shares)
+
+
+def cannot_scale(record: JobRecord, spec: JobSpec) -> Refused | None:
+    """Why a job cannot be given that range now."""
+    if record.state in (JobState.STOPPING, JobState.ENDED):
+        return Refused("conflict", f"the job is {record.state.value}", "submit it again with that many GPUs")
+    return cannot_pause(record) if is_misfit(replace(record, spec=spec)) else None
+
+
+def cannot_pause(record: JobRecord) -> Refused | None:
+    """Why a job that has a place cannot be sent to another one now."""
+    if record.state is not JobState.RUNNING:
+        return Refused("conflict", f"the job is {record.state.value}", "ask again once it runs")
+    if not record.has_own_checkpoint:
+        problem = "its present attempt has committed no checkpoint, so that it would begin anew elsewhere"
+        return Refused("conflict", problem, "ask again after its next checkpoint, or cancel it and submit it again")
+    return None
+
+
+UNSTEADY = Refused("conflict", "another change of the job is under way", "ask again in a moment")
+
+
+def no_place(record: JobRecord, wish: MigrateJob) -> str:
+    """Why it cannot go there, in a sentence."""
+    where = f"on {', '.join(wish.nodes)}" if wish.nodes else "elsewhere"
+    apart = f" without {', '.join(wish.avoid)}" if wish.avoid else ""
+    return f"there is no room {where}{apart} for its {amount(world_size(record.shares), 'rank')} at this moment"
+
+
+def place_elsewhere(
+    room: Room, job: JobView, ranks: int, nodes: Collection[NodeId] = (), avoid: Collection[NodeId] = ()
+) -> tuple[Share, ...] | None:
+    """Shares for so many ranks of a job that runs, on what is free or its own; rather where it is now.
+
+    `nodes`: only there, within the job's own choice; `avoid`: not there.
+    """
+    there, chosen = room.copy(), job.card.nodes
+    there.release(job.shares, job.demand)
+    allowed = [node for node in nodes if node in chosen] if nodes and chosen else nodes or chosen
+    if nodes and not allowed:
+        return None
+    home = [share.node for share in job.shares]
+    tie, unwanted = tie_break(job.job_id), (*job.excluded, *avoid)
+    fits = there.fits(job.demand)
+    return choose(fits, there, job.demand, ranks, tie, nodes=allowed, exclude=unwanted, home=home)
+
+
+class Misfits:
+    """Jobs of one agent that are to have another size than they have."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, None] = {}
+
+    def note(self, record: JobRecord) -> bool:
+        """A job as it is now; true if it is one of them."""
+        is_one = is_misfit(record) and not record.is_ended
+        if is_one:
+            self.jobs[record.job_id] = None
+        else:
+            self.jobs.pop(record.job_id, None)
+        return is_one
+
+    def forget(self, job_id: JobId) -> None:
+        """It is not shepherded here any more."""
+        self.jobs.pop(job_id, None)
