@@ -35,6 +35,14 @@ def _gpus(text: str) -> int | str:
     return _range(text, GPUS_MOST, ("MIN", "MAX"), "2:8")
 
 
+def gpu_range(text: str) -> tuple[int, int]:
+    """The least and the most of N or MIN:MAX; `ValueError` with what is wrong."""
+    least, _, most = str(_gpus(text)).partition(":")
+    if least == "0":
+        raise ValueError("must be at least 1")
+    return int(least), int(most or least)
+
+
 def _batch(text: str) -> str:
     """N, or N:MAX, as it is."""
     return _range(text, BATCH_MOST, ("N", "MAX"), "128:4096")

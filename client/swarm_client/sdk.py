@@ -206,6 +206,16 @@ class SwarmClient:
         body = {"grace_seconds": grace_s, "reason": reason}
         return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body))
 
+    async def scale(self, job: str, ranks: int, ranks_most: int = 0) -> Job:
+        """Let a job have `ranks` ranks from now on, or from `ranks` to `ranks_most`, from its newest checkpoint."""
+        body = {"ranks": ranks, "ranks_most": ranks_most}
+        return Job.from_json(await self._call("POST", _job_path(job, "/scale"), body=body))
+
+    async def migrate(self, job: str, *, nodes: Sequence[str] = (), avoid: Sequence[str] = ()) -> Job:
+        """Have a running job go on on `nodes`, or on any but those to `avoid`."""
+        body = {"nodes": list(nodes), "avoid": list(avoid)}
+        return Job.from_json(await self._call("POST", _job_path(job, "/migrate"), body=body))
+
     async def signal(self, job: str, signal: int | str) -> Job:
         """Send a signal (10, "USR1") to all ranks; sent once, to one agent."""
         path = _job_path(job, "/signal")

@@ -330,7 +330,7 @@ class Clients:
 
 
 def _is_same_job(known: JobRecord, repeated: JobSpec) -> bool:
-    """Equal but for where its files may be fetched, which each agent fills in by itself, and sizes that were changed."""
+    """Equal but for where its files may be fetched, which each agent fills in, and for sizes that were changed."""
     spec = known.spec
     sizes = {"ranks": spec.ranks, "ranks_most": spec.ranks_most} if known.scalings else {}
     return replace(spec, blob_sources=()) == replace(repeated, blob_sources=(), **sizes)

@@ -64,3 +64,40 @@ def test_checkpoint_of_an_attempt_that_was_given_up_is_refused_and_the_script_is
     )
     assert agent.get(f"/v1/jobs/{job['id']}")["checkpoint"] is None
     assert f"checkpoint not committed job_id={job['id']} attempt=1 name=late" in owner.log_file.read_text()
+
+
+def test_job_that_is_given_another_size_goes_on_from_its_checkpoint_and_says_what_that_cost(swarm, shell):
+    agent = swarm[0]
+    begin = 'ls "$SWARM_RESUME_FROM" 2>/dev/null; echo "begins with $WORLD_SIZE"'
+    save = 'echo x > "$SWARM_CHECKPOINT_DIR/w"; [ "$RANK" = 0 ] && swarm checkpoint w; exec sleep 60'
+    job = agent.submit("sh", "-c", f"{begin}; {save}", ranks=1, gpus_per_rank=1)
+    handle = job["handle"]
+
+    def now():
+        return agent.get(f"/v1/jobs/{job['id']}")
+
+    def saved(attempt):
+        wait_until_sync(lambda: (now()["checkpoint"] or {}).get("attempt") == attempt, what=f"{attempt} has saved")
+
+    saved(1)
+    code, _, err = shell(swarm, "scale", handle, "2")
+    assert (code, f"job {handle} has 1 rank and gets 2 ranks as soon as there is room" in err) == (0, True), err
+    saved(2)
+    assert "Rescaled:      1 to 2 ranks, " in shell(swarm, "status", handle)[1]
+    assert agent.output(job).count("begins with 2") == 2
+    assert "/1/w" in agent.output(job)
+
+    home = {share["node"] for share in now()["nodes"]}
+    code, _, err = shell(swarm, "migrate", handle, "--off", ",".join(home))
+    assert code == 0, err
+    saved(3)
+    assert not home & {share["node"] for share in now()["nodes"]}
+    assert [each["ranks_after"] for each in now()["rescalings"]] == [2, 2]
+
+    assert shell(swarm, "scale", handle, "1:1:2")[0] == 2
+    code, _, err = shell(swarm, "migrate", handle, "--to", "n9")
+    assert (code, "there is no node 'n9'" in err) == (3, True), err
+    assert shell(swarm, "cancel", handle, "--grace", "0s")[0] == 0
+    agent.ended(job)
+    code, _, err = shell(swarm, "scale", handle, "1")
+    assert (code, "has ended" in err) == (5, True), err

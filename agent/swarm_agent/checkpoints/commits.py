@@ -188,4 +188,4 @@ class Commits:
 def _note_refusal(key: TaskKey, name: str, done: "asyncio.Future[int]") -> None:
     """Who does not wait learns of it here only."""
     if not done.cancelled() and (error := done.exception()):
-        log.warning("checkpoint not committed task=%s name=%s error=%s", key, name, error)
+        log.warning("checkpoint not committed job_id=%s attempt=%d name=%s error=%s", *key.of_attempt, name, error)

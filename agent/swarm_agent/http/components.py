@@ -26,7 +26,7 @@ from swarm_agent.http.schema import (
     ref,
 )
 from swarm_agent.http.spec_schema import asked_spec, shown_spec
-from swarmsched.api import JobState
+from swarmsched.api import NODES_LIMIT, RANKS_LIMIT, JobState
 from swarmsched.holders import HOLDERS_MAX
 from swarmsched.view import Elasticity
 
@@ -38,6 +38,8 @@ HOLDERS: Schema = {
     "stores": array({"type": "string", "pattern": "^[0-9a-f]{1,14}$"}, HOLDERS_MAX),
 }
 REASON, GRACE = at_most(REASON_LIMIT), between("number", 0, GRACE_LIMIT_S)
+RANKS = between("integer", 1, RANKS_LIMIT)
+NODE_NAMES = {"type": "array", "items": at_most(63), "maxItems": NODES_LIMIT}
 SIGNAL_NUMBER = between("integer", 1, SIGNAL_NUMBER_LIMIT)
 ELASTICITY = choice(*(each.value for each in Elasticity))
 
@@ -135,6 +137,8 @@ def schemas() -> Schema:
         ),
         "Cancel": record({}, optional={"grace_seconds": maybe(GRACE), "reason": REASON}, is_closed=True),
         "Recover": record({"force": {"const": True}}, is_closed=True),
+        "Scale": record({"ranks": RANKS}, optional={"ranks_most": {**RANKS, "minimum": 0}}, is_closed=True),
+        "Migrate": record({}, optional={"nodes": NODE_NAMES, "avoid": NODE_NAMES}, is_closed=True),
         "Signal": record({"signal": {"anyOf": [SIGNAL_NUMBER, TEXT]}}, is_closed=True),
         "Job": record(JOB),
         "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG}),

@@ -26,8 +26,17 @@ from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import card_document, job_document_now, why_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
-from swarmsched.api import API_VERSION, nearest
-from swarmsched.commands import CancelJob, Command, JobAccepted, RecoverJob, Refused, SignalJob
+from swarmsched.api import API_VERSION, NODES_LIMIT, RANKS_LIMIT, nearest
+from swarmsched.commands import (
+    CancelJob,
+    Command,
+    JobAccepted,
+    MigrateJob,
+    RecoverJob,
+    Refused,
+    ScaleJob,
+    SignalJob,
+)
 from swarmsched.holders import majority
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
@@ -94,6 +103,30 @@ class Jobs:
         number = signal_number(call.json("signal").get("signal"))
         found = await self.find(call)
         return await self._change(found, call, SignalJob(found.job_id, number))
+
+    async def scale_job(self, call: Call) -> Answer:
+        """POST /v1/jobs/JOB/scale: other numbers of ranks from now on."""
+        document = call.json("ranks", "ranks_most")
+        ranks = whole("ranks", document.get("ranks"), 1, RANKS_LIMIT)
+        most = whole("ranks_most", document.get("ranks_most", 0), 0, RANKS_LIMIT)
+        found = await self.find(call)
+        return await self._change(found, call, ScaleJob(found.job_id, ranks, most))
+
+    async def migrate_job(self, call: Call) -> Answer:
+        """POST /v1/jobs/JOB/migrate: other hosts, now or not at all."""
+        document = call.json("nodes", "avoid")
+        nodes, avoid = (node_names(key, document.get(key, [])) for key in ("nodes", "avoid"))
+        if not nodes and not avoid:
+            raise invalid("", "names no nodes", 'for example {"nodes": ["gpu4"]} or {"avoid": ["gpu1"]}')
+        found = await self.find(call)
+        self._check_names(nodes)
+        return await self._change(found, call, MigrateJob(found.job_id, nodes, avoid))
+
+    def _check_names(self, nodes: Iterable[NodeId]) -> None:
+        known = [member.node_id for member in self._facts.members()]
+        for node in nodes:
+            if node not in known:
+                raise Problem("unknown_node", f"there is no node {node!r}{nearest(node, known)}")
 
     async def recover_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/recover: an operator declares the holders that do not answer dead for good."""
@@ -414,6 +447,23 @@ def signal_number(value: object) -> int:
             return int(signals.Signals[name])
     hint = nearest(f"SIG{value}", names) if isinstance(value, str) else ""
     raise invalid("/signal", f"{value!r} is not a signal{hint}", "a number from 1 to 64, or a name such as INT")
+
+
+def whole(key: str, value: object, least: int, most: int) -> int:
+    """A whole number of a body; raises `Problem` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise invalid(f"/{key}", f"{value!r} is out of range", f"a whole number from {least} to {most}")
+    return value
+
+
+def node_names(key: str, value: object) -> tuple[NodeId, ...]:
+    """Names of nodes in a body; raises `Problem` for anything else."""
+    if not isinstance(value, list) or len(value) > NODES_LIMIT:
+        raise invalid(f"/{key}", "is no list of nodes", f"at most {NODES_LIMIT} names")
+    for name in value:
+        if not isinstance(name, str) or not ids.is_node_name(name):
+            raise invalid(f"/{key}", f"{name!r} is no name of a node", "as `swarm nodes` lists them")
+    return tuple(NodeId(name) for name in value)
 
 
 def _grace(value: object) -> float | None:

@@ -33,7 +33,7 @@ from swarmsched.api import API_VERSION, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
-from swarmsched.record import JobRecord, own_exit_code, shell_exit_code
+from swarmsched.record import JobRecord, Rescaling, own_exit_code, shell_exit_code
 from swarmsched.resources import GpuHealth, world_size
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import JobView
@@ -178,6 +178,15 @@ CHECKPOINT: tuple[Key[Checkpoint], ...] = (
 )
 """What the next attempt resumes from; `copies` lists who keeps a packed copy, none in a shared folder."""
 
+RESCALING: tuple[Key[Rescaling], ...] = (
+    Key("decided_at", TIME, lambda each: rfc3339(each.utc_s)),
+    Key("ranks_before", COUNT, lambda each: each.ranks_before),
+    Key("ranks_after", maybe(COUNT), lambda each: each.ranks_after or None),
+    Key("pause_seconds", maybe(SECONDS), lambda each: round(each.pause_s, 3) if each.ranks_after else None),
+    Key("reason", TEXT, lambda each: each.reason),
+)
+"""One change of size or hosts; null until its ranks run again."""
+
 SHARE = record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT), "is_paused": maybe(FLAG)})
 LEFTOVER = record({"node": TEXT, "attempt": COUNT})
 
@@ -223,6 +232,8 @@ JOB: tuple[JobKey, ...] = (
     JobKey("restarts", COUNT, lambda job: job.record.restarts),
     JobKey("preemptions", COUNT, lambda job: job.record.preemptions),
     JobKey("rescales", COUNT, lambda job: job.record.rescales),
+    JobKey("rescalings", array(record(properties(RESCALING))),
+           lambda job: [document(RESCALING, each) for each in job.record.rescalings]),
     JobKey("leftovers", array(LEFTOVER),
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
     JobKey("checkpoint", record(properties(CHECKPOINT)),

@@ -73,6 +73,8 @@ class Observed:
         self._queue_wait = histogram("swarm_queue_wait_seconds", wait, WAIT_BUCKETS_S)
         start = "Time from the moment a job was queued, first or again, until all its ranks ran."
         self._job_start = histogram("swarm_job_start_seconds", start, START_BUCKETS_S)
+        pause = "Time from the decision on another size or place of a job until all its ranks ran again."
+        self._pause = histogram("swarm_rescale_pause_seconds", pause, START_BUCKETS_S)
         http, route = "Time from an HTTP request to the end of its answer, streams excluded.", ("method", "route")
         self._http_duration = histogram("swarm_http_request_duration_seconds", http, HTTP_BUCKETS_S, route)
         lag = "Longest time, in each second, that an event waited for the agent or that a timer was late."
@@ -98,13 +100,15 @@ class Observed:
         self._http_duration.labels(method, route).observe(seconds)
 
     def observe_announce(self, announce: Announce) -> None:
-        """An event of the core, counted by its kind; `job.started`, `job.ended` and `negotiation.round` say more."""
+        """An event of the core, counted by its kind; those that are matched here say more."""
         fields = announce.fields
         self._events[announce.kind] += 1
         match announce.kind:
             case "job.started":
                 self._queue_wait.observe(float(fields.get("queue_wait_s", 0.0)))
                 self._job_start.observe(float(fields.get("start_s", 0.0)))
+            case "job.resumed":
+                self._pause.observe(float(fields.get("pause_s", 0.0)))
             case "job.ended":
                 reason = str(fields.get("end_reason", ""))
                 self._ends[reason if reason in END_REASONS else "unknown"] += 1

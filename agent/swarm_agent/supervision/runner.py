@@ -341,7 +341,7 @@ class TaskRunner:
         except Exception as error:  # the last line of defence: the shepherd must hear of it
             if isinstance(error, StagingFailed):
                 raise
-            log.exception("staging failed task=%s", task.key)
+            log.exception("staging failed job_id=%s attempt=%d", *task.key.of_attempt)
             raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
 
     def _explain(self, task: _Task, error: StagingFailed) -> None:
@@ -545,7 +545,7 @@ class TaskRunner:
                 self._ended(task)
 
     def _tell_damaged(self, task: _Task) -> None:
-        log.error("record of the task cannot be read, it is stopped task=%s", task.key)
+        log.error("record of the task cannot be read, it is stopped job_id=%s attempt=%d", *task.key.of_attempt)
         self._tell(task.key, "stop 0")
 
     def _shim_ended(self, task: _Task) -> None:
@@ -589,7 +589,7 @@ class TaskRunner:
     def _tell(self, key: TaskKey, command: str) -> None:
         task = self._tasks.get(key)
         if task and task.is_running and not task.link.tell(command):
-            log.warning("shim does not listen task=%s command=%s", key, command)
+            log.warning("shim does not listen job_id=%s attempt=%d command=%s", *key.of_attempt, command)
 
     def _parts(self, attempt: AttemptKey) -> list[_Task]:
         return [task for key, task in self._tasks.items() if key.of_attempt == attempt]
@@ -601,7 +601,9 @@ class TaskRunner:
         try:
             task.link.set_lease(until_s)
         except OSError as error:
-            log.warning("lease not written, the task may freeze task=%s error=%s", task.key, error)
+            log.warning(
+                "lease not written, the task may freeze job_id=%s attempt=%d error=%s", *task.key.of_attempt, error
+            )
         else:
             if is_sooner or task.link.facts.is_frozen:  # otherwise the shim looks when the time it knows is over
                 task.link.tell("lease")
@@ -632,7 +634,7 @@ class TaskRunner:
         if task is None:
             return
         if task.stage is not TaskStage.EXITED:
-            log.warning("not forgotten, since it has not exited task=%s", key)
+            log.warning("not forgotten, since it has not exited job_id=%s attempt=%d", *key.of_attempt)
             return
         self._let_go(task)
         task.link.remove()
@@ -720,7 +722,7 @@ class TaskRunner:
         if facts.is_damaged:
             self._tell_damaged(task)
         self._open_socket_again(task)
-        log.info("task found task=%s shim_pid=%d", task.key, facts.shim_pid)
+        log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key.of_attempt, facts.shim_pid)
 
     def _open_socket_again(self, task: _Task) -> None:
         token = task.link.token()
@@ -729,7 +731,7 @@ class TaskRunner:
         try:
             self._sockets.open(task.key, token)
         except OSError as error:
-            log.error("task socket not opened task=%s error=%s", task.key, error)
+            log.error("task socket not opened job_id=%s attempt=%d error=%s", *task.key.of_attempt, error)
 
     async def _close_account(self, task: _Task) -> None:
         """The shim is gone: its record tells the end, or nobody does."""

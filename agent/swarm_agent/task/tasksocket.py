@@ -129,7 +129,7 @@ class TaskSocket:
         except Refusal as refusal:
             await _write(writer, "error", refusal.to_json())
         except (ConnectionError, asyncio.CancelledError):
-            log.debug("task socket: connection ended task=%s", self.key)
+            log.debug("task socket: connection ended job_id=%s attempt=%d", *self.key.of_attempt)
         finally:
             self._connections.discard(connection)
             writer.close()
@@ -150,7 +150,9 @@ class TaskSocket:
         except Refusal as refusal:
             answer = refusal.to_json()
         except Exception:  # a fault of ours costs this request, not the agent
-            log.exception("task socket: request failed task=%s type=%s", self.key, request["type"])
+            log.exception(
+                "task socket: request failed job_id=%s attempt=%d type=%s", *self.key.of_attempt, request["type"]
+            )
             answer = Refusal("internal", "the agent failed at this request", "see the agent's log").to_json()
         await _write(writer, request["type"], answer)
         return True

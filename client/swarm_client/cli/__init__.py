@@ -23,6 +23,8 @@ COMMANDS: dict[str, str] = {
     "logs": "output of a job",
     "attach": "stream a job's output again, as `run` does",
     "cancel": "stop jobs",
+    "scale": "give a job another number of GPUs",
+    "migrate": "have a job go on on other nodes",
     "recover": "go on without lost holders of a job, by force",
     "wait": "wait until jobs have ended, or run",
     "checkpoint": "inside a task: commit a finished checkpoint",
@@ -41,7 +43,7 @@ COMMANDS: dict[str, str] = {
     "completion": "completion script for bash, zsh or fish",
 }
 ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "cancel"}
-LATER = ("exec", "shell", "scale", "migrate", "hold", "release", "requeue", "node", "history")
+LATER = ("exec", "shell", "hold", "release", "requeue", "node", "history")
 ELSEWHERE = {"kill": "cancel", "rm": "cancel", "delete": "cancel", "list": "ps", "ls": "ps", "info": "nodes"}
 BROKEN_PIPE = 141
 

@@ -21,7 +21,20 @@ COMMAND = Command(
         "fish: swarm completion fish | source"
     ),
 )
-TAKES_JOBS = ("status", "why", "logs", "attach", "cancel", "recover", "wait", "describe", "inspect", "stop")
+TAKES_JOBS = (
+    "status",
+    "why",
+    "logs",
+    "attach",
+    "cancel",
+    "scale",
+    "migrate",
+    "recover",
+    "wait",
+    "describe",
+    "inspect",
+    "stop",
+)
 JOBS = "$(swarm ps --format '{{.handle}} {{.name}}' 2>/dev/null)"
 NODES = "$(swarm nodes -q 2>/dev/null)"
 CONTEXTS = r"$(swarm config view -q 2>/dev/null | sed -n 's/^contexts\.//p')"

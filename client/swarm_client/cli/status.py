@@ -120,6 +120,8 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if job.get("progress"):
         yield from _progress(job["progress"])
     yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
+    for each in job.get("rescalings") or []:
+        yield "Rescaled", _rescaling(each)
     if job.get("checkpoint"):
         yield "Checkpoint", _checkpoint(job["checkpoint"])
     if job.get("leftovers"):
@@ -186,6 +188,14 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
     where = f"copies on {', '.join(checkpoint['copies'])}" if checkpoint.get("copies") else "in a shared folder"
     size, when = show_bytes(checkpoint.get("size_bytes")), _when(checkpoint.get("committed_at"))
     return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
+
+
+def _rescaling(change: Mapping[str, Any]) -> str:
+    """One change of its size or place: from what to what, when, at what cost and why."""
+    before, after = change["ranks_before"], change.get("ranks_after")
+    size = f"{before} to {show_count(after, 'rank')}" if after else f"from {show_count(before, 'rank')}"
+    cost = f"after {change['pause_seconds']:.1f} s" if after else "not running again yet"
+    return f"{size}, {_when(change['decided_at'])}, {cost}: {plain(change['reason'])}"
 
 
 def _repeats(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:

@@ -288,15 +288,13 @@ class AgentWithoutCore(Facts):
                 return self._submit(command)
             case CancelJob(job_id=job):
                 return JobAccepted(self.change(job, state=JobState.STOPPING, stop_reason=EndReason.CANCELLED))
-            case SignalJob(job_id=job):
+            case SignalJob(job_id=job) | MigrateJob(job_id=job):
                 if self.known[job].state is not JobState.RUNNING:
                     return Refused("conflict", f"the job is {self.known[job].state.value}", "wait until it runs")
                 return JobAccepted(self.known[job])
             case ScaleJob(job_id=job, ranks=ranks, ranks_most=most):
                 spec = replace(self.known[job].spec, ranks=ranks, ranks_most=most)
                 return JobAccepted(self.change(job, spec=spec))
-            case MigrateJob(job_id=job):
-                return JobAccepted(self.known[job])
             case SetSwarmSetting(setting=setting):
                 self.policy = (setting, self.policy[1] + 1)
                 return SettingStored(*self.policy)

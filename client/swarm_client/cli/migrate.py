@@ -1,0 +1,47 @@
+"""`swarm migrate`: have a running job go on on other nodes."""
+
+from __future__ import annotations
+
+from swarm_client.cli.session import Session, one_positional
+from swarm_client.failure import OK, UsageError
+from swarm_client.job_id import job_path
+from swarm_client.options import Arguments, Command, Option
+
+COMMAND = Command(
+    "migrate",
+    "Have a running job go on on other nodes, from its newest checkpoint.",
+    (
+        Option("--to", "these nodes, comma separated", "NODES"),
+        Option("--off", "any but these nodes, comma separated", "NODES"),
+    ),
+    positionals="JOB",
+    details=(
+        "Its ranks are stopped with their grace time once the place is kept, and go on there.  Where there is no\n"
+        "room, or nothing to go on from, it is refused and the job runs on.\n"
+        "Example: swarm migrate k3j9x0ab --off gpu3"
+    ),
+)
+
+
+def execute(session: Session, arguments: Arguments) -> int:
+    """Print the job."""
+    reference = one_positional(arguments, "job")
+    nodes, avoid = _names(arguments["to"]), _names(arguments["off"])
+    if not nodes and not avoid:
+        raise UsageError("say where it is to go: --to NODES, --off NODES, or both", "for example --off gpu3")
+    job = session.agents.call(
+        f"cannot migrate {reference}",
+        "POST",
+        job_path(reference, "/migrate"),
+        query=session.query_for(reference),
+        body={"nodes": nodes, "avoid": avoid},
+        needs_shepherd=True,
+    )
+    session.printer.changed(job)
+    if session.printer.is_for_people:
+        session.tell(f"job {job['handle']} goes on elsewhere; see swarm status {job['handle']}")
+    return OK
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
