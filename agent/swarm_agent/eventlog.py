@@ -28,6 +28,8 @@ KINDS = (
     "job.rebatched",
     "job.rescaled",
     "job.restarted",
+    "job.resumed",
+    "job.scaled",
     "job.started",
     "job.stepped_down",
     "job.submitted",

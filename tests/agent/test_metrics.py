@@ -277,6 +277,7 @@ def test_events_of_the_core_become_histograms_and_counts(observed):
     told: list[tuple[str, dict[str, object]]] = [
         ("job.started", {"queue_wait_s": 2.0, "start_s": 0.3}),
         ("job.placed", {}),
+        ("job.resumed", {"pause_s": 3.5}),
         ("negotiation.round", {"result": "aborted"}),
         ("job.ended", {"end_reason": "node_lost"}),
     ]
@@ -286,6 +287,7 @@ def test_events_of_the_core_become_histograms_and_counts(observed):
     assert samples(text, "swarm_queue_wait_seconds_sum") == {(): 2.0}
     assert samples(text, "swarm_job_start_seconds_bucket")[("0.5",)] == 1.0
     assert samples(text, "swarm_job_start_seconds_bucket")[("0.2",)] == 0.0
+    assert samples(text, "swarm_rescale_pause_seconds_sum") == {(): 3.5}
     assert samples(text, "swarm_jobs_total")[("node_lost",)] == 1.0
     assert samples(text, "swarm_jobs_total")[("completed",)] == 0.0
     assert samples(text, "swarm_negotiation_rounds_total") == {("placed",): 1.0, ("aborted",): 1.0}

@@ -413,6 +413,58 @@ def test_cancel_asks_before_it_stops_the_jobs_of_others(swarm, agent):
     assert [method for method, _, _ in agent.requests] == ["GET"]
 
 
+@pytest.mark.parametrize(
+    ("text", "per_rank", "body", "told"),
+    [
+        ("4", 1, {"ranks": 4, "ranks_most": 0}, "has 2 ranks and gets 4 ranks as soon as there is room"),
+        ("4:8", 2, {"ranks": 2, "ranks_most": 4}, "goes on with 2 ranks, of 2 to 4 ranks"),
+        ("1", 0, {"ranks": 1, "ranks_most": 0}, "has 2 ranks and gets 1 rank as soon as there is room"),
+    ],
+)
+def test_scale_says_in_ranks_what_was_asked_for_in_gpus(swarm, agent, text, per_rank, body, told):
+    job = job_document(gpus_per_rank=per_rank, world_size=2)
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = (200, job)
+    agent.answers[f"POST /v1/jobs/{JOB_ID}/scale"] = (202, job)
+    assert swarm("scale", HANDLE, text) == (0, f"{HANDLE}\n", f"swarm: job {HANDLE} {told}\n")
+    assert ("POST", f"/v1/jobs/{JOB_ID}/scale", body) in agent.requests
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("scale", HANDLE), "name one job and a number of GPUs"),
+        (("scale", HANDLE, "0"), "'0' must be at least 1"),
+        (("scale", HANDLE, "4:2"), "'4:2' MIN 4 is larger than MAX 2"),
+        (("scale", HANDLE, "four"), "'four' must be a whole number"),
+        (("scale", HANDLE, "\udcff"), "must be a whole number"),
+        (("scale", HANDLE, "3"), "3 cannot be split into ranks of 2 GPUs"),
+        (("migrate", HANDLE), "say where it is to go"),
+        (("migrate", HANDLE, "--to", " , "), "say where it is to go"),
+    ],
+)
+def test_sizes_and_places_that_cannot_be_are_not_asked_for(swarm, agent, words, problem):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = (200, job_document(gpus_per_rank=2))
+    code, _, err = swarm(*words)
+    assert (code, problem in err) == (2, True), err
+    assert not [method for method, _, _ in agent.requests if method == "POST"]
+
+
+def test_migrate_names_nodes_to_go_to_and_to_leave(swarm, agent):
+    agent.answers[f"POST /v1/jobs/{HANDLE}/migrate"] = (202, job_document())
+    assert swarm("migrate", HANDLE, "--to", "gpu4, gpu5", "--off", "gpu1")[0] == 0
+    body = {"nodes": ["gpu4", "gpu5"], "avoid": ["gpu1"]}
+    assert ("POST", f"/v1/jobs/{HANDLE}/migrate", body) in agent.requests
+
+
+def test_status_tells_what_changes_of_size_have_cost(swarm, agent):
+    change = {"decided_at": "2025-01-31T12:00:00.123Z", "ranks_before": 2, "reason": "somebody wants it elsewhere"}
+    changes = [{**change, "ranks_after": 4, "pause_seconds": 3.14}, {**change, "ranks_after": None}]
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = (200, job_document(rescalings=changes))
+    out = swarm("status", HANDLE)[1]
+    assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, after 3.1 s: somebody wants it elsewhere\n" in out
+    assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, not running again yet: somebody" in out
+
+
 def test_logs_of_one_rank(swarm, agent):
     agent.stream = lambda _: iter([log("x\n", "1", rank=3)])
     assert swarm("logs", f"{HANDLE}.3", "--timestamps", "--label") == (0, "2025-01-31T12:00:02.000Z 3: x\n", "")

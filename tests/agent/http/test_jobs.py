@@ -8,7 +8,7 @@ from swarm_agent.http.jobs import signal_number
 from swarm_agent.http.problem import Problem
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
-from swarmsched.commands import CancelJob, SignalJob
+from swarmsched.commands import CancelJob, MigrateJob, ScaleJob, SignalJob
 from swarmsched.ids import NodeId
 from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
 
@@ -135,6 +135,36 @@ async def test_a_signal_is_refused_by_a_job_that_does_not_run(n1, n2):
     problem = await n2.post(f"/v1/jobs/{ALPHA}/signal", {"signal": "usr1"}, 409)
     assert (problem["code"], "queued" in problem["detail"]) == ("conflict", True)
     assert n1.agent.commands == [SignalJob(ALPHA, 10)]
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "pointer"),
+    [
+        ("scale", {}, "/ranks"),
+        ("scale", {"ranks": True}, "/ranks"),
+        ("scale", {"ranks": 4097}, "/ranks"),
+        ("scale", {"ranks": 2, "ranks_most": 2.5}, "/ranks_most"),
+        ("scale", {"ranks": 2, "gpus": 2}, "/gpus"),
+        ("migrate", {}, ""),
+        ("migrate", {"nodes": "n1"}, "/nodes"),
+        ("migrate", {"avoid": ["../n1"]}, "/avoid"),
+        ("migrate", {"avoid": [None]}, "/avoid"),
+    ],
+)
+async def test_a_malformed_change_of_size_or_place_does_nothing(n1, action, body, pointer):
+    n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
+    problem = await n1.post(f"/v1/jobs/{ALPHA}/{action}", body, 422)
+    assert problem["errors"][0]["pointer"] == pointer
+    assert n1.agent.commands == []
+
+
+async def test_a_change_of_size_or_place_is_the_shepherds_to_make(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
+    scaled = await n2.post(f"/v1/jobs/{ALPHA}/scale", {"ranks": 2, "ranks_most": 4}, 202)
+    assert (scaled["ranks"], scaled["ranks_most"]) == (2, 4)
+    assert (await n2.post(f"/v1/jobs/{ALPHA}/migrate", {"nodes": ["n9"]}, 404))["code"] == "unknown_node"
+    await n2.post(f"/v1/jobs/{ALPHA}/migrate", {"avoid": ["n2"]}, 202)
+    assert n1.agent.commands == [ScaleJob(ALPHA, 2, 4), MigrateJob(ALPHA, (), (NodeId("n2"),))]
 
 
 @pytest.mark.parametrize("value", [0, 65, True, "SIGNOPE", None, "RTMIN", 2.0])

@@ -93,6 +93,8 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
     logs = f"{job}/logs"
     await checker.check("GET", logs, path=f"/v1/jobs/{found}/logs", kind="application/x-ndjson")
     await checker.check("POST", f"{job}/signal", 202, path=f"/v1/jobs/{found}/signal", json={"signal": "INT"})
+    await checker.check("POST", f"{job}/scale", 202, path=f"/v1/jobs/{found}/scale", json={"ranks": 1})
+    await checker.check("POST", f"{job}/migrate", 202, path=f"/v1/jobs/{found}/migrate", json={"avoid": ["n1"]})
     await checker.check("POST", f"{job}/cancel", 202, path=f"/v1/jobs/{found}/cancel", json={"grace_seconds": 1})
     await checker.check("POST", f"{job}/recover", 202, path=f"/v1/jobs/{found}/recover", json={"force": True})
     await checker.check("DELETE", job, 202, path=f"/v1/jobs/{found}")
@@ -219,6 +221,8 @@ def test_the_documented_limits_of_a_model_are_taken(limit):
         ("POST", "/v1/jobs/{job}/cancel", f"/v1/jobs/{job_id(1)}/cancel", {"grace_seconds": 86_401}),
         ("POST", "/v1/jobs/{job}/signal", f"/v1/jobs/{job_id(1)}/signal", {"signal": 64}),
         ("POST", "/v1/jobs/{job}/signal", f"/v1/jobs/{job_id(1)}/signal", {"signal": 65}),
+        ("POST", "/v1/jobs/{job}/scale", f"/v1/jobs/{job_id(1)}/scale", {"ranks": 4_096, "ranks_most": 4_096}),
+        ("POST", "/v1/jobs/{job}/scale", f"/v1/jobs/{job_id(1)}/scale", {"ranks": 4_097}),
         ("PUT", "/v1/nodes/{node}/drain", "/v1/nodes/n1/drain", {"draining": True, "reason": "x" * 200}),
         ("PUT", "/v1/nodes/{node}/drain", "/v1/nodes/n1/drain", {"draining": True, "reason": "x" * 201}),
         ("POST", "/v1/blobs/missing", "/v1/blobs/missing", {"digests": ["0" * 64] * 10_000}),
