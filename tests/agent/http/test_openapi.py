@@ -230,7 +230,7 @@ def test_the_documented_limits_of_a_model_are_taken(limit):
         ("PUT", "/v1/config", "/v1/config", {"policy": "las", "elasticity": "advise"}),
         ("PUT", "/v1/config", "/v1/config", {"policy": "las", "elasticity": "perhaps"}),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 async def test_a_body_is_refused_where_the_document_forbids_it(checker, n1, method, pattern, path, body):
     n1.agent.put(a_record(job_id(1), "n1", nodes=(("n1", 1),), state=JobState.RUNNING, started_utc_s=1.7e9))
