@@ -618,7 +618,31 @@ def test_a_node_is_drained_with_a_reason_and_takes_work_again(swarm, agent):
     assert swarm("drain", "gpu2", "--off") == (0, "gpu2\n", "swarm: gpu2 takes work again\n")
     assert agent.requests[-1][2] == {"draining": False, "reason": ""}
     assert swarm("drain", "gpu2", "--off", "--reason", "done")[0] == 2
+    assert swarm("drain", "gpu2", "--off", "--migrate")[0] == 2
     assert swarm("drain")[0] == 2
+
+
+def test_jobs_of_a_drained_node_are_moved_and_those_that_stay_are_named(swarm, agent):
+    agent.answers["PUT /v1/nodes/gpu2/drain"] = {"node": "gpu2", "is_draining": True, "drain_reason": ""}
+    there, elsewhere = [{"node": "gpu1"}, {"node": "gpu2"}], [{"node": "gpu1"}]
+    first = {**listing(job_document(id="a", handle="aa", nodes=there)), "next_cursor": "more"}
+    last = listing(job_document(id="b", handle="bb", nodes=there), job_document(id="c", nodes=elsewhere))
+    agent.answers["GET /v1/jobs"] = lambda _, query: last if query.get("cursor") == "more" else first
+    agent.answers["POST /v1/jobs/a/migrate"] = (409, problem(409, "conflict", "there is no room elsewhere"))
+    agent.answers["POST /v1/jobs/b/migrate"] = (202, job_document(id="b"))
+    code, out, err = swarm("drain", "gpu2", "--migrate")
+    assert (code, out) == (5, "gpu2\n")
+    assert err == (
+        "swarm: gpu2 takes no new work\n"
+        "swarm: aa stays on gpu2: there is no room elsewhere\n"
+        "swarm: bb goes on elsewhere\n"
+    )
+    assert agent.requests[-1] == ("POST", "/v1/jobs/b/migrate", {"avoid": ["gpu2"]})
+    agent.answers["GET /v1/jobs"] = listing()
+    assert swarm("drain", "gpu2", "--migrate")[::2] == (
+        0,
+        "swarm: gpu2 takes no new work\nswarm: nothing runs on gpu2\n",
+    )
 
 
 def test_a_node_is_given_up(swarm, agent):

@@ -1,10 +1,14 @@
-"""`swarm drain`: have a node take no new work, before it is repaired or switched off."""
+"""`swarm drain`: have a node take no new work, and give away what it has, before it is repaired or switched off."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from swarm_client.agents import quote
+from swarm_client.annotations import Any
 from swarm_client.cli.session import Session, one_positional
-from swarm_client.failure import OK, UsageError
+from swarm_client.failure import OK, Failure, UsageError
+from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 
 COMMAND = Command(
@@ -12,27 +16,58 @@ COMMAND = Command(
     "Have a node take no new work; what runs there runs on.",
     (
         Option("--reason", "why, for those who ask what is wrong with it", "TEXT"),
+        Option("--migrate", "move running jobs that save checkpoints to other nodes"),
         Option("--off", "take work again"),
     ),
     positionals="NODE",
     details=(
         "It lasts until --off, restarts of the agent included.  The node still keeps records of jobs and acts for\n"
-        "those that were submitted there; `swarm nodes NODE` shows which jobs run on it."
+        "those that were submitted there; `swarm nodes NODE` shows which jobs run on it.  With --migrate each of them\n"
+        "that has something to go on from is moved if there is room; the others are named, and the exit code is 5."
     ),
-    examples=('swarm drain node-3 --reason "new power supply"', "swarm drain node-3 --off"),
+    examples=('swarm drain node-3 --migrate --reason "new power supply"', "swarm drain node-3 --off"),
 )
 
 
 def execute(session: Session, arguments: Arguments) -> int:
     """0 once the node itself has it on disk."""
     name = one_positional(arguments, "node")
-    if arguments["off"] and arguments["reason"]:
-        raise UsageError("--reason does not go with --off", "leave out one of them")
+    for option in ("reason", "migrate"):
+        if arguments["off"] and arguments[option]:
+            raise UsageError(f"--{option} does not go with --off", "leave out one of them")
     body = {"draining": not arguments["off"], "reason": arguments["reason"] or ""}
     path = f"/v1/nodes/{quote(name)}/drain"
     node = session.agents.call(f"cannot drain {name}", "PUT", path, body=body)
     session.printer.changed(node)
     if session.printer.is_for_people:
-        work = "no new work; what runs there runs on" if node["is_draining"] else "work again"
+        stays = "" if arguments["migrate"] else "; what runs there runs on"
+        work = f"no new work{stays}" if node["is_draining"] else "work again"
         session.tell(f"{node['node']} takes {work}")
-    return OK
+    return _migrate(session, str(node["node"])) if arguments["migrate"] else OK
+
+
+def _migrate(session: Session, node: str) -> int:
+    """Have each job there go on elsewhere; the first failure's code if one does not."""
+    code, jobs = OK, _jobs_on(session, node)
+    if not jobs:
+        session.tell(f"nothing runs on {node}")
+    for job in jobs:
+        action, path = f"{job['handle']} stays on {node}", job_path(str(job["id"]), "/migrate")
+        try:
+            session.agents.call(action, "POST", path, body={"avoid": [node]}, needs_shepherd=True)
+        except Failure as failure:
+            session.warn(failure.problem)
+            code = code or failure.exit_code
+        else:
+            session.tell(f"{job['handle']} goes on elsewhere")
+    return code
+
+
+def _jobs_on(session: Session, node: str) -> list[Mapping[str, Any]]:
+    found, query = [], {"fields": "id,handle,nodes", "state": "starting,running"}
+    while True:
+        page = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
+        found += [job for job in page["items"] if any(share["node"] == node for share in job.get("nodes") or ())]
+        if not page.get("next_cursor"):
+            return found
+        query = {**query, "cursor": page["next_cursor"]}
