@@ -14,6 +14,7 @@ from swarmsched.holder.records import Records
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.placement.resizing import is_misfit, waits_for
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
@@ -158,7 +159,9 @@ class Snapshot:
         return speed_question(record, estimate, self._cluster.nodes(), kind)
 
     def size_reason(self, record: JobRecord) -> str:
-        """Why a job that takes several sizes has this one; empty for others."""
+        """Why a job that takes several sizes, or is to have another one, has this one; empty for others."""
+        if is_misfit(record):
+            return waits_for(record)
         if not record.spec.is_elastic or not record.shares:
             return ""
         return size_reason(record, self._placement.setting, self._placement.told.get(record.job_id))

@@ -53,6 +53,15 @@ def cannot_pause(record: JobRecord) -> Refused | None:
     return None
 
 
+def waits_for(record: JobRecord) -> str:
+    """Why a job has not the size yet that it is to have."""
+    if record.state is not JobState.RUNNING:
+        why = f"it is {record.state.value}"
+    else:
+        why = "waits for room on free GPUs" if record.has_own_checkpoint else "waits for its next checkpoint"
+    return f"is to have {record.spec.size_range}: {why}"
+
+
 UNSTEADY = Refused("conflict", "another change of the job is under way", "ask again in a moment")
 
 

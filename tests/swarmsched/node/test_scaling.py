@@ -60,6 +60,8 @@ def test_a_job_that_is_to_grow_waits_for_room_and_takes_it_when_it_comes(watched
     ask(watched, ScaleJob(job, 4))
     watched.swarm.run_for(8.0)
     assert has(watched, job, 2)
+    shepherd = watched.swarm.hosts[watched.swarm.record(job).shepherd].node
+    assert shepherd.size_reason(watched.swarm.record(job)) == "is to have 4: waits for room on free GPUs"
     shepherd = watched.swarm.record(job).shepherd
     watched.swarm.hosts[shepherd].crash()
     assert watched.swarm.run_until(lambda: watched.swarm.record(job).shepherd != shepherd, 60.0)
