@@ -218,7 +218,6 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "--no-sync", "-w", "/caf\udce9", "--", "x"], r"workdir: '/caf\udce9' is not UTF-8"),
         (["run", "--dry-run=yes", "--", "x"], "--dry-run takes no value"),
         (["rnu"], "unknown command 'rnu'; did you mean run?"),
-        (["scale", "x", "4"], "not available in this version"),
     ],
 )
 def test_bad_command_lines_name_the_remedy_and_send_nothing(swarm, agent, words, message):

@@ -12,6 +12,7 @@ from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import LogQuery, _Follower
 from swarmsched.api import EndReason, JobState, StartPhase
+from swarmsched.ids import TaskKey
 from tests.agent.http.testing import a_record, job_id
 from tests.agent.testing import wait_until
 
@@ -122,7 +123,7 @@ async def test_a_follower_sees_queue_start_output_and_end(n1, n2, n3, output):
     n1.agent.change(JOB, state=JobState.STARTING, phase=StartPhase.LAUNCH, shares=shares, attempt=1)
     assert (await lines.next())["phase"] == "launch"
     for desk in (n1, n2):
-        desk.agent.logs.opened((JOB, 1))
+        desk.agent.logs.opened(TaskKey(JOB, 1))
     n1.agent.change(JOB, state=JobState.RUNNING, phase=StartPhase.NONE)
     assert (await lines.next())["state"] == "running"
     output(n2.agent).write(JOB, 2, b"hello\n")
@@ -130,7 +131,7 @@ async def test_a_follower_sees_queue_start_output_and_end(n1, n2, n3, output):
     output(n1.agent).write(JOB, 0, b"no newline")
     assert texts([await lines.next()]) == [(0, "no newline")]
     for desk in (n1, n2):
-        desk.agent.logs.closed((JOB, 1))
+        desk.agent.logs.closed(TaskKey(JOB, 1))
     end(n1, exit_code=3)
     records = await lines.rest()
     assert [each["type"] for each in records] == ["state", "end"]
@@ -212,7 +213,7 @@ async def test_what_a_tail_left_out_is_not_sent_on_return(n1, n2, output):
     output(n1.agent).write(JOB, 0, b"old\n", at=1.0)
     output(n2.agent).write(JOB, 1, b"old\n", at=1.0)
     for desk in (n1, n2):
-        desk.agent.logs.opened((JOB, 1))
+        desk.agent.logs.opened(TaskKey(JOB, 1))
     lines = Lines(await read(n1, "?follow=1&tail=0"))
     await lines.next()
     async with asyncio.timeout(5):
