@@ -5,7 +5,6 @@ calls it again on what arrives.  All problems of a request are reported together
 and a remedy.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
@@ -191,6 +190,8 @@ class JobSpec(Value):
 
 def near_word(word: str, choices: Sequence[str]) -> str:
     """The choice that was probably meant, else an empty string."""
+    import difflib  # noqa: PLC0415  # for errors alone: it takes room in each agent
+
     return next(iter(difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1)), "")
 
 

@@ -1,7 +1,6 @@
 """The job record: the value of a job's register, and all that is durable about a job."""
 
 from enum import Enum
-from statistics import median
 from typing import Annotated, Self
 
 from msgspec import Meta
@@ -129,9 +128,9 @@ class JobRecord(Value):
 
     @property
     def pause_s(self) -> float:
-        """What a change of its size has cost it, in the median of the last ones; 0 where none was measured."""
-        pauses_s = [each.pause_s for each in self.rescalings if each.ranks_after]
-        return median(pauses_s) if pauses_s else 0.0
+        """What a change of its size has cost it, in the upper median of the last ones; 0 where none was measured."""
+        pauses_s = sorted(each.pause_s for each in self.rescalings if each.ranks_after)
+        return pauses_s[len(pauses_s) // 2] if pauses_s else 0.0
 
     @property
     def attempts_in_doubt(self) -> int:

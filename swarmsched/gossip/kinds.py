@@ -5,8 +5,7 @@ Every agent keeps it of the cards that pass, so that nothing more travels; one t
 """
 
 from collections import OrderedDict
-from math import log2
-from statistics import fmean, pstdev
+from math import fsum, log2, sqrt
 
 from msgspec.structs import replace
 
@@ -81,8 +80,9 @@ class _Kind:
         if not self._noise and self._samples:
             self._noise = encode_value(NoiseTable, NoiseTable(tuple(self._samples.values())))
         lengths = list(self._lengths.values())
-        length = fmean(lengths) if lengths else 2.0 * self._furthest
-        error = pstdev(lengths) / length if len(lengths) > 1 else 1.0
+        length = fsum(lengths) / len(lengths) if lengths else 2.0 * self._furthest
+        deviation = sqrt(fsum((each - length) ** 2 for each in lengths) / max(1, len(lengths)))
+        error = deviation / length if len(lengths) > 1 else 1.0
         return KindView(user, name, self._packed(gpu), self._noise, length, error if length else 0.0, gpu)
 
     def _packed(self, gpu: str) -> bytes:

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import median
 from typing import NamedTuple
 
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
-from swarmsched.models.convergence import DEVIATIONS, LossCurve
+from swarmsched.models.convergence import DEVIATIONS, LossCurve, middle
 
 COUNTS = ("step", "samples", "epoch")
 TOTALS = {"total_steps": "step", "total_epochs": "epoch"}
@@ -86,7 +85,7 @@ class Pace:
     @property
     def recent_s(self) -> float | None:
         """Seconds per unit lately: a median, so that single pauses do not count."""
-        return median([seconds / units for units, seconds in self._recent]) if self._recent else None
+        return middle([seconds / units for units, seconds in self._recent]) if self._recent else None
 
     def remaining(self, units: float) -> Remaining | None:
         """Time for so many more; None before a block is complete.
