@@ -138,7 +138,7 @@ class Batches:
             self._settle()
         if self._rest:
             return self._give(self._rest.popleft())
-        if self._is_over:
+        if self.is_over:
             if self._finish is not None and not self._is_past:
                 self._finish()
             self.close()
@@ -174,7 +174,8 @@ class Batches:
         return self._last
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether no step is left of these epochs."""
         return self._later is not None or self._table.is_done
 
     @property
@@ -242,7 +243,7 @@ class Batches:
     def _start_anew(self) -> None:
         self._rest.clear()
         self._is_taken = self._is_told = False
-        if not self._is_over:
+        if not self.is_over:
             self._load_ahead()
 
     def _met_end(self, epoch: int, length: int) -> None:

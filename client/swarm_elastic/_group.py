@@ -148,7 +148,7 @@ class GlooGroup:
         """`store` is this version's alone.  Raises RuntimeError when a member does not come within `timeout_s`."""
         self.rank, self.size = rank, size
         self.is_closed = False
-        self._closing = threading.Lock()
+        self._closing, self._beginning = threading.Lock(), threading.Lock()
         device, self._listener = _device(host)
         options: Any = ProcessGroupGloo._Options()  # noqa: SLF001  # the only way to a device of our own
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -208,10 +208,16 @@ class GlooGroup:
         doomed = [group]
         del group
         # The end of a group waits for its threads, and those for the peers' last words.
-        _background.start("swarm-drop", doomed.clear)
+        _background.start("swarm-drop", self._drop, doomed)
+
+    def _drop(self, doomed: list[Any]) -> None:
+        with self._beginning:  # who is in it holds the group, and must not be the last who lets go of it
+            pass
+        doomed.clear()
 
     def _begin(self, operation: str, *arguments: Any) -> Any:
-        return _begun(self._group, operation, *arguments)
+        with self._beginning:
+            return _begun(self._group, operation, *arguments)
 
 
 class NcclGroup(GlooGroup):

@@ -81,7 +81,7 @@ class Ranks:
         self.leave(dead)
     @property
     def is_done(self):
-        return next(iter(self.batches.values()))._is_over
+        return next(iter(self.batches.values())).is_over
     def finish(self):
         while not self.is_done:
             self.step()

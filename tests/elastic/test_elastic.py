@@ -393,6 +393,41 @@ def test_a_batch_that_the_swarm_chose_outlives_the_rank_that_was_told_of_it(job:
     assert set(batches) == {120}
 
 
+def test_a_group_that_is_closed_while_an_operation_begins_does_not_end_in_the_training_thread(
+    tmp_path: Path, template: Template
+) -> None:
+    """Its end waits for the peers, of which one may hang."""
+    script = """
+import json, threading, time
+from swarm_elastic._group import GlooGroup
+ended = []
+class Torch:
+    def allreduce(self, tensors):
+        begun.set()
+        closed.wait()
+    def __del__(self):
+        ended.append(threading.current_thread().name)
+begun, closed = threading.Event(), threading.Event()
+group = object.__new__(GlooGroup)
+group._closing, group._beginning, group._group = threading.Lock(), threading.Lock(), Torch()
+group._listener, group._peers = ("127.0.0.1", 1), set()
+def close():
+    begun.wait()
+    group.close()
+    time.sleep(0.2)
+    closed.set()
+threading.Thread(target=close).start()
+group.all_reduce(None)
+while not ended:
+    time.sleep(0.01)
+print(json.dumps({"ended": ended}), flush=True)
+"""
+    with elastic_job(tmp_path, template, script) as job:
+        job.start("a")
+        assert job["a"].ended() == 0
+        assert job["a"].lines == [{"ended": ["swarm-drop"]}]
+
+
 def test_outside_of_a_swarm_it_trains_by_the_environment_of_torchrun(make_job) -> None:
     with make_job(SWARM_TASK_SOCKET="", SWARM_WORKER="", MASTER_ADDR="127.0.0.1", WORLD_SIZE="2", PAUSE_MS="0") as job:
         (job.folder / "stop").write_text("30")
