@@ -16,6 +16,7 @@ from swarmsched.estimate import BatchRange, Work
 from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, Name, NodeName, Seconds, Text, Value, is_text
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
+from swarmsched.world import WORKERS_MAX
 
 API_VERSION = "v1"
 DEFAULT_QUEUE = "default"
@@ -126,9 +127,10 @@ class JobSpec(Value):
     ranks_most: U16 = 0  # 0: its world size is `ranks`, always
     batches: BatchRange = BatchRange()  # frozen; which global batches its script lets the swarm choose
     work: Work | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
+    elastic: bool = False  # its script imports swarm_elastic: ranks join and leave while it trains
 
     @property
-    def is_elastic(self) -> bool:
+    def is_resizable(self) -> bool:
         """True for a job that takes several world sizes, or several batches."""
         return self.ranks_most > self.ranks or self.batches.most > self.batches.first
 
@@ -185,6 +187,7 @@ class JobSpec(Value):
             "umask": self.umask,
             "tree_bytes": self.held_bytes,
             "max_restarts": self.max_restarts,
+            "elastic": self.elastic,
         }
 
 
@@ -236,6 +239,7 @@ class _SpecReader:
                 gpu_memory_bytes=self._integer("gpu_memory_bytes", 0, 2**50, 0),
             ),
             per_node=self._boolean("per_node"),
+            elastic=self._elastic(),
             env=self._environment(),
             workdir=self._absolute_or_relative("workdir"),
             tree=self._digest("tree"),
@@ -360,6 +364,15 @@ class _SpecReader:
             self._complain(key, f"{_say(value)} is not true or false", "use true or false")
             return False
         return value
+
+    def _elastic(self) -> bool:
+        is_elastic, most = self._boolean("elastic"), self._document.get("ranks_most") or self._document.get("ranks", 1)
+        if is_elastic and self._document.get("per_node"):
+            remedy = "leave one of the two out: each rank of such a job is a worker of its own"
+            self._complain("elastic", "cannot be had with per_node", remedy)
+        if is_elastic and isinstance(most, int) and most > WORKERS_MAX:
+            self._complain("elastic", f"{most} ranks are more than {WORKERS_MAX}", "take fewer, or leave elastic out")
+        return is_elastic
 
     def _environment(self) -> dict[str, str]:
         value = self._document.get("env", {})

@@ -139,7 +139,7 @@ def card_of(
 def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     """Of a job that waits, or that would lose little: its present attempt has committed a checkpoint."""
     spec = record.spec
-    if not spec.is_elastic or not (record.has_own_checkpoint or record.state is JobState.QUEUED):
+    if not spec.is_resizable or not (record.has_own_checkpoint or record.state is JobState.QUEUED):
         return None
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)

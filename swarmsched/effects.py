@@ -16,6 +16,7 @@ from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.resources import Gpu
 from swarmsched.task import OfAttempt, OfTask, TaskOrder
 from swarmsched.view import ClusterView, PolicySetting
+from swarmsched.world import WorldPlan
 
 
 class SendDatagram(Value):
@@ -91,6 +92,12 @@ class SetBatch(OfAttempt):
     global_batch: int
 
 
+class PublishWorld(OfTask):
+    """Tell the worker of an elastic part of a world; harmless where it, or a newer one, was told."""
+
+    plan: WorldPlan
+
+
 class StopTask(OfTask):
     """SIGTERM, wait `grace_s`, then SIGKILL to all descendants; staging is abandoned too.
 
@@ -136,6 +143,7 @@ Effect = (
     | StartTask
     | SignalTask
     | SetBatch
+    | PublishWorld
     | StopTask
     | ExtendAttempt
     | ForgetTask

@@ -9,6 +9,7 @@ from swarmsched.ids import Address, NodeId
 from swarmsched.resources import NodeResources
 from swarmsched.task import OfAttempt, OfTask, RankExit, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.view import Plan
+from swarmsched.world import Worker
 
 
 class TimerFired(Value):
@@ -128,6 +129,12 @@ class TaskFreezeChanged(OfTask):
     is_frozen: bool
 
 
+class WorkerTold(OfTask):
+    """The worker of an elastic part has said something new of itself."""
+
+    worker: Worker
+
+
 class RankExited(OfTask):
     """One rank ended; others may still run."""
 
@@ -162,7 +169,16 @@ class TasksFound(Value):
     tasks: tuple[FoundTask, ...]
 
 
-TaskFact = TaskPhaseChanged | TaskStaged | TaskStageFailed | TaskStarted | TaskFreezeChanged | RankExited | TaskExited
+TaskFact = (
+    TaskPhaseChanged
+    | TaskStaged
+    | TaskStageFailed
+    | TaskStarted
+    | TaskFreezeChanged
+    | WorkerTold
+    | RankExited
+    | TaskExited
+)
 """What the runner tells of one task."""
 
 

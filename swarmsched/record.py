@@ -12,6 +12,7 @@ from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, P
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.ids import Place
 from swarmsched.resources import Share, world_size
+from swarmsched.world import World
 
 SIGTERM = 15
 RESCALINGS_KEPT, RESCALING_REASON_LENGTH = 8, 120
@@ -105,6 +106,9 @@ class JobRecord(Value):
     global_batch: U32 = 0  # that the ranks are told to train with; 0: they have chosen themselves
     scalings: U32 = 0  # how often people have changed its sizes
     rescalings: Annotated[tuple[Rescaling, ...], Meta(max_length=RESCALINGS_KEPT)] = ()  # the last ones, oldest first
+    world: World = World()  # frozen; of an elastic attempt, from its start on
+    last_part: U16 = 0  # the highest number that a part of this attempt was given
+    counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -120,6 +124,17 @@ class JobRecord(Value):
     def gpus(self) -> int:
         """What it holds; what it wants at least while it holds nothing."""
         return world_size(self.shares) * self.spec.demand.gpus if self.shares else self.spec.total_gpus
+
+    @property
+    def leaving(self) -> tuple[Share, ...]:
+        """Parts of an elastic attempt that train no more, or never did, and may have processes."""
+        world = self.world
+        return tuple(s for s in self.shares if s.part not in world.members and s.part not in world.joining)
+
+    @property
+    def joining(self) -> tuple[Share, ...]:
+        """Parts of an elastic attempt that are started beside those that train."""
+        return tuple(share for share in self.shares if share.part in self.world.joining)
 
     @property
     def has_own_checkpoint(self) -> bool:

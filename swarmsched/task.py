@@ -14,6 +14,7 @@ from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, P
 from swarmsched.holders import Configuration
 from swarmsched.ids import AttemptKey, Place, TaskKey
 from swarmsched.resources import Share, world_size
+from swarmsched.world import Worker
 
 RENDEZVOUS_PORTS_PER_GPU = 20
 
@@ -91,8 +92,8 @@ class TaskOrder(Value):
 
     @property
     def first_rank(self) -> int:
-        """Global rank of this node's first process."""
-        return world_size(self.shares[: self.node_rank])
+        """Global rank of this part's first process; of an elastic one, whose rank changes, a number of its own."""
+        return self.part - 1 if self.part else world_size(self.shares[: self.node_rank])
 
     @property
     def local_ranks(self) -> int:
@@ -102,7 +103,8 @@ class TaskOrder(Value):
     @property
     def needs_staging(self) -> bool:
         """True when files, an environment or a checkpoint must reach the node, or rank 0 be probed from there."""
-        return bool(self.spec.tree or self.spec.requirements or self.checkpoint) or self.node_rank > 0
+        is_apart = self.node_rank > 0 and not self.part
+        return bool(self.spec.tree or self.spec.requirements or self.checkpoint) or is_apart
 
 
 class RankExit(Value):
@@ -155,6 +157,7 @@ class TaskStatus(Value):
     is_frozen: bool = False  # its node has lost contact with the job's holders
     ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
     part: U16 = 0
+    worker: Worker = Worker()  # frozen; of an elastic part
 
     @property
     def key(self) -> TaskKey:

@@ -48,14 +48,15 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    WorldRequest,
 )
 from swarmsched.resources import Demand, Free, FreeReport, Gpu, GpuHealth, NodeResources, counted, fits, suits
 from swarmsched.task import TaskOrder
 
-CheckedCommand = LaunchRequest | StopRequest | SignalRequest | StatusRequest
+CheckedCommand = LaunchRequest | StopRequest | SignalRequest | WorldRequest | StatusRequest
 FENCE_KEPT_S = 3600.0
 FENCES_MAX = 100_000
-STORED_ANSWERS_MAX = 16  # per job; a shepherd has at most a few commands under way at one owner
+STORED_ANSWERS_MAX = 64  # per job; a shepherd has at most a few commands under way for each part at one owner
 PART_MAX = 2**16 - 1
 BOOKINGS_MAX = 4_096  # jobs without demands would otherwise fit without end
 

@@ -15,6 +15,7 @@ from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, 
 from swarmsched.ids import Place, TaskKey
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import OfAttempt, OfPart, OfTask, TaskOrder, TaskStatus
+from swarmsched.world import WorldPlan
 
 HOLD_TTL_S = 5.0
 CLAIM_TTL_S = 60.0
@@ -110,6 +111,12 @@ class SignalRequest(ShepherdCommand):
     signal: U16
 
 
+class WorldRequest(ShepherdCommand):
+    """Tell the worker of an elastic part of this world.  Repeated until its reports say that it has heard of it."""
+
+    plan: WorldPlan
+
+
 class StatusRequest(ShepherdCommand):
     """A shepherd (new, or returned) asks what is known of its attempt, and takes over reports."""
 
@@ -122,6 +129,7 @@ OwnerCommand = (
     | ReleaseRequest
     | StopRequest
     | SignalRequest
+    | WorldRequest
     | StatusRequest
 )
 

@@ -19,6 +19,7 @@ from swarmsched.effects import (
     Effect,
     ForgetTask,
     Persist,
+    PublishWorld,
     SendPeer,
     SetBatch,
     SignalTask,
@@ -43,6 +44,7 @@ from swarmsched.events import (
     TaskStageFailed,
     TaskStarted,
     TimerFired,
+    WorkerTold,
 )
 from swarmsched.fields import U32, NodeName, Text, Value, cleaned
 from swarmsched.holders import Configuration
@@ -65,10 +67,11 @@ from swarmsched.ledger.message import (
     TaskEstimate,
     TaskReport,
     TaskReportReceived,
+    WorldRequest,
 )
 from swarmsched.negotiation.hold_desk import HoldDesk
 from swarmsched.record import JobRecord
-from swarmsched.task import TaskFailure, TaskOrder, TaskStage, TaskStatus
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
 
 REPORT_INTERVAL_S = 2.0
@@ -205,6 +208,8 @@ class Owner:
                 return self._stop(command, now_s)
             case SignalRequest():
                 return self._signal(command, now_s)
+            case WorldRequest():
+                return self._publish(command, now_s)
             case StatusRequest():
                 return self._tell_status(command, now_s)
             case _:
@@ -333,6 +338,13 @@ class Owner:
             effects.append(SignalTask.about(request.key, request.signal))
         return effects
 
+    def _publish(self, request: WorldRequest, now_s: float) -> list[Effect]:
+        answer, durable, task = self._check(request, now_s)
+        effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
+        if task is not None and answer.refusal is Refusal.NONE and task.status.stage is not TaskStage.EXITED:
+            effects.append(PublishWorld.about(request.key, request.plan))
+        return effects
+
     def _tell_status(self, request: StatusRequest, now_s: float) -> list[Effect]:
         answer, durable, task = self._check(request, now_s)
         effects: list[Effect] = [*durable, SendPeer(request.shepherd, answer)]
@@ -343,7 +355,7 @@ class Owner:
         return [*effects, *self._report(task, now_s)]
 
     def _check(
-        self, request: StopRequest | SignalRequest | StatusRequest, now_s: float
+        self, request: StopRequest | SignalRequest | WorldRequest | StatusRequest, now_s: float
     ) -> tuple[OwnerAnswer, list[Persist], _Task | None]:
         """The ledger's word, corrected by ours: an ended task has no lease any more but is not unknown."""
         answer, durable = self._ledger.check(request, now_s)
@@ -378,14 +390,19 @@ class Owner:
                 return self._change(task, now_s, stage=TaskStage.STARTED, phase="")
             case TaskFreezeChanged(is_frozen=is_frozen):
                 return [self._tell_freeze(task, is_frozen), *self._change(task, now_s, is_frozen=is_frozen)]
-            case RankExited(exit=rank_exit):
-                if any(known.rank == rank_exit.rank for known in task.status.exits):
-                    return []
-                return self._change(task, now_s, exits=(*task.status.exits, rank_exit))
+            case WorkerTold(worker=worker):
+                return self._change(task, now_s, worker=worker)
+            case RankExited():
+                return self._rank_exited(task, event.exit, now_s)
             case TaskExited(exits=exits, failure=failure, detail=detail):
                 return self._exited(task, now_s, exits=exits, failure=failure, detail=cleaned(detail))
             case _:
                 assert_never(event)
+
+    def _rank_exited(self, task: _Task, rank_exit: RankExit, now_s: float) -> list[Effect]:
+        exits = task.status.exits
+        is_known = any(known.rank == rank_exit.rank for known in exits)
+        return [] if is_known else self._change(task, now_s, exits=(*exits, rank_exit))
 
     def _exited(self, task: _Task, now_s: float, **changes: object) -> list[Effect]:
         """No process is left: the lease ends, and only then is anybody told."""

@@ -33,6 +33,7 @@ from swarmsched.ledger.message import (
     TaskEstimate,
     TaskReport,
     TaskReportReceived,
+    WorldRequest,
     YieldRequest,
 )
 from swarmsched.wire.codec import Codec
@@ -70,6 +71,7 @@ PEER_KINDS: dict[int, type] = {
     96: Opening,
     97: TaskEstimate,
     98: TaskBatch,
+    99: WorldRequest,
 }
 PEER_CODEC = Codec(PEER_KINDS)
 

@@ -153,7 +153,7 @@ class Snapshot:
         """What to ask the planner for the model of a job's speed; None of one size, and where nothing was measured."""
         job, heard, record = self._placement.jobs.get(job_id), self._state.jobs.get(job_id), self.record(job_id)
         estimate = job.estimate if job is not None else heard.card.estimate if heard is not None else None
-        if estimate is None or not estimate.points or record is None or not record.spec.is_elastic:
+        if estimate is None or not estimate.points or record is None or not record.spec.is_resizable:
             return None
         kind = self._cluster.kind(record.spec.user, record.spec.name, estimate.gpu)
         return speed_question(record, estimate, self._cluster.nodes(), kind)
@@ -162,6 +162,6 @@ class Snapshot:
         """Why a job that takes several sizes, or is to have another one, has this one; empty for others."""
         if is_misfit(record):
             return waits_for(record)
-        if not record.spec.is_elastic or not record.shares:
+        if not record.spec.is_resizable or not record.shares:
             return ""
         return size_reason(record, self._placement.setting, self._placement.told.get(record.job_id))

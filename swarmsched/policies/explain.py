@@ -251,7 +251,7 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
     if not record.shares:
         return "no node has taken it yet"
     where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares[:SENTENCE_NODES_LIMIT])
-    if spec.is_elastic:
+    if spec.is_resizable:
         most, has = max(spec.ranks, spec.ranks_most), world_size(record.shares)
         takes = (
             f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"

@@ -218,12 +218,12 @@ def _rated_job(
     physics = rated(job, by_batch, cluster.largest)
     _check_classes(job.model, physics.rates.classes, cluster)
     most = min(physics.most, cluster.total, settings.gpus_most.get(job.model, physics.most))
-    is_elastic = kind_of(settings.policy).resizes and physics.least < most
+    is_resizable = kind_of(settings.policy).resizes and physics.least < most
     return ReplayJob(
         *named,
-        physics.least if is_elastic and settings.asks_least else min(job.gpus, most) if is_elastic else job.gpus,
+        physics.least if is_resizable and settings.asks_least else min(job.gpus, most) if is_resizable else job.gpus,
         physics,
-        Elastic(physics.least, most, physics.batches) if is_elastic else None,
+        Elastic(physics.least, most, physics.batches) if is_resizable else None,
         user=job.user,
         checkpoint_s=settings.checkpoint_s if settings.cluster.events else inf,
     )

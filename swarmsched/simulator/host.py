@@ -446,7 +446,7 @@ class Host:
         order = task.order
         self._last_request_id -= 1
         self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
-        if order.spec.is_elastic:
+        if order.spec.is_resizable:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 

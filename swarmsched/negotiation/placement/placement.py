@@ -187,7 +187,7 @@ class Placement:
         shepherd = JobShepherd(record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window)
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
-        if shepherd.estimate is None and record.spec.is_elastic:
+        if shepherd.estimate is None and record.spec.is_resizable:
             shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
         self.jobs[record.job_id] = shepherd
         self.decided(shepherd)
@@ -197,7 +197,7 @@ class Placement:
     def decided(self, job: JobShepherd) -> bool:
         """The record of a job of ours is another one; true if it is to have another size than it has."""
         record = job.decided
-        if record.spec.is_elastic:
+        if record.spec.is_resizable:
             self._elastic[record.job_id] = None
         else:
             self._elastic.pop(record.job_id, None)
@@ -691,7 +691,7 @@ class Placement:
         """Re-derive what is kept of the queue and of our jobs."""
         self._queue.validate()
         assert self._own.jobs <= self.jobs.keys()
-        assert self._elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.decided.spec.is_elastic}
+        assert self._elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.decided.spec.is_resizable}
         for job_id, job in self.jobs.items():
             assert job_id == job.job_id
             job.validate()

@@ -13,6 +13,7 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    WorldRequest,
 )
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
@@ -20,7 +21,7 @@ from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
-COMMANDS = (HoldRequest, CommitRequest, LaunchRequest, SignalRequest, StatusRequest, StopRequest)
+COMMANDS = (HoldRequest, CommitRequest, LaunchRequest, SignalRequest, StatusRequest, StopRequest, WorldRequest)
 """A release is left out: whoever has the record of an ended job dismisses what is left of it."""
 
 

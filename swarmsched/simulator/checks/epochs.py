@@ -30,13 +30,23 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
+    WorldRequest,
 )
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.ledger_view import dropped_fences, ledger_of
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 
-COMMANDS = (HoldRequest, CommitRequest, LaunchRequest, ReleaseRequest, StopRequest, SignalRequest, StatusRequest)
+COMMANDS = (
+    HoldRequest,
+    CommitRequest,
+    LaunchRequest,
+    ReleaseRequest,
+    StopRequest,
+    SignalRequest,
+    WorldRequest,
+    StatusRequest,
+)
 OWNER_ROOMS = (ROOM, "task")
 OWNER_ACTS = (BindRendezvous, SignalTask, StopTask, ExtendAttempt)
 

@@ -62,7 +62,7 @@ class Measurements(NothingKnown):
         return Estimate(points=self.points, remaining=max(1e-6, left_s))
 
 
-def jobs(count: int, load: float, seed: int, is_elastic: bool) -> list[ReplayJob]:
+def jobs(count: int, load: float, seed: int, is_resizable: bool) -> list[ReplayJob]:
     """Poisson arrivals that ask for `load` times what the GPUs can do; elastic ones from half to twice their size."""
     rng = Random(seed)
     asked_gpu_s = sum(share * float(np.mean(gpus)) * sum(seconds) / 2 for (gpus, seconds), share in BINS.items())
@@ -70,7 +70,7 @@ def jobs(count: int, load: float, seed: int, is_elastic: bool) -> list[ReplayJob
     for number in range(count):
         sizes, seconds = rng.choices(list(BINS), weights=list(BINS.values()))[0]
         gpus, run_s = rng.choice(sizes), rng.uniform(*seconds)
-        elastic = Elastic(max(1, gpus // 2), 2 * gpus, BATCHES) if is_elastic else None
+        elastic = Elastic(max(1, gpus // 2), 2 * gpus, BATCHES) if is_resizable else None
         physics = Sublinear(run_s * speed_up(gpus))
         found.append(ReplayJob(JobId(f"{number:026d}"), f"job{number}", "", now_s, gpus, physics, elastic))
         now_s += rng.expovariate(1.0 / gap_s)
