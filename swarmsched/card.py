@@ -26,6 +26,7 @@ from swarmsched.wire.codec import decode_value, encode_value
 CARD_BYTES_LIMIT = 1_024
 NAME_LENGTH = 32
 REASON_LENGTH = 96
+LIVE_PAUSE_S = 1.0  # of an elastic job that has not been changed yet
 
 STATES = tuple(JobState)
 PHASES = tuple(StartPhase)
@@ -116,7 +117,7 @@ def card_of(
         user=spec.user[:NAME_LENGTH],
         queue=spec.queue[:NAME_LENGTH],
         priority=spec.priority,
-        attained_gpu_s=record.attained_gpu_s + gpus * running_s,
+        attained_gpu_s=record.attained_gpu_s + gpus * max(0.0, running_s - record.counted_s),
         attained_rate=gpus,
         time_limit_s=spec.time_limit_s,
         queued_s=queued_s,
@@ -132,14 +133,15 @@ def card_of(
         preemptions=min(record.preemptions, 255),
         elastic=_elastic(record, estimate),
         estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
-        pause_s=record.pause_s,
+        pause_s=record.pause_s or (LIVE_PAUSE_S if spec.elastic else 0.0),
     )
 
 
 def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
-    """Of a job that waits, or that would lose little: its present attempt has committed a checkpoint."""
+    """Of a job that waits, or that would lose little: it changes while it trains, or its attempt has a checkpoint."""
     spec = record.spec
-    if not spec.is_resizable or not (record.has_own_checkpoint or record.state is JobState.QUEUED):
+    loses_nothing = record.has_own_checkpoint or record.state is JobState.QUEUED or spec.elastic
+    if not spec.is_resizable or not loses_nothing:
         return None
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)

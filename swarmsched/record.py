@@ -126,6 +126,12 @@ class JobRecord(Value):
         return world_size(self.shares) * self.spec.demand.gpus if self.shares else self.spec.total_gpus
 
     @property
+    def members(self) -> tuple[Share, ...]:
+        """Parts of an elastic attempt that train, in rank order; none before its start."""
+        shares = {share.part: share for share in self.shares}
+        return tuple(shares[part] for part in self.world.members if part in shares)
+
+    @property
     def leaving(self) -> tuple[Share, ...]:
         """Parts of an elastic attempt that train no more, or never did, and may have processes."""
         world = self.world

@@ -26,6 +26,7 @@ KINDS = (
     "job.placed",
     "job.preempted",
     "job.rebatched",
+    "job.regrouped",
     "job.rescaled",
     "job.restarted",
     "job.resumed",

@@ -1,4 +1,4 @@
-"""One change of a gang in two phases; so far only that from nothing to the whole of it, an attempt to place it.
+"""One change of a gang in two phases: from nothing to the whole of it, or from one that trains to one with more parts.
 
 *Prepare*: every owner holds.  *Agree*: the record names the gang, PREPARED.  *Publish*: that is durable, and owners
 commit and stage.  *Switch*: all launch.  Until then it may be withdrawn, and every owner *releases* it.
@@ -146,6 +146,10 @@ class Attempt:
         """True while a command to this node is repeated until it is answered."""
         return any(place.node == node for place in self._pending)
 
+    def has(self, place: Place) -> bool:
+        """A part there is asked for by it."""
+        return any(share.place == place for share in self.shares)
+
     def has_launched(self, place: Place) -> bool:
         """True when all committed and staged, and this one's owner has acknowledged the launch."""
         return self.phase in (AttemptPhase.LAUNCHING, AttemptPhase.LAUNCHED) and place not in self._pending
@@ -216,8 +220,9 @@ class Attempt:
     def _hold_request(self, share: Share) -> HoldRequest:
         record = self._record
         wanted = (share.ranks, record.spec.demand, self._ranking.policy_id, self._ranking.rank_key)
-        is_first, limit_s = share == self.shares[0], record.spec.time_limit_s
-        return HoldRequest(*self._head(), *wanted, wants_rendezvous=is_first, lasts_s=limit_s, part=share.part)
+        meets = share == self.shares[0] and not record.spec.elastic  # its workers meet at one of their own
+        limit_s = record.spec.time_limit_s
+        return HoldRequest(*self._head(), *wanted, wants_rendezvous=meets, lasts_s=limit_s, part=share.part)
 
     def _commit_request(self, share: Share) -> CommitRequest:
         record = self._record
@@ -227,7 +232,7 @@ class Attempt:
             self.number,
             share.node,
             record.spec,
-            self.shares,
+            record.shares,
             *self.rendezvous,
             configuration=record.configuration,
             version=record.version,

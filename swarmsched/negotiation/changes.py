@@ -5,6 +5,8 @@ what came before may have made them obsolete.  States follow the life cycle's ta
 decided is not said here: it follows from the decided record (`due`).
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
@@ -23,8 +25,9 @@ from swarmsched.record import (
     PlanState,
     Rescaling,
 )
-from swarmsched.resources import world_size
+from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation
+from swarmsched.world import World
 
 REASON_LENGTH = 1_024
 Fields = dict[str, object]
@@ -56,6 +59,7 @@ class Placed(RecordChange):
             "attempt": self.attempt,
             "plan_state": PlanState.PREPARED,
             "shares": self.target.shares,
+            "last_part": max((share.part for share in self.target.shares), default=0),
             "global_batch": self.target.global_batch or record.global_batch,
             "rendezvous_host": host,
             "rendezvous_port": port,
@@ -74,6 +78,7 @@ class Started(RecordChange):
             "started_utc_s": self.utc_s,
             "first_started_utc_s": record.first_started_utc_s or self.utc_s,
             "rescalings": _resumed(record, self.utc_s),
+            **({"world": World(1, tuple(share.part for share in record.shares))} if record.spec.elastic else {}),
         }
 
 
@@ -98,17 +103,21 @@ class GivenUp(RecordChange):
     def _fields(self, record: JobRecord) -> Fields | None:
         given_up = _moved(record, JobEvent.GANG_LOST) | _without_gang(self.reason) | _served(record, self.served_gpu_s)
         return given_up | {
-            "leftovers": _with(record, self.left),
+            "leftovers": with_leftovers(record, self.left),
             "restarts": record.restarts + 1,
             "started_utc_s": 0.0,
         }
 
 
 class MadeRoom(RecordChange):
-    """A gang that was to make room, or to have another size, has ended."""
+    """A gang that was to make room, or to have another size, has ended.
+
+    What it had on lost nodes before may not be settled yet.
+    """
 
     reason: str
     served_gpu_s: float
+    left: tuple[Leftover, ...] = ()
 
     def _fields(self, record: JobRecord) -> Fields | None:
         is_rescaled = record.stop_reason is EndReason.RESCALED
@@ -116,7 +125,7 @@ class MadeRoom(RecordChange):
         return requeued | {
             "stop_reason": EndReason.NONE,
             "detail": "",
-            "leftovers": (),
+            "leftovers": self.left,
             "preemptions": record.preemptions + (not is_rescaled),
             "rescales": record.rescales + is_rescaled,
             "started_utc_s": 0.0,
@@ -162,7 +171,7 @@ class StopWished(RecordChange):
         wish: Fields = {"stop_reason": self.why, "reason": self.reason, "detail": self.reason}
         if record.state is not JobState.QUEUED:
             if self.why is EndReason.RESCALED:
-                wish |= _rescaled(record, self.utc_s, self.reason)
+                wish |= begun_rescaling(record, world_size(record.shares), self.utc_s, self.reason)
             return _moved(record, JobEvent.STOP_REQUESTED) | wish
         outcome = Failures().outcome(self.why) | wish
         return Ended(outcome, self.utc_s, 0.0, JobEvent.STOP_REQUESTED).of(record)
@@ -174,7 +183,7 @@ class Unreachable(RecordChange):
     left: tuple[Leftover, ...]
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        leftovers = _with(record, self.left)
+        leftovers = with_leftovers(record, self.left)
         is_new = record.state is JobState.STOPPING and leftovers != record.leftovers
         return {"leftovers": leftovers} if is_new else None
 
@@ -235,8 +244,9 @@ class HandedOver(RecordChange):
         return {"epoch": record.epoch + 1, "shepherd": self.successor, "shepherd_generation": 0}
 
 
-def _rescaled(record: JobRecord, utc_s: float, reason: str) -> Fields:
-    begun = Rescaling(utc_s, world_size(record.shares), reason=reason[:RESCALING_REASON_LENGTH])
+def begun_rescaling(record: JobRecord, ranks_before: int, utc_s: float, reason: str) -> Fields:
+    """One more change of its size or hosts; whoever has it trained on says so later."""
+    begun = Rescaling(utc_s, ranks_before, reason=reason[:RESCALING_REASON_LENGTH])
     return {"rescalings": (*record.rescalings, begun)[-RESCALINGS_KEPT:]}
 
 
@@ -258,10 +268,18 @@ def _without_gang(reason: str) -> Fields:
         "reason": reason[:REASON_LENGTH],
         "plan_state": PlanState.ABORTED,
         "shares": (),
+        "world": World(),
+        "counted_s": 0.0,
     }
 
 
-def _with(record: JobRecord, left: tuple[Leftover, ...]) -> tuple[Leftover, ...]:
+def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
+    """What an attempt may leave there."""
+    return tuple(Leftover(share.node, attempt, share.origin, share.part) for share in shares)
+
+
+def with_leftovers(record: JobRecord, left: tuple[Leftover, ...]) -> tuple[Leftover, ...]:
+    """Those that it names, and these."""
     return (*record.leftovers, *(each for each in left if each not in record.leftovers))
 
 

@@ -14,12 +14,12 @@ from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.ids import Place
 from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StopRequest
-from swarmsched.negotiation import changes
+from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
-from swarmsched.negotiation.changes import RecordChange
+from swarmsched.negotiation.changes import RecordChange, left_by
 from swarmsched.negotiation.gang import Gang, gone
 from swarmsched.negotiation.record_writer import ShepherdEffect
-from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.shepherd_state import Regrouping, ShepherdState
 from swarmsched.record import JobRecord, Leftover
 from swarmsched.resources import Share, ranks_by_node, world_size
 from swarmsched.task import TaskFailure
@@ -51,6 +51,8 @@ def follow(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
         effects += PHASES[record.state].entered(job, before)
     if before is not None:
         effects += [*_checkpoint_saved(job, before), *_holders_changed(job, before), *_handed_over(job)]
+        if (before.state, record.state) == (JobState.RUNNING, JobState.RUNNING):
+            effects += regrouping.world_changed(job, before)
     return effects
 
 
@@ -91,7 +93,7 @@ def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[Shepher
         job.pacing.back_off(job.now_s)
     effects += job.gang.dismissed()
     job.end_attempt()
-    job.gang, job.vouched, job.reason = Gang(), {}, record.reason
+    job.gang, job.vouched, job.reason, job.regrouping = Gang(), {}, record.reason, Regrouping()
     job.queued_since_s, job.running_since_s = job.now_s, float("inf")
     return effects
 
@@ -195,7 +197,7 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     record = job.decided
     job.attempt = None  # an answer to a launch that is still missing says nothing new
     if before is None:
-        return _ask_owners(job)
+        return [*_ask_owners(job), *regrouping.taken_up(job)]
     job.pacing.succeeded()
     ranks = world_size(record.shares)
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
@@ -213,7 +215,7 @@ def _ask_owners(job: ShepherdState) -> list[ShepherdEffect]:
     """Nothing is known of a gang that another shepherd has left; its owners tell for how long it has run."""
     record = job.decided
     if record.started_utc_s:
-        job.running_since_s, job.hears_owners_until_s = job.now_s, job.now_s + HEAR_OWNERS_S
+        job.running_since_s, job.hears_owners_until_s = job.now_s - record.counted_s, job.now_s + HEAR_OWNERS_S
     return [*job.ask_status([share.place for share in record.shares])]
 
 
@@ -253,8 +255,8 @@ def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]
 def _doom(job: ShepherdState) -> list[ShepherdEffect]:
     """One failed rank costs others their lives: they are told to stop."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
-    failed = failures.rank[0] if failures.rank else failures.task.place if failures.task else None
-    if failed is not None and not is_stopping and job.conduct.ended_by_deaths([failed], job.gang.shares):
+    failed = [failures.rank[0]] if failures.rank else [failures.task.place] if failures.task else []
+    if not is_stopping and job.conduct.is_ended_by(failed, job.gang, job.decided):
         job.gang.is_stopping = True
         job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
         job.stop_again_s = job.now_s
@@ -274,19 +276,22 @@ def _stop_ranks(job: ShepherdState) -> list[ShepherdEffect]:
 
 def _ended(job: ShepherdState) -> RecordChange | None:
     """All processes are gone: another attempt where the job is not to blame, otherwise the end."""
-    record, end, failure = job.decided, job.gang.end, job.gang.failures.task
+    record, end = job.decided, job.gang.end
+    failures = job.conduct.failures(job.gang, record)
+    failure = failures.task
     if end is None:
         return None
     comes_back = record.stop_reason in COMING_BACK
     if comes_back and end.stop_reason in COMING_BACK:
-        return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", job.served_gpu_s)
+        left = tuple(each for each in record.leftovers if each in job.settlement.open)
+        return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", job.served_gpu_s, left)
     if failure is not None and failure.failure is TaskFailure.LOST and job.may_restart:
         return _given_up(job, failure.detail, ())
     may_relaunch = record.state is JobState.STARTING and record.relaunches < RELAUNCHES_MAX
     if failure is not None and failure.failure in BLAMELESS and may_relaunch:
         return changes.StartAborted(f"trying again: {failure.detail}", relaunches=1)
     # A gang that ended by itself before its stop was durable need not come back.
-    outcome = job.gang.failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
+    outcome = failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
     return changes.Ended(outcome, end.at_s + job.utc_offset_s, job.served_gpu_s)
 
 
@@ -301,11 +306,6 @@ def _given_up(job: ShepherdState, why: str, shares: Iterable[Share]) -> RecordCh
     record = job.decided
     reason = f"restarting ({record.restarts + 1} of {record.spec.max_restarts}): {why}"[: changes.REASON_LENGTH]
     return changes.GivenUp(reason, left_by(shares, record.attempt), job.served_gpu_s)
-
-
-def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
-    """What an attempt may leave there."""
-    return tuple(Leftover(share.node, attempt, share.origin, share.part) for share in shares)
 
 
 def _over(job: ShepherdState, _before: JobRecord | None) -> list[ShepherdEffect]:
@@ -352,7 +352,11 @@ PHASES: Mapping[JobState, Phase] = {
     JobState.STARTING: Phase(
         _agreed, (_rescale, _follow_attempt, _doom, _stop_ranks), (_aborted, _start_failed, _started, _ended)
     ),
-    JobState.RUNNING: Phase(_runs, (_rescale, _doom, _stop_ranks), (_ended, _past_limit)),
+    JobState.RUNNING: Phase(
+        _runs,
+        (_rescale, *regrouping.COMMANDS, _doom, _stop_ranks),
+        (_ended, _past_limit, *regrouping.CHANGES, _settled),
+    ),
     JobState.STOPPING: Phase(_stops, (_rescale, _stop_ranks), (_ended,)),
     JobState.ENDED: Phase(_over),
 }

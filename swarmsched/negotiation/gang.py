@@ -18,25 +18,58 @@ INFERRED_GENERATION = 2**53  # of a status that we inferred: above all that an o
 
 
 class Rigid:
-    """How a gang of fixed size behaves, in answer to the three questions that its shepherd has."""
+    """How a gang of fixed size behaves, in answer to the questions that its shepherd has."""
 
-    def ended_by_deaths(self, dead: Collection[Place], shares: Sequence[Share]) -> Sequence[Share]:
-        """What one death costs: all of it, for the others would wait in a collective for ever."""
-        return shares if any(share.place in dead for share in shares) else ()
-
-    def must_start(self, shares: Sequence[Share]) -> Sequence[Share]:
-        """Who must have started before the job runs: everybody."""
-        return shares
+    def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
+        """What deaths cost: the whole gang, for the others would wait in a collective for ever."""
+        return any(share.place in dead for share in gang.shares)
 
     def served_gpu_s(self, record: JobRecord, ran_s: float) -> float:
         """What is served: GPU-seconds of the attempt that now ends (Tiresias' attained service, W x t).
 
         `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
         """
-        return record.gpus * ran_s if record.started_utc_s and record.shares else 0.0
+        is_serving = bool(record.started_utc_s and record.shares)
+        return record.gpus * max(0.0, ran_s - record.counted_s) if is_serving else 0.0
+
+    def failures(self, gang: "Gang", record: JobRecord) -> Failures:
+        """What failed first, if anything did, of a gang that is over."""
+        return gang.failures
 
 
-RIGID = Rigid()
+class Elastic(Rigid):
+    """How a gang behaves whose members come and go while it trains."""
+
+    def is_ended_by(self, dead: Collection[Place], gang: "Gang", record: JobRecord) -> bool:
+        """Only when nobody is left who could give the state of the training to others."""
+        places = [share.place for share in record.members]
+        left = [gang.tasks.get(place) for place in places if place not in dead and not gang.has_exited(place)]
+        return not any(not record.world.has_trained or may_have_trained(task) for task in left)
+
+    def failures(self, gang: "Gang", record: JobRecord) -> Failures:
+        """None where a member came to the end of the training; of those that have left nothing counts."""
+        found = Failures()
+        for share in record.members:
+            task = gang.tasks.get(share.place)
+            if task is not None and is_clean(task):
+                return Failures()
+            if task is not None:
+                found.see(task)
+        return found
+
+
+RIGID, ELASTIC = Rigid(), Elastic()
+
+
+def may_have_trained(task: TaskStatus | None) -> bool:
+    """A worker that has the state of the training, by its own word, or one that has not spoken (to us) yet."""
+    return task is None or not task.worker.heard or task.worker.trains > 0
+
+
+def is_clean(task: TaskStatus) -> bool:
+    """Its ranks ended by themselves, and all went well."""
+    has_ended = task.stage is TaskStage.EXITED and bool(task.exits) and task.failure is TaskFailure.NONE
+    return has_ended and not any(each.exit_code or each.signal for each in task.exits)
 
 
 class GangEnd(Value):
@@ -50,14 +83,13 @@ class GangEnd(Value):
 class Gang:
     """One attempt's tasks by place; a new attempt is a new gang.  `is_stopping` once one failure dooms all."""
 
-    def __init__(self, shares: Sequence[Share] = (), conduct: Rigid = RIGID) -> None:
+    def __init__(self, shares: Sequence[Share] = ()) -> None:
         self.shares = shares
         self.failures = Failures()
         self.has_started = self.has_ended = False  # all who must have; no process is left
         self.phase = StartPhase.LAUNCH  # how far the slowest part of the start is
         self.is_heard = self.is_stopping = False
         self.end: GangEnd | None = None
-        self._conduct = conduct
         self.tasks: dict[Place, TaskStatus] = {}  # as told last
 
     def put(self, status: TaskStatus) -> None:
@@ -67,7 +99,7 @@ class Gang:
         self.is_heard = True
         phases = {each.phase for each in self.tasks.values()}
         self.phase = next((each for each in STAGING if each.value in phases), StartPhase.LAUNCH)
-        self.has_started = all(self._has_started(share.place) for share in self._conduct.must_start(self.shares))
+        self.has_started = all(self._has_started(share.place) for share in self.shares)
         self.has_ended = bool(self.shares) and not self.unfinished()
 
     def has_exited(self, place: Place) -> bool:
@@ -83,6 +115,14 @@ class Gang:
     def unfinished(self) -> list[Place]:
         """Parts that have processes, or may have."""
         return [share.place for share in self.shares if not self.has_exited(share.place)]
+
+    def has(self, shares: Sequence[Share]) -> list[SendPeer]:
+        """Its parts are these from now on; acknowledgements of what others have told last."""
+        self.shares = shares
+        places = {share.place for share in shares}
+        gone = [self.tasks.pop(place) for place in list(self.tasks) if place not in places]
+        self.has_ended = bool(shares) and not self.unfinished()
+        return [heard(status) for status in gone if status.generation < INFERRED_GENERATION]
 
     def dismissed(self) -> list[SendPeer]:
         """Acknowledgements of all that owners have told, and not we ourselves inferred; then nobody asks any more."""

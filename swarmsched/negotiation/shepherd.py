@@ -30,11 +30,11 @@ from swarmsched.ledger.message import (
     TaskReport,
     YieldRequest,
 )
-from swarmsched.negotiation import changes
+from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
-from swarmsched.negotiation.changes import REASON_LENGTH
+from swarmsched.negotiation.changes import REASON_LENGTH, left_by
 from swarmsched.negotiation.claiming import Shares, Victims
-from swarmsched.negotiation.due import answered_clients, due, follow, left_by, leftover_settled, restart
+from swarmsched.negotiation.due import answered_clients, due, follow, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
@@ -118,6 +118,8 @@ class JobShepherd(ShepherdState):
         self.namesakes.forget()  # what was said of leftovers says nothing of what begins now
         self.silent.clear()
         self.global_batch = global_batch
+        is_elastic = self.decided.spec.elastic
+        shares = regrouping.as_parts(shares, 1) if is_elastic else shares
         attempt = self.begin_attempt(self.pacing.next_number(self.decided), shares, ranking)
         return [*attempt.begin(self.now_s)]
 
@@ -159,7 +161,7 @@ class JobShepherd(ShepherdState):
         record, attempt, has_nothing = self.decided, self.attempt, answer.refusal in NOTHING_LEFT
         if has_nothing and self.settlement.ended(answer.place, answer.attempt):
             return leftover_settled(self, answer.place, answer.attempt)
-        if attempt is not None and attempt.number == answer.attempt:
+        if attempt is not None and attempt.number == answer.attempt and attempt.has(answer.place):
             if is_status and has_nothing:
                 attempt.lost(answer.place)
             return [*attempt.answered(answer, self.now_s)]
@@ -185,7 +187,7 @@ class JobShepherd(ShepherdState):
         effects: list[ShepherdEffect]
         if has_exited and self.settlement.ended(status.place, status.attempt):
             effects = [heard(status), *leftover_settled(self, status.place, status.attempt)]
-        elif not self._wants(status.attempt):
+        elif not self._wants(status.attempt, status.place):
             effects = [*dismissal(self.decided, self.me, status)]
         else:
             effects = [*([] if has_exited else [heard(status)]), *self._told(status)]
@@ -198,7 +200,8 @@ class JobShepherd(ShepherdState):
         effects: list[ShepherdEffect] = []
         if known is None or known.news < status.news:
             effects += self.put(status)
-        is_running = self.decided.state is JobState.RUNNING and not self.is_writing
+        is_joining = status.part in self.decided.world.joining
+        is_running = self.decided.state is JobState.RUNNING and not self.is_writing and not is_joining
         is_of_epoch = status.epoch >= self.decided.epoch  # else its owner may have told it before the start
         if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and is_running and is_of_epoch:
             return [*effects, *self._owner_has_nothing(status.place)]
@@ -208,16 +211,19 @@ class JobShepherd(ShepherdState):
         """What this node tells itself is its own word, wherever it lives now."""
         return node != self.me and self.namesakes.is_one(node, attempt, origin, self.decided, self.now_s)
 
-    def _wants(self, attempt: int) -> bool:
-        """True for the attempt that is being placed or runs; an aborted one is not wanted any more."""
-        if self.attempt is not None:
+    def _wants(self, attempt: int, place: Place) -> bool:
+        """True for the attempt that is being placed or runs; an aborted one, or a part, is not wanted any more."""
+        if self.attempt is not None and (self.attempt.has(place) or not self.decided.spec.elastic):
             return attempt == self.attempt.number
+        if place.part and place.part not in [share.part for share in self.decided.shares]:
+            return False
         return attempt == self.decided.attempt and bool(self.decided.shares) and not self.decided.is_ended
 
     def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
         """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
         record = self.decided
-        is_wanted = record.state is JobState.STARTING and not self.gang.is_stopping and not self.is_writing
+        is_starting = record.state is JobState.STARTING or status.part in record.world.joining
+        is_wanted = is_starting and not self.gang.is_stopping and not self.is_writing
         is_early = self.attempt is not None and not self.attempt.has_launched(status.place)
         if status.stage is not TaskStage.STAGED or not is_wanted or is_early:
             return []
@@ -294,9 +300,10 @@ class JobShepherd(ShepherdState):
         if record.spec.on_isolation is Isolation.CONTINUE and not is_stopping:
             return []  # its ranks run on: only their owner, or an operator, can say that they do not
         lost = self.shares_on(node)
+        if not self.conduct.is_ended_by([share.place for share in lost], self.gang, record):
+            return regrouping.lost_node(self, node)
         if self.may_restart:
-            places = [share.place for share in lost]
-            return restart(self, f"{node} was lost", self.conduct.ended_by_deaths(places, record.shares))
+            return restart(self, f"{node} was lost", record.shares)
         if not is_stopping:
             self.wish_stop(EndReason.NODE_LOST, f"{node} was lost, and {self.why_no_restart}")
         self.writer.wish(changes.Unreachable(left_by(lost, record.attempt)))
@@ -338,6 +345,8 @@ class JobShepherd(ShepherdState):
     def rescale(self, target: Allocation, reason: str, ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
         """End the attempt and begin the next one there, once that place is kept; the caller has checked that it may."""
         self._see(clock)
+        if self.decided.spec.elastic:
+            return [*regrouping.begin(self, target, reason, ranking), *due(self)]
         self.rescale_to = (target, reason)
         return [*self.claim.keep(self.decided, target.shares, ranking, self.now_s)]
 

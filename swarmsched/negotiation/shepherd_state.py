@@ -6,7 +6,7 @@ rebuilt from it and from what the owners answer.  `due` says what follows from i
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, Scaled, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
-from swarmsched.negotiation.gang import RIGID, Gang, GangEnd
+from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, GangEnd, Rigid
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.pacing import Pacing
@@ -48,6 +48,21 @@ class ShepherdParts:
 PRODUCTION = ShepherdParts()
 
 
+@dataclass(slots=True)
+class Regrouping:
+    """What is wished and known of a change of a running gang; parts by their numbers."""
+
+    leave: dict[int, None] = field(default_factory=dict)  # members that are to leave, and why
+    reason: str = ""
+    last_part: int = 0  # that owners were asked to hold
+    addresses: dict[int, str] = field(default_factory=dict)  # that workers have given
+    told: dict[int, tuple[int, float]] = field(default_factory=dict)  # the world that each was told of, and when
+    leaving_since_s: dict[int, float] = field(default_factory=dict)
+    stopped_s: dict[int, float] = field(default_factory=dict)  # when those were told to stop
+    join_until_s: float = float("inf")  # newcomers that are not ready by then are given up
+    again_s: float = float("inf")  # when to look again
+
+
 class ShepherdState:
     """One job under one epoch."""
 
@@ -72,9 +87,8 @@ class ShepherdState:
         self.now_s = self.utc_offset_s = 0.0
         self.writer = RecordWriter(update_ids)
         self.commands = Commands(me, record.epoch)
-        self.conduct = RIGID
         # What owners have told of the present attempt, and what is still asked of them.
-        self.gang = Gang(record.shares, self.conduct)
+        self.gang = Gang(record.shares)
         self.inquiry = Inquiry()
         self.namesakes = Namesakes()
         self.silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
@@ -90,6 +104,7 @@ class ShepherdState:
         self.global_batch = 0  # that the attempt was planned with; 0: as before
         self.next_place = Allocation()  # whoever takes over leaves it to the next plan
         self.rescale_to: tuple[Allocation, str] | None = None  # and why: once its place is kept
+        self.regrouping = Regrouping()
         # What others look at.
         self.reason = record.reason  # why it waits
         self.queued_since_s = 0.0  # when it last became queued
@@ -137,10 +152,23 @@ class ShepherdState:
         return is_free and not self.decided.leftovers
 
     @property
+    def conduct(self) -> Rigid:
+        """How its gang behaves now."""
+        is_elastic = self.decided.spec.elastic and self.decided.state is JobState.RUNNING
+        return ELASTIC if is_elastic else RIGID
+
+    @property
     def is_steady(self) -> bool:
         """Runs, and no change of its place is under way."""
-        is_changing = self.is_writing or self.claim.is_open or self.rescale_to is not None
+        record = self.decided
+        is_rescaling = self.claim.is_open or self.rescale_to is not None or self.attempt is not None
+        is_changing = self.is_writing or is_rescaling or bool(record.joining or record.leaving or self.regrouping.leave)
         return self.decided.state is JobState.RUNNING and not is_changing
+
+    @property
+    def is_between_places(self) -> bool:
+        """It is being placed: others would see it without any place."""
+        return self.attempt is not None and self.decided.state is not JobState.RUNNING
 
     @property
     def is_writing(self) -> bool:
@@ -186,6 +214,7 @@ class ShepherdState:
             self.settlement.next_deadline_s,
             self.claim.next_deadline_s,
             self.time_limit_at_s,
+            self.regrouping.again_s,
         )
 
     # What shepherding asks.
@@ -264,10 +293,15 @@ class ShepherdState:
             self.running_since_s = min(self.running_since_s, now_s - status.ran_s)
         if gang.has_started and self.decided.state is JobState.STARTING:
             self.running_since_s = min(self.running_since_s, now_s)
-        if gang.has_ended and gang.end is None:
-            self.attempt, gang.end = None, GangEnd(now_s, now_s - self.running_since_s, self.decided.stop_reason)
+        self.note_end()
         is_staged = status.stage not in (TaskStage.ORDERED, TaskStage.EXITED)
         return self.attempt.staged(status.place, now_s) if self.attempt is not None and is_staged else []
+
+    def note_end(self) -> None:
+        """Nobody of the gang is left, since this moment if it was not seen before."""
+        gang, now_s = self.gang, self.now_s
+        if gang.has_ended and gang.end is None:
+            self.attempt, gang.end = None, GangEnd(now_s, now_s - self.running_since_s, self.decided.stop_reason)
 
     @property
     def served_gpu_s(self) -> float:
@@ -275,13 +309,18 @@ class ShepherdState:
         ran_s = self.gang.end.ran_s if self.gang.end else self.now_s - self.running_since_s
         return self.conduct.served_gpu_s(self.decided, max(0.0, ran_s))
 
+    @property
+    def ran_s(self) -> float:
+        """For how long the attempt has run."""
+        return max(0.0, self.now_s - self.running_since_s)
+
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""
         self.reason = cleaned(reason)
 
     def begin_attempt(self, number: int, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
         """A new gang, of which nothing is told yet."""
-        self.gang, self.stop_again_s = Gang(shares, self.conduct), float("inf")
+        self.gang, self.stop_again_s = Gang(shares), float("inf")
         self.withdrawn = None
         self.pacing.last_attempt = number
         self.window.begun(self.job_id, self.now_s)
@@ -301,7 +340,8 @@ class ShepherdState:
         record, attempt = self.decided, self.attempt
         if attempt is not None:
             attempt.validate()
-            assert record.state in (JobState.QUEUED, JobState.STARTING), record.state
+            is_growing = record.spec.elastic and record.state is JobState.RUNNING
+            assert is_growing or record.state in (JobState.QUEUED, JobState.STARTING), record.state
             assert attempt.phase is not AttemptPhase.LAUNCHED
             assert attempt.phase is not AttemptPhase.FAILED or self.is_writing, "nobody looks after it"
             assert attempt.number >= record.attempt, "an older attempt goes on"

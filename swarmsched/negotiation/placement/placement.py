@@ -46,6 +46,7 @@ from swarmsched.negotiation.placement.resizing import (
     nearest_size,
     no_place,
     place_elsewhere,
+    size,
 )
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
@@ -55,7 +56,7 @@ from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Share, world_size
+from swarmsched.resources import Demand, Free, Share
 from swarmsched.view import (
     HISTORY_LIMIT,
     Allocation,
@@ -411,7 +412,7 @@ class Placement:
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
-        if any(self.jobs[job_id].attempt is not None for job_id in self._elastic):
+        if any(self.jobs[job_id].is_between_places for job_id in self._elastic):
             self._look_s = min(self._look_s, clock.now_s + BETWEEN_PLACES_S)
         elif waiting or is_idle_planner:
             is_needed = is_idle_planner or self._may_be_moved(room, waiting, clock.now_s)
@@ -534,7 +535,9 @@ class Placement:
             job = self.jobs.get(decision.job_id)
             if job is None or job.is_writing:
                 continue
-            if decision.change in RESCALES and (job.claim.is_open or not self._planning.is_confirmed(decision)):
+            is_running = job.decided.state is JobState.RUNNING
+            is_late = is_running and not job.is_steady
+            if decision.change in RESCALES and (is_late or not self._planning.is_confirmed(decision)):
                 self._planning.has_news = True
                 continue
             problem = self._problem_of(decision, job, room, clock)
@@ -569,7 +572,7 @@ class Placement:
         refusal = cannot_pause(job.record) or (None if job.is_steady else UNSTEADY)
         view = self.view_of(job, clock)
         room = self._room(self._cluster.nodes())
-        ranks = world_size(job.decided.shares)
+        ranks = size(job.decided)
         place = None if refusal else place_elsewhere(room, view, ranks, wish.nodes, wish.avoid)
         if refusal is None and place is None:
             refusal = Refused("conflict", no_place(job.decided, wish), "name other nodes, or ask again later")

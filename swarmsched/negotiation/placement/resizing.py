@@ -28,12 +28,17 @@ def scaled(spec: JobSpec, ranks: int, ranks_most: int) -> JobSpec:
 def nearest_size(record: JobRecord) -> int:
     """The size of its range that is nearest to the one that it has."""
     spec = record.spec
-    return min(max(spec.ranks, world_size(record.shares)), max(spec.ranks, spec.ranks_most))
+    return min(max(spec.ranks, size(record)), max(spec.ranks, spec.ranks_most))
+
+
+def size(record: JobRecord) -> int:
+    """How many ranks train, or are to as soon as they have started."""
+    return len(record.members) or world_size(record.shares)
 
 
 def is_misfit(record: JobRecord) -> bool:
     """True for a job with ranks that are more or fewer than it is to have."""
-    return bool(record.shares) and nearest_size(record) != world_size(record.shares)
+    return bool(record.shares) and nearest_size(record) != size(record)
 
 
 def cannot_scale(record: JobRecord, spec: JobSpec) -> Refused | None:
@@ -47,7 +52,7 @@ def cannot_pause(record: JobRecord) -> Refused | None:
     """Why a job that has a place cannot be sent to another one now."""
     if record.state is not JobState.RUNNING:
         return Refused("conflict", f"the job is {record.state.value}", "ask again once it runs")
-    if not record.has_own_checkpoint:
+    if not record.has_own_checkpoint and not record.spec.elastic:
         problem = "its present attempt has committed no checkpoint, so that it would begin anew elsewhere"
         return Refused("conflict", problem, "ask again after its next checkpoint, or cancel it and submit it again")
     return None
@@ -58,7 +63,8 @@ def waits_for(record: JobRecord) -> str:
     if record.state is not JobState.RUNNING:
         why = f"it is {record.state.value}"
     else:
-        why = "waits for room on free GPUs" if record.has_own_checkpoint else "waits for its next checkpoint"
+        is_ready = record.has_own_checkpoint or record.spec.elastic
+        why = "waits for room on free GPUs" if is_ready else "waits for its next checkpoint"
     return f"is to have {record.spec.size_range}: {why}"
 
 
@@ -69,7 +75,7 @@ def no_place(record: JobRecord, wish: MigrateJob) -> str:
     """Why it cannot go there, in a sentence."""
     where = f"on {', '.join(wish.nodes)}" if wish.nodes else "elsewhere"
     apart = f" without {', '.join(wish.avoid)}" if wish.avoid else ""
-    return f"there is no room {where}{apart} for its {amount(world_size(record.shares), 'rank')} at this moment"
+    return f"there is no room {where}{apart} for its {amount(size(record), 'rank')} at this moment"
 
 
 def place_elsewhere(

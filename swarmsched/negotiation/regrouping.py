@@ -1,0 +1,314 @@
+"""The change of a running gang without a stop, as rows of the table of phases: what is due of an elastic job's world.
+
+New parts are held, named by the record, committed, staged and launched as those of an attempt are, while the others
+train.  Once their workers are ready the record names the next world; workers are told of it, again until they say that
+they have heard, and switch by themselves.  Whoever is not in it leaves by itself, and is stopped if it does not.  A
+death is the same change without newcomers.  Where no member would be kept the new ones come first, and once they train
+the old ones leave: somebody must give them the state of the training.
+
+All of it follows from the record and from what workers have told, but for two wishes, who is to leave and why: a
+shepherd that takes over leaves them to the next plan.
+"""
+
+from collections.abc import Sequence
+
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
+from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.negotiation.changes import RecordChange, left_by
+from swarmsched.negotiation.gang import is_clean
+from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.world_changes import (
+    Joined,
+    JoinersGivenUp,
+    PartsGone,
+    Regrouped,
+    WorldTrains,
+    is_settled,
+)
+from swarmsched.record import JobRecord
+from swarmsched.resources import Share, ranks_by_node
+from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import Allocation
+from swarmsched.world import Worker, WorkerState, WorldMember, WorldPlan
+
+AGAIN_S = 1.0  # between looks, and between repeats of a world that was not heard, while a change is under way
+STOP_AGAIN_S = 2.0
+LEAVE_S = 5.0  # from the switch of all others until a worker that has not left by itself is stopped
+STUCK_S = 300.0  # the same where others have not switched
+JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
+
+
+def as_parts(shares: Sequence[Share], first: int) -> tuple[Share, ...]:
+    """One rank each, numbered from `first` on."""
+    nodes = [node for node, ranks in ranks_by_node(shares).items() for _ in range(ranks)]
+    return tuple(Share(node, 1, part=part) for part, node in enumerate(nodes, first))
+
+
+# Wishes.
+
+
+def begin(job: ShepherdState, target: Allocation, reason: str, ranking: Ranking) -> list[ShepherdEffect]:
+    """Have the job train on these hosts: others join it, or leave it, or both."""
+    record, regrouping = job.decided, job.regrouping
+    have, want = ranks_by_node(record.members), ranks_by_node(target.shares)
+    too_many, leave = have - want, list[int]()
+    for share in reversed(record.members):  # those that came last, so that the first rank stays
+        if too_many[share.node]:
+            too_many[share.node] -= 1
+            leave.append(share.part)
+    new = [Share(node, ranks) for node, ranks in (want - have).items()]
+    if not leave and not new:
+        return []
+    regrouping.leave, regrouping.reason = dict.fromkeys(leave), reason
+    before, after = len(record.members), target.ranks
+    text = f"from {before} to {after} ranks while it trains; {reason}"
+    effects: list[ShepherdEffect] = [job.announce("job.rescaled", text, ranks_before=before, ranks_after=after)]
+    return [*effects, *_hold(job, new, ranking)] if new else effects
+
+
+def _hold(job: ShepherdState, new: Sequence[Share], ranking: Ranking) -> list[ShepherdEffect]:
+    record = job.decided
+    first = max(record.last_part, job.regrouping.last_part) + 1
+    job.regrouping.last_part = first + sum(share.ranks for share in new) - 1
+    job.attempt = _attempt(job, as_parts(new, first), ranking)
+    return [*job.attempt.begin(job.now_s)]
+
+
+def _attempt(job: ShepherdState, shares: tuple[Share, ...], ranking: Ranking) -> Attempt:
+    record = job.decided
+    return job.parts.make_attempt(record, record.attempt, shares, ranking, job.commands.ids)
+
+
+def lost_node(job: ShepherdState, node: NodeId) -> list[ShepherdEffect]:
+    """Go on without what it has there of the gang; that is settled as what an attempt leaves is."""
+    lost = job.shares_on(node)
+    if job.attempt is not None and any(job.attempt.has(share.place) for share in lost):
+        job.attempt.fail(node, f"{node} was lost")
+    left = left_by(lost, job.decided.attempt)
+    change = Regrouped((), (), (), left, f"{node} was lost", job.utc_s, job.ran_s)
+    return [*job.write(change)]
+
+
+def taken_up(job: ShepherdState) -> list[ShepherdEffect]:
+    """Of those that were to join nobody knows how far they came: the commits ask."""
+    record = job.decided
+    if not record.joining:
+        return []
+    job.attempt = _attempt(job, record.joining, Ranking("", ()))
+    return [*job.attempt.prepared(record, job.now_s)]
+
+
+# What follows from a decided record.
+
+
+def world_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
+    """Others belong to the gang, or train."""
+    record, attempt = job.decided, job.attempt
+    if (before.shares, before.world) == (record.shares, record.world):
+        return []
+    effects: list[ShepherdEffect] = [*job.gang.has(record.shares)]
+    job.note_end()
+    kept = {*(share.place for share in record.shares), *(each.place for each in record.leftovers)}
+    gone = [share.place for share in before.shares if share.place not in kept]
+    effects += [job.commands.to(place, ReleaseRequest, record, record.attempt) for place in gone]
+    joining, came_to_nothing = set(record.world.joining), set(before.world.joining)
+    came_to_nothing -= {*joining, *record.world.members}
+    parts = {share.part for share in attempt.shares} if attempt is not None else set()
+    if attempt is not None and attempt.phase is AttemptPhase.HELD and parts <= joining:
+        effects += attempt.prepared(record, job.now_s)
+    elif parts & set(before.world.joining) and not parts & joining:
+        job.attempt = None
+    if came_to_nothing:
+        job.regrouping.leave = {}
+    job.regrouping.leave = {part: None for part in job.regrouping.leave if part in record.world.members}
+    return [*effects, *_news(job, before)]
+
+
+def _news(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
+    record = job.decided
+    version, ranks = record.world.version, len(record.world.members)
+    if version > before.world.version:
+        text = f"{ranks} ranks are to train as world {version}: {record.rescalings[-1].reason}"
+        return [job.announce("job.regrouped", text, ranks_before=len(before.world.members), ranks_after=ranks)]
+    if is_settled(record) and not is_settled(before) and record.rescalings != before.rescalings:
+        pause_s = record.rescalings[-1].pause_s
+        text = f"went on with {ranks} ranks as world {version} after {pause_s:.3f} s"
+        return [job.announce("job.resumed", text, pause_s=pause_s)]
+    return []
+
+
+# What is told to owners.
+
+
+def follow_joining(job: ShepherdState) -> list[ShepherdEffect]:
+    """Once new parts are launched, or before the record has named them come to nothing."""
+    attempt = job.attempt
+    if attempt is None:
+        return []
+    if attempt.phase is AttemptPhase.LAUNCHED:
+        job.attempt, job.regrouping.join_until_s = None, job.now_s + JOIN_S
+        return []
+    is_named = {share.part for share in attempt.shares} <= set(job.decided.world.joining)
+    if attempt.phase is not AttemptPhase.FAILED or is_named or job.is_writing:
+        return []
+    job.attempt, job.regrouping.leave = None, {}
+    return [*attempt.abandon(), job.announce("negotiation.round", attempt.problem, result="aborted")]
+
+
+def publish(job: ShepherdState) -> list[ShepherdEffect]:
+    """Tell all workers of the world, until they say that they have heard; who leaves is told as well."""
+    record, told = job.decided, job.regrouping.told
+    plan = _plan(job)
+    if plan is None:
+        return []
+    effects: list[ShepherdEffect] = []
+    for share in (*record.members, *record.leaving):
+        worker = _worker(job, share)
+        version, at_s = told.get(share.part, (0, 0.0))
+        is_repeat = version == plan.version and job.now_s < at_s + AGAIN_S
+        if not worker.address or worker.heard >= plan.version or job.gang.has_exited(share.place) or is_repeat:
+            continue
+        told[share.part] = (plan.version, job.now_s)
+        effects.append(job.commands.to(share.place, WorldRequest, record, record.attempt, plan))
+    return effects
+
+
+def _plan(job: ShepherdState) -> WorldPlan | None:
+    """Once all members have said where they are."""
+    record, addresses = job.decided, job.regrouping.addresses
+    world, members = record.world, record.members
+    for share in members:
+        if address := _worker(job, share).address:
+            addresses[share.part] = address
+    if not members or any(share.part not in addresses for share in members):
+        return None
+    told = tuple(WorldMember(share.part, addresses[share.part]) for share in members)
+    nodes = len(ranks_by_node(members))
+    return WorldPlan(world.version, record.epoch, told, world.lost, not world.has_trained, nodes)
+
+
+def stop_leaving(job: ShepherdState) -> list[ShepherdEffect]:
+    """Those that have not left by themselves, or never trained."""
+    record, regrouping = job.decided, job.regrouping
+    effects: list[ShepherdEffect] = []
+    for share in record.leaving:
+        since_s = regrouping.leaving_since_s.setdefault(share.part, job.now_s)
+        patience_s = LEAVE_S if is_settled(record) else STUCK_S
+        due_s = since_s + patience_s if _worker(job, share).trains else since_s
+        due_s = max(due_s, regrouping.stopped_s.get(share.part, 0.0) + STOP_AGAIN_S)
+        if job.now_s >= due_s and not job.gang.has_exited(share.place):
+            regrouping.stopped_s[share.part] = job.now_s
+            stop = job.commands.to(share.place, StopRequest, record, record.attempt, record.spec.grace_s)
+            effects.append(stop)
+    return effects
+
+
+def look_again(job: ShepherdState) -> list[ShepherdEffect]:
+    """While a change is under way it is looked at once in a while, whatever happens."""
+    record, regrouping = job.decided, job.regrouping
+    is_unheard = any(_worker(job, share).heard < record.world.version for share in record.members)
+    is_changing = record.joining or record.leaving or regrouping.leave or is_unheard
+    if not is_changing:
+        regrouping.again_s = float("inf")
+    elif job.now_s >= regrouping.again_s or regrouping.again_s == float("inf"):
+        regrouping.again_s = job.now_s + AGAIN_S
+    return []
+
+
+# Changes of the record.
+
+
+def joined(job: ShepherdState) -> RecordChange | None:
+    """All owners of new parts hold."""
+    attempt = job.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.HELD:
+        return None
+    return Joined(attempt.shares, job.ran_s)
+
+
+def joiners_given_up(job: ShepherdState) -> RecordChange | None:
+    """New parts that have ended, or failed, or are not ready for too long."""
+    parts = tuple(share.part for share in job.decided.joining if _is_hopeless(job, share))
+    return JoinersGivenUp(parts) if parts else None
+
+
+def _is_hopeless(job: ShepherdState, share: Share) -> bool:
+    attempt = job.attempt
+    has_failed = attempt is not None and attempt.phase is AttemptPhase.FAILED
+    is_late = attempt is None and job.now_s >= job.regrouping.join_until_s
+    has_refused = _worker(job, share).state is WorkerState.REFUSED
+    return has_failed or is_late or has_refused or job.gang.has_exited(share.place)
+
+
+def regrouped(job: ShepherdState) -> RecordChange | None:
+    """Others are to train: newcomers are ready, or members are gone or wished away."""
+    record, wished = job.decided, job.regrouping
+    gone = _gone(job)
+    left = [share for share in record.members if share.part not in gone and not job.gang.has_exited(share.place)]
+    if job.gang.is_stopping or not left:
+        return None
+    joining = record.joining
+    joins = [share.part for share in joining if _worker(job, share).state is WorkerState.READY]
+    is_held_up = len(joins) < len(joining) or job.attempt is not None
+    leaves = [] if is_held_up else [share.part for share in left if share.part in wished.leave]
+    kept = [share for share in left if share.part not in leaves]
+    if record.world.has_trained and not any(_has_trained(job, share) for share in kept):
+        leaves = []
+    joins = [] if is_held_up else joins
+    if not joins and not leaves and not gone:
+        return None
+    reason = wished.reason if joins or leaves else _obituary(job, gone)
+    return Regrouped(tuple(joins), tuple(leaves), gone, (), reason, job.utc_s, job.ran_s)
+
+
+def _has_trained(job: ShepherdState, share: Share) -> bool:
+    return _worker(job, share).trains > 0
+
+
+def _gone(job: ShepherdState) -> tuple[int, ...]:
+    """Members that failed, and those that ended as if all were done while others miss them."""
+    tasks = [(share.part, task) for share in job.decided.members if (task := _task(job, share)) is not None]
+    over = [(part, task) for part, task in tasks if task.stage is TaskStage.EXITED]
+    are_missed = any(task.worker.problem for _, task in tasks if task.stage is not TaskStage.EXITED)
+    return tuple(part for part, task in over if are_missed or not is_clean(task))
+
+
+def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:
+    told = []
+    for share in job.decided.members:
+        task = _task(job, share)
+        if share.part in gone and task is not None:
+            how = [f"signal {each.signal}" if each.signal else f"code {each.exit_code}" for each in task.exits]
+            told.append(f"worker {share.part} on {share.node} ended: {', '.join(how) or task.detail}")
+    return "; ".join(told)
+
+
+def trains(job: ShepherdState) -> RecordChange | None:
+    """All members have switched."""
+    record = job.decided
+    workers = [_worker(job, share) for share in record.members if not job.gang.has_exited(share.place)]
+    if is_settled(record) or not workers or any(each.trains < record.world.version for each in workers):
+        return None
+    return WorldTrains(record.world.version, max(each.pause_s for each in workers))
+
+
+def parts_gone(job: ShepherdState) -> RecordChange | None:
+    """No process is left of some that train no more."""
+    parts = tuple(share.part for share in job.decided.leaving if job.gang.has_exited(share.place))
+    return PartsGone(parts, job.ran_s) if parts else None
+
+
+COMMANDS = (follow_joining, publish, stop_leaving, look_again)
+CHANGES = (joiners_given_up, joined, regrouped, trains, parts_gone)
+"""What is due of a job that runs, in this order."""
+
+
+def _task(job: ShepherdState, share: Share) -> TaskStatus | None:
+    return job.gang.tasks.get(share.place)
+
+
+def _worker(job: ShepherdState, share: Share) -> Worker:
+    task = _task(job, share)
+    return task.worker if task is not None else Worker()
