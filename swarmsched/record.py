@@ -135,7 +135,8 @@ class JobRecord(Value):
     def leaving(self) -> tuple[Share, ...]:
         """Parts of an elastic attempt that train no more, or never did, and may have processes."""
         world = self.world
-        return tuple(s for s in self.shares if s.part not in world.members and s.part not in world.joining)
+        wanted = (*world.members, *world.joining)
+        return tuple(share for share in self.shares if share.part not in wanted) if world.version else ()
 
     @property
     def joining(self) -> tuple[Share, ...]:

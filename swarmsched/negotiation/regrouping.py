@@ -237,9 +237,9 @@ def joiners_given_up(job: ShepherdState) -> RecordChange | None:
 def _is_hopeless(job: ShepherdState, share: Share) -> bool:
     attempt = job.attempt
     has_failed = attempt is not None and attempt.phase is AttemptPhase.FAILED
-    is_late = attempt is None and job.now_s >= job.regrouping.join_until_s
-    has_refused = _worker(job, share).state is WorkerState.REFUSED
-    return has_failed or is_late or has_refused or job.gang.has_exited(share.place)
+    state = _worker(job, share).state
+    is_late = attempt is None and job.now_s >= job.regrouping.join_until_s and state is not WorkerState.READY
+    return has_failed or is_late or state is WorkerState.REFUSED or job.gang.has_exited(share.place)
 
 
 def regrouped(job: ShepherdState) -> RecordChange | None:

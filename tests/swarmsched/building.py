@@ -47,7 +47,7 @@ def make_record(shepherd: str, holders: Iterable[str | Holder] | None = None, **
 def answer_to(request: OwnerCommand, owner: str, refusal: Refusal = Refusal.NONE, **more: Any) -> OwnerAnswer:
     """What an owner says to a shepherd, whose epoch it knows."""
     numbers = request.epoch, request.attempt, request.command_id
-    return OwnerAnswer(request.job_id, *numbers, NodeId(owner), refusal, NOTHING_FREE, **more)
+    return OwnerAnswer(request.job_id, *numbers, NodeId(owner), refusal, NOTHING_FREE, **{"part": request.part, **more})
 
 
 def make_resources(gpus: int, cpus: int = 8, memory_bytes: int = 2**36) -> NodeResources:

@@ -5,17 +5,14 @@ from itertools import count
 
 import pytest
 
-from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.api import EndReason, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
-from swarmsched.effects import Announce, ReplyToClient, SendPeer
-from swarmsched.ids import NodeId
-from swarmsched.jobs.update import UpdateRequested
+from swarmsched.effects import ReplyToClient
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
     CommitRequest,
-    HoldRequest,
     LaunchRequest,
     OwnerAnswer,
     PreemptRequest,
@@ -24,101 +21,15 @@ from swarmsched.ledger.message import (
     SignalRequest,
     StatusRequest,
     StopRequest,
-    TaskReport,
     TaskReportReceived,
 )
-from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.due import PHASES
 from swarmsched.negotiation.record_writer import WriteRecord
-from swarmsched.negotiation.shepherd import WAITING_MAX, Clock, JobShepherd
+from swarmsched.negotiation.shepherd import WAITING_MAX, JobShepherd
 from swarmsched.record import own_exit_code, shell_exit_code
-from swarmsched.resources import Demand, Share
-from swarmsched.task import RankExit, TaskFailure, TaskStage, TaskStatus
-from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id, make_record
-
-ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
-SHARES = (Share(A, 2), Share(B, 1))
-UTC = 1_700_000_000.0
-
-
-class Scene:
-    """One shepherd and a register that decides at once; owners are played by the test."""
-
-    def __init__(self, **spec):
-        self.now_s = 10.0
-        self.updates = []
-        self.sent = []
-        self.announced = []
-        self.is_register_silent = False
-        self.undecided = []
-        asked = JobSpec(("python", "t.py"), ranks=3, demand=Demand(gpus=1), **spec)
-        record = make_record(ME, spec=asked, submitted_utc_s=UTC, shepherd_generation=7)
-        self.shepherd = JobShepherd(record, ME, random.Random(1), count(1))
-        self.do(self.shepherd.accepted(self.clock))
-
-    @property
-    def clock(self):
-        return Clock(self.now_s, UTC + self.now_s)
-
-    @property
-    def record(self):
-        return self.shepherd.record
-
-    def do(self, effects):
-        for effect in effects:
-            match effect:
-                case WriteRecord(update=UpdateRequested() as update):
-                    self.undecided.append(update)
-                    if not self.is_register_silent:
-                        self.decide()
-                case SendPeer():
-                    self.sent.append((effect.recipient, effect.message))
-                case Announce():
-                    self.announced.append(effect)
-
-    def decide(self):
-        self.is_register_silent = False
-        while self.undecided:
-            update = self.undecided.pop(0)
-            self.updates.append(update.value)
-            self.do(self.shepherd.written(update.update_id, update.value, self.clock))
-
-    def take(self, kind):
-        """Messages of one kind that were sent since the last call, and forget all others."""
-        found = [(node, message) for node, message in self.sent if isinstance(message, kind)]
-        self.sent = []
-        return found
-
-    def answer(self, requests, refusal=Refusal.NONE, **changes):
-        for node, request in requests:
-            self.do(self.shepherd.owner_answered(answer_to(request, node, refusal, **changes), self.clock))
-
-    def report(self, node, stage, revision, exits=(), failure=TaskFailure.NONE, detail="", phase="", attempt=None):
-        attempt = self.shepherd.record.attempt if attempt is None else attempt
-        status = TaskStatus(JOB, 1, attempt, node, stage, tuple(exits), failure, detail, phase, revision)
-        self.do(self.shepherd.task_reported(TaskReport(status, NOTHING_FREE), self.clock))
-
-    def succeed(self):
-        """The register has made a shepherd of a later epoch; it knows the record and nothing else."""
-        last = self.updates[-1]
-        record = last.updated(epoch=last.epoch + 1, shepherd_generation=8)
-        self.shepherd, self.sent = JobShepherd(record, ME, random.Random(2), count(1)), []
-        self.do(self.shepherd.take_up((), self.clock))
-        return self.shepherd
-
-    def place(self):
-        self.do(self.shepherd.place(SHARES, Ranking("fifo", (1,)), self.clock))
-        return self.take(HoldRequest)
-
-    def launch(self):
-        self.answer(self.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500)
-        self.answer(self.take(CommitRequest), is_staged=True)
-        self.answer(self.take(LaunchRequest))
-
-    def run(self):
-        self.launch()
-        self.report(A, TaskStage.STARTED, 5)
-        self.report(B, TaskStage.STARTED, 5)
+from swarmsched.task import RankExit, TaskFailure, TaskStage
+from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id
+from tests.swarmsched.negotiation.scene import ME, A, B, Scene
 
 
 @pytest.fixture

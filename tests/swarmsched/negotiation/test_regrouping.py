@@ -1,0 +1,362 @@
+"""The gang of an elastic job changes while it trains, whatever its owners and workers answer, lose or repeat."""
+
+import pytest
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.ids import NodeId, Place
+from swarmsched.ledger.message import (
+    CommitRequest,
+    HoldRequest,
+    LaunchRequest,
+    Refusal,
+    ReleaseRequest,
+    StopRequest,
+    TaskReportReceived,
+    WorldRequest,
+)
+from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S
+from swarmsched.record import Leftover
+from swarmsched.resources import Share
+from swarmsched.task import RankExit, TaskFailure, TaskStage
+from swarmsched.view import Allocation
+from swarmsched.world import Worker, WorkerState
+from tests.swarmsched.negotiation.scene import ME, A, B, Scene
+
+C = NodeId("c")
+ORDER = Ranking("swarm", (1,))
+
+
+class ElasticScene(Scene):
+    """Workers are told of by their part; `places` are where the parts are."""
+
+    def __init__(self, **spec):
+        super().__init__(elastic=True, ranks=2, ranks_most=8, **spec)
+        self.places, self.revision = {}, 10
+        self.workers = {}
+
+    def wish(self, *shares):
+        target = Allocation(tuple(Share(node, ranks) for node, ranks in shares))
+        self.do(self.shepherd.rescale(target, "somebody wants it", ORDER, self.clock))
+
+    def told(self, part, stage=TaskStage.STARTED, **more):
+        self.revision += 1
+        self.workers[part] = more.pop("worker", self.workers.get(part, Worker()))
+        self.report(self.places[part], stage, self.revision, part=part, worker=self.workers[part], **more)
+
+    def ready(self, *parts):
+        for part in parts:
+            self.told(part, worker=Worker(WorkerState.READY, f"10.0.0.{part}:7000"))
+
+    def trains(self, *parts, pause_s=0.25):
+        version = self.record.world.version
+        for part in parts:
+            address = f"10.0.0.{part}:7000"
+            self.told(part, worker=Worker(WorkerState.TRAINING, address, version, version, pause_s))
+
+    def dies(self, part, signal=9):
+        self.told(part, TaskStage.EXITED, exits=(RankExit(part - 1, 0, signal),))
+
+    def leaves(self, part, code=0):
+        self.told(part, TaskStage.EXITED, exits=(RankExit(part - 1, code),))
+
+    def granted(self, kind, **more):
+        requests = self.take(kind)
+        for node, request in requests:
+            self.places[request.part] = node
+        self.answer(requests, **more)
+        return requests
+
+    def run(self):
+        """Parts 1 and 2 on a and 3 on b have started, and train as world 1."""
+        self.do(self.shepherd.place((Share(A, 2), Share(B, 1)), ORDER, self.clock))
+        self.granted(HoldRequest)
+        self.granted(CommitRequest, is_staged=True)
+        self.granted(LaunchRequest)
+        for part in self.places:
+            self.told(part)
+        self.ready(1, 2, 3)
+        self.take(WorldRequest)
+        self.trains(1, 2, 3)
+        assert self.members == (1, 2, 3)
+
+    def join(self):
+        self.granted(HoldRequest)
+        self.granted(CommitRequest, is_staged=True)
+        self.granted(LaunchRequest)
+
+    def wait(self, seconds):
+        self.now_s += seconds
+        self.do(self.shepherd.on_timer(self.clock))
+
+    @property
+    def members(self):
+        return self.record.world.members
+
+
+@pytest.fixture
+def scene():
+    return ElasticScene()
+
+
+@pytest.fixture
+def training(scene):
+    scene.run()
+    return scene
+
+
+def test_a_gang_starts_as_parts_of_one_rank_that_are_told_of_one_another_once_all_are_ready(scene):
+    scene.do(scene.shepherd.place((Share(A, 2), Share(B, 1)), ORDER, scene.clock))
+    holds = scene.granted(HoldRequest)
+    assert [(node, request.part, request.ranks, request.wants_rendezvous) for node, request in holds] == [
+        (A, 1, 1, False),
+        (A, 2, 1, False),
+        (B, 3, 1, False),
+    ]
+    orders = [request.order for _, request in scene.granted(CommitRequest, is_staged=True)]
+    assert [(order.part, order.first_rank, order.local_ranks) for order in orders] == [(1, 0, 1), (2, 1, 1), (3, 2, 1)]
+    scene.granted(LaunchRequest)
+    for part in (1, 2, 3):
+        scene.told(part)
+    assert scene.record.state is JobState.RUNNING
+    assert (scene.record.world.version, scene.members) == (1, (1, 2, 3))
+    scene.ready(1, 3)
+    assert scene.take(WorldRequest) == []
+    scene.ready(2)
+    told = scene.take(WorldRequest)
+    assert [(node, request.part) for node, request in told] == [(A, 1), (A, 2), (B, 3)]
+    plan = told[0][1].plan
+    assert [(each.part, each.address) for each in plan.members] == [(n, f"10.0.0.{n}:7000") for n in (1, 2, 3)]
+    assert (plan.version, plan.may_start, plan.nodes) == (1, True, 2)
+    scene.trains(1)
+    scene.wait(1.1)
+    assert [request.part for _, request in scene.take(WorldRequest)] == [2, 3], "until they say that they have heard"
+    scene.trains(2, 3)
+    assert scene.record.world.has_trained
+    scene.wait(60.0)
+    assert scene.take(WorldRequest) == []
+
+
+def test_a_gang_grows_while_it_trains_and_its_record_is_ahead_of_its_owners(training):
+    training.wish((A, 2), (B, 1), (C, 2))
+    holds = training.take(HoldRequest)
+    assert [(node, request.part) for node, request in holds] == [(C, 4), (C, 5)]
+    training.places |= {4: C, 5: C}
+    training.answer(holds[:1])
+    assert training.record.world.joining == ()
+    training.is_register_silent = True
+    training.answer(holds[1:])
+    assert training.take(CommitRequest) == []
+    training.decide()
+    assert (training.record.world.joining, training.record.last_part, training.members) == ((4, 5), 5, (1, 2, 3))
+    order = training.granted(CommitRequest, is_staged=True)[0][1].order
+    assert [share.part for share in order.shares] == [1, 2, 3, 4, 5]
+    training.granted(LaunchRequest)
+    training.told(4)
+    training.ready(5)
+    assert training.members == (1, 2, 3), "all of them, or none yet"
+    training.now_s += 7.0
+    training.ready(4)
+    assert (training.record.world.version, training.members, training.record.world.joining) == (2, (1, 2, 3, 4, 5), ())
+    told = training.take(WorldRequest)
+    assert [request.part for _, request in told] == [1, 2, 3, 4, 5]
+    assert not told[0][1].plan.may_start
+    training.trains(1, 2, 3, 4, 5)
+    last = training.record.rescalings[-1]
+    assert (last.ranks_before, last.ranks_after, last.pause_s) == (3, 5, 0.25)
+    assert training.record.state is JobState.RUNNING
+    assert training.record.attempt == 1
+    assert (training.record.counted_s, training.record.attained_gpu_s) == (7.0, 7.0 * 5), (
+        "newcomers have their GPUs too"
+    )
+
+
+def test_whoever_is_to_leave_is_told_ends_by_itself_and_is_released(training):
+    training.wish((A, 1), (B, 1))
+    assert (training.record.world.version, training.members) == (2, (1, 3))
+    assert [request.part for _, request in training.take(WorldRequest)] == [1, 3, 2]
+    training.trains(1, 3)
+    training.wait(LEAVE_S - 1.0)
+    assert training.take(StopRequest) == []
+    training.leaves(2)
+    assert [share.part for share in training.record.shares] == [1, 3]
+    assert training.record.gpus == 2
+    assert [(node, message.part) for node, message in training.sent if isinstance(message, TaskReportReceived)][-1] == (
+        A,
+        2,
+    )
+    training.leaves(1)
+    training.leaves(3)
+    record = training.record
+    assert (record.end_reason, record.exit_code, [each.ranks_after for each in record.rescalings]) == (
+        EndReason.COMPLETED,
+        0,
+        [2],
+    )
+
+
+def test_one_that_does_not_leave_is_stopped_again_and_again(training):
+    training.wish((A, 1), (B, 1))
+    training.trains(1, 3)
+    training.wait(LEAVE_S + 0.1)
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(A, 2)]
+    training.wait(2.1)
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(A, 2)]
+    training.dies(2, signal=15)
+    assert training.record.state is JobState.RUNNING
+    assert [share.part for share in training.record.shares] == [1, 3]
+
+
+def test_a_worker_that_dies_is_left_behind_and_the_others_go_on(training):
+    training.dies(1)
+    world = training.record.world
+    assert (world.version, world.members, world.lost) == (2, (2, 3), (1,))
+    plan = training.take(WorldRequest)[0][1].plan
+    assert ([each.part for each in plan.members], plan.lost) == ([2, 3], (1,))
+    assert [share.part for share in training.record.shares] == [2, 3]
+    assert "worker 1 on a ended: signal 9" in training.record.rescalings[-1].reason
+    training.trains(2, 3)
+    training.leaves(2)
+    training.leaves(3)
+    assert training.record.end_reason is EndReason.COMPLETED, "the death of one that was replaced is no failure"
+
+
+def test_a_gang_of_which_all_die_has_failed(training):
+    for part in (1, 2, 3):
+        training.leaves(part, code=3)
+    record = training.record
+    assert (record.state, record.end_reason, record.exit_code) == (JobState.ENDED, EndReason.FAILED, 3)
+
+
+def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(training):
+    training.do(training.shepherd.note_lost_node(A, training.clock))
+    record = training.record
+    assert (record.state, record.restarts, record.world.members, record.world.lost) == (
+        JobState.RUNNING,
+        0,
+        (3,),
+        (1, 2),
+    )
+    assert record.leftovers == (Leftover(A, 1, part=1), Leftover(A, 1, part=2))
+    assert [share.place for share in record.shares] == [Place(B, 3)]
+    assert {(node, request.part) for node, request in training.take(StopRequest)} == {(A, 1), (A, 2)}
+    training.trains(3)
+    training.do(training.shepherd.note_returned_node(A, training.clock))
+    training.dies(1)
+    training.told(2)
+    assert (A, 2) in [(node, request.part) for node, request in training.take(ReleaseRequest)]
+    training.dies(2)
+    assert training.record.leftovers == ()
+    training.leaves(3)
+    assert training.record.end_reason is EndReason.COMPLETED
+
+
+def test_the_loss_of_the_last_node_is_a_restart(training):
+    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.do(training.shepherd.note_lost_node(B, training.clock))
+    record = training.record
+    assert (record.state, record.restarts, record.shares, record.world.version) == (JobState.QUEUED, 1, (), 0)
+    assert {leftover.part for leftover in record.leftovers} == {1, 2, 3}
+
+
+def test_a_move_of_all_goes_by_two_worlds_the_old_ones_leave_when_the_new_ones_train(training):
+    training.wish((C, 3))
+    training.join()
+    training.ready(4, 5, 6)
+    assert (training.record.world.version, training.members) == (2, (1, 2, 3, 4, 5, 6))
+    training.trains(1, 2, 3)
+    assert training.members == (1, 2, 3, 4, 5, 6)
+    training.trains(4, 5, 6)
+    assert (training.record.world.version, training.members) == (3, (4, 5, 6))
+    training.trains(4, 5, 6)
+    for part in (1, 2, 3):
+        training.leaves(part)
+    assert [share.place for share in training.record.shares] == [Place(C, 4), Place(C, 5), Place(C, 6)]
+    assert training.shepherd.is_steady
+
+
+def test_a_partial_move_is_one_change(training):
+    training.wish((A, 2), (C, 1))
+    training.join()
+    training.ready(4)
+    assert (training.record.world.version, training.members) == (2, (1, 2, 4))
+
+
+def test_newcomers_that_are_refused_cost_nothing(training):
+    before = training.record
+    training.wish((A, 1), (B, 1), (C, 2))
+    training.answer(training.take(HoldRequest), Refusal.DOES_NOT_FIT)
+    assert [node for node, _ in training.take(ReleaseRequest)] == [C, C]
+    assert (training.record.shares, training.record.world) == (before.shares, before.world)
+    assert training.shepherd.is_steady
+    training.wish((A, 2), (B, 1), (C, 1))
+    assert [request.part for _, request in training.take(HoldRequest)] == [6], "owners refuse what they released"
+
+
+@pytest.mark.parametrize("how", ["dies", "refuses", "is late", "owner forgets"])
+def test_newcomers_that_come_to_nothing_are_given_up_and_nobody_leaves_for_them(training, how):
+    training.wish((A, 1), (B, 1), (C, 2))
+    training.join()
+    training.ready(4)
+    if how == "dies":
+        training.dies(5)
+    elif how == "refuses":
+        training.told(5, worker=Worker(WorkerState.REFUSED, "10.0.0.5:7000"))
+    elif how == "owner forgets":
+        training.told(5, TaskStage.EXITED, failure=TaskFailure.LOST)
+    else:
+        training.wait(JOIN_S + 1.0)
+    assert 5 not in training.record.world.joining
+    if how in ("refuses", "is late"):
+        assert [(node, request.part) for node, request in training.take(StopRequest)] == [(C, 5)]
+        training.dies(5, signal=15)
+    assert training.members == (1, 2, 3, 4), "the other one trains all the same"
+    assert [share.part for share in training.record.shares] == [1, 2, 3, 4]
+    assert training.record.state is JobState.RUNNING
+
+
+def test_whoever_takes_over_goes_on_from_the_record(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.granted(HoldRequest)
+    training.succeed()
+    commits = training.take(CommitRequest)
+    assert [(node, request.part) for node, request in commits] == [(C, 4)]
+    training.answer(commits, is_staged=True)
+    training.granted(LaunchRequest)
+    training.workers.clear()
+    training.ready(4)
+    assert training.members == (1, 2, 3, 4)
+    assert training.take(WorldRequest) == [], "where the others are it has not heard yet"
+    training.ready(1, 2, 3)
+    assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3, 4]
+
+
+def test_commits_that_come_too_late_after_a_take_over_are_given_up(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.granted(HoldRequest)
+    training.succeed()
+    training.answer(training.take(CommitRequest), Refusal.EXPIRED)
+    assert training.record.world.joining == ()
+    stops = training.take(StopRequest)
+    assert [(node, request.part) for node, request in stops] == [(C, 4)]
+    training.answer(stops, Refusal.UNKNOWN)
+    assert [share.part for share in training.record.shares] == [1, 2, 3]
+
+
+def test_a_job_that_is_cancelled_while_it_changes_stops_all_its_parts(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.do(training.shepherd.cancel(7, None, "", training.clock))
+    assert [request.part for _, request in training.take(StopRequest)] == [1, 2, 3, 4]
+    for part in (1, 2, 3, 4):
+        training.dies(part, signal=15)
+    assert training.record.end_reason is EndReason.CANCELLED
+
+
+def test_a_member_that_ends_well_while_others_miss_it_is_left_behind(training):
+    training.leaves(1)
+    assert training.record.world.version == 1, "they may be about to end as well"
+    problem = Worker(WorkerState.TRAINING, "10.0.0.2:7000", 1, 1, problem="plan 1 lost a member")
+    training.told(2, worker=problem)
+    assert training.members == (2, 3)
+    assert training.record.shepherd == ME
