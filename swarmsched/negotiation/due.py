@@ -13,7 +13,7 @@ from swarmsched.api import COMING_BACK, EndReason, JobState
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.ids import Place
-from swarmsched.ledger.message import CheckpointAnswer, ReleaseRequest, StopRequest
+from swarmsched.ledger.message import CheckpointAnswer, LaunchRequest, ReleaseRequest, StopRequest
 from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import RecordChange, left_by
@@ -22,7 +22,7 @@ from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import Regrouping, ShepherdState
 from swarmsched.record import JobRecord, Leftover
 from swarmsched.resources import Share, ranks_by_node, world_size
-from swarmsched.task import TaskFailure
+from swarmsched.task import TaskFailure, TaskStage, TaskStatus
 from swarmsched.view import Allocation
 
 STOP_RESEND_S = 2.0
@@ -184,6 +184,17 @@ def _start_failed(job: ShepherdState) -> RecordChange | None:
     if job.may_restart:
         return _given_up(job, attempt.problem, attempt.shares)
     return changes.StopWished(EndReason.NODE_LOST, attempt.problem, job.utc_s)
+
+
+def launch_again(job: ShepherdState, status: TaskStatus) -> list[SendPeer]:
+    """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
+    record = job.decided
+    is_starting = record.state is JobState.STARTING or status.part in record.world.joining
+    is_wanted = is_starting and not job.gang.is_stopping and not job.is_writing
+    is_early = job.attempt is not None and not job.attempt.has_launched(status.place)
+    if status.stage is not TaskStage.STAGED or not is_wanted or is_early:
+        return []
+    return [job.commands.to(status.place, LaunchRequest, record, record.attempt)]
 
 
 def _started(job: ShepherdState) -> RecordChange | None:

@@ -40,7 +40,7 @@ STUCK_S = 300.0  # the same where others have not switched
 JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
 
 
-def as_parts(shares: Sequence[Share], first: int) -> tuple[Share, ...]:
+def as_parts(shares: Sequence[Share], first: int = 1) -> tuple[Share, ...]:
     """One rank each, numbered from `first` on."""
     nodes = [node for node, ranks in ranks_by_node(shares).items() for _ in range(ranks)]
     return tuple(Share(node, 1, part=part) for part, node in enumerate(nodes, first))

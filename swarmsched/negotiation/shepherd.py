@@ -17,7 +17,6 @@ from swarmsched.ids import NodeId, Place, handle
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
-    LaunchRequest,
     OwnerAnswer,
     OwnerCommand,
     PreemptAnswer,
@@ -34,7 +33,7 @@ from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, left_by
 from swarmsched.negotiation.claiming import Shares, Victims
-from swarmsched.negotiation.due import answered_clients, due, follow, leftover_settled, restart
+from swarmsched.negotiation.due import answered_clients, due, follow, launch_again, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
@@ -118,8 +117,7 @@ class JobShepherd(ShepherdState):
         self.namesakes.forget()  # what was said of leftovers says nothing of what begins now
         self.silent.clear()
         self.global_batch = global_batch
-        is_elastic = self.decided.spec.elastic
-        shares = regrouping.as_parts(shares, 1) if is_elastic else shares
+        shares = regrouping.as_parts(shares) if self.decided.spec.elastic else shares
         attempt = self.begin_attempt(self.pacing.next_number(self.decided), shares, ranking)
         return [*attempt.begin(self.now_s)]
 
@@ -205,7 +203,7 @@ class JobShepherd(ShepherdState):
         is_of_epoch = status.epoch >= self.decided.epoch  # else its owner may have told it before the start
         if status.stage in (TaskStage.ORDERED, TaskStage.STAGED) and is_running and is_of_epoch:
             return [*effects, *self._owner_has_nothing(status.place)]
-        return [*effects, *self._launch_again(status)]
+        return [*effects, *launch_again(self, status)]
 
     def _is_namesake(self, node: NodeId, attempt: int, origin: int) -> bool:
         """What this node tells itself is its own word, wherever it lives now."""
@@ -218,16 +216,6 @@ class JobShepherd(ShepherdState):
         if place.part and place.part not in [share.part for share in self.decided.shares]:
             return False
         return attempt == self.decided.attempt and bool(self.decided.shares) and not self.decided.is_ended
-
-    def _launch_again(self, status: TaskStatus) -> list[SendPeer]:
-        """The launch was acknowledged and yet the task stands there: its owner restarted, or it was staged anew."""
-        record = self.decided
-        is_starting = record.state is JobState.STARTING or status.part in record.world.joining
-        is_wanted = is_starting and not self.gang.is_stopping and not self.is_writing
-        is_early = self.attempt is not None and not self.attempt.has_launched(status.place)
-        if status.stage is not TaskStage.STAGED or not is_wanted or is_early:
-            return []
-        return [self.commands.to(status.place, LaunchRequest, record, record.attempt)]
 
     def _owner_has_nothing(self, place: Place) -> list[ShepherdEffect]:
         """A stop or status request met no task, or one that stands before its start although the gang runs: it never
