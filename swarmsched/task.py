@@ -158,6 +158,7 @@ class TaskStatus(Value):
     ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
     part: U16 = 0
     worker: Worker = Worker()  # frozen; of an elastic part
+    is_ailing: bool = False  # a GPU of its has failed
 
     @property
     def key(self) -> TaskKey:

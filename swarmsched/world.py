@@ -66,4 +66,5 @@ class Worker(Value):
     heard: U32 = 0  # the newest version that it has heard of
     trains: U32 = 0  # that in which it trains; 0: none yet
     pause_s: Seconds = 0.0  # that its last switch has cost it
+    busy_s: Seconds = 0.0  # that its own part of a step takes, of late and roughly; 0: not known
     problem: Text = ""

@@ -365,6 +365,13 @@ class Ledger:
         booked = frozenset(booking.gpus) if booking is not None else frozenset()
         return tuple(gpu for gpu in self._resources.gpus if gpu.uuid in booked)
 
+    def is_ailing(self, key: TaskKey) -> bool:
+        """True when a device of a booking has failed, or is not there any more."""
+        booking, gpus = self._bookings.get(key), self.gpus_of(key)
+        if booking is None or self._is_waking:
+            return False
+        return len(gpus) < len(booking.gpus) or any(gpu.health is GpuHealth.UNHEALTHY for gpu in gpus)
+
     def epoch_of(self, job_id: JobId) -> int:
         """The highest epoch accepted for a job; 0 when nothing is known."""
         fence = self._fences.get(job_id)

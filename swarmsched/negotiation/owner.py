@@ -215,6 +215,15 @@ class Owner:
             case _:
                 assert_never(command)
 
+    def looked_at_gpus(self, now_s: float) -> list[Effect]:
+        """Telemetry has told of this node's devices: shepherds hear of tasks that have one that failed, or is gone."""
+        effects: list[Effect] = []
+        for key, task in self._tasks.items():
+            is_ailing = self._ledger.is_ailing(key)
+            if is_ailing != task.status.is_ailing and task.status.stage is not TaskStage.EXITED:
+                effects += self._change(task, now_s, is_ailing=is_ailing)
+        return effects
+
     def drain(self, reason: str | None) -> list[Effect]:
         """Take no new work for a reason, or again for None; what is held, leased or running stays."""
         if reason == (self._ledger.drain_reason if self._ledger.is_draining else None):

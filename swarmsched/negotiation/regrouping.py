@@ -10,7 +10,7 @@ All of it follows from the record and from what workers have told, but for two w
 shepherd that takes over leaves them to the next plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
@@ -49,13 +49,17 @@ def as_parts(shares: Sequence[Share], first: int = 1) -> tuple[Share, ...]:
 # Wishes.
 
 
-def begin(job: ShepherdState, target: Allocation, reason: str, ranking: Ranking) -> list[ShepherdEffect]:
-    """Have the job train on these hosts: others join it, or leave it, or both."""
+def begin(
+    job: ShepherdState, target: Allocation, reason: str, ranking: Ranking, unwanted: Collection[int] = ()
+) -> list[ShepherdEffect]:
+    """Have the job train on these hosts: others join it, or leave it, or both, the `unwanted` in any case."""
     record, regrouping = job.decided, job.regrouping
-    have, want = ranks_by_node(record.members), ranks_by_node(target.shares)
-    too_many, leave = have - want, list[int]()
+    leave = [share.part for share in record.members if share.part in unwanted]
+    have = ranks_by_node(share for share in record.members if share.part not in unwanted)
+    want = ranks_by_node(target.shares)
+    too_many = have - want
     for share in reversed(record.members):  # those that came last, so that the first rank stays
-        if too_many[share.node]:
+        if too_many[share.node] and share.part not in unwanted:
             too_many[share.node] -= 1
             leave.append(share.part)
     new = [Share(node, ranks) for node, ranks in (want - have).items()]

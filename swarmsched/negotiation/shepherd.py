@@ -330,11 +330,16 @@ class JobShepherd(ShepherdState):
         self.wish_stop(EndReason.PREEMPTED, reason := f"makes room for {handle(request.taker)}")
         return [answer, self.announce("job.preempted", reason, taker=request.taker), *due(self)]
 
-    def rescale(self, target: Allocation, reason: str, ranking: Ranking, clock: Clock) -> list[ShepherdEffect]:
-        """End the attempt and begin the next one there, once that place is kept; the caller has checked that it may."""
+    def rescale(
+        self, target: Allocation, reason: str, ranking: Ranking, clock: Clock, leave: Collection[int] = ()
+    ) -> list[ShepherdEffect]:
+        """Go on there: while it trains, those of `leave` first of all, or by another attempt, once that place is kept.
+
+        The caller has checked that it may.
+        """
         self._see(clock)
         if self.decided.spec.elastic:
-            return [*regrouping.begin(self, target, reason, ranking), *due(self)]
+            return [*regrouping.begin(self, target, reason, ranking, leave), *due(self)]
         self.rescale_to = (target, reason)
         return [*self.claim.keep(self.decided, target.shares, ranking, self.now_s)]
 

@@ -109,6 +109,11 @@ class Cluster:
         records = [record for record in self._state.current_records() if record.node_id != self._me]
         return [self._own_view(), *[self._foreign_view(record) for record in records]]
 
+    def drained(self) -> set[NodeId]:
+        """Nodes that take no new work on somebody's wish; for questions of membership alone, never iterated."""
+        others = {record.node_id for record in self._state.current_records() if record.has(NodeFlag.DRAINING)}
+        return others | ({self._me} if self._ledger.is_draining else set())
+
     def is_complete(self, now_s: float) -> bool:
         """True when every live member's record has arrived, so that totals mean something."""
         known = {status.record.node_id for status in self._state.node_records(now_s)}

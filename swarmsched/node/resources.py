@@ -59,7 +59,7 @@ class Resources:
             TaskBatch: lambda event, clock: owner.answered(event.message),
             ContactAnswered: lambda event, clock: owner.contact_answered(event.sender, event.message, clock.now_s),
             CheckpointAnswer: lambda event, clock: self.checkpoints.answered(event.message),
-            ResourcesRead: lambda event, clock: self.ledger.offer(event.resources, clock.now_s),
+            ResourcesRead: self._read,
             TimerFired: self._on_timer,
             DrainNode: self._drain,
             CommitCheckpoint: self._commit_checkpoint,
@@ -104,6 +104,10 @@ class Resources:
 
     def _obey(self, event: PeerMessageReceived, clock: Clock) -> Iterable[NodeEffect]:
         return self.owner.obey(event.sender, event.message, clock.now_s)
+
+    def _read(self, event: ResourcesRead, clock: Clock) -> Iterable[NodeEffect]:
+        self.ledger.offer(event.resources, clock.now_s)
+        return self.owner.looked_at_gpus(clock.now_s)
 
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
         now_s = clock.now_s

@@ -193,6 +193,9 @@ class _Cluster:
     def nodes(self) -> list[NodeView]:
         return self._nodes
 
+    def drained(self) -> set[NodeId]:
+        return set()
+
 
 def slice_milliseconds(nodes: int = 1_000, jobs: int = 5_000, own: int = 50) -> tuple[float, float, float]:
     """(a look once 100 cards have changed, what a release costs, the hand-over to the planner)."""

@@ -38,6 +38,7 @@ from swarmsched.negotiation.placement.precondition import (
     expected_start_s,
 )
 from swarmsched.negotiation.placement.queue import Queue
+from swarmsched.negotiation.placement.relief import relief
 from swarmsched.negotiation.placement.resizing import (
     UNSTEADY,
     Misfits,
@@ -80,6 +81,7 @@ BETWEEN_PLACES_S = 0.1
 """A plan waits while a job of ours that takes several sizes is between two places: it would see it without any."""
 FEW_JOBS, REST_PER_JOB_S = 64, 50e-6
 """A look at the queue costs some 8 us for each job: with many of them the next one waits, so that most time is left."""
+RELIEF_S = 5.0  # between looks at the workers of jobs that change while they train
 WALK_MAX = 400
 """Jobs that one look places or reserves for; those behind them have their turn when these are gone."""
 CONTENDERS_MIN = 16
@@ -111,6 +113,9 @@ class Cluster(Protocol):
     def nodes(self) -> list[NodeView]:
         """Every known node."""
 
+    def drained(self) -> set[NodeId]:
+        """Those of them that take no new work on somebody's wish."""
+
 
 class Placement:
     """The shepherds of one agent."""
@@ -122,6 +127,7 @@ class Placement:
         self._rng = rng
         self.jobs: dict[JobId, JobShepherd] = {}  # those that have not ended
         self._elastic: dict[JobId, None] = {}  # those of them that take several sizes
+        self._live: dict[JobId, None] = {}  # those that change while they train
         self._misfits = Misfits()  # those of them that are to have another one
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self._own = OwnViews()
@@ -202,6 +208,8 @@ class Placement:
             self._elastic[record.job_id] = None
         else:
             self._elastic.pop(record.job_id, None)
+        if record.spec.elastic:
+            self._live[record.job_id] = None
         return self._misfits.note(record)
 
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
@@ -217,6 +225,7 @@ class Placement:
         """Stop acting for a job: it has ended, or another shepherd has it."""
         job = self.jobs.pop(job_id, None)
         self._elastic.pop(job_id, None)
+        self._live.pop(job_id, None)
         self._misfits.forget(job_id)
         self._own.drop(job_id)
         self._said.pop(job_id, None)
@@ -397,7 +406,7 @@ class Placement:
         self._rest_until_s = clock.now_s + REST_PER_JOB_S * max(0, len(self.jobs) - FEW_JOBS)
         mine = {job_id: job for job_id, job in self.jobs.items() if job.is_waiting}
         is_idle_planner = self.may_change_jobs
-        if not mine and not is_idle_planner and not self._misfits.jobs:
+        if not mine and not is_idle_planner and not self._misfits.jobs and not self._live:
             return []
         self._catch_up(clock)
         nodes = self._cluster.nodes()
@@ -409,6 +418,7 @@ class Placement:
             effects += self._follow_starts(room, mine, clock)
         effects += self._claim_places(mine, nodes, clock)
         effects += self._fit(room, clock)
+        effects += self._relieve(room, clock)
         effects += self._follow_changes(room, clock)
         waiting = {job_id: job for job_id, job in mine.items() if job.is_waiting}
         self._remember_backoffs(waiting, clock.now_s)
@@ -599,6 +609,20 @@ class Placement:
                 reason = f"it is to have {job.decided.spec.size_range} ranks"
                 target = Allocation(place, job.decided.global_batch)
                 effects += job.rescale(target, reason, self._ranking(view, clock.now_s), clock)
+        return effects
+
+    def _relieve(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """Workers that had better train elsewhere go there."""
+        effects: list[ShepherdEffect] = []
+        if self._live:
+            self._look_s = min(self._look_s, clock.now_s + RELIEF_S)
+        drained = self._cluster.drained() if self._live else ()
+        for job in [self.jobs[job_id] for job_id in self._live]:
+            view = self.view_of(job, clock)
+            found = relief(job.decided, job.gang, view, room, drained) if job.is_steady else None
+            if found is not None:
+                ranking = self._ranking(view, clock.now_s)
+                effects += job.rescale(found.target, found.reason, ranking, clock, found.leave)
         return effects
 
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:

@@ -64,7 +64,7 @@ class Cluster:
 
     def __init__(self, nodes, jobs):
         self.there, self.jobs, self.news, self.dead = list(nodes), {}, [], set()
-        self.priors = {}
+        self.priors, self.drained_nodes = {}, set()
         self.show(*jobs)
 
     def show(self, *jobs):
@@ -89,6 +89,9 @@ class Cluster:
 
     def nodes(self):
         return self.there
+
+    def drained(self):
+        return self.drained_nodes
 
 
 class Scene:
