@@ -1,6 +1,7 @@
 """Workers leave drained nodes, failed GPUs and slow machines while the others train, if there is a place for them."""
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
 from swarmsched.card import card_of
@@ -26,8 +27,8 @@ def job(least=1, busy_s=(), ailing=(), nodes=()):
     gang = Gang(shares)
     for share, each_s in zip(shares, busy_s or (0.0, 0.0, 0.0), strict=True):
         worker = Worker(WorkerState.TRAINING, f"10.0.0.{share.part}:7000", 1, 1, busy_s=each_s)
-        more = {"part": share.part, "worker": worker, "is_ailing": share.part in ailing}
-        gang.put(TaskStatus(JOB, 1, 1, share.node, TaskStage.STARTED, revision=1, **more))
+        status = TaskStatus(JOB, 1, 1, share.node, TaskStage.STARTED, revision=1, part=share.part, worker=worker)
+        gang.put(replace(status, is_ailing=share.part in ailing))
     return record, gang
 
 
