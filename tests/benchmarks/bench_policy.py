@@ -239,6 +239,7 @@ def refill(nodes: int = 30, jobs: int = 300, duration_s: float = 5.0, seed: int 
         ticket = swarm.ask(NodeId(f"n{number * 7 % nodes:03}"), CreateTicket())
         assert isinstance(ticket, TicketIssued)
         swarm.begin(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
+    swarm.run_until(lambda: any(host.node._placement.jobs for host in swarm.up), 10.0)
     swarm.run_until(lambda: not any(host.node._placement.jobs for host in swarm.up), 600.0)
     return (swarm.loop.now_s - started_s) / (-(-jobs // (2 * nodes)) * duration_s)
 
