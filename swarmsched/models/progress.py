@@ -151,6 +151,10 @@ class Progress:
             self._curve.observe(self._figures["step"], counting["loss"])
         return sorted(set(filter(None, odd)))
 
+    def regroup(self) -> None:
+        """Others train from now on: how fast they are is measured anew."""
+        self._paces = {name: Pace() for name in COUNTS}
+
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, lately."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
 from swarm_agent.task.account import Account, may_reach
-from swarmsched.resources import Gpu
+from swarmsched.resources import Gpu, ranks_by_node
 from swarmsched.task import TaskOrder
 
 FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -69,7 +69,8 @@ def common_environment(
     if tools:
         env["PATH"] = f"{env['PATH']}:{tools.bin_path}"
         env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), str(tools.python_path))))
-    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | _torch_variables(order) | dict(task or {})
+    meeting = {} if order.part else _torch_variables(order)  # workers of an elastic job meet by what agents tell them
+    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | meeting | dict(task or {})
 
 
 def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
@@ -77,6 +78,8 @@ def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
     if order.spec.per_node:
         return {}
     rank = str(order.first_rank + local_rank)
+    if order.part:  # its rank changes
+        return {"LOCAL_RANK": "0", "SWARM_RANK": rank}
     return {"RANK": rank, "LOCAL_RANK": str(local_rank), "SWARM_RANK": rank}
 
 
@@ -89,22 +92,24 @@ def process_ranks(order: TaskOrder) -> tuple[int, ...]:
 def _threads(order: TaskOrder, cpu_count: int) -> int:
     if order.spec.demand.cpus:
         return order.spec.demand.cpus
-    return max(1, cpu_count // max(1, order.local_ranks))
+    beside = ranks_by_node(order.shares)[order.node]
+    return max(1, cpu_count // max(1, beside))
 
 
 def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
-    spec = order.spec
+    spec, nodes = order.spec, list(ranks_by_node(order.shares))
     return {
         "SWARM_JOB_ID": order.job_id,
         "SWARM_JOB_NAME": spec.name,
         "SWARM_ATTEMPT": str(order.attempt),
         "SWARM_EPOCH": str(order.epoch),
         "SWARM_NODE": order.node,
-        "SWARM_NODES": ",".join(share.node for share in order.shares),
-        "SWARM_NNODES": str(len(order.shares)),
-        "SWARM_NODE_RANK": str(order.node_rank),
+        "SWARM_NODES": ",".join(nodes),
+        "SWARM_NNODES": str(len(nodes)),
+        "SWARM_NODE_RANK": str(nodes.index(order.node)),
         "SWARM_GPUS": ",".join(gpu.uuid for gpu in gpus),
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
+        **({"SWARM_WORKER": str(order.part)} if order.part else {}),
     } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
 
 

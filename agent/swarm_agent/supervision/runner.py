@@ -46,7 +46,7 @@ from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
 from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
-from swarm_agent.task.membership import TaskMemberships
+from swarm_agent.task.membership import Standing, TaskMemberships
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
 from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
@@ -55,6 +55,7 @@ from swarmsched.effects import (
     BindRendezvous,
     ExtendAttempt,
     ForgetTask,
+    PublishWorld,
     ReleaseRendezvous,
     SetBatch,
     SignalTask,
@@ -76,10 +77,13 @@ from swarmsched.events import (
     TaskStaged,
     TaskStageFailed,
     TaskStarted,
+    WorkerTold,
 )
+from swarmsched.fields import cleaned
 from swarmsched.ids import AttemptKey, JobId, TaskKey
 from swarmsched.resources import Gpu
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
+from swarmsched.world import Worker, WorkerState, WorldPlan
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,7 @@ TaskEffect = (
     | StartTask
     | SignalTask
     | SetBatch
+    | PublishWorld
     | StopTask
     | ExtendAttempt
     | ForgetTask
@@ -165,6 +170,7 @@ class TaskRunner:
 
     def __init__(self, config: AgentConfig, fabric_address: str, post: Callable[[Event], None], agent: Peers) -> None:
         self._config, self._post, self._agent = config, post, agent
+        self._fabric_address = fabric_address
         self._tasks_dir = config.data_dir / "tasks"
         self._jobs_dir = config.data_dir / "jobs"
         self._account = find_account(config.job_user)
@@ -186,7 +192,7 @@ class TaskRunner:
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
-        self.memberships = TaskMemberships(self._order_of)
+        self.memberships = TaskMemberships(self._order_of, self._worker_told)
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
@@ -267,15 +273,23 @@ class TaskRunner:
             case ExtendAttempt():
                 for task in self._parts(effect.of_attempt):
                     self._extend(task, effect.until_s)
+            case StopTask():
+                self._stop_task(effect.key, effect.grace_s)
+            case ForgetTask():
+                self._forget(effect.key)
+            case _:
+                self._pass_on(effect)
+
+    def _pass_on(self, effect: SignalTask | SetBatch | PublishWorld) -> None:
+        """What ranks that run are told."""
+        match effect:
             case SignalTask():
                 self._tell(effect.key, f"signal {effect.signal}")
             case SetBatch():
                 for task in self._parts(effect.of_attempt):
                     self.reports.set_batch(task.key, effect.global_batch)
-            case StopTask():
-                self._stop_task(effect.key, effect.grace_s)
-            case ForgetTask():
-                self._forget(effect.key)
+            case PublishWorld():
+                self._publish(effect.key, effect.plan)
 
     def own_pids(self) -> set[int]:
         """The shims of this node; every process of a task is a descendant of one, daemons included."""
@@ -460,6 +474,8 @@ class TaskRunner:
             "SWARM_TASK_TOKEN": token,
             "SWARM_CHECKPOINT_DIR": str(task.prepared.checkpoint_dir),
         }
+        if task.order.part:
+            variables["SWARM_FABRIC_HOST"] = self._fabric_address
         if task.prepared.resume_from:
             variables["SWARM_RESUME_FROM"] = str(task.prepared.resume_from)
         return variables
@@ -593,6 +609,21 @@ class TaskRunner:
 
     def _parts(self, attempt: AttemptKey) -> list[_Task]:
         return [task for key, task in self._tasks.items() if key.of_attempt == attempt]
+
+    def _publish(self, key: TaskKey, plan: WorldPlan) -> None:
+        task = self._tasks.get(key)
+        if task is None or not task.is_running:
+            return
+        members = [{"worker": str(each.part), "address": each.address} for each in plan.members]
+        lost = [str(part) for part in plan.lost]
+        told = {"version": plan.version, "epoch": plan.epoch, "members": members, "lost": lost}
+        self.memberships.publish(key, told | {"may_start": plan.may_start})
+        self.reports.regroup(key, len(members), plan.nodes)
+
+    def _worker_told(self, key: TaskKey, told: Standing) -> None:
+        problem = cleaned(told.problem)
+        news = (WorkerState(told.state), told.address, told.version, told.trains, told.pause_s, told.busy_s, problem)
+        self._post(WorkerTold.about(key, Worker(*news)))
 
     def _extend(self, task: _Task, until_s: float) -> None:
         is_sooner, task.until_s = until_s < task.until_s, until_s

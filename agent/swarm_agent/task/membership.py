@@ -21,6 +21,7 @@ WORKERS_MAX = 1_024  # of one task
 NAME_LENGTH_MAX = 200
 PROBLEM_LENGTH_MAX = 500
 COUNT_MOST = 1 << 53
+SECONDS_MOST = 1e6
 STATES = ("ready", "training", "left", "refused")
 
 Plan = Mapping[str, Any]
@@ -31,7 +32,8 @@ class Standing:
     """A worker's last word.
 
     `version` is the newest plan that it has heard of, `trains` that in which it trains (0: none), `step` the last one
-    that it has done (-1: none), `layout` a hash of its model.
+    that it has done (-1: none), `layout` a hash of its model; `pause_s` is what its last switch has cost, `busy_s` what
+    its own part of a step takes (0: not known).
     """
 
     worker: str
@@ -42,7 +44,14 @@ class Standing:
     layout: str
     state: str
     problem: str
+    pause_s: float
+    busy_s: float
     heard_s: float
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What others should hear of, which is not each step."""
+        return (self.state, self.address, self.version, self.trains, self.problem, self.pause_s, self.busy_s)
 
 
 @dataclass(slots=True)
@@ -64,21 +73,21 @@ class TaskMemberships:
     """Answers requests of type `member`; forgets with the task."""
 
     def __init__(
-        self, order_of: Callable[[TaskKey], TaskOrder | None], now: Callable[[], float] = time.monotonic
+        self,
+        order_of: Callable[[TaskKey], TaskOrder | None],
+        tell: Callable[[TaskKey, Standing], None] = lambda key, standing: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._order_of, self._now = order_of, now
+        """`tell` hears of each elastic part's own worker, named by its number, when there is news of it."""
+        self._order_of, self._tell, self._now = order_of, tell, now
         self._tasks: dict[TaskKey, Membership] = {}
 
     def publish(self, key: TaskKey, plan: Plan) -> None:
-        """Tell all workers of a task of a plan.  Raises ValueError for one that is not newer than the last."""
+        """Tell all workers of a task of a plan; one that is not newer than the last has come late, or again."""
         task = self._tasks.setdefault(key, Membership())
-        version = plan["version"]
-        if task.plan is not None and version <= task.plan["version"]:
-            if plan == task.plan:
-                return
-            raise ValueError(f"version {version} of a plan does not follow {task.plan['version']}")
-        task.plan = plan
-        task.tell()
+        if task.plan is None or plan["version"] > task.plan["version"]:
+            task.plan = plan
+            task.tell()
 
     def members(self, key: TaskKey) -> Mapping[str, Standing]:
         """The last word of each worker of a task, by its name."""
@@ -106,7 +115,9 @@ class TaskMemberships:
         if standing.worker not in task.standings and len(task.standings) >= WORKERS_MAX:
             raise Refusal("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
         turn = task.asked[standing.worker] = task.asked.get(standing.worker, 0) + 1
-        task.standings[standing.worker] = standing
+        before, task.standings[standing.worker] = task.standings.get(standing.worker), standing
+        if standing.worker == str(key.part) and (before is None or before.news != standing.news):
+            self._tell(key, standing)
         task.tell()
 
         def newer() -> Plan | None:
@@ -128,13 +139,15 @@ def _standing(request: Request, now_s: float) -> Standing:
     """Checked; raises `Refusal`."""
     return Standing(
         worker=_text(request, "worker", rf"[\x21-\x7e]{{1,{NAME_LENGTH_MAX}}}", "send the value of SWARM_WORKER"),
-        address=_text(request, "address", r"[\x21-\x7e]{1,255}:[0-9]{1,5}", "send host:port of the worker's store"),
+        address=_text(request, "address", r"[\x21-\x7e]{1,249}:[0-9]{1,5}", "send host:port of the worker's store"),
         version=_count(request, "version", 0),
         trains=_count(request, "trains", 0, 0),
         step=_count(request, "step", -1, -1),
         layout=_text(request, "layout", r"[0-9a-f]{0,64}", "send a hash in hexadecimal", ""),
         state=_text(request, "state", "|".join(STATES), f"send one of {', '.join(STATES)}"),
         problem=_text(request, "problem", r"(?s:.*)", "send a text", "")[:PROBLEM_LENGTH_MAX],
+        pause_s=_seconds(request, "pause_s"),
+        busy_s=_seconds(request, "busy_s"),
         heard_s=now_s,
     )
 
@@ -151,6 +164,13 @@ def _count(request: Request, name: str, least: int, default: int | None = None) 
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= COUNT_MOST:
         raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send a whole number from {least} on")
     return value
+
+
+def _seconds(request: Request, name: str) -> float:
+    value = request.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= SECONDS_MOST:
+        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
+    return float(value)
 
 
 def _shown(value: object) -> str:

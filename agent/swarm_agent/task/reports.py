@@ -40,6 +40,7 @@ class Reported:
     problem: str = ""
     told: Estimate | None = None  # to the job's shepherd, and when
     told_s: float = -math.inf
+    world: tuple[int, int] | None = None  # ranks and nodes that train now, where that changes
     batch: int = 0  # with which it is to go on, if it was told
     second: int = 0  # which is counted in `in_second`
     in_second: int = 0
@@ -68,7 +69,16 @@ class TaskReports:
     def estimate(self, key: TaskKey) -> Estimate | None:
         """What a card may tell planners of the job, by what its ranks here have reported; None where they have not."""
         order, reported = self._order_of(key), self._tasks.get(key)
-        return reported.progress.estimate(order.world_size, len(order.shares)) if order and reported else None
+        if order is None or reported is None:
+            return None
+        return reported.progress.estimate(*(reported.world or (order.world_size, len(order.shares))))
+
+    def regroup(self, key: TaskKey, ranks: int, nodes: int) -> None:
+        """The ranks of a task train in a world of so many, on so many nodes, from now on."""
+        reported = self._tasks.setdefault(key, Reported())
+        if reported.world != (ranks, nodes):
+            reported.world = (ranks, nodes)
+            reported.progress.regroup()
 
     def set_batch(self, key: TaskKey, global_batch: int) -> None:
         """Answers tell the ranks from now on to train with that."""
@@ -135,7 +145,8 @@ class TaskReports:
 
     def _tell_news(self, key: TaskKey, reported: Reported) -> None:
         order = self._order_of(key)
-        if order is None or order.node_rank or self._now() < reported.told_s + TELL_EVERY_S:
+        is_first = order is not None and (order.part > 0 or order.node_rank == 0)  # of elastic ones only it reports
+        if not is_first or self._now() < reported.told_s + TELL_EVERY_S:
             return
         estimate, batch = coarse(self.estimate(key) or Estimate()), reported.progress.global_batch
         # The answer to a batch says with which one to go on, however little else is new.
