@@ -25,12 +25,16 @@ class Member(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One membership.  Versions only grow.  `lost` are workers that agents know to be gone: nobody waits for them."""
+    """One membership.  Versions only grow.
+
+    `lost` are workers that agents know to be gone: nobody waits for them.  `may_start`: nobody has trained yet.
+    """
 
     version: int
     epoch: int
     members: tuple[Member, ...]
     lost: frozenset[str] = frozenset()
+    may_start: bool = False
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -57,7 +61,8 @@ def parse(value: object) -> Plan:
     lost = value.get("lost", [])
     if not isinstance(lost, list) or not all(isinstance(each, str) for each in lost):
         raise PlanInvalid(f"lost must be a list of names, not {_shown(lost)}; leave it out where nobody is lost")
-    return Plan(_count("version", value), _count("epoch", value), parsed, frozenset(lost))
+    may_start = value.get("may_start") is True
+    return Plan(_count("version", value), _count("epoch", value), parsed, frozenset(lost), may_start)
 
 
 def _count(name: str, value: dict[str, object]) -> int:

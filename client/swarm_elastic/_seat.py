@@ -150,7 +150,7 @@ class Seat:
                 return
 
     def _take_over(self, group: Group, plan: Plan) -> None:
-        may_start = plan.version == 1 or self._may_start
+        may_start = plan.version == 1 or plan.may_start or self._may_start
         step = self._progress.rounds if self._trains else -1
         claim = Claim(self._trains, step, self._start if may_start else -1, int(self._layout, 16))
         verdict = _switch.agree(group, plan, claim)
