@@ -144,7 +144,8 @@ def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     if not spec.is_resizable or not loses_nothing:
         return None
     batches = spec.batches if spec.batches.first else batches_of(estimate)
-    return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, record.global_batch or batches.first)
+    batch = record.global_batch or batches.first
+    return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, batch, spec.elastic)
 
 
 def tombstone(card: JobCard, *, has_completed: bool = False) -> JobCard:

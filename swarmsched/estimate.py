@@ -48,6 +48,7 @@ class Elastic(Value):
     ranks_most: U16
     batches: BatchRange = BatchRange()
     global_batch: U32 = 0
+    is_live: bool = False  # it is changed while it trains, for the price of a step
 
 
 class Work(Value):

@@ -204,8 +204,8 @@ class Elasticity(Enum):
     """How far plans may change the world sizes that jobs declared to take."""
 
     OFF = "off"  # each job runs with its least
-    ADVISE = "advise"  # sizes are chosen at starts; what running jobs would gain is told, and not done
-    ON = "on"
+    ADVISE = "advise"  # sizes are chosen at starts and while jobs train; what others would gain is told, and not done
+    ON = "on"  # those that cannot change while they train are ended for it, and go on from their checkpoints
 
 
 class PolicySetting(Value):

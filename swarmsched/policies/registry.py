@@ -19,7 +19,7 @@ from swarmsched.models.kinds import informed
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
 from swarmsched.policies.base import PolicyKind, is_known, is_waiting
-from swarmsched.view import Change, ClusterView, Decision, Elasticity, Order, Plan, Policy, PolicySetting
+from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, Order, Plan, Policy, PolicySetting
 
 ID_LENGTH_MAX = 63
 FALLBACK = "backfill"
@@ -172,7 +172,7 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
     plan = policy.plan(_as_far_as(setting.elasticity, view), now_s)
     decisions = plan.decisions
     advice: tuple[Decision, ...] = ()
-    running = {job.job_id for job in view.jobs if job.card.elastic and job.shares}
+    running = {job.job_id for job in view.jobs if _is_only_advised(job)}
     if running and setting.elasticity is Elasticity.ADVISE:
         wished = {each.job_id: each for each in policy.plan(view, now_s).decisions if each.job_id in running}
         kept = {job_id: each for job_id, each in wished.items() if each.change is Change.KEEP}
@@ -199,10 +199,17 @@ def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:
         return view
     is_off = elasticity is Elasticity.OFF
     jobs = [
-        replace(job, card=replace(job.card, elastic=None)) if job.card.elastic and (is_off or job.shares) else job
+        replace(job, card=replace(job.card, elastic=None))
+        if _is_only_advised(job) or (job.card.elastic and is_off)
+        else job
         for job in view.jobs
     ]
     return replace(view, jobs=tuple(jobs))
+
+
+def _is_only_advised(job: JobView) -> bool:
+    """A running job that would be ended for another size; whoever changes while it trains loses nothing."""
+    return job.card.elastic is not None and bool(job.shares) and not job.card.elastic.is_live
 
 
 def policy_for(setting: PolicySetting, view: ClusterView) -> Policy:

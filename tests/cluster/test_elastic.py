@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ print(f"done {training.step_number} loss {training.loss:.3g}", flush=True)
 
 
 class Job:
-    """One elastic job, as its agents show it."""
+    """One elastic job, as the agents that live show it."""
 
     def __init__(self, agents, venv, epochs, **spec):
         self.agents = agents
@@ -38,76 +39,95 @@ class Job:
         wanted = {"ranks": 2, "gpus_per_rank": 1, "elastic": True, "env": {"OMP_NUM_THREADS": "1"}, **spec}
         self.id = agents[0].submit(python, "-c", script, **wanted)["id"]
 
+    @property
+    def agent(self):
+        return next(agent for agent in self.agents if agent.process.poll() is None)
+
+    @property
     def now(self):
-        agent = next(agent for agent in self.agents if agent.process.poll() is None)
-        return agent.get(f"/v1/jobs/{self.id}")
+        return self.agent.get(f"/v1/jobs/{self.id}")
 
+    @property
     def output(self):
-        agent = next(agent for agent in self.agents if agent.process.poll() is None)
-        return agent.output({"id": self.id})
+        return self.agent.output({"id": self.id})
 
-    def worlds(self):
-        """Of the last lines: how many train."""
-        return [int(size) for size in re.findall(r"world (\d+)", self.output())]
+    @property
+    def size(self):
+        """How many train, by the last line."""
+        return next((int(size) for size in reversed(re.findall(r"world (\d+)", self.output))), 0)
 
-    def trains_with(self, ranks, timeout_s=60):
-        def is_so():
-            return ranks in self.worlds()[-1:] and self.now()["rescalings"][-1:] != []
+    def until(self, is_so, what):
+        try:
+            wait_until_sync(is_so, 90, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {json.dumps(self.now)}\n{self.output[-2_000:]}") from error
 
-        wait_until_sync(is_so, timeout_s, what=lambda: f"{ranks} train: {self.now()} {self.output()[-2000:]}")
+    def trains_with(self, ranks):
+        self.until(lambda: self.size == ranks, f"{ranks} ranks train")
 
     def ended(self):
-        wait_until_sync(lambda: self.now()["state"] == "ended", 120, what=lambda: self.output()[-2000:])
-        return self.now()
+        self.until(lambda: self.now["state"] == "ended", "it has ended")
+        return self.now
+
+    @property
+    def workers(self):
+        """Process ids by the numbers of their parts, as far as their environments can be read."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                pairs = [pair.split("=", 1) for pair in path.read_text(errors="replace").split("\0") if "=" in pair]
+            except OSError:  # it has ended
+                continue
+            env = dict(pairs)
+            if env.get("SWARM_JOB_ID") == self.id and "SWARM_WORKER" in env:
+                found[int(env["SWARM_WORKER"])] = int(path.parent.name)
+        return found
 
 
-def scaled(agents, job, ranks):
-    return agents[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
-
-
-def test_a_job_grows_shrinks_and_ends_in_one_attempt(fresh_swarm, train_venv):
+def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, train_venv):
     job = Job(fresh_swarm, train_venv, epochs=40)
-    wait_until_sync(lambda: 2 in job.worlds()[-1:], 60, what=lambda: job.now())
-    scaled(fresh_swarm, job, 4)
-    job.trains_with(4)
-    scaled(fresh_swarm, job, 1)
-    job.trains_with(1)
+    job.trains_with(2)
+    for ranks in (4, 1):
+        fresh_swarm[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
+        job.trains_with(ranks)
     done = job.ended()
     assert (done["end_reason"], done["exit_code"], done["attempt"], done["restarts"]) == ("completed", 0, 1, 0)
-    assert "done 640 loss" in job.output()
+    assert "done 640 loss" in job.output
     changes = [(each["ranks_before"], each["ranks_after"]) for each in done["rescalings"]]
     assert changes == [(2, 4), (4, 1)], json.dumps(done["rescalings"])
     assert all(0.0 <= each["pause_seconds"] < 5.0 for each in done["rescalings"])
 
 
-def test_a_job_survives_a_killed_worker_and_a_killed_agent(fresh_swarm, train_venv):
-    job = Job(fresh_swarm, train_venv, epochs=60, ranks=3)
-    wait_until_sync(lambda: 3 in job.worlds()[-1:], 60, what=lambda: job.now())
-    victim = next(pid for pid in workers_of(job.id) if env_of(pid)["SWARM_WORKER"] == "1")
-    os.kill(victim, signal.SIGKILL)
-    wait_until_sync(lambda: job.now()["rescalings"], 60, what=lambda: f"{job.now()} {job.output()}")
-    wait_until_sync(lambda: len(job.now()["rescalings"]) >= 2, 90, what=lambda: f"{job.now()} {job.output()}")
-    job.trains_with(3)
-    shepherd = next(agent for agent in fresh_swarm if agent.name == job.now()["shepherd"])
-    shepherd.kill()
+def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, train_venv):
+    job = Job(fresh_swarm, train_venv, epochs=60, ranks=1, ranks_most=6)
+    job.trains_with(6)
+    other = fresh_swarm[2].submit("true", ranks=3, gpus_per_rank=1)
+    assert fresh_swarm[2].ended(other)["end_reason"] == "completed"
     done = job.ended()
-    assert (done["end_reason"], done["attempt"]) == ("completed", 1), job.output()
+    assert (done["end_reason"], done["attempt"]) == ("completed", 1)
+    assert [each["ranks_before"] for each in done["rescalings"]][:1] == [6]
+    assert "makes room for" in done["rescalings"][0]["reason"]
 
 
-def env_of(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = file.read().decode(errors="replace").split("\0")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(fresh_swarm, train_venv):
+    job = Job(fresh_swarm, train_venv, epochs=60, ranks=3)
+    job.trains_with(3)
+    os.kill(job.workers[1], signal.SIGKILL)
+    job.until(lambda: [each["ranks_before"] for each in job.now["rescalings"]] == [3, 2], "another one came for it")
+    job.trains_with(3)
+    next(agent for agent in fresh_swarm if agent.name == job.now["shepherd"]).kill()
+    done = job.ended()
+    assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0)
+    assert "worker 1 on" in done["rescalings"][0]["reason"]
 
 
-def workers_of(job_id):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                env = env_of(name)
-            except OSError:
-                continue
-            if env.get("SWARM_JOB_ID") == job_id and "SWARM_WORKER" in env:
-                found.append(int(name))
-    return found
+def test_a_drained_node_is_left_while_the_job_trains(fresh_swarm, train_venv):
+    job = Job(fresh_swarm, train_venv, epochs=60, ranks=2)
+    job.trains_with(2)
+    home = {node["node"] for node in job.now["nodes"]}
+    node = min(home)
+    fresh_swarm[0].call("PUT", f"/v1/nodes/{node}/drain", {"draining": True, "reason": "new disks"})
+    job.until(lambda: node not in {each["node"] for each in job.now["nodes"]}, f"nothing of it is left on {node}")
+    done = job.ended()
+    assert (done["end_reason"], done["attempt"]) == ("completed", 1)
+    assert done["rescalings"][0]["reason"] == f"drained: {node}"
