@@ -1,4 +1,5 @@
-"""The main job, end to end: a local swarm of three agents, and one training job that spans two of them or more.
+"""The main jobs, end to end: a local swarm of three agents, a training job that spans two of them or more, and one that
+grows, shrinks and loses a worker and an agent while it trains.
 
 Three agents run as three processes with real UDP and HTTP on loopback.  Their GPUs are simulated (two each), so a job
 of four ranks cannot fit on one; the training itself is real PyTorch on real data.  Every step is the `swarm` command
@@ -6,13 +7,18 @@ that a user would type.  What is started here is stopped here.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+from picture import Picture
 
 HERE = Path(__file__).resolve().parent
 LEAST_ACCURACY = 0.95
@@ -35,12 +41,14 @@ def swarm(environment, *arguments, show=True):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", required=True, help="environment with torch and scikit-learn")
+    parser.add_argument("--report", default="demo.html", help="where the page with the pictures goes")
     options = parser.parse_args()
+    report = Path(options.report).absolute()
     scratch = tempfile.mkdtemp(prefix="swarm-demo-")
     environment = {**os.environ, "XDG_CONFIG_HOME": f"{scratch}/config", "XDG_STATE_HOME": f"{scratch}/state"}
     environment = {name: value for name, value in environment.items() if not name.startswith("SWARM_")}
     try:
-        return run(environment, options.venv)
+        return run(environment, options.venv) or Elastic(environment, options.venv).run(report)
     finally:
         swarm(environment, "local", "down")
         shutil.rmtree(scratch)
@@ -59,12 +67,133 @@ def run(environment, venv):
         return code
     swarm(environment, "ps", "-a")
     swarm(environment, "status", "@last")
+    return judged(output)
+
+
+def judged(output):
+    """Whether it has learned."""
     found = re.search(r"test accuracy ([0-9.]+)", output)
     if found is None or float(found.group(1)) < LEAST_ACCURACY:
         print(f"demo: the test accuracy is missing or below {LEAST_ACCURACY}", file=sys.stderr)
         return 1
-    print(f"\nThe swarm trained it: test accuracy {found.group(1)}.")
+    print(f"\nThe swarm trained it: test accuracy {found.group(1)}.", flush=True)
     return 0
+
+
+class Elastic:
+    """A job that takes two to four GPUs, and what happens to it while it trains."""
+
+    def __init__(self, environment, venv):
+        self.environment, self.venv = environment, venv
+        self.began_s = time.monotonic()
+        self.picture = Picture({f"node{number}": 2 for number in (1, 2, 3)})
+        self.lines = 0  # of the picture on the screen
+        self.jobs = []
+
+    def run(self, report):
+        """All acts, the table, the page."""
+        print("\nA job that changes while it trains: two to four GPUs, as many as there are.", flush=True)
+        self.submit("others", 4, "--", "sleep", "15")
+        training = ("python", "train_elastic.py", "--epochs", "50", "--sample-ms", "4")
+        self.submit("training", "2:4", "--elastic", "--venv", self.venv, "--", *training)
+        self.act("two workers train: others have the rest", lambda: self.size == 2 and self.step)
+        self.act("others have ended: it grows to four", lambda: self.size == 4)
+        self.submit("second", 4, "--", "sleep", "12")
+        self.act("a second job wants four GPUs: it makes room", lambda: self.size == 2)
+        self.act("the second job has ended: it grows again", lambda: self.size == 4)
+        worker, pid = max(self.workers().items())
+        os.kill(pid, signal.SIGKILL)
+        self.act(f"kill -9 of worker {worker}: the others go on, another one comes", lambda: len(self.changes) >= 5)
+        node = self.training["nodes"][-1]["node"]
+        swarm(self.environment, "local", "stop", "--kill", node)
+        self.act(f"kill -9 of the agent of {node}: the others go on", lambda: self.training["state"] == "ended")
+        code, output = swarm(self.environment, "logs", self.training["id"], show=False)
+        print("\n".join(output.splitlines()[-3:]))
+        return code or self.tell(report, output)
+
+    def submit(self, name, gpus, *words):
+        code, output = swarm(self.environment, "run", "-d", "--name", name, "--gpus", str(gpus), *words)
+        assert code == 0, output
+
+    # Looking.
+
+    def act(self, text, is_over, patience_s=150):
+        """Watch until something is so."""
+        self.look()
+        self.picture.note(text)
+        deadline_s = time.monotonic() + patience_s
+        while not is_over():
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"demo: not within {patience_s} s: {text}")
+            time.sleep(0.5)
+            self.look()
+
+    def look(self):
+        """One more moment of the picture."""
+        code, output = swarm(self.environment, "ps", "-a", "-o", "json", show=False)
+        if code:
+            return  # whoever was asked has just been killed
+        self.jobs = json.loads(output)["items"]
+        running = [job for job in self.jobs if job["state"] in ("starting", "running", "stopping")]
+        ranks = {job["name"]: {each["node"]: each["ranks"] for each in job["nodes"]} for job in running}
+        progress = self.training["progress"] if self.training else {}
+        self.picture.add(time.monotonic() - self.began_s, ranks, progress.get("loss"))
+        self.draw()
+
+    def draw(self):
+        """In place on a terminal; elsewhere not at all."""
+        if not sys.stdout.isatty():
+            return
+        text = self.picture.text()
+        print(f"\x1b[{self.lines}F\x1b[J{text}" if self.lines else text, flush=True)
+        self.lines = text.count("\n") + 1
+
+    @property
+    def training(self):
+        return next((job for job in self.jobs if job["name"] == "training"), None)
+
+    @property
+    def size(self):
+        """How many GPUs it has."""
+        return sum(each["ranks"] for each in self.training["nodes"]) if self.training else 0
+
+    @property
+    def step(self):
+        return self.training["progress"]["step"] if self.training else None
+
+    @property
+    def changes(self):
+        return self.training["rescalings"]
+
+    def workers(self):
+        """Process ids of its workers by their numbers."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                env = dict(pair.split("=", 1) for pair in path.read_text(errors="replace").split("\0") if "=" in pair)
+            except OSError:  # it has ended, or is somebody else's
+                continue
+            if env.get("SWARM_JOB_ID") == self.training["id"] and "SWARM_WORKER" in env:
+                found[int(env["SWARM_WORKER"])] = int(path.parent.name)
+        return found
+
+    # Telling.
+
+    def tell(self, report, output):
+        """The picture, a table of pauses, and the page."""
+        print(self.picture.text() if not sys.stdout.isatty() else "")
+        table = [("GPUs", "pause", "why")]
+        for each in self.changes:
+            size = f"{each['ranks_before']} -> {each['ranks_after'] or '?'}"
+            table.append((size, f"{each['pause_seconds']:.3f} s", each["reason"]))
+        print("\n".join(f"{size:8} {pause:>9}  {why}" for size, pause, why in table))
+        accuracy = re.search(r"test accuracy ([0-9.]+)", output)
+        told = [
+            f"Test accuracy {accuracy.group(1) if accuracy else 'unknown'}; one attempt, {len(self.changes)} changes."
+        ]
+        report.write_text(self.picture.html("An elastic job", told, table), encoding="utf-8")
+        print(f"\nThe same as a page: {report}", flush=True)
+        return judged(output)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,10 @@ def test_loss_of_a_job_that_changes_all_the_time_is_that_of_one_that_never_does(
     assert story.steps >= STEPS
     expected = unscaled(make_job, story.steps)
     assert expected[-1] < expected[0] / 2
-    assert [max(story.losses[step]) for step in range(story.steps)] == pytest.approx(expected, rel=RELATIVE)
+    found = [max(story.losses[step]) for step in range(story.steps)]
+    assert found[:STEPS] == pytest.approx(expected[:STEPS], rel=RELATIVE)
+    # Where a fast machine goes on until next to nothing is left of the loss, rounding counts against what it was.
+    assert found == pytest.approx(expected, rel=RELATIVE, abs=RELATIVE * expected[0])
 
 
 def test_ranks_never_disagree_about_a_step_and_none_is_left_out(story: Story) -> None:
