@@ -96,9 +96,9 @@ class JobSpec(Value):
 
     `ranks` processes are started, each with `demand`.  With `per_node`, one process per node is started instead and
     given all GPUs that the job holds there (for scripts that start their own workers).  With `ranks_most` the world
-    size may be any from `ranks` up to it, and another one at each attempt.  `tree` is the digest of a shipped working
-    directory (see the blob store), `requirements` that of a requirements file; `workdir` is a path on the nodes, used
-    when nothing is shipped, or a sub-folder of the tree.
+    size may be any from `ranks` up to it, and another one at each attempt; with `elastic` also within an attempt.
+    `tree` is the digest of a shipped working directory (see the blob store), `requirements` that of a requirements
+    file; `workdir` is a path on the nodes, used when nothing is shipped, or a sub-folder of the tree.
     """
 
     command: Annotated[tuple[LongText, ...], Meta(max_length=WORDS_LIMIT)]

@@ -189,7 +189,8 @@ KEYS: tuple[JobKey, ...] = (
 )
 
 BY_NAME = {key.key: key for key in KEYS}
-FILE_ONLY = ("command", "sync", "per_node")
+FLAGS = ("sync", "per_node", "elastic")
+FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 
 LATER = {
@@ -207,6 +208,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--sync", "ship the working directory", key="sync"),
     Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
     Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
+    Option("--elastic", "the script imports swarm_elastic: ranks come and go while it trains", key="elastic"),
     Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),
     Option("-y --yes", "do not ask", hidden=True),
@@ -217,7 +219,7 @@ OPTIONS: tuple[Option, ...] = (
 
 def check_value(name: str, value: object) -> object:
     """The value of a key as found in a file; raise `ValueError` with what would be accepted."""
-    if name in ("sync", "per_node"):
+    if name in FLAGS:
         return _flag(value)
     if name == "command":
         return _command(value)

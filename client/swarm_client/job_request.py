@@ -64,6 +64,7 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         raise UsageError("no command was given", "write it after `--`: swarm run -g 2 -- python train.py")
     least, _, most = str(values.get("gpus", "")).partition(":")
     ranks, gpus_per_rank = _shape(values | {"gpus": int(least)} if most else values)
+    _refuse_contradictions(values)
     folder = os.path.normpath(os.path.join(cwd, os.path.expanduser(values.get("workdir", "."))))
     spec: dict[str, Any] = {
         "command": list(command),
@@ -88,14 +89,20 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     if values.get("venv"):
         spec["venv"] = os.path.normpath(os.path.join(cwd, os.path.expanduser(values["venv"])))
     requirements = values.get("requirements", "")
-    if requirements and values.get("venv"):
-        raise UsageError("--venv and --requirements exclude one another", "add what is missing to one of the two")
     if requirements:
         requirements = os.path.join(cwd, requirements)
         if not os.path.isfile(requirements):
             raise UsageError(f"requirements file {requirements} does not exist", "give the path of an existing file")
     refuse_unreadable(spec)
     return JobRequest(spec, folder, values.get("sync"), requirements)
+
+
+def _refuse_contradictions(values: Mapping[str, Any]) -> None:
+    if values.get("elastic") and values.get("per_node"):
+        remedy = "leave one of them out: of an elastic job each rank is a worker of its own"
+        raise UsageError("--elastic and --per-node exclude one another", remedy)
+    if values.get("requirements") and values.get("venv"):
+        raise UsageError("--venv and --requirements exclude one another", "add what is missing to one of the two")
 
 
 def refuse_unreadable(spec: Mapping[str, Any]) -> None:
@@ -123,6 +130,7 @@ _PLAIN = {
     "gpu_type": "gpu_type",
     "gpu_mem": "gpu_memory_bytes",
     "per_node": "per_node",
+    "elastic": "elastic",
     "time": "time_limit_seconds",
     "grace": "grace_seconds",
     "on_isolation": "on_isolation",

@@ -90,6 +90,23 @@ def test_a_range_of_gpus_is_a_range_of_world_sizes(swarm, agent):
     assert spec["command"] == ["x"]
 
 
+def test_elastic_is_said_by_an_option_a_job_file_or_a_variable(swarm, agent, tmp_path, monkeypatch):
+    swarm("submit", "--no-sync", "-g", "2:4", "--elastic", "--", "x")
+    (tmp_path / "job.toml").write_text('command = "x"\ngpus = "2:4"\nelastic = true\n')
+    swarm("submit", "--no-sync", "-f", str(tmp_path / "job.toml"))
+    monkeypatch.setenv("SWARM_RUN_ELASTIC", "1")
+    swarm("submit", "--no-sync", "-g", "2:4", "--", "x")
+    specs = [body["spec"] for body in agent.wait_for("POST", "/v1/jobs", 3)]
+    assert [(spec["elastic"], spec["ranks"], spec["ranks_most"]) for spec in specs] == [(True, 2, 4)] * 3
+
+
+def test_elastic_and_one_process_for_each_node_exclude_one_another(swarm, agent):
+    remedy = "leave one of them out: of an elastic job each rank is a worker of its own"
+    expected = f"swarm: --elastic and --per-node exclude one another\n  {remedy}\n"
+    assert swarm("run", "--no-sync", "--elastic", "--per-node", "--", "x") == (2, "", expected)
+    assert agent.requests == []
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -118,6 +118,28 @@ def test_batches_that_cannot_be_dealt_to_all_ranks_are_refused(batches, pointers
     assert found == pointers
 
 
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"elastic": "yes"}, "'yes' is not true or false"),
+        ({"elastic": True, "per_node": True}, "cannot be had with per_node"),
+        ({"elastic": True, "ranks": 513}, "513 ranks are more than 512"),
+        ({"elastic": True, "ranks": 2, "ranks_most": 600}, "600 ranks are more than 512"),
+    ],
+)
+def test_an_elastic_job_has_at_most_512_ranks_each_of_which_is_a_worker(document, told):
+    with pytest.raises(JobRejected) as rejected:
+        JobSpec.from_json({"command": ["x"], **document})
+    (problem,) = rejected.value.problems
+    assert (problem.pointer, problem.problem) == ("/elastic", told)
+
+
+def test_whether_a_job_is_elastic_is_told_as_it_was_asked():
+    asked = {"command": ["x"], "ranks": 2, "ranks_most": 512, "elastic": True}
+    assert JobSpec.from_json(JobSpec.from_json(asked).to_json()).elastic is True
+    assert JobSpec.from_json({"command": ["x"], "per_node": True}).to_json()["elastic"] is False
+
+
 def test_all_parameters_are_moved_unless_a_model_says_how_many():
     figures = {"local_batch": 32, "sample_flops": 1e9, "parameter_bytes": 1e6}
     spec = JobSpec.from_json({"command": ["x"], "work": figures})
