@@ -132,6 +132,11 @@ class JobRecord(Value):
         return tuple(shares[part] for part in self.world.members if part in shares)
 
     @property
+    def training(self) -> tuple[Share, ...]:
+        """Parts that train, or are to as soon as all have started: of a gang of fixed size the whole of it."""
+        return self.members or self.shares
+
+    @property
     def leaving(self) -> tuple[Share, ...]:
         """Parts of an elastic attempt that train no more, or never did, and may have processes."""
         world = self.world

@@ -18,7 +18,7 @@ from swarmsched.policies.reason import fits_now, shortage, start_reason
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Share, ranks_that_fit, suitable, suits, world_size
+from swarmsched.resources import Demand, Free, Share, ranks_by_node, ranks_that_fit, suitable, suits, world_size
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, KindView, NodeView, Order, PolicySetting
 
 AHEAD_LIMIT = 20
@@ -151,7 +151,7 @@ def speed_question(
     `estimate` is what its card tells, and `kind` what is known of its kind beside.
     """
     spec, per_rank = record.spec, max(1, record.spec.demand.gpus)
-    held = world_size(record.shares)
+    held = world_size(record.training)
     there = sum(node.capacity.gpu_count for node in nodes) // per_rank if spec.demand.gpus else spec.ranks_most
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     return SpeedQuestion(
@@ -160,7 +160,7 @@ def speed_question(
         ranks_most=max(spec.ranks, held, min(spec.ranks_most, there)),
         ranks_per_node=max(1, max((node.total_gpus for node in nodes), default=1) // per_rank),
         held=held,
-        held_nodes=len(record.shares),
+        held_nodes=len(ranks_by_node(record.training)),
         batches=batches,
         global_batch=record.global_batch,
     )
@@ -250,9 +250,10 @@ def _placement_reason(record: JobRecord, setting: PolicySetting, decision: Decis
     spec = record.spec
     if not record.shares:
         return "no node has taken it yet"
-    where = ", ".join(f"{share.node} ({share.ranks})" for share in record.shares[:SENTENCE_NODES_LIMIT])
+    nodes = list(ranks_by_node(record.training).items())
+    where = ", ".join(f"{node} ({ranks})" for node, ranks in nodes[:SENTENCE_NODES_LIMIT])
     if spec.is_resizable:
-        most, has = max(spec.ranks, spec.ranks_most), world_size(record.shares)
+        most, has = max(spec.ranks, spec.ranks_most), world_size(record.training)
         takes = (
             f"takes {spec.ranks} to {most} ranks and has {has}" if most > spec.ranks else f"has {amount(has, 'rank')}"
         )
@@ -270,7 +271,7 @@ def size_reason(record: JobRecord, setting: PolicySetting, decision: Decision | 
         return "elasticity=off gives jobs the least that they take"
     if decision is None:
         return "the next plan tells why"
-    if decision.change is Change.KEEP and (record.checkpoint is None or record.checkpoint.attempt != record.attempt):
+    if decision.change is Change.KEEP and not record.has_own_checkpoint and not record.spec.elastic:
         return "it stays so until this attempt has committed a checkpoint"
     if decision.change not in (Change.GROW, Change.SHRINK, Change.MOVE, Change.STOP):
         return decision.reason

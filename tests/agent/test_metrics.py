@@ -382,7 +382,7 @@ def test_reports_are_counted_by_what_became_of_them():
     assert samples(page(source), "swarm_reports_total") == {("taken",): 3, ("not_finite",): 1}
 
 
-def test_the_page_of_jobs_has_a_series_for_each_task_and_leaves_out_what_is_not_known():
+def test_the_page_of_jobs_has_a_series_for_each_attempt_and_leaves_out_what_is_not_known():
     told, quiet = Reported(), Reported()
     for second in range(3):
         told.progress.take(0, {"step": 2 * second, "total_steps": 40, "loss": -1.5}, float(second))
@@ -402,3 +402,14 @@ def test_the_page_of_jobs_has_a_series_for_each_task_and_leaves_out_what_is_not_
         "swarm_job_loss": {key: -1.5},
     }
     assert metrics.render_jobs(reported, OPENMETRICS)[0].endswith(b"# EOF\n")
+
+
+def test_of_workers_of_one_job_that_were_the_first_one_after_another_the_last_word_counts():
+    before, now, silent = Reported(reported_utc_s=1.0), Reported(reported_utc_s=2.0), Reported()
+    before.progress.take(0, {"step": 5, "loss": 0.5}, 0.0)
+    now.progress.take(0, {"step": 9}, 0.0)
+    reported = {TaskKey(JOB, 1, 3): now, TaskKey(JOB, 1, 1): before, TaskKey(JOB, 1, 2): silent}
+    text = metrics.render_jobs(reported)[0].decode()
+    assert text.count("swarm_job_step{") == 1
+    assert samples(text, "swarm_job_step") == {("1", JOB): 9.0}
+    assert samples(text, "swarm_job_loss") == {("1", JOB): 0.5}

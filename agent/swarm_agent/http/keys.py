@@ -34,7 +34,7 @@ from swarmsched.checkpoint import Checkpoint
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeFlag, NodeStatus
 from swarmsched.record import JobRecord, Rescaling, own_exit_code, shell_exit_code
-from swarmsched.resources import GpuHealth, world_size
+from swarmsched.resources import GpuHealth, Share, ranks_by_node, world_size
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import JobView
 
@@ -112,12 +112,28 @@ class ByRecord:
         return by_time_limit(self.record.attempt, self.elapsed_s, self.spec.time_limit_s) if is_running else None
 
     def shares(self) -> list[Document]:
-        """Its nodes in the order of ranks."""
+        """Its nodes in the order of ranks; those of an elastic job have any numbers."""
         first, documents = 0, []
-        for share in self.record.shares:
-            documents.append({"node": share.node, "ranks": share.ranks, "first_rank": first, "is_paused": None})
-            first += share.ranks
+        for node, ranks in ranks_by_node(self.record.shares).items():
+            first_rank = None if self.spec.elastic else first
+            documents.append({"node": node, "ranks": ranks, "first_rank": first_rank, "is_paused": None})
+            first += ranks
         return documents
+
+    def world(self) -> Document | None:
+        """Which workers of an elastic job train, in the order of their ranks, and which come and go."""
+        record = self.record
+        if not self.spec.elastic:
+            return None
+        groups = {"training": record.members, "joining": record.joining, "leaving": record.leaving}
+        if not record.world.version:  # all are being started
+            groups = {"joining": record.shares}
+        return {
+            "version": record.world.version,
+            "workers": [_worker(share, state) for state, shares in groups.items() for share in shares],
+            "lost": list(record.world.lost),
+            "last_worker": record.last_part if record.shares else 0,
+        }
 
 
 def document(keys: Iterable[Key[S]], source: S) -> Document:
@@ -139,6 +155,10 @@ def address_text(address: ids.Address) -> str:
     """`HOST:PORT`, IPv6 in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _worker(share: Share, state: str) -> Document:
+    return {"worker": share.part, "node": share.node, "state": state}
 
 
 def spec_document(spec: JobSpec) -> Document:
@@ -188,6 +208,15 @@ RESCALING: tuple[Key[Rescaling], ...] = (
 """One change of size or hosts; null until its ranks run again."""
 
 SHARE = record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT), "is_paused": maybe(FLAG)})
+WORKER_STATE = choice("training", "joining", "leaving")
+WORLD = record({
+    "version": COUNT,
+    "workers": array(record({"worker": COUNT, "node": TEXT, "state": WORKER_STATE})),
+    "lost": array(COUNT),
+    "last_worker": COUNT,
+})
+"""Version 0: its attempt is being started.  Of numbers up to `last_worker` those that are not there have left."""
+
 LEFTOVER = record({"node": TEXT, "attempt": COUNT})
 
 JOB: tuple[JobKey, ...] = (
@@ -217,9 +246,10 @@ JOB: tuple[JobKey, ...] = (
     JobKey("gpus_per_rank", COUNT, lambda job: job.spec.demand.gpus, lambda view: view.card.demand.gpus),
     JobKey("ranks", COUNT, lambda job: job.spec.ranks, lambda view: view.card.ranks),
     JobKey("ranks_most", COUNT, lambda job: job.spec.ranks_most),
-    JobKey("world_size", COUNT, lambda job: world_size(job.record.shares)),
+    JobKey("world_size", COUNT, lambda job: world_size(job.record.training)),
     JobKey("nodes", array(SHARE), lambda job: job.shares(), lambda view: [
         {"node": share.node, "ranks": None, "first_rank": None, "is_paused": None} for share in view.card.shares]),
+    JobKey("world", WORLD, lambda job: job.world()),
     JobKey("attempt", COUNT, lambda job: job.record.attempt, lambda view: view.card.attempt),
     JobKey("epoch", COUNT, lambda job: job.record.epoch, lambda view: view.card.epoch),
     JobKey("version", COUNT, lambda job: job.record.version),
@@ -311,6 +341,7 @@ GPU: tuple[Key[GpuFacts], ...] = (
 TASK: tuple[Key[TaskStatus], ...] = (
     Key("job_id", JOB_ID, lambda task: task.job_id),
     Key("attempt", COUNT, lambda task: task.attempt),
+    Key("worker", maybe(COUNT), lambda task: task.part or None),
     Key("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
     Key("is_paused", FLAG, lambda task: task.is_frozen),
 )

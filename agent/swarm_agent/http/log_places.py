@@ -1,7 +1,8 @@
 """Where the output of an attempt lies.
 
-A job's record names the nodes of its present attempt only.  What an attempt wrote that was given up stays on the nodes
-that ran it until its retention is over, and they alone know: they are asked.
+A job's record names the nodes of its present attempt only, and of an elastic one only those workers that have not left.
+What others wrote, and an attempt that was given up, stays on the nodes that ran it until its retention is over; they
+alone know, and are asked.
 """
 
 from collections.abc import Mapping
@@ -42,12 +43,31 @@ def has_output(document: Document) -> bool:
 
 
 def current_places(document: Document) -> LogPlaces:
-    """Those of the present attempt."""
-    shares = [share for share in document["nodes"] if share["first_rank"] is not None]
-    ranks = {
-        NodeId(each["node"]): tuple(range(each["first_rank"], each["first_rank"] + each["ranks"])) for each in shares
-    }
+    """Those of the present attempt that its record names."""
+    ranks: dict[NodeId, tuple[int, ...]] = {}
+    for share in document["nodes"]:
+        if share["first_rank"] is not None:
+            ranks[NodeId(share["node"])] = tuple(range(share["first_rank"], share["first_rank"] + share["ranks"]))
+    for each in world_of(document).get("workers", ()):
+        ranks[NodeId(each["node"])] = (*ranks.get(NodeId(each["node"]), ()), each["worker"] - 1)
     return LogPlaces(int(document["attempt"] or 0), ranks)
+
+
+def world_of(document: Document) -> Document:
+    """Of an elastic job, empty for others; its workers write as ranks that count from 0, as all others do."""
+    return document.get("world") or {}
+
+
+def ranks_of_present(document: Document) -> int:
+    """Ranks of the present attempt, of one that is to come where there is none, are below this."""
+    sizes = (document["ranks"], document.get("ranks_most"), document.get("world_size"))
+    return max(each or 0 for each in (*sizes, world_of(document).get("last_worker")))
+
+
+def _has_several_sizes(document: Document) -> bool:
+    """True where nobody can tell how many ranks an attempt has had."""
+    is_resizable = (document.get("ranks_most") or 0) > document["ranks"]
+    return is_resizable or bool(world_of(document) or document.get("rescalings"))
 
 
 class LogFinder:
@@ -72,26 +92,42 @@ class LogFinder:
             raise bad_parameter("attempt", told, "leave it out for the newest")
         is_of_record = bool(document["nodes"]) and (attempt == current or (not attempt and has_output(document)))
         if is_of_record or not current:
-            return current_places(document)
+            return await self._with_those_that_left(document, current_places(document))
         return await self._search(document, attempt)
 
+    async def _with_those_that_left(self, document: Document, places: LogPlaces) -> LogPlaces:
+        """With workers of the present attempt that its record names no more."""
+        count, named = world_of(document).get("last_worker", 0), sum(len(each) for each in places.ranks.values())
+        if named >= count:
+            return places
+        kept, silent = await self._ask(JobId(document["id"]), places.attempt, count)
+        ranks = {node: (*each,) for node, each in places.ranks.items()}
+        for node, found in kept.get(places.attempt, {}).items():
+            ranks[node] = tuple(sorted({*ranks.get(node, ()), *found}))
+        are_found = sum(len(each) for each in ranks.values()) >= count
+        problem = "" if are_found else _silence(silent, "output of workers that have left")
+        return LogPlaces(places.attempt, ranks, problem=problem)
+
     async def _search(self, document: Document, attempt: int) -> LogPlaces:
-        kept, silent = await self._ask(JobId(document["id"]), attempt, document["ranks"])
+        count = None if _has_several_sizes(document) else document["ranks"]
+        kept, silent = await self._ask(JobId(document["id"]), attempt, count)
         current = int(document["attempt"] or 0)
         chosen = attempt or max((number for number in kept if number <= current), default=current)
         ranks = kept.get(chosen, {})
-        missing = sorted(set(range(document["ranks"])).difference(*ranks.values()))
         is_current = chosen == current and document["state"] not in ("queued", "ended")
-        return LogPlaces(chosen, ranks, is_current, "" if is_current else _problem(chosen, missing, silent))
+        return LogPlaces(chosen, ranks, is_current, "" if is_current else _problem(document, chosen, ranks, silent))
 
-    async def _ask(self, job_id: JobId, attempt: int, ranks: int) -> tuple[KeptRanks, tuple[NodeId, ...]]:
-        """What is kept on every node that answers, and who does not; of a known attempt only until all was found."""
+    async def _ask(self, job_id: JobId, attempt: int, count: int | None) -> tuple[KeptRanks, tuple[NodeId, ...]]:
+        """What is kept on every node that answers, and who does not.
+
+        Of a known attempt only until all was found, where it is known how many ranks it had.
+        """
         kept: KeptRanks = {}
         _add(kept, self._peers.own_name, self._kept_here(job_id))
         silent = [*self._peers.unreachable()]
         reachable = self._peers.reachable()
         for first in range(0, len(reachable), FAN_OUT_LIMIT):
-            if attempt and sum(len(each) for each in kept.get(attempt, {}).values()) >= ranks:
+            if attempt and count and sum(len(each) for each in kept.get(attempt, {}).values()) >= count:
                 break
             found = await self._peers.ask(
                 reachable[first : first + FAN_OUT_LIMIT], "kept_output", {"job_id": job_id}, SEARCH_TIMEOUT_S
@@ -112,12 +148,22 @@ def _add(kept: KeptRanks, node: NodeId, attempts: Attempts) -> None:
             kept.setdefault(attempt, {})[node] = ranks
 
 
-def _problem(attempt: int, missing: list[int], silent: tuple[NodeId, ...]) -> str:
+def _problem(
+    document: Document, attempt: int, ranks: Mapping[NodeId, tuple[int, ...]], silent: tuple[NodeId, ...]
+) -> str:
     """What cannot be had, and who may have it."""
+    if world_of(document):  # which numbers its workers had nobody knows
+        return _silence(silent, f"output of attempt {attempt}")
+    missing = sorted(set(range(document["ranks"])).difference(*ranks.values()))
     if not missing:
         return ""
     told = f"no node that answers has output of attempt {attempt} of {_listed('rank', missing)}"
-    return f"{told}; {_listed('node', silent)} did not answer and may have it" if silent else told
+    return f"{told}; {_silence(silent, 'it')}" if silent else told
+
+
+def _silence(silent: tuple[NodeId, ...], what: str) -> str:
+    """Who may have what is missing, or nothing."""
+    return f"{_listed('node', silent)} did not answer and may have {what}" if silent else ""
 
 
 def _listed(word: str, items: list[int] | tuple[NodeId, ...]) -> str:

@@ -16,7 +16,14 @@ from typing import Any
 from swarm_agent.http.exchange import Answer, Call, Document
 from swarm_agent.http.jobs import Jobs
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
-from swarm_agent.http.log_places import LogFinder, LogPlaces, current_places, has_output
+from swarm_agent.http.log_places import (
+    LogFinder,
+    LogPlaces,
+    current_places,
+    has_output,
+    ranks_of_present,
+    world_of,
+)
 from swarm_agent.http.log_source import LogRequest, LogSource
 from swarm_agent.http.parameter import Parameter, integer, words
 from swarm_agent.http.problem import Problem, bad_parameter
@@ -25,14 +32,15 @@ from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stre
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
-from swarmsched.api import RANKS_LIMIT
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
 from swarmsched.ids import JobId, NodeId
 
 TAIL_LIMIT = 1_000_000
 ATTEMPT_MOST = 2**32 - 1  # as records have it
+RANK_MOST = 2**16 - 1  # as records have it: of workers that come and go each has a number of its own
 QUEUE_LIMIT = 64
 RETRY_S = 0.5  # while a node cannot be reached
+LEFT_RETRY_S = 10.0  # the same of one where no rank runs any more
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
 STREAMS = ("stdout", "stderr", "system")
 CANNOT_READ = (AgentUnreachable, RemoteProtocolError, BadCursor)
@@ -43,8 +51,8 @@ def _ranks_from(given: str | None) -> tuple[int, ...]:
 
 
 def _rank(word: str) -> int:
-    if not word.isdecimal() or len(word) > len(str(RANKS_LIMIT)) or int(word) >= RANKS_LIMIT:
-        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANKS_LIMIT - 1}")
+    if not word.isdecimal() or len(word) > len(str(RANK_MOST)) or int(word) > RANK_MOST:
+        raise bad_parameter("rank", f"{word[:20]!r} is not a rank", f"whole numbers from 0 to {RANK_MOST}")
     return int(word)
 
 
@@ -90,10 +98,13 @@ class JobLogs:
 
 
 def _check_ranks(query: LogQuery, document: Document) -> None:
-    """A rank that the job does not have is a mistake, not an empty log."""
-    beyond = [rank for rank in query.ranks if rank >= document["ranks"]]
+    """A rank that the job does not have is a mistake, not an empty log; which earlier workers had nobody knows."""
+    if query.attempt and world_of(document):
+        return
+    count = ranks_of_present(document)
+    beyond = [rank for rank in query.ranks if rank >= count]
     if beyond:
-        last = document["ranks"] - 1
+        last = count - 1
         raise bad_parameter(
             "rank", f"the job has no rank {beyond[0]}", f"its ranks are 0 to {last}" if last else "only 0"
         )
@@ -143,6 +154,8 @@ class _Follower:
         self._putting = asyncio.Lock()  # so that a record's cursor speaks of what went before it, and of no more
         self._pumps: list[asyncio.Task[None]] = []
         self._attempt = -1  # whose output is being read
+        self._opened: set[int] = set()  # ranks of that
+        self._there: set[int] = set()  # those that the job has now, or had last
         self._is_first = True
         self._changed = asyncio.Event()  # the job has changed: a node may have begun to write
 
@@ -186,9 +199,11 @@ class _Follower:
         changed.set()
         if attempt and attempt != self._attempt and document["state"] != "ended":
             if has_output(document):
-                self._start(document, attempt)
+                await self._start(document, attempt)
             elif self._is_first:
                 await self._show_last(document)
+        elif attempt and attempt == self._attempt and has_output(document):
+            self._open(document, current_places(document), replace(self._query, tail=None))
         self._is_first = False
 
     async def _show_last(self, document: Document) -> None:
@@ -200,24 +215,38 @@ class _Follower:
             async for record in records:
                 await self._queue.put(record)
 
-    def _start(self, document: Document, attempt: int) -> None:
+    async def _start(self, document: Document, attempt: int) -> None:
         """Open the logs of every node of the attempt; what was asked of the past concerns the first one only."""
         query = self._query if self._is_first else replace(self._query, tail=None)
-        self._attempt = attempt
+        places = await self._finder.find(document)
+        if places.problem:
+            await self._put({"type": "warning", "text": places.problem, "node": None})
+        self._attempt, self._opened = attempt, set()
         self._cursor.begin(attempt)
-        requests = _requests(document, current_places(document), query, self._cursor, is_followed=True)
-        self._pumps = [asyncio.create_task(self._pump(node, request)) for node, request in requests]
+        self._open(document, places, query)
+
+    def _open(self, document: Document, places: LogPlaces, query: LogQuery) -> None:
+        """Open what is not open yet: workers of elastic jobs come and go."""
+        self._there = {rank for ranks in current_places(document).ranks.values() for rank in ranks}
+        new = {node: tuple(rank for rank in ranks if rank not in self._opened) for node, ranks in places.ranks.items()}
+        requests = _requests(document, replace(places, ranks=new), query, self._cursor, is_followed=True)
+        self._opened |= {rank for ranks in new.values() for rank in ranks}
+        self._pumps += [asyncio.create_task(self._pump(node, request)) for node, request in requests]
 
     async def _pump(self, node: NodeId, request: LogRequest) -> None:
         """One node's records, from the last one on whenever it must be asked again, until `_drain` ends this.
 
-        A stream that ends says that the task is not running there, which is so before its start as well.
+        A stream that ends says that the task is not running there, which is so before its start as well; of ranks that
+        have left it was the last word.
         """
         is_warned = False
         while True:
             changed = self._changed  # taken before reading, so that no change in between is missed
+            have_left = self._there.isdisjoint(request.ranks)
             try:
                 await self._deliver(node, request)
+                if have_left:
+                    return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REOPEN_S):  # wait_for may lose the cancellation of `_drain`
                         await changed.wait()
@@ -225,7 +254,7 @@ class _Follower:
                 if not is_warned:
                     await self._put(_warning(node, error))
                 is_warned = True
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(LEFT_RETRY_S if have_left else RETRY_S)
             request = replace(request, tail=None)
 
     async def _deliver(self, node: NodeId, request: LogRequest) -> None:
@@ -256,7 +285,7 @@ class _Follower:
         self._pumps = []
         if not has_output(document):
             return
-        places = current_places(document)
+        places = await self._finder.find(document)
         query = replace(self._query, tail=None) if self._attempt == places.attempt else self._query
         async with closing(past_records(self._source, document, places, query, self._cursor)) as records:
             async for record in records:

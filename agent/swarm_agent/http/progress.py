@@ -73,13 +73,16 @@ def _of_task(key: TaskKey, reported: Reported) -> Document:
 
 
 def with_reports(job: Document, reports: Iterable[Document]) -> None:
-    """Add to a job's document what its nodes told of this attempt; the lowest rank that tells a figure counts."""
+    """Add to a job's document what its nodes told of this attempt.
+
+    The lowest rank that tells a figure counts; of several that were the lowest one after another, who spoke last.
+    """
     known = job.get("progress")
     if not known:
         return
     mine = [each for each in reports if each.get("attempt") == known["attempt"]]
     limit = {name: known[name] for name in ("remaining_seconds", "source")}
-    for report in sorted(mine, key=lambda each: each["rank"], reverse=True):
+    for report in sorted(mine, key=lambda each: (-each["rank"], each.get("reported_at", ""))):
         if "remaining_seconds" in report:
             known |= WITHOUT_INTERVAL  # that of another rank
         known |= {name: value for name, value in report.items() if name in PROGRESS}

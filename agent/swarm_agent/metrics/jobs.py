@@ -1,4 +1,4 @@
-"""The page of jobs: what the tasks of this node report of their training, one series for each.
+"""The page of jobs: what the tasks of this node report of their training, one series for each attempt of a job.
 
 A page of its own, since here a job is a label: who scrapes it decides to keep series that come and go with jobs.
 """
@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from swarm_agent.metrics.exposition import encoded
 from swarm_agent.task.reports import Reported
-from swarmsched.ids import TaskKey
+from swarmsched.ids import AttemptKey, TaskKey
 from swarmsched.models.progress import Progress
 
 GAUGES: dict[str, tuple[str, Callable[[Progress], float | None]]] = {
@@ -33,8 +33,11 @@ def render_jobs(reported: Mapping[TaskKey, Reported], accept: str = "") -> tuple
 def _families(reported: Mapping[TaskKey, Reported]) -> Iterator[Metric]:
     for name, (text, value_of) in GAUGES.items():
         family = GaugeMetricFamily(name, text, labels=("job_id", "attempt"))
-        for key, each in reported.items():
+        values: dict[AttemptKey, float] = {}
+        for key, each in sorted(reported.items(), key=lambda told: told[1].reported_utc_s):
             value = value_of(each.progress)
-            if value is not None:
-                family.add_metric((key.job_id, str(key.attempt)), value)
+            if value is not None:  # of several workers that were the first one after another the last has the word
+                values[key.of_attempt] = value
+        for (job_id, attempt), value in values.items():
+            family.add_metric((job_id, str(attempt)), value)
         yield family

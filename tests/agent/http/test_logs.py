@@ -11,9 +11,11 @@ from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import LogQuery, _Follower
-from swarmsched.api import EndReason, JobState, StartPhase
-from swarmsched.ids import TaskKey
-from tests.agent.http.testing import a_record, job_id
+from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.ids import NodeId, TaskKey
+from swarmsched.resources import Share
+from swarmsched.world import World
+from tests.agent.http.testing import a_record, an_elastic_record, job_id
 from tests.agent.testing import wait_until
 
 JOB = job_id(1, random_part="wxyz")
@@ -425,3 +427,93 @@ async def test_job_that_is_placed_for_the_first_time_has_nothing_to_tell_yet(n1,
     run(n1)
     n1.agent.change(JOB, state=JobState.STARTING, phase=StartPhase.PLACE)
     assert await records_of(n3) == []
+
+
+CHANGED = {3: "n1", 4: "n2", 6: "n1"}
+"""Workers of an attempt of which 1, 2 and 5 have left."""
+
+
+def speak(writer, *workers, attempt=1):
+    for worker in workers:
+        writer.write(JOB, worker - 1, f"{worker}\n".encode(), attempt=attempt, at=float(worker))
+
+
+def of_workers(*workers):
+    return [(worker - 1, f"{worker}\n") for worker in workers]
+
+
+async def test_output_of_workers_is_there_also_of_those_that_have_left(n1, n2, n3, output):
+    n1.agent.put(an_elastic_record(JOB, "n1", CHANGED))
+    speak(output(n1.agent), 1, 3, 6)
+    speak(output(n2.agent), 4)
+    speak(output(n3.agent), 2)  # where none is left
+    for desk in (n1, n2, n3):
+        assert texts(await records_of(desk)) == of_workers(1, 2, 3, 4, 6)
+    assert texts(await records_of(n3, "?rank=5")) == of_workers(6)
+    assert texts(await records_of(n3, "?rank=0,1,3")) == of_workers(1, 2, 4)
+    assert "its ranks are 0 to 5" in str(await n3.get(f"/v1/jobs/{JOB}/logs?rank=6", 400))
+    end(n1)
+    assert texts(await records_of(n2)) == of_workers(1, 2, 3, 4, 6)
+
+
+async def test_a_node_that_may_have_output_of_workers_that_left_is_named(n1, n2, n3, swarm, output):
+    n1.agent.put(an_elastic_record(JOB, "n1", {3: "n1"}))
+    speak(output(n1.agent), 1, 3)
+    swarm.down.add("n2")
+    warning, *records = await records_of(n3)
+    told = "node n2 did not answer and may have output of workers that have left"
+    assert (warning["type"], warning["text"]) == ("warning", told)
+    assert texts(records) == of_workers(1, 3)
+
+
+async def test_nobody_is_asked_while_no_worker_has_left(n1, n2, n3, output, monkeypatch):
+    n1.agent.put(an_elastic_record(JOB, "n1", {1: "n1", 2: "n1"}))
+    speak(output(n1.agent), 1, 2)
+    monkeypatch.setattr(LogFinder, "_ask", None)
+    assert texts(await records_of(n3)) == of_workers(1, 2)
+
+
+async def test_an_earlier_attempt_of_workers_is_read_whatever_their_number_was(n1, n2, n3, output):
+    n1.agent.put(an_elastic_record(JOB, "n1", {1: "n1"}, attempt=2))
+    speak(output(n1.agent), 1, 9, attempt=1)
+    speak(output(n2.agent), 7, attempt=1)
+    speak(output(n1.agent), 1, attempt=2)
+    head, *records = await records_of(n3, "?attempt=1")
+    assert (head["type"], texts(records)) == ("attempt", of_workers(1, 7, 9))
+    assert texts(await records_of(n3, "?attempt=1&rank=8")) == of_workers(9)
+
+
+async def test_a_follower_hears_workers_that_come_and_the_last_words_of_those_that_go(n1, n2, n3, output):
+    n1.agent.put(an_elastic_record(JOB, "n1", {2: "n1", 3: "n1"}))
+    speak(output(n2.agent), 1)  # it had left before
+    keys = [(desk.agent.logs, TaskKey(JOB, 1, part)) for desk, part in ((n1, 2), (n1, 3), (n2, 4))]
+    for logs, key in keys:
+        logs.opened(key)
+    lines = Lines(await read(n3, "?follow=1"))
+    await lines.until("state", state="running")
+    assert texts([await lines.next()]) == of_workers(1)
+    four = Share(NodeId("n2"), 1, part=4)
+    joining = World(1, (2, 3), (4,), has_trained=True)
+    n1.agent.change(JOB, shares=(*n1.agent.known[JOB].shares, four), world=joining, last_part=4)
+    await lines.until("state")
+    speak(output(n2.agent), 4)
+    assert texts([await lines.next()]) == of_workers(4)
+    speak(output(n1.agent), 3)
+    n1.agent.change(JOB, shares=(Share(NodeId("n1"), 1, part=2), four), world=World(2, (2, 4), has_trained=True))
+    found = [await lines.next(), await lines.next()]
+    assert texts(found) == of_workers(3)
+    for logs, key in keys:
+        logs.closed(key)
+    speak(output(n1.agent), 2)
+    end(n1)
+    records = await lines.rest()
+    assert texts(records) == of_workers(2)
+    assert records[-1]["type"] == "end"
+
+
+async def test_a_rank_of_a_job_that_takes_several_sizes_may_be_any_that_it_can_have(n1, output):
+    spec = JobSpec(("true",), ranks=1, ranks_most=3)
+    run(n1, nodes=(("n1", 2),), spec=spec)
+    output(n1.agent).write(JOB, 1, b"b\n")
+    assert texts(await records_of(n1, "?rank=1")) == [(1, "b\n")]
+    assert "its ranks are 0 to 2" in str(await n1.get(f"/v1/jobs/{JOB}/logs?rank=3", 400))

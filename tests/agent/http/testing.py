@@ -56,6 +56,7 @@ from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Elasticity, JobView, PolicySetting
+from swarmsched.world import World
 
 TOKEN = "a-token-for-tests-only"  # not a secret
 SUBMITTED_UTC_S = 1_700_000_000.0
@@ -334,9 +335,9 @@ def a_reading(uuid: str, index: int) -> GpuReading:
     )
 
 
-def a_task(job: JobId, attempt: int, *, is_frozen: bool = False) -> TaskStatus:
+def a_task(job: JobId, attempt: int, *, is_frozen: bool = False, part: int = 0) -> TaskStatus:
     """One whose ranks run."""
-    return TaskStatus(job, 1, attempt, NodeId("n1"), TaskStage.STARTED, is_frozen=is_frozen)
+    return TaskStatus(job, 1, attempt, NodeId("n1"), TaskStage.STARTED, is_frozen=is_frozen, part=part)
 
 
 def job_id(number: int, *, random_part: str = "") -> JobId:
@@ -382,6 +383,21 @@ def a_record(
     )
     shares = tuple(Share(NodeId(node), ranks) for node, ranks in nodes)
     return replace(record, **{"shares": shares, "attempt": 1 if nodes else 0, **changes})
+
+
+def an_elastic_record(
+    job: JobId, shepherd: str, workers: Mapping[int, str], world: World | None = None, **changes: Any
+) -> JobRecord:
+    """A job that runs, of workers on nodes by their numbers; all train unless the world says otherwise."""
+    spec = JobSpec(("true",), ranks=1, ranks_most=4, elastic=True)
+    known = {
+        "shares": tuple(Share(NodeId(node), 1, part=part) for part, node in workers.items()),
+        "world": world or World(1, tuple(workers), has_trained=True),
+        "last_part": max(workers, default=0),
+        "attempt": 1,
+        "state": JobState.RUNNING,
+    }
+    return a_record(job, shepherd, spec=spec, **{**known, **changes})
 
 
 def a_card(record: JobRecord, age_s: float = 2.0) -> JobView:
