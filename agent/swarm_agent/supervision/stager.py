@@ -4,8 +4,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.restore import NotRestored, Restorer
@@ -18,6 +19,7 @@ from swarm_agent.task.account import Account
 from swarm_agent.task.rendezvous import probe
 from swarmsched.api import StartPhase
 from swarmsched.errors import SwarmError
+from swarmsched.ids import AttemptKey
 from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import BadTree, Tree
 
@@ -54,9 +56,17 @@ class Stager:
     probe_timeout_s: float = 2.0
     probe_attempts: int = 3
     environments_in_use: Callable[[], frozenset[Path]] = frozenset  # those of running tasks must not be evicted
+    _turns: WeakValueDictionary[AttemptKey, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
-        """Do all that the order needs, telling each phase; raises `StagingFailed`."""
+        """Do all that the order needs, telling each phase; raises `StagingFailed`.
+
+        Parts of one attempt share its folders: one after the other, and all but the first find what it left.
+        """
+        async with self._turns.setdefault(order.key.of_attempt, asyncio.Lock()):
+            return await self._prepare(order, tell_phase)
+
+    async def _prepare(self, order: TaskOrder, tell_phase: Callable[[StartPhase], None]) -> Prepared:
         spec = order.spec
         if order.node_rank > 0 and order.rendezvous_port:
             await self._reach_rank_zero(order)
