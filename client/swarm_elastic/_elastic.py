@@ -236,6 +236,8 @@ class Elastic:
 
     def _reduce(self, said: Words) -> None:
         """Sum gradients and words, and leave the mean over all samples in the parameters for an update."""
+        if said.samples and self._began_s:
+            self._seat.was_busy(time.monotonic() - self._began_s)
         ready, self._candidate = self._seat.offer()
         wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
         words = said._replace(ready=ready, batch=wanted)

@@ -25,13 +25,19 @@ POLL_S = 60.0  # an agent answers within 20
 
 
 class Standing(NamedTuple):
-    """What an agent is told.  `trains` is the version of the membership in which this worker trains, 0 for none."""
+    """What an agent is told.
+
+    `trains` is the version of the membership in which this worker trains, 0 for none; `pause_s` what the last switch
+    has cost, `busy_s` what this worker's own part of a step takes.
+    """
 
     state: str = "ready"
     trains: int = 0
     step: int = -1
     layout: str = ""
     problem: str = ""
+    pause_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class AgentLink:

@@ -8,6 +8,7 @@ training goes on in it; if it does not, because a member died, the next plan is 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
@@ -18,6 +19,7 @@ from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._link import PROBLEM_LENGTH
 from swarm_elastic._membership import Membership
+from swarm_elastic._own_time import OwnTime
 from swarm_elastic._plan import Plan
 from swarm_elastic._stall import StallWatch
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
@@ -65,6 +67,8 @@ class Seat:
         self._trains = 0  # the version in which a round was completed last
         self._is_lost = False  # whether the group is of no more use
         self.step_s = 0.0  # how long a step takes
+        self._stands_since_s = 0.0  # when the last step of the former membership ended, or was lost; 0: it trains
+        self._own_time = OwnTime()
         self._stalls = StallWatch(self._tell_stall)
 
     @property
@@ -105,6 +109,7 @@ class Seat:
         Raises `Left` where it is without this worker, and what went wrong where that is this worker's own.
         """
         group = candidate.group or self._leave(candidate)
+        self._stands_since_s = self._stands_since_s or time.monotonic()
         self._membership.enter(candidate)
         what = f"the members of plan {candidate.plan.version}, who switch to it in step()"
         step_s = self.step_s if self.is_trained else None
@@ -113,7 +118,10 @@ class Seat:
                 self._take_over(group, candidate.plan)
         except Exception as error:  # noqa: BLE001  # no memory for the state, say: the others must not wait for this one
             self._give_up(candidate, error)
+            self._stands_since_s = self._stands_since_s if self._is_lost else 0.0
             return False
+        pause_s = round(time.monotonic() - self._stands_since_s, 4) if self.is_trained else 0.0
+        self._stands_since_s = 0.0
         old, self._current = self._current, candidate
         self.group, self.version, self.is_trained = group, candidate.plan.version, True
         self._is_lost = False
@@ -121,9 +129,15 @@ class Seat:
             self._start, self._may_start = self._progress.rounds, True
         if old:
             old.close()
-        self._membership.tell(state="training", trains=self.version, step=self._progress.rounds, problem="")
+        standing = {"trains": self.version, "step": self._progress.rounds, "pause_s": pause_s}
+        self._membership.tell(state="training", problem="", **standing)
         self._on_change()
         return True
+
+    def was_busy(self, seconds: float) -> None:
+        """This worker's own part of a step has taken so long."""
+        if busy_s := self._own_time.news(seconds):
+            self._membership.tell(busy_s=busy_s)
 
     def has_trained(self) -> None:
         """A round was completed in the present membership: only that makes its members know more than others do."""
@@ -136,7 +150,7 @@ class Seat:
 
     def recover(self, problem: str) -> None:
         """A member was lost, as the problem tells: wait for plans until one of them holds.  Raises `MembersLost`."""
-        self._is_lost = True
+        self._is_lost, self._stands_since_s = True, time.monotonic()
         self.group.close()
         self._membership.enter(None)
         self._membership.tell(

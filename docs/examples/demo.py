@@ -30,7 +30,9 @@ def swarm(environment, *arguments, show=True):
         print(f"\n$ swarm {' '.join(arguments)}", flush=True)
     command = [str(Path(sys.executable).with_name("swarm")), *arguments]
     lines = []
-    with subprocess.Popen(command, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
+    told = None if show else subprocess.DEVNULL  # an agent that was killed is missed at every look
+    piped = {"stdout": subprocess.PIPE, "stderr": told, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=HERE, **piped) as process:
         for line in process.stdout:
             lines.append(line)
             if show:
@@ -190,7 +192,7 @@ class Elastic:
         table = [("GPUs", "pause", "why")]
         for each in self.changes:
             size = f"{each['ranks_before']} -> {each['ranks_after'] or '?'}"
-            table.append((size, f"{each['pause_seconds']:.3f} s", each["reason"]))
+            table.append((size, f"{each['pause_seconds'] or 0.0:.3f} s", each["reason"]))
         print("\n".join(f"{size:8} {pause:>9}  {why}" for size, pause, why in table))
         accuracy = re.search(r"test accuracy ([0-9.]+)", output)
         told = [
