@@ -150,7 +150,9 @@ class OutputWriter:
 
     def note(self, job: Mapping[str, Any]) -> None:
         """How many ranks write; output of a single one is printed as it comes."""
-        self._is_alone = job.get("ranks", 1) == 1 if job else self._is_alone
+        if job:
+            sizes = (job.get("ranks", 1), job.get("ranks_most"), job.get("world_size"))
+            self._is_alone = max(each or 0 for each in sizes) == 1 and not job.get("world")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Print one `log` or `gap` record; others are not output."""

@@ -207,12 +207,15 @@ class SwarmClient:
         return Job.from_json(await self._call("POST", _job_path(job, "/cancel"), body=body))
 
     async def scale(self, job: str, ranks: int, ranks_most: int = 0) -> Job:
-        """Let a job have `ranks` ranks from now on, or from `ranks` to `ranks_most`, from its newest checkpoint."""
+        """Let a job have `ranks` ranks from now on, or from `ranks` to `ranks_most`.
+
+        One that runs goes on from its newest checkpoint with that; an elastic one changes while it trains.
+        """
         body = {"ranks": ranks, "ranks_most": ranks_most}
         return Job.from_json(await self._call("POST", _job_path(job, "/scale"), body=body))
 
     async def migrate(self, job: str, *, nodes: Sequence[str] = (), avoid: Sequence[str] = ()) -> Job:
-        """Have a running job go on on `nodes`, or on any but those to `avoid`."""
+        """Have a running job go on on `nodes`, or on any but those to `avoid`; an elastic one moves while it trains."""
         body = {"nodes": list(nodes), "avoid": list(avoid)}
         return Job.from_json(await self._call("POST", _job_path(job, "/migrate"), body=body))
 

@@ -56,6 +56,20 @@ def test_lines_of_several_ranks_do_not_mix_and_progress_bars_go_on(swarm, agent)
     assert swarm("run", "--no-sync", "-g4", "--", "x") == (0, "ac\n\r10%be\nd\nf", f"swarm: job {HANDLE}\n")
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"ranks": 1, "ranks_most": 4},
+        {"ranks": 1, "world_size": 2},
+        {"ranks": 1, "world": {"version": 1, "workers": [], "lost": [], "last_worker": 2}},
+    ],
+)
+def test_lines_do_not_mix_where_others_may_come_to_write_beside_the_only_rank(swarm, agent, shape):
+    parts = [log("a", "2"), log("b\n", "3", rank=4), log("c\n", "4")]
+    agent.stream = lambda _: iter([state("running", "1", **{"world_size": 1, **shape}), *parts, end("5")])
+    assert swarm("run", "--no-sync", "--", "x")[1] == "b\nac\n"
+
+
 def test_an_environment_of_the_nodes_and_a_built_one_exclude_one_another(swarm, agent, tmp_path):
     (tmp_path / "r.txt").write_text("torch")
     words = ("run", "--no-sync", "--venv", "/opt/env", "--requirements", str(tmp_path / "r.txt"), "--", "x")

@@ -465,6 +465,99 @@ def test_status_tells_what_changes_of_size_have_cost(swarm, agent):
     assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, not running again yet: somebody" in out
 
 
+def world(workers, version=7, **changes):
+    """`workers`: node and state by number."""
+    items = [{"worker": number, "node": node, "state": state} for number, (node, state) in workers.items()]
+    return {"version": version, "workers": items, "lost": [], "last_worker": max(workers, default=0), **changes}
+
+
+def trains(*numbers, node="n1"):
+    return dict.fromkeys(numbers, (node, "training"))
+
+
+def elastic(workers, **changes):
+    """A job whose workers come and go; on n9 they are paused."""
+    nodes = dict.fromkeys(node for node, _ in workers.values())
+    shares = [{"node": node, "ranks": 1, "first_rank": None, "is_paused": node == "n9"} for node in nodes]
+    spec = {"command": ["x"], "ranks": 2, "ranks_most": 4, "gpus_per_rank": 1, "elastic": True}
+    return job_document(**{"nodes": shares, "world": world(workers), "spec": spec, "ranks": 2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        (elastic(trains(1)), "1 trains (world 7) on n1 (1: 1)"),
+        (
+            elastic(trains(1, 3) | trains(4, 5, node="n2") | {6: ("n3", "joining")}),
+            "4 train (world 7) on n1 (2: 1 3), n2 (2: 4 5); joining: 6 on n3",
+        ),
+        (
+            elastic(trains(2) | {7: ("n1", "joining"), 8: ("n2", "joining"), 1: ("n9", "leaving")}),
+            "1 trains (world 7) on n1 (1: 2); joining: 7 on n1, 8 on n2; leaving: 1 on n9",
+        ),
+        (elastic(trains(2, 3, 4, 7, node="n9")), "4 train (world 7) on n9 (4: 2-4 7, paused)"),
+        (
+            elastic({}, world=world({1: ("n1", "joining"), 2: ("n1", "joining")}, version=0)),
+            "2 start on n1 (2: 1 2)",
+        ),
+        (elastic(trains(1, 2), state="ended", end_reason="completed"), "2 trained (world 7) on n1 (2: 1 2)"),
+        (elastic(trains(4), world=world(trains(4), lost=[2, 3])), "1 trains (world 7) on n1 (1: 4); lost: 2 3"),
+        (
+            elastic(trains(40), world=world(trains(40), lost=[*range(1, 20)])),
+            "1 trains (world 7) on n1 (1: 40); lost: 12-19 and 11 before",
+        ),
+    ],
+)
+def test_status_of_an_elastic_job_says_who_trains_where(swarm, agent, job, line):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job
+    out = swarm("status", HANDLE)[1]
+    assert f"Workers:       {line}\n" in out
+    assert "Nodes:" not in out
+    assert "Needs:         2 to 4 ranks with 1 GPU each, elastic\n" in out
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 64])
+def test_sixty_four_workers_are_told_in_a_few_words(swarm, agent, nodes):
+    workers = {number: (f"n{(number - 1) * nodes // 64}", "training") for number in range(1, 65)}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = elastic(workers)
+    out = swarm("status", HANDLE)[1]
+    (line,) = [line for line in out.splitlines() if line.startswith("Workers:")]
+    assert "64 train (world 7) on n0 (" in line
+    assert len(line) < 260
+    assert line.endswith(" and 48 more nodes") == (nodes == 64)
+
+
+def test_an_elastic_job_that_waits_has_neither_workers_nor_nodes(swarm, agent):
+    waits = {"version": 0, "workers": [], "lost": [], "last_worker": 0}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = elastic({}, state="queued", world=waits, started_at=None)
+    out = swarm("status", HANDLE)[1]
+    assert "Workers:" not in out
+    assert "Nodes:" not in out
+
+
+def test_what_changes_of_an_elastic_job_cost_is_told_to_the_millisecond(swarm, agent):
+    change = {"decided_at": "2025-01-31T12:00:00.123Z", "ranks_before": 2, "reason": "it gains"}
+    changes = [
+        {**change, "ranks_after": 4, "pause_seconds": 0.0432},
+        {**change, "ranks_after": None, "pause_seconds": None},
+    ]
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = elastic(trains(1, 2), rescalings=changes)
+    out = swarm("status", HANDLE)[1]
+    assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, paused 0.043 s: it gains\n" in out
+    assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, under way: it gains\n" in out
+
+
+def test_an_elastic_job_is_scaled_and_migrated_while_it_trains(swarm, agent):
+    job = elastic(trains(1, 2), world_size=2)
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job
+    agent.answers[f"POST /v1/jobs/{JOB_ID}/scale"] = (202, job)
+    agent.answers[f"POST /v1/jobs/{HANDLE}/migrate"] = (202, job)
+    told = f"swarm: job {HANDLE} has 2 ranks and gets 4 ranks as soon as there is room, while it trains\n"
+    assert swarm("scale", HANDLE, "4") == (0, f"{HANDLE}\n", told)
+    told = f"swarm: job {HANDLE} moves while it trains; see swarm status {HANDLE}\n"
+    assert swarm("migrate", HANDLE, "--off", "n1") == (0, f"{HANDLE}\n", told)
+
+
 def test_logs_of_one_rank(swarm, agent):
     agent.stream = lambda _: iter([log("x\n", "1", rank=3)])
     assert swarm("logs", f"{HANDLE}.3", "--timestamps", "--label") == (0, "2025-01-31T12:00:02.000Z 3: x\n", "")

@@ -13,17 +13,18 @@ from swarm_client.options import Arguments, Command, Option
 
 COMMAND = Command(
     "drain",
-    "Have a node take no new work; what runs there runs on.",
+    "Have a node take no new work; what runs there runs on, but for workers of elastic jobs.",
     (
         Option("--reason", "why, for those who ask what is wrong with it", "TEXT"),
-        Option("--migrate", "move running jobs that save checkpoints to other nodes"),
+        Option("--migrate", "move running jobs that are elastic or save checkpoints to other nodes"),
         Option("--off", "take work again"),
     ),
     positionals="NODE",
     details=(
         "It lasts until --off, restarts of the agent included.  The node still keeps records of jobs and acts for\n"
-        "those that were submitted there; `swarm nodes NODE` shows which jobs run on it.  With --migrate each of them\n"
-        "that has something to go on from is moved if there is room; the others are named, and the exit code is 5."
+        "those that were submitted there; `swarm nodes NODE` shows which jobs run on it.  Workers of elastic jobs\n"
+        "leave it while the others train, and others join elsewhere.  With --migrate each job that has something to\n"
+        "go on from is moved if there is room; the others are named, and the exit code is 5."
     ),
     examples=('swarm drain node-3 --migrate --reason "new power supply"', "swarm drain node-3 --off"),
 )

@@ -9,15 +9,16 @@ from swarm_client.options import Arguments, Command, Option
 
 COMMAND = Command(
     "migrate",
-    "Have a running job go on on other nodes, from its newest checkpoint.",
+    "Have a running job go on on other nodes.",
     (
         Option("--to", "these nodes, comma separated", "NODES"),
         Option("--off", "any but these nodes, comma separated", "NODES"),
     ),
     positionals="JOB",
     details=(
-        "Its ranks are stopped with their grace time once the place is kept, and go on there.  Where there is no\n"
-        "room, or nothing to go on from, it is refused and the job runs on.\n"
+        "Its ranks are stopped with their grace time once the place is kept, and go on there from its newest\n"
+        "checkpoint.  Of an elastic job others join there while it trains, and then those that are to go leave.\n"
+        "Where there is no room, or nothing to go on from, it is refused and the job runs on.\n"
         "Example: swarm migrate k3j9x0ab --off gpu3"
     ),
 )
@@ -39,7 +40,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     )
     session.printer.changed(job)
     if session.printer.is_for_people:
-        session.tell(f"job {job['handle']} goes on elsewhere; see swarm status {job['handle']}")
+        how = "moves while it trains" if job.get("world") else "goes on elsewhere"
+        session.tell(f"job {job['handle']} {how}; see swarm status {job['handle']}")
     return OK
 
 

@@ -19,6 +19,7 @@ COMMAND = Command(
     details=(
         "A running job whose size is outside of the range is stopped with its grace time, and goes on from its newest\n"
         "checkpoint with the nearest size of the range as soon as there is room.  Within the range the swarm chooses.\n"
+        "Of an elastic job workers join or leave while the others train: nothing stops, and no checkpoint is needed.\n"
         "Of a job without GPUs N counts ranks.  Examples: swarm scale k3j9x0ab 4, swarm scale @last 2:8"
     ),
 )
@@ -62,4 +63,5 @@ def _told(job: Mapping[str, Any], least: int, most: int) -> str:
         return f"job {job['handle']} will begin with {sizes}"
     if least <= has <= most:
         return f"job {job['handle']} goes on with {show_count(has, 'rank')}, of {sizes}"
-    return f"job {job['handle']} has {show_count(has, 'rank')} and gets {sizes} as soon as there is room"
+    how = ", while it trains" if job.get("world") else ""
+    return f"job {job['handle']} has {show_count(has, 'rank')} and gets {sizes} as soon as there is room{how}"

@@ -8,6 +8,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.cli.workers import workers_line
 from swarm_client.failure import OK, Failure
 from swarm_client.job_id import job_path
 from swarm_client.job_request import word_list
@@ -121,7 +122,7 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _progress(job["progress"])
     yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
     for each in job.get("rescalings") or []:
-        yield "Rescaled", _rescaling(each)
+        yield "Rescaled", _rescaling(each, is_elastic=bool(spec.get("elastic")))
     if job.get("checkpoint"):
         yield "Checkpoint", _checkpoint(job["checkpoint"])
     if job.get("leftovers"):
@@ -141,7 +142,9 @@ def _place(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """How many ranks it has, why so many, and where."""
     if job.get("size_reason"):
         yield "Has", plain(f"{show_count(job['world_size'], 'rank')}: {job['size_reason']}")
-    if job.get("nodes"):
+    if workers := workers_line(job):
+        yield "Workers", workers
+    elif job.get("nodes"):
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
 
 
@@ -190,11 +193,14 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
     return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
 
 
-def _rescaling(change: Mapping[str, Any]) -> str:
+def _rescaling(change: Mapping[str, Any], *, is_elastic: bool) -> str:
     """One change of its size or place: from what to what, when, at what cost and why."""
     before, after = change["ranks_before"], change.get("ranks_after")
     size = f"{before} to {show_count(after, 'rank')}" if after else f"from {show_count(before, 'rank')}"
-    cost = f"after {change['pause_seconds']:.1f} s" if after else "not running again yet"
+    pause_s = change.get("pause_seconds") or 0.0
+    cost = f"after {pause_s:.{1 if pause_s >= 1 else 3}f} s" if after else "not running again yet"
+    if is_elastic:
+        cost = f"paused {cost.removeprefix('after ')}" if after else "under way"
     return f"{size}, {_when(change['decided_at'])}, {cost}: {plain(change['reason'])}"
 
 
@@ -250,7 +256,7 @@ def _outcome(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def needs(spec: Mapping[str, Any]) -> str:
-    """`4 ranks with 1 GPU (H200, >= 80.0 GiB), 8 cores, 16.0 GiB each`, or `1 to 4 ranks ...`."""
+    """`4 ranks with 1 GPU (H200, >= 80.0 GiB), 8 cores, 16.0 GiB each`, or `1 to 4 ranks ..., elastic`."""
     each = []
     gpus = spec.get("gpus_per_rank") or 0
     if gpus:
@@ -264,7 +270,8 @@ def needs(spec: Mapping[str, Any]) -> str:
     ranks = spec.get("ranks") or 1
     most = max(ranks, spec.get("ranks_most") or 0)
     text = f"{ranks} to {most} ranks" if most > ranks else show_count(ranks, "rank")
-    return f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU"
+    elastic = ", elastic" if spec.get("elastic") else ""
+    return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + elastic
 
 
 def _share(share: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import CancelJob, MigrateJob, ScaleJob, SignalJob
 from swarmsched.ids import NodeId
-from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
+from swarmsched.world import World
+from tests.agent.http.test_openapi import Checker
+from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, a_task, an_elastic_record, job_id
 
 ALPHA = job_id(1, random_part="abcd")
 BETA = job_id(2, random_part="abce")
@@ -274,3 +276,60 @@ async def test_a_record_that_one_holder_has_dropped_is_shown_by_another(n1, n2, 
     for desk in (n1, n2, n3):
         assert (await desk.get(f"/v1/jobs/{ALPHA}"))["state"] == "ended"
         assert (await desk.get(f"/v1/jobs/{ALPHA}/wait?timeout=5"))["met"]
+
+
+WORKERS = {2: "n1", 3: "n2", 5: "n1", 6: "n3", 7: "n1"}
+CHANGING = World(4, (2, 3, 5), (6,), (1,), has_trained=True)
+
+
+async def test_an_elastic_job_tells_which_workers_train_and_which_come_and_go(n1, n2):
+    n1.agent.put(an_elastic_record(ALPHA, "n1", WORKERS, CHANGING, last_part=8))
+    for desk in (n1, n2):
+        document = await desk.get(f"/v1/jobs/{ALPHA}")
+        assert document["world"] == {
+            "version": 4,
+            "workers": [
+                {"worker": 2, "node": "n1", "state": "training"},
+                {"worker": 3, "node": "n2", "state": "training"},
+                {"worker": 5, "node": "n1", "state": "training"},
+                {"worker": 6, "node": "n3", "state": "joining"},
+                {"worker": 7, "node": "n1", "state": "leaving"},
+            ],
+            "lost": [1],
+            "last_worker": 8,
+        }
+        assert document["world_size"] == 3
+        nodes = [(each["node"], each["ranks"], each["first_rank"]) for each in document["nodes"]]
+        assert nodes == [("n1", 3, None), ("n2", 1, None), ("n3", 1, None)]
+        checker = Checker(desk, await desk.get("/openapi.json"))
+        await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{ALPHA}")
+        await checker.check("GET", "/v1/jobs")
+
+
+async def test_before_an_elastic_attempt_trains_all_its_workers_are_joining(n1):
+    n1.agent.put(an_elastic_record(ALPHA, "n1", {1: "n1", 2: "n2"}, World(), state=JobState.STARTING))
+    world = (await n1.get(f"/v1/jobs/{ALPHA}"))["world"]
+    assert (world["version"], [each["state"] for each in world["workers"]]) == (0, ["joining"] * 2)
+    n1.agent.change(ALPHA, state=JobState.QUEUED, shares=())
+    waits = await n1.get(f"/v1/jobs/{ALPHA}")
+    assert waits["world"] == {"version": 0, "workers": [], "lost": [], "last_worker": 0}
+
+
+async def test_of_other_jobs_and_of_cards_there_is_no_world_and_each_node_is_there_once(n1, n2):
+    n1.agent.put(a_record(ALPHA, "n1", nodes=(("n1", 2), ("n2", 1))))
+    document = await n1.get(f"/v1/jobs/{ALPHA}")
+    assert document["world"] is None
+    assert [each["first_rank"] for each in document["nodes"]] == [0, 2]
+    n2.agent.known_cards = [a_card(an_elastic_record(BETA, "n9", WORKERS, CHANGING))]
+    document = await n2.get(f"/v1/jobs/{BETA}")
+    assert (document["source"], document["world"]) == ("card", None)
+    assert [each["node"] for each in document["nodes"]] == ["n1", "n2", "n3"]
+
+
+async def test_a_node_is_paused_if_any_of_its_workers_is_and_shows_each_as_a_task(n1):
+    n1.agent.put(an_elastic_record(ALPHA, "n1", {2: "n1", 5: "n1"}))
+    n1.agent.known_tasks = [a_task(ALPHA, 1, part=2), a_task(ALPHA, 1, part=5, is_frozen=True)]
+    document = await n1.get(f"/v1/jobs/{ALPHA}")
+    assert [(each["node"], each["is_paused"]) for each in document["nodes"]] == [("n1", True)]
+    tasks = (await n1.get("/v1/nodes/n1"))["tasks"]
+    assert [(each["worker"], each["is_paused"]) for each in tasks] == [(2, False), (5, True)]

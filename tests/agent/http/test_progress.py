@@ -7,9 +7,9 @@ import pytest
 from swarm_agent.task.reports import Reported
 from swarmsched.api import JobSpec, JobState
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint, SpeedQuestion
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, TaskKey
 from tests.agent.http.test_openapi import Checker
-from tests.agent.http.testing import a_card, a_record, job_id
+from tests.agent.http.testing import a_card, a_record, an_elastic_record, job_id
 
 JOB = job_id(1)
 
@@ -184,3 +184,12 @@ async def test_a_job_that_takes_several_sizes_is_shown_with_its_model(desks, ask
     await checker.check("GET", "/v1/jobs/{job}/why", path=f"/v1/jobs/{JOB}/why")
     await checker.check("GET", "/v1/jobs/{job}", path=f"/v1/jobs/{JOB}")
     assert (await desks[asked].get(f"/v1/jobs/{JOB}?fields=state")).keys() == {"id", "state"}
+
+
+async def test_of_workers_that_were_the_first_one_after_another_the_last_word_counts(desks) -> None:
+    desks["n1"].agent.put(an_elastic_record(JOB, "n1", {3: "n2", 4: "n3"}))
+    for desk, part, utc_s, step in (("n2", 1, 1.7e9, 10), ("n3", 4, 1.7e9 + 5, 12), ("n2", 3, 1.7e9 + 60, 80)):
+        told = desks[desk].agent.known_reports[TaskKey(JOB, 1, part)] = Reported(reported_utc_s=utc_s)
+        told.progress.take(0, {"step": step}, 0.0)
+    progress = await progress_at(desks["n1"])
+    assert (progress["rank"], progress["step"]) == (0, 80)

@@ -23,6 +23,7 @@ from swarmsched.view import (
     NodeView,
     PolicySetting,
 )
+from swarmsched.world import World
 from tests.swarmsched.building import job_id, make_node, make_record
 
 FIFO = PolicySetting("fifo")
@@ -172,6 +173,25 @@ def test_before_its_first_checkpoint_a_job_is_told_that_it_keeps_its_size(checkp
     keeps = Decision(running.job_id, Change.KEEP, "running on n2")
     told = explain(running, view_of(running), PolicySetting("swarm"), 0.0, told={running.job_id: keeps}).reason
     assert "it stays so until this attempt has committed a checkpoint" in told
+
+
+def elastic(workers: dict[int, str], world: World) -> JobRecord:
+    running = record(2, Demand(gpus=1), JobState.RUNNING, attempt=1, world=world)
+    shares = tuple(Share(NodeId(node), 1, part=part) for part, node in workers.items())
+    return replace(running, spec=replace(running.spec, ranks_most=100, elastic=True), shares=shares)
+
+
+def test_an_elastic_job_that_keeps_its_size_waits_for_no_checkpoint() -> None:
+    running = elastic({2: "n1", 4: "n2", 5: "n1", 6: "n2"}, World(3, (2, 4, 5), (6,)))
+    keeps = Decision(running.job_id, Change.KEEP, "more would not help it")
+    told = explain(running, view_of(running), PolicySetting("swarm"), 0.0, told={running.job_id: keeps}).reason
+    assert told == "takes 2 to 100 ranks and has 3; more would not help it; on n1 (2), n2 (1)"
+
+
+def test_the_model_of_an_elastic_job_is_asked_about_those_that_train() -> None:
+    running = elastic({2: "n1", 4: "n2", 5: "n1", 6: "n9"}, World(3, (2, 4, 5), (6,)))
+    question = speed_question(running, Estimate(), view_of(running).nodes, None)
+    assert (question.held, question.held_nodes) == (3, 2)
 
 
 def test_the_model_is_asked_of_the_sizes_for_which_there_are_gpus() -> None:
