@@ -14,8 +14,10 @@ from swarmsched.commands import (
     Command,
     CreateTicket,
     JobAccepted,
+    MigrateJob,
     RecoverJob,
     Refused,
+    ScaleJob,
     SetSwarmSetting,
     SubmitJob,
     TicketIssued,
@@ -141,6 +143,8 @@ class Clients:
             self._give(known, known.ticket)
         elif work.kind == "cancel":
             self._cancel(known, work.parameters["grace_s"], CANCELS_MAX)
+        else:
+            self._change(known.ticket.job_id, work)
 
     # --- submits
 
@@ -203,6 +207,16 @@ class Clients:
         if shepherd is not None:
             self._ask(shepherd, CancelJob(job_id, grace_s, "the user asked"), heard)
         self._loop.post_later(ANSWER_S, self._cancel, submission, grace_s, tries - 1)
+
+    # --- other sizes and other hosts
+
+    def _change(self, job_id: JobId, work: Work) -> None:
+        """Asked once: it may be refused."""
+        wanted = work.parameters
+        scale = work.kind == "scale" and ScaleJob(job_id, wanted["ranks"], wanted["ranks_most"])
+        shepherd = next((host for host in self._swarm.up if host.node and host.node.is_shepherd(job_id)), None)
+        if shepherd is not None:
+            self._ask(shepherd, scale or MigrateJob(job_id, avoid=tuple(wanted["avoid"])))
 
     # --- recovery
 

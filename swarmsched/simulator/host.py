@@ -33,7 +33,7 @@ from swarmsched.events import (
     TimerFired,
     WorkLagged,
 )
-from swarmsched.ids import Address, NodeId
+from swarmsched.ids import Address, AttemptKey, NodeId
 from swarmsched.node.config import RETAINED_JOBS, NodeConfig, Restored
 from swarmsched.node.lanes import Lanes
 from swarmsched.node.node import Node
@@ -105,6 +105,7 @@ class Host:
         clock: HostClock | None = None,
         is_witness: bool = False,
         retained_jobs: int = RETAINED_JOBS,
+        begun_s: dict[AttemptKey, float] | None = None,
     ) -> None:
         self.node_id = node_id
         self.address = address
@@ -122,7 +123,8 @@ class Host:
         self.plan_s = PLAN_S  # until its planner answers
         self.make_plan: MakePlan = plan_anyway
         self.planner_fails = False
-        self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, self._commit, self._task_changed)
+        watch = (self._commit, self._task_changed, begun_s)
+        self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, *watch)
         self._seeds = seeds
         self._rng = rng
         self._surroundings = surroundings

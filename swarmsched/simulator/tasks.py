@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec.structs import replace
+
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.effects import (
     BindRendezvous,
     ExtendAttempt,
     ForgetTask,
+    PublishWorld,
     ReleaseRendezvous,
     SetBatch,
     SignalTask,
@@ -32,11 +35,13 @@ from swarmsched.events import (
     TaskStaged,
     TaskStageFailed,
     TaskStarted,
+    WorkerTold,
 )
 from swarmsched.ids import AttemptKey, TaskKey
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.loop import EventLoop, Timer
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
+from swarmsched.world import Worker, WorkerState, WorldPlan
 
 TaskEffect = (
     BindRendezvous
@@ -45,6 +50,7 @@ TaskEffect = (
     | StartTask
     | SignalTask
     | SetBatch
+    | PublishWorld
     | StopTask
     | ExtendAttempt
     | ForgetTask
@@ -57,6 +63,7 @@ TaskFact = (
     | TaskStageFailed
     | TaskStarted
     | TaskFreezeChanged
+    | WorkerTold
     | RankExited
     | TaskExited
 )
@@ -64,6 +71,8 @@ TaskFact = (
 BIND_S = 0.000_5
 STAGE_S = 0.050
 START_S = 0.020
+SWITCH_S = 0.050  # from the news of a world until a worker trains in it, or has left
+ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
@@ -81,7 +90,7 @@ class RankPlan:
     A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
     the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
     running, and takes that much off its duration for each one that it resumes from.  One that outlives SIGKILL computes
-    no more.
+    no more.  The duration of an elastic part counts from the first start of its attempt.
     """
 
     duration_s: float
@@ -90,6 +99,8 @@ class RankPlan:
     failure: TaskFailure = TaskFailure.NONE
     checkpoint_period_s: float = math.inf
     outlives_kill_s: float = 0.0  # the kernel lets go of it only then
+    ready_s: float = 0.3  # from its start until the worker of an elastic part is
+    refuses: bool = False  # to train in whatever world names it
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -119,6 +130,7 @@ class TaskChange(Enum):
     FROZEN = "frozen"
     THAWED = "thawed"
     REBATCHED = "rebatched"  # they go on with another global batch
+    REGROUPED = "regrouped"  # its worker trains in another world
     ENDED = "ended"  # none is left
 
 
@@ -141,6 +153,8 @@ class RunningTask:
     detail: str = ""
     checkpoint_count: int = 0  # of the job, with those of earlier attempts
     global_batch: int = 0  # with which its ranks train
+    worker: Worker = field(default_factory=Worker)  # of an elastic part
+    plan: WorldPlan | None = None  # the newest that reached it
 
     @property
     def key(self) -> TaskKey:
@@ -167,6 +181,7 @@ class RunningTask:
             self.detail,
             is_frozen=self.is_frozen,
             part=order.part,
+            worker=self.worker,
         )
 
 
@@ -185,7 +200,9 @@ class TaskModel:
         clock: HostClock | None = None,
         commit: Callable[[RunningTask, Checkpoint], None] = lambda task, checkpoint: None,
         watch: Callable[[RunningTask, TaskChange], None] = lambda task, change: None,
+        begun_s: dict[AttemptKey, float] | None = None,
     ) -> None:
+        """`begun_s`: when elastic attempts began to train, on all machines together."""
         self._loop = loop
         self._host = host
         self._tell = tell
@@ -193,6 +210,7 @@ class TaskModel:
         self._clock = clock or HostClock(loop)
         self._commit = commit
         self._watch = watch
+        self._begun_s = {} if begun_s is None else begun_s
         self._tasks: dict[TaskKey, RunningTask] = {}
         self._staging: dict[TaskKey, Timer] = {}
         self._ports: dict[TaskKey, int] = {}
@@ -211,7 +229,10 @@ class TaskModel:
         return len(self._ports)
 
     def found(self) -> tuple[FoundTask, ...]:
-        """What an agent finds on the disk when it starts."""
+        """What an agent finds on the disk when it starts; workers ask it again."""
+        for task in self.running:
+            if task.worker.address:
+                self._loop.post_later(ASKS_AGAIN_S, self._ask_again, task)
         return tuple(FoundTask(task.status(), task.order, task.gpus) for task in self._tasks.values())
 
     def agent_died(self) -> None:
@@ -278,19 +299,23 @@ class TaskModel:
             case SignalTask(key=key, signal=signal):
                 self._signal(key, signal)
             case SetBatch(of_attempt=attempt, global_batch=global_batch):
-                for task in self._parts(attempt):
-                    task.global_batch = global_batch
-                    self._watch(task, TaskChange.REBATCHED)
+                self._rebatch(attempt, global_batch)
+            case PublishWorld(key=key, plan=plan):
+                self._publish(key, plan)
             case StopTask(key=key, grace_s=grace_s):
                 self._stop(key, grace_s)
-            case ExtendAttempt(of_attempt=attempt, until_s=until_s):
-                for task in self._parts(attempt):
-                    self._extend(task, until_s)
+            case ExtendAttempt():
+                self._extend(effect)
             case ForgetTask(key=key):
                 self._forget(key)
 
     def _parts(self, attempt: AttemptKey) -> list[RunningTask]:
         return [task for key, task in self._tasks.items() if key.of_attempt == attempt]
+
+    def _rebatch(self, attempt: AttemptKey, global_batch: int) -> None:
+        for task in self._parts(attempt):
+            task.global_batch = global_batch
+            self._watch(task, TaskChange.REBATCHED)
 
     def _bind(self, key: TaskKey) -> None:
         if key not in self._ports:
@@ -350,12 +375,66 @@ class TaskModel:
             done_s = 0.0
             if not math.isinf(plan.checkpoint_period_s):
                 done_s = task.checkpoint_count * plan.checkpoint_period_s
+            if order.part:
+                begun_s = self._begun_s.setdefault(task.key.of_attempt, self._loop.now_s)
+                done_s = self._loop.now_s - begun_s
+                self._loop.post_later(plan.ready_s, self._ready, task)
             left_s = max(0.0, plan.duration_s - done_s)
             self._exit_later(task, RankExit(rank, plan.exit_code), min(left_s, self._left_s(plan, self._left_s_max)))
         self._plan_checkpoint(task)
 
     def _left_s(self, plan: RankPlan, limit_s: float) -> float:
         return math.inf if plan.duration_s >= FOR_EVER_S else limit_s
+
+    # Workers of elastic parts.
+
+    def _ready(self, task: RunningTask) -> None:
+        if task.is_over or task.worker.state is not WorkerState.UNKNOWN:
+            return
+        if task.is_frozen:
+            self._loop.post_later(ASKS_AGAIN_S, self._ready, task)
+            return
+        self._say(task, state=WorkerState.READY, address=f"{self._host}:{7_000 + task.order.part}")
+
+    def _say(self, task: RunningTask, **changes: object) -> None:
+        task.worker = replace(task.worker, **changes)
+        self._tell(WorkerTold.about(task.key, task.worker))
+
+    def _ask_again(self, task: RunningTask) -> None:
+        if not task.is_over and not task.is_frozen:
+            self._tell(WorkerTold.about(task.key, task.worker))
+
+    def _publish(self, key: TaskKey, plan: WorldPlan) -> None:
+        task = self._tasks.get(key)
+        if task is None or task.is_over or (task.plan is not None and plan.version <= task.plan.version):
+            return
+        task.plan = plan
+        self._hear(task)
+
+    def _hear(self, task: RunningTask) -> None:
+        """A frozen worker hears nothing; it asks when it goes on."""
+        if task.plan is None or task.is_over or task.is_frozen or task.plan.version <= task.worker.heard:
+            return
+        self._say(task, heard=task.plan.version)
+        self._loop.post_later(SWITCH_S, self._switch, task, task.plan)
+
+    def _switch(self, task: RunningTask, plan: WorldPlan) -> None:
+        if task.is_over or plan is not task.plan:
+            return
+        if task.is_frozen:
+            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan)
+            return
+        (rank, does), part = next(iter(task.plans.items())), task.order.part
+        if part not in [member.part for member in plan.members]:
+            self._say(task, state=WorkerState.LEFT)
+            self._exit_later(task, RankExit(rank, 0), SWITCH_S)
+        elif does.refuses:
+            self._say(task, state=WorkerState.REFUSED)
+            self._exit_later(task, RankExit(rank, 1), SWITCH_S)
+        else:
+            pause_s = SWITCH_S if task.worker.trains else 0.0
+            self._say(task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s)
+            self._watch(task, TaskChange.REGROUPED)
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
         plan = task.plans.get(0)  # rank 0 writes for the gang
@@ -406,13 +485,14 @@ class TaskModel:
 
     # The time that ranks may run.
 
-    def _extend(self, task: RunningTask, until_s: float) -> None:
-        if task.is_over:
-            return
-        task.until_s = until_s
-        if until_s > self._clock.now_s:
-            self._thaw(task)
-        self._keep_time(task)
+    def _extend(self, effect: ExtendAttempt) -> None:
+        for task in self._parts(effect.of_attempt):
+            if task.is_over:
+                continue
+            task.until_s = effect.until_s
+            if effect.until_s > self._clock.now_s:
+                self._thaw(task)
+            self._keep_time(task)
 
     def _keep_time(self, task: RunningTask) -> None:
         if not math.isinf(task.until_s):
@@ -445,6 +525,7 @@ class TaskModel:
             self._exit_later(task, rank_exit, left_s)
         self._watch(task, TaskChange.THAWED)
         self._tell(TaskFreezeChanged.about(task.key, is_frozen=False))
+        self._hear(task)
 
     # Stopping.
 

@@ -20,13 +20,15 @@ from swarmsched.resources import Demand
 from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan
 from swarmsched.task import TaskFailure, TaskOrder
 
-WORK_KINDS = ("submit", "repeat", "cancel", "policy", "recover")
+WORK_KINDS = ("submit", "repeat", "cancel", "scale", "migrate", "policy", "recover")
 JOB_KINDS = (
     "train",
     "train",
     "train",
     "sleep",
     "sleep",
+    "elastic",
+    "elastic",
     "staged",
     "code",
     "once",
@@ -160,12 +162,30 @@ class _Draw:
                     later_s = at_s + rng.choice([0.05, 1.0, 30.0]) * rng.random()
                     grace = {} if kind == "repeat" else {"grace_s": rng.choice([0.0, 1.0])}
                     self.add(later_s, kind, {"job": number, **grace})
+            self._changes(at_s, number)
 
     def _submit(self, at_s: float, **wanted: object) -> int:
         parameters = _submit(self._rng, self._gpus, self._number)
         self.add(at_s, "submit", {**parameters, **wanted})
         self._number += 1
         return self._number - 1
+
+    def _changes(self, at_s: float, number: int) -> None:
+        """People want some of those that train to have other sizes, or to be elsewhere."""
+        rng, wanted = self._rng, self.work_of(number)
+        if wanted["does"] not in ("elastic", "train"):
+            return
+        for _ in range(rng.choice([0, 1, 3]) if wanted["does"] == "elastic" else rng.choice([0, 0, 0, 1])):
+            later_s, node = at_s + rng.uniform(1.0, 40.0), rng.choice(self._nodes)
+            if rng.random() < 0.6:
+                ranks = rng.randint(1, 4)
+                self.add(later_s, "scale", {"job": number, "ranks": ranks, "ranks_most": ranks + rng.choice([0, 0, 2])})
+            else:
+                self.add(later_s, "migrate", {"job": number, "avoid": [node]})
+
+    def work_of(self, number: int) -> Mapping[str, Any]:
+        """With what a job is submitted."""
+        return next(each.parameters for each in self.work if each.kind == "submit" and each.parameters["job"] == number)
 
     def _contest(self, at_s: float) -> None:
         """Gangs that want everything, each at another agent; whoever comes last may rank first."""
@@ -243,19 +263,23 @@ def _submit(rng: random.Random, gpus: Mapping[NodeId, int], number: int) -> dict
     does = rng.choice(JOB_KINDS)
     nodes, total_gpus = list(gpus), sum(gpus.values())
     duration_s = rng.choice([0.2, 5.0, 20.0, 60.0]) * rng.random()
-    if does == "train":  # long enough to be struck, with a checkpoint before and after
+    if does in ("train", "elastic"):  # long enough to be struck, with a checkpoint before and after
         duration_s = rng.choice([5.0, 40.0, 80.0]) * rng.uniform(0.5, 1.0)
     node = rng.choice(nodes)
     exclude = [node] if len(nodes) > 1 and rng.random() < EXCLUDE_RATIO else []
     total_gpus = max(1, total_gpus - sum(gpus[each] for each in exclude))
     wants = _wants(rng, does, nodes)
+    if does == "elastic":
+        wants["ranks_most"] = rng.choice([0, 4, 6])
     total_gpus = max(1, total_gpus // max(1, wants["gpus"]))
     return {
         **wants,
         "name": rng.choice(NAMES),
         "job": number,
         "node": node,
-        "ranks": min(total_gpus, rng.choice([1, 1, 2, 3, 5, 8, max(1, total_gpus // 2), total_gpus])),
+        "ranks": min(total_gpus, rng.choice([1, 1, 2, 3, 5, 8, max(1, total_gpus // 2), total_gpus]))
+        if does != "elastic"
+        else min(total_gpus, rng.choice([1, 2, 2, 3, 4])),
         "priority": rng.choice([0, 0, 0, 0, 1, 5]),
         "exclude": exclude,  # so that it is shepherded where none of it runs
         "does": does,
@@ -301,7 +325,8 @@ def spec_of(parameters: Mapping[str, Any]) -> JobSpec:
     return JobSpec(
         command=(does, str(parameters["duration_s"]), str(parameters["checkpoint_period_s"])),
         ranks=parameters["ranks"],
-        ranks_most=parameters["ranks_most"],
+        ranks_most=max(parameters["ranks_most"], parameters["ranks"]) if parameters["ranks_most"] else 0,
+        elastic=does == "elastic",
         batches=BATCHES if parameters["ranks_most"] else BatchRange(),
         name=parameters["name"],
         user=parameters["name"],
@@ -325,6 +350,8 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
     match does:
         case "train":
             return RankPlan(duration_s, checkpoint_period_s=period_s)
+        case "elastic":
+            return _worker(duration_s, rank)
         case "code":  # one rank fails, the others would go on for ever
             return RankPlan(duration_s, 3) if rank == order.world_size - 1 else RankPlan(FOR_EVER_S)
         case "once" if order.attempt == 1 and order.node_rank == 1:  # not its fault: tried again
@@ -341,6 +368,19 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
             return RankPlan(duration_s, failure=TaskFailure.INTERNAL)
         case "endless":
             return RankPlan(FOR_EVER_S)
+        case _:
+            return RankPlan(duration_s)
+
+
+def _worker(duration_s: float, rank: int) -> RankPlan:
+    """Of those that come later, some die, refuse the world that names them, or never are ready for one."""
+    match rank % 8:
+        case 3:
+            return RankPlan(0.4 * duration_s, 9)
+        case 5:
+            return RankPlan(duration_s, refuses=True)
+        case 7:
+            return RankPlan(0.8 * duration_s, 1, ready_s=FOR_EVER_S)
         case _:
             return RankPlan(duration_s)
 

@@ -27,7 +27,9 @@ class AttemptChecker(Checker):
         self.started: dict[JobId, dict[int, None]] = {}  # attempts with started ranks, since the last forced recovery
         self._decided = decided
         decided.subscribe(self._decided_next)
-        self._running: dict[JobId, dict[tuple[NodeId, int], None]] = {}  # (machine, attempt) of ranks that run
+        self._running: dict[
+            JobId, dict[tuple[NodeId, int, int], None]
+        ] = {}  # (machine, attempt, part) of ranks that run
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         """An operator goes on with what is left, which may tell of fewer attempts than there were: counted anew."""
@@ -50,16 +52,16 @@ class AttemptChecker(Checker):
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
         """Ranks run, or run no more."""
-        job_id, attempt = task.order.job_id, task.order.attempt
+        job_id, attempt, part = task.key
         running = self._running.setdefault(job_id, {})
         is_out_of_time = change is TaskChange.STARTED and task.until_s <= host.now_s  # frozen before its first step
         if change in (TaskChange.FROZEN, TaskChange.ENDED) or is_out_of_time:
-            running.pop((host.node_id, attempt), None)
+            running.pop((host.node_id, attempt, part), None)
             return
-        running[host.node_id, attempt] = None
+        running[host.node_id, attempt, part] = None
         others = [where for where in running if where[1] != attempt]
         if others:
-            told = ", ".join(f"attempt {other} on {node}" for node, other in others)
+            told = ", ".join(f"attempt {other} on {node}" for node, other, _ in others)
             raise Violation(
                 INVARIANT, f"{job_id}: attempt {attempt} is {change.value} on {host.node_id} while there runs {told}"
             )

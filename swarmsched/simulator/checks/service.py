@@ -34,17 +34,17 @@ class ServiceChecker(Checker):
     """Compares each job's attained service with what its attempts can have used."""
 
     def __init__(self, decided: DecidedRecords) -> None:
-        self._spans: dict[JobId, dict[int, _Span]] = {}
+        self._spans: dict[JobId, dict[tuple[int, int], _Span]] = {}  # by attempt, and by part where it is elastic
         self._loop: EventLoop | None = None
         decided.subscribe(self._decided_next)
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
         """The first start of an attempt opens its span."""
         self._loop = host.loop
-        if change is TaskChange.STARTED:
+        if change is TaskChange.STARTED and not task.order.part:
             order = task.order
             spans = self._spans.setdefault(order.job_id, {})
-            spans.setdefault(order.attempt, _Span(order.world_size * order.spec.demand.gpus, host.loop.now_s))
+            spans.setdefault((order.attempt, 0), _Span(order.world_size * order.spec.demand.gpus, host.loop.now_s))
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
         if before is not None and after.attained_gpu_s < before.attained_gpu_s and not after.is_forced:
@@ -52,9 +52,12 @@ class ServiceChecker(Checker):
                 10, f"the service of {job_id} fell from {before.attained_gpu_s:.3f} to {after.attained_gpu_s:.3f} GPU-s"
             )
         now_s = 0.0 if self._loop is None else self._loop.now_s
-        spans = self._spans.get(job_id, {})
+        spans = self._spans.setdefault(job_id, {})
+        for share in after.shares:
+            if share.part:  # it has its GPU from the moment that it is named
+                spans.setdefault((after.attempt, share.part), _Span(after.spec.demand.gpus, now_s))
         is_forced = is_new_beginning(before, after)
-        for attempt, span in spans.items():
+        for (attempt, _), span in spans.items():
             if is_forced and not is_over(after, attempt):
                 span.over_s = None  # that it was over, only the lost holders knew
             if span.over_s is None and is_over(after, attempt):

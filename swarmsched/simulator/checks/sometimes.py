@@ -28,6 +28,12 @@ NAMES = {
     "gang restarted after node loss": "a decided record counts one more restart",
     "gang preempted": "a decided record counts one more preemption",
     "gang rescaled": "a decided record counts one more attempt that was ended for another size or other hosts",
+    "workers joined a gang that trains": "a decided world has members that the one before had not",
+    "workers left a gang that trains": "a decided world lacks members of the one before that live",
+    "worker lost by a gang that trains": "a decided world names one more that is gone",
+    "node lost by a gang that trains": "an attempt goes on, and its record names what it left on a lost node",
+    "newcomer given up": "a decided record lets a part go that never was a member",
+    "change of a gang taken over": "a decided record has parts that join, and another shepherd than the one before",
     "gang relaunched": "a decided record counts one more relaunch",
     "leftover settled": "a decided record has no leftovers after one that had",
     "task frozen": "the ranks of a task were frozen",
@@ -154,8 +160,22 @@ class Sometimes(Checker):
         self._count("gang preempted", after.preemptions > before.preemptions)
         self._count("gang rescaled", after.rescales > before.rescales)
         self._count("gang relaunched", after.relaunches > before.relaunches)
+        if after.attempt == before.attempt and after.state is JobState.RUNNING:
+            self._regrouped(before, after)
         is_settled = bool(before.leftovers) and not after.leftovers and after.state is not JobState.ENDED
         self._count("leftover settled", is_settled)
         has_news = after.checkpoint is not None and after.checkpoint != before.checkpoint
         self._count("checkpoint committed", has_news)
         self._count("recover forced", is_new_beginning(before, after) and not before.is_forced)
+
+    def _regrouped(self, before: JobRecord, after: JobRecord) -> None:
+        """The gang of an elastic job has changed while it trained."""
+        old, new = before.world, after.world
+        has_left, is_named = set(old.members) - set(new.members), {share.part for share in after.shares}
+        self._count("workers joined a gang that trains", bool(set(new.members) - set(old.members) and old.version))
+        self._count("workers left a gang that trains", bool(has_left - set(new.lost)))
+        self._count("worker lost by a gang that trains", bool(set(new.lost) - set(old.lost)))
+        self._count("node lost by a gang that trains", len(after.leftovers) > len(before.leftovers))
+        given_up = set(old.joining) - set(new.joining) - set(new.members)
+        self._count("newcomer given up", bool(given_up & is_named))
+        self._count("change of a gang taken over", bool(new.joining) and before.shepherd != after.shepherd)

@@ -27,6 +27,7 @@ from swarmsched.simulator.checks.service import ServiceChecker
 from swarmsched.simulator.checks.sometimes import Sometimes
 from swarmsched.simulator.checks.traffic import TrafficChecker
 from swarmsched.simulator.checks.views import ViewChecker
+from swarmsched.simulator.checks.worlds import WorldChecker
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
 
@@ -149,6 +150,7 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
             LinearityChecker(decided),
             GangChecker(decided, books),
             AttemptChecker(decided),
+            WorldChecker(decided),
             FreezeChecker(decided),
             CheckpointChecker(decided),
             ViewChecker(),

@@ -1,0 +1,95 @@
+"""The worlds of elastic attempts: workers hear of none that was not decided, each keeps somebody who was in the one
+before, nothing starts that the record does not name, and nothing leaves the record while it lives.
+"""
+
+from swarmsched.api import JobState
+from swarmsched.effects import Effect, PublishWorld, StartTask
+from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
+from swarmsched.record import JobRecord
+from swarmsched.simulator.checks.checker import Checker
+from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
+from swarmsched.simulator.checks.violation import Violation
+from swarmsched.simulator.host import Host
+from swarmsched.simulator.tasks import RunningTask, TaskChange
+
+INVARIANT = "worlds"
+
+
+class WorldChecker(Checker):
+    """What was decided of the worlds of each attempt, and where its parts have run."""
+
+    PERFORMED = (PublishWorld, StartTask)
+
+    def __init__(self, decided: DecidedRecords) -> None:
+        self.changed_count = self.joined_count = self.lost_count = 0
+        self._decided = decided
+        decided.subscribe(self._decided_next)
+        self._members: dict[AttemptKey, dict[int, tuple[int, ...]]] = {}  # of each version
+        self._named: dict[AttemptKey, dict[int, NodeId]] = {}  # parts, and where they are to be
+        self._alive: dict[TaskKey, Host] = {}
+        self._forced: dict[JobId, None] = {}  # an operator went on with an older record: anything may be told twice
+
+    def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
+        if is_new_beginning(before, after):
+            self._forced[job_id] = None
+        attempt = AttemptKey(job_id, after.attempt)
+        named = self._named.setdefault(attempt, {})
+        for share in after.shares:
+            if share.part and named.setdefault(share.part, share.node) != share.node and job_id not in self._forced:
+                raise Violation(INVARIANT, f"part {share.part} of {attempt} is on {share.node} and {named[share.part]}")
+        if after.world.version:
+            self._members.setdefault(attempt, {})[after.world.version] = after.world.members
+        goes_on = before is not None and before.attempt == after.attempt and before.world.version > 0
+        if before is not None and goes_on and after.state is JobState.RUNNING and job_id not in self._forced:
+            self._compare(before, after)
+
+    def _compare(self, before: JobRecord, after: JobRecord) -> None:
+        old, new, name = before.world, after.world, f"{after.job_id}/{after.attempt}"
+        is_next = new.version == old.version + 1
+        if new.version != old.version and not is_next:
+            raise Violation(INVARIANT, f"world {new.version} of {name} follows {old.version}")
+        if is_next and not set(old.members) & set(new.members):
+            raise Violation(INVARIANT, f"world {new.version} of {name} keeps nobody of {old.members}: {new.members}")
+        if not is_next and new.members != old.members:
+            raise Violation(INVARIANT, f"world {new.version} of {name} had {old.members} and has {new.members}")
+        if after.last_part < max((share.part for share in after.shares), default=0):
+            raise Violation(INVARIANT, f"parts of {name} may be numbered {after.last_part + 1} twice")
+        self.changed_count += is_next
+        self.joined_count += len(set(new.members) - set(old.members))
+        self.lost_count += len(set(new.lost) - set(old.lost))
+        kept = {*(share.place for share in after.shares), *(each.place for each in after.leftovers)}
+        for share in before.shares:
+            host = self._alive.get(TaskKey(after.job_id, after.attempt, share.part))
+            if share.place not in kept and host is not None and host.node_id == share.node:
+                raise Violation(
+                    INVARIANT, f"part {share.part} of {name} lives on {share.node} and is not named any more"
+                )
+
+    def performed(self, host: Host, effect: Effect) -> None:
+        """Workers are told of a world, or a part is started."""
+        assert isinstance(effect, PublishWorld | StartTask)
+        key = effect.key if isinstance(effect, PublishWorld) else effect.order.key
+        if not key.part or key.job_id in self._forced:
+            return
+        self._decided.settle(host)
+        if isinstance(effect, StartTask):
+            if self._named.get(key.of_attempt, {}).get(key.part) != host.node_id:
+                raise Violation(INVARIANT, f"{key} starts on {host.node_id}, and the record never named it there")
+            return
+        plan = effect.plan
+        told, decided = tuple(each.part for each in plan.members), self._members.get(key.of_attempt, {})
+        if decided.get(plan.version) != told:
+            raise Violation(
+                INVARIANT, f"{key} is told of world {plan.version} of {told}, decided was {decided.get(plan.version)}"
+            )
+
+    def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
+        """Which parts have processes."""
+        if not task.order.part:
+            return
+        if change is TaskChange.ENDED:
+            self._alive.pop(task.key, None)
+        elif change is TaskChange.STARTED:
+            other = self._alive.setdefault(task.key, host)
+            if other is not host and task.key.job_id not in self._forced:
+                raise Violation(INVARIANT, f"{task.key} runs on {other.node_id} and on {host.node_id}")
