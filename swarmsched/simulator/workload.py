@@ -53,6 +53,7 @@ SCENES_NODES_MAX = 5  # in larger swarms so long gangs cost more events than the
 CONTEST_RATIO, CONTEST_S = 0.25, 0.008  # of the runs; between gangs that want everything: about as long as a hold takes
 PREEMPTING_RATIO = 0.25
 TRAINING_RATIO = 0.4  # of the runs with three nodes and none of the other scenes
+ELASTIC_RATIO = 0.4
 RECOVER_RATIO = 0.7
 EXCLUDE_RATIO = 0.2
 BLOCKER_S = (62.0, 80.0)  # long enough for whoever waits behind it to starve
@@ -133,6 +134,8 @@ class _Draw:
     def scenes(self, *, starves: bool) -> None:
         """What leads to rare paths."""
         rng = self._rng
+        if rng.random() < ELASTIC_RATIO:
+            self._elasticity()
         if starves:
             self._starvation()
         elif rng.random() < CONTEST_RATIO:
@@ -176,12 +179,15 @@ class _Draw:
         if wanted["does"] not in ("elastic", "train"):
             return
         for _ in range(rng.choice([0, 1, 3]) if wanted["does"] == "elastic" else rng.choice([0, 0, 0, 1])):
-            later_s, node = at_s + rng.uniform(1.0, 40.0), rng.choice(self._nodes)
-            if rng.random() < 0.6:
-                ranks = rng.randint(1, 4)
-                self.add(later_s, "scale", {"job": number, "ranks": ranks, "ranks_most": ranks + rng.choice([0, 0, 2])})
-            else:
-                self.add(later_s, "migrate", {"job": number, "avoid": [node]})
+            self._change(at_s + rng.uniform(1.0, 40.0), number)
+
+    def _change(self, at_s: float, number: int) -> None:
+        rng = self._rng
+        ranks = rng.randint(1, 4)
+        if rng.random() < 0.6:
+            self.add(at_s, "scale", {"job": number, "ranks": ranks, "ranks_most": ranks + rng.choice([0, 0, 2])})
+        else:
+            self.add(at_s, "migrate", {"job": number, "avoid": [rng.choice(self._nodes)]})
 
     def work_of(self, number: int) -> Mapping[str, Any]:
         """With what a job is submitted."""
@@ -220,6 +226,18 @@ class _Draw:
         long = {"ranks": self._total_gpus, "does": "train", "duration_s": 60.0, "checkpoint_period_s": 3.0}
         self._submit(self._begin_s + rng.random(), **long, exclude=[], **PLAIN)
         self._submit(self._begin_s + rng.uniform(15.0, 30.0), does="sleep", duration_s=5.0, per_node=False)
+
+    def _elasticity(self) -> None:
+        """One whose gang is changed again and again while it trains, and mostly fits."""
+        rng = self._rng
+        begin_s = self._begin_s + 2.0 * rng.random()
+        wanted = {"ranks": rng.randint(1, 2), "priority": 9, "exclude": [], "max_restarts": 5, "time_limit_s": 0.0}
+        long = {"does": "elastic", "duration_s": 70.0, "on_isolation": "pause"}
+        number = self._submit(begin_s, **{**PLAIN, **wanted, **long, "ranks_most": rng.choice([0, 4])})
+        at_s = begin_s + 2.0
+        while at_s < begin_s + 60.0:
+            self._change(at_s, number)
+            at_s += rng.uniform(0.5, 15.0)
 
     def _training(self) -> None:
         """One that commits often, runs on one node that does not shepherd it, and would find room on another."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from swarmsched.api import JobState
-from swarmsched.ids import AttemptKey, JobId, NodeId
+from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.healed_jobs import ACTING_S
 from swarmsched.simulator.checks.healing import Healed, Rule
@@ -20,6 +20,9 @@ RUNS_S = 15.0
 STARTS_S = 15.0
 """Staging of a simulated job takes 0.1 s at most; an attempt whose owner does not answer is given up after 4 s, and one
 that was decided before once that machine is found lost."""
+
+SETTLES_S = 60.0
+"""A switch takes 0.1 s, repeats come each second; who joins with others may wait for those that are given up."""
 
 STOPS_S = 45.0
 """Grace is 1 s at most; what an owner reports is repeated every 30 s at last."""
@@ -51,6 +54,51 @@ class PlacedGoOn(Rule):
                 return f"{record.job_id}/{record.attempt} is {record.state.value} for {still_s:.1f} s: {problem}"
         self._since_s = standing
         return ""
+
+
+class WorldsSettle(Rule):
+    """Each change of a gang that trains comes to its end."""
+
+    invariant = "worlds"
+
+    def __init__(self) -> None:
+        super().__init__(math.inf)
+        self._since_s: dict[tuple[JobId, int, int, str], float] = {}
+
+    def broken(self, healed: Healed) -> str:
+        """The first gang of which a part joins, leaves or has not heard of its world for too long."""
+        up = {host.node_id: host for host in healed.up}
+        waiting: dict[tuple[JobId, int, int, str], float] = {}
+        for record in healed.open_records():
+            problem = "" if healed.awaits_operator(record) else _unsettled(record, up)
+            if not problem:
+                continue
+            key = (record.job_id, record.attempt, record.world.version, problem)
+            waiting[key] = self._since_s.get(key, healed.now_s)
+            if healed.now_s - max(waiting[key], healed.since_s + ACTING_S) > SETTLES_S:
+                return f"{record.job_id}/{record.attempt}: {problem} for {healed.now_s - waiting[key]:.1f} s"
+        self._since_s = waiting
+        return ""
+
+
+def _unsettled(record: JobRecord, up: Mapping[NodeId, Host]) -> str:
+    """What a change of a gang waits for, but for a newcomer that is not ready: nobody can tell that from a slow one."""
+    if record.state is not JobState.RUNNING or not record.world.version:
+        return ""
+    leaving = sorted(share.part for share in record.leaving if share.node in up)
+    if leaving:
+        return f"parts {leaving} leave"
+    for share in (*record.members, *record.joining):
+        host = up.get(share.node)
+        key = TaskKey(record.job_id, record.attempt, share.part)
+        task = next((task for task in host.tasks.running if task.key == key), None) if host else None
+        if task is None or task.is_frozen or not task.worker.address:
+            continue
+        if share in record.joining:
+            return f"part {share.part} is ready, and joins"
+        if task.worker.heard < record.world.version:
+            return f"part {share.part} has not heard of world {record.world.version}"
+    return ""
 
 
 def _standstill(record: JobRecord, up: Mapping[NodeId, Host]) -> tuple[str, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from swarmsched.simulator.checks.healed_jobs import AllEnded, Ends, NothingStuck, OneShepherd, QueueEmpties, TopIsPlaced
-from swarmsched.simulator.checks.healed_placed import PlacedGoOn
+from swarmsched.simulator.checks.healed_placed import PlacedGoOn, WorldsSettle
 from swarmsched.simulator.checks.healed_views import DeadAreKnown, EqualMembership, EqualState, LiveStayKnown
 from swarmsched.simulator.checks.healing import Rule
 
@@ -20,5 +20,6 @@ def all_rules(node_count: int, jobs_bound_s: float, ends: Callable[[], Ends] = d
         TopIsPlaced(),
         QueueEmpties(),
         PlacedGoOn(),
+        WorldsSettle(),
         AllEnded(jobs_bound_s, ends),
     ]
