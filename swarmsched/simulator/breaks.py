@@ -28,15 +28,19 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.negotiation import regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
+from swarmsched.negotiation.changes import Fields
 from swarmsched.negotiation.owner import Owner
-from swarmsched.negotiation.shepherd import JobShepherd
+from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.world_changes import Joined, Regrouped
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.record import JobRecord
 from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.tasks import TaskModel
+from swarmsched.world import WorldPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class Break:
     summary: str
     make_parts: Callable[[HostClock], Parts] = lambda clock: PRODUCTION
     make_disk: Callable[[random.Random], Disk] = Disk
-    patches: Mapping[tuple[type, str], Callable[..., Any]] = field(default_factory=dict)
-    """From (class, method) to what makes the substitute from the method."""
+    patches: Mapping[tuple[object, str], Callable[..., Any]] = field(default_factory=dict)
+    """From (class or module, name of a function) to what makes the substitute from the function."""
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -247,6 +251,38 @@ def _offers_one_less(original: Callable[..., Any]) -> Callable[..., Any]:
     return free
 
 
+def _a_world_ahead(original: Callable[..., Any]) -> Callable[..., Any]:
+    def plan(job: ShepherdState) -> WorldPlan | None:
+        found: WorldPlan | None = original(job)
+        return found and replace(found, version=found.version + 1)
+
+    return plan
+
+
+def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
+        effects: list[Effect] = original(attempt, answer, now_s)
+        record = attempt._record  # noqa: SLF001  # no other way: production waits for the decision
+        if attempt.phase is not AttemptPhase.HELD or not record.world.version:
+            return effects
+        return [*effects, *attempt.prepared(replace(record, shares=(*record.shares, *attempt.shares)), now_s)]
+
+    return granted
+
+
+def _with_fields(change: Callable[[JobRecord], Fields]) -> Callable[..., Any]:
+    """A change of the record that makes some of its fields otherwise."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fields(self: Joined | Regrouped, record: JobRecord) -> Fields | None:
+            found: Fields | None = original(self, record)
+            return found and found | change(record)
+
+        return fields
+
+    return make
+
+
 BREAKS: Mapping[str, Break] = {
     "quorum-of-one": Break("one holder's word decides", _constant(Parts(quorum=lambda count: 1))),
     "no-epoch-check": Break("owners obey an epoch that is over", _constant(Parts(make_ledger=UnfencedLedger))),
@@ -274,7 +310,7 @@ BREAKS: Mapping[str, Break] = {
         "a launch that was lost is not repeated",
         patches={
             (Attempt, "on_timer"): _launched_once,
-            (JobShepherd, "_launch_again"): lambda original: lambda *arguments: [],
+            (shepherd, "launch_again"): lambda original: lambda *arguments: [],
         },
     ),
     "silent-after-restart": Break(
@@ -299,6 +335,21 @@ BREAKS: Mapping[str, Break] = {
         "a ledger offers one GPU less than is free", patches={(Ledger, "_compute_free"): _offers_one_less}
     ),
     "no-tombstones": Break("nothing is left of a record that is dropped", _constant(Parts(tombstones_max=0))),
+    "world-ahead": Break(
+        "workers are told of a world before it is decided", patches={(regrouping, "_plan"): _a_world_ahead}
+    ),
+    "unnamed-newcomers": Break(
+        "parts that join a gang start before the record names them",
+        patches={(Attempt, "_hold_granted"): _commits_at_once},
+    ),
+    "parts-again": Break(
+        "parts of an attempt may be numbered as earlier ones were",
+        patches={(Joined, "_fields"): _with_fields(lambda record: {"last_part": record.last_part})},
+    ),
+    "lost-node-forgotten": Break(
+        "what a gang has on a lost node is not remembered",
+        patches={(Regrouped, "_fields"): _with_fields(lambda record: {"leftovers": record.leftovers})},
+    ),
 }
 NO_BREAK = Break("nothing is broken")
 

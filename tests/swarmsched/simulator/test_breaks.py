@@ -32,6 +32,10 @@ NOTICED = {
     "lease-as-hold": (THREE, {"1", "9"}),
     "hidden-gpu": (THREE, {"16", "17", "ended"}),
     "no-tombstones": (StoryOptions(nodes=3), {"3", "4", "8"}),
+    "world-ahead": (THREE, {"worlds"}),
+    "unnamed-newcomers": (THREE, {"worlds", "5", "machines"}),
+    "parts-again": (THREE, {"worlds"}),
+    "lost-node-forgotten": (THREE, {"worlds", "attempts"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
 
