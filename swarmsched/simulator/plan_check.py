@@ -116,6 +116,8 @@ WORK: Mapping[str, Mapping[str, Kind]] = {
     },
     "repeat": {"job": WHOLE},
     "cancel": {"job": WHOLE, "grace_s": AMOUNT},
+    "scale": {"job": WHOLE, "ranks": COUNT, "ranks_most": WHOLE},
+    "migrate": {"job": WHOLE, "avoid": NODES},
     "policy": {"node": NODE, "policy": TEXT, "parameters": NUMBERS, "elasticity": ELASTICITY},
     "recover": {},
 }

@@ -7,6 +7,7 @@ decision that it is over.  What a job is said to have had never exceeds the sum 
 from dataclasses import dataclass
 
 from swarmsched.ids import JobId
+from swarmsched.ledger.message import HOLD_TTL_S
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
@@ -54,8 +55,8 @@ class ServiceChecker(Checker):
         now_s = 0.0 if self._loop is None else self._loop.now_s
         spans = self._spans.setdefault(job_id, {})
         for share in after.shares:
-            if share.part:  # it has its GPU from the moment that it is named
-                spans.setdefault((after.attempt, share.part), _Span(after.spec.demand.gpus, now_s))
+            if share.part:  # its GPU is held for it before it is named, for as long as a hold may last
+                spans.setdefault((after.attempt, share.part), _Span(after.spec.demand.gpus, now_s - HOLD_TTL_S))
         is_forced = is_new_beginning(before, after)
         for (attempt, _), span in spans.items():
             if is_forced and not is_over(after, attempt):
