@@ -63,7 +63,7 @@ def test_a_single_rank_shows_a_part_of_a_line_at_once(start, agent):
     may_end = threading.Event()
 
     def stream(_: str):
-        yield state("running", "1", ranks=1)
+        yield state("running", "1", ranks=1, world_size=1)
         yield log("epoch 1...", "2")
         assert may_end.wait(60.0)
         yield end("3")
