@@ -258,7 +258,7 @@ def regrouped(job: ShepherdState) -> RecordChange | None:
     is_held_up = len(joins) < len(joining) or job.attempt is not None
     leaves = [] if is_held_up else [share.part for share in left if share.part in wished.leave]
     kept = [share for share in left if share.part not in leaves]
-    if record.world.has_trained and not any(_has_trained(job, share) for share in kept):
+    if not kept or (record.world.has_trained and not any(_has_trained(job, share) for share in kept)):
         leaves = []
     joins = [] if is_held_up else joins
     if not joins and not leaves and not gone:

@@ -54,6 +54,7 @@ class Submission:
     refusal: Refused | None = None
     wants_cancel: bool = False
     cancelled: bool = False
+    ranks_asked: int = 0  # the most that people wanted it to have at least, later
 
     @property
     def job_id(self) -> JobId | None:
@@ -104,15 +105,16 @@ class Clients:
         self._is_closed = True
         for number, submission in self.submissions.items():
             is_long = bool(submission.spec.time_limit_s)
-            if number % 2 or is_long or not submission.is_accepted or not self._can_run(submission.spec):
+            if number % 2 or is_long or not submission.is_accepted or not self._can_run(submission):
                 self._cancel(submission, 0.0, CANCELS_MAX)
 
-    def _can_run(self, spec: JobSpec) -> bool:
-        """True while the machines that are up are enough for it."""
+    def _can_run(self, submission: Submission) -> bool:
+        """True while the machines that are up are enough for it, and for what was asked for it later."""
+        spec = submission.spec
         hosts = [host for host in self._swarm.up if not (host.is_witness or host.node_id in spec.exclude)]
         offered = [host.resources for host in hosts if not spec.nodes or host.node_id in spec.nodes]
         free = [Free(counted(each.gpus), each.cpu_count, each.memory_bytes) for each in offered]
-        return sum(ranks_that_fit(each, spec.demand) for each in free) >= spec.ranks
+        return sum(ranks_that_fit(each, spec.demand) for each in free) >= max(spec.ranks, submission.ranks_asked)
 
     def ends(self) -> dict[JobId, tuple[EndReason, ...]]:
         """How each accepted job may end for which nobody has asked for a cancel."""
@@ -144,7 +146,7 @@ class Clients:
         elif work.kind == "cancel":
             self._cancel(known, work.parameters["grace_s"], CANCELS_MAX)
         else:
-            self._change(known.ticket.job_id, work)
+            self._change(known, known.ticket.job_id, work)
 
     # --- submits
 
@@ -210,10 +212,12 @@ class Clients:
 
     # --- other sizes and other hosts
 
-    def _change(self, job_id: JobId, work: Work) -> None:
+    def _change(self, known: Submission, job_id: JobId, work: Work) -> None:
         """Asked once: it may be refused."""
         wanted = work.parameters
         scale = work.kind == "scale" and ScaleJob(job_id, wanted["ranks"], wanted["ranks_most"])
+        if scale:
+            known.ranks_asked = max(known.ranks_asked, scale.ranks)
         shepherd = next((host for host in self._swarm.up if host.node and host.node.is_shepherd(job_id)), None)
         if shepherd is not None:
             self._ask(shepherd, scale or MigrateJob(job_id, avoid=tuple(wanted["avoid"])))

@@ -275,6 +275,19 @@ def test_a_move_of_all_goes_by_two_worlds_the_old_ones_leave_when_the_new_ones_t
     assert training.shepherd.is_steady
 
 
+def test_a_move_of_all_before_anybody_has_trained_goes_by_two_worlds_too(scene):
+    scene.do(scene.shepherd.place((Share(A, 2),), ORDER, scene.clock))
+    scene.join()
+    scene.told(1)
+    scene.told(2)
+    scene.wish((C, 2))
+    scene.join()
+    scene.ready(3, 4)
+    assert scene.members == (3, 4)
+    members = [update.world.members for update in scene.updates if update.world.version]
+    assert (1, 2, 3, 4) in members, "each keeps somebody who was in the one before"
+
+
 def test_a_partial_move_is_one_change(training):
     training.wish((A, 2), (C, 1))
     training.join()
