@@ -120,7 +120,7 @@ class Seat:
             self._give_up(candidate, error)
             self._stands_since_s = self._stands_since_s if self._is_lost else 0.0
             return False
-        pause_s = round(time.monotonic() - self._stands_since_s, 4) if self.is_trained else 0.0
+        pause_s = round(time.monotonic() - self._stands_since_s, 6) if self.is_trained else 0.0
         self._stands_since_s = 0.0
         old, self._current = self._current, candidate
         self.group, self.version, self.is_trained = group, candidate.plan.version, True
