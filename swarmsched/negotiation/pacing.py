@@ -1,7 +1,8 @@
 """When a job may be placed again, where not, and under which number: longer waits after each failure.
 
 Attempts that found no place back off for moments, so that rival shepherds do not meet again and again.  A gang that was
-restarted waits for seconds: whatever broke it may break it again.
+restarted waits for seconds: whatever broke it may break it again.  For the same reason nobody joins a running gang
+for a while after newcomers of it have failed, or members.
 """
 
 import random
@@ -18,6 +19,7 @@ ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
 RESTART_DELAY_S_MAX = 60.0
+SETBACKS_FORGOTTEN_S = 600.0
 
 
 class Pacing:
@@ -30,6 +32,8 @@ class Pacing:
         self._skipped_attempts = 0
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
+        self._setbacks = 0
+        self.may_join_after_s = float("-inf")
 
     @property
     def has_failed_often(self) -> bool:
@@ -73,3 +77,12 @@ class Pacing:
         """The gang was given up, for that many times by now."""
         delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(restarts - 2, 10)) if restarts > 1 else 0.0
         self.may_try_after_s = now_s + delay_s
+
+    def set_back(self, now_s: float) -> None:
+        """Newcomers of the running gang have failed, or members: those that fail together count once."""
+        if now_s < self.may_join_after_s:
+            return
+        if now_s > self.may_join_after_s + SETBACKS_FORGOTTEN_S:
+            self._setbacks = 0
+        self.may_join_after_s = now_s + min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(self._setbacks, 10))
+        self._setbacks += 1

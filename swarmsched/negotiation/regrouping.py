@@ -10,6 +10,7 @@ All of it follows from the record and from what workers have told, but for two w
 shepherd that takes over leaves them to the next plan.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from swarmsched.ids import NodeId
@@ -55,14 +56,12 @@ def begin(
     """Have the job train on these hosts: others join it, or leave it, or both, the `unwanted` in any case."""
     record, regrouping = job.decided, job.regrouping
     leave = [share.part for share in record.members if share.part in unwanted]
-    have = ranks_by_node(share for share in record.members if share.part not in unwanted)
-    want = ranks_by_node(target.shares)
-    too_many = have - want
+    new = _newcomers(record, target, unwanted)
+    too_many = _staying(record, unwanted) - ranks_by_node(target.shares)
     for share in reversed(record.members):  # those that came last, so that the first rank stays
         if too_many[share.node] and share.part not in unwanted:
             too_many[share.node] -= 1
             leave.append(share.part)
-    new = [Share(node, ranks) for node, ranks in (want - have).items()]
     if not leave and not new:
         return []
     regrouping.leave, regrouping.reason = dict.fromkeys(leave), reason
@@ -70,6 +69,23 @@ def begin(
     text = f"from {before} to {after} ranks while it trains; {reason}"
     effects: list[ShepherdEffect] = [job.announce("job.rescaled", text, ranks_before=before, ranks_after=after)]
     return [*effects, *_hold(job, new, ranking)] if new else effects
+
+
+def holds_off(job: ShepherdState, target: Allocation, now_s: float, unwanted: Collection[int] = ()) -> bool:
+    """Whether that would have others join it so soon after some have failed."""
+    pacing = job.pacing
+    return now_s < max(pacing.may_try_after_s, pacing.may_join_after_s) and bool(
+        _newcomers(job.decided, target, unwanted)
+    )
+
+
+def _newcomers(record: JobRecord, target: Allocation, unwanted: Collection[int]) -> list[Share]:
+    missing = ranks_by_node(target.shares) - _staying(record, unwanted)
+    return [Share(node, ranks) for node, ranks in missing.items()]
+
+
+def _staying(record: JobRecord, unwanted: Collection[int]) -> Counter[NodeId]:
+    return ranks_by_node(share for share in record.members if share.part not in unwanted)
 
 
 def _hold(job: ShepherdState, new: Sequence[Share], ranking: Ranking) -> list[ShepherdEffect]:
@@ -126,8 +142,19 @@ def world_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]
         job.attempt = None
     if came_to_nothing:
         job.regrouping.leave = {}
+    _note_failures(job, before, came_to_nothing)
     job.regrouping.leave = {part: None for part in job.regrouping.leave if part in record.world.members}
     return [*effects, *_news(job, before)]
+
+
+def _note_failures(job: ShepherdState, before: JobRecord, came_to_nothing: Collection[int]) -> None:
+    """Whatever broke them may break those that follow, there most of all."""
+    record = job.decided
+    if came_to_nothing or set(record.world.lost) - set(before.world.lost):
+        job.pacing.set_back(job.now_s)
+    for share in record.leaving:
+        if share.part in came_to_nothing:
+            job.pacing.avoid(share.node, job.now_s)
 
 
 def _news(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
@@ -153,11 +180,13 @@ def follow_joining(job: ShepherdState) -> list[ShepherdEffect]:
         return []
     if attempt.phase is AttemptPhase.LAUNCHED:
         job.attempt, job.regrouping.join_until_s = None, job.now_s + JOIN_S
+        job.pacing.succeeded()
         return []
     is_named = {share.part for share in attempt.shares} <= set(job.decided.world.joining)
     if attempt.phase is not AttemptPhase.FAILED or is_named or job.is_writing:
         return []
     job.attempt, job.regrouping.leave = None, {}
+    job.pacing.failed(attempt.refusal, attempt.refusing_node, job.now_s, was_alone=len(attempt.shares) == 1)
     return [*attempt.abandon(), job.announce("negotiation.round", attempt.problem, result="aborted")]
 
 

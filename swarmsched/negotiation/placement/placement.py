@@ -50,6 +50,7 @@ from swarmsched.negotiation.placement.resizing import (
     size,
 )
 from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.negotiation.shepherd_state import PRODUCTION, ShepherdParts
 from swarmsched.negotiation.window import Window
@@ -603,7 +604,7 @@ class Placement:
                 continue
             view, ranks = self.view_of(job, clock), nearest_size(job.decided)
             place = place_elsewhere(room, view, ranks)
-            if place is not None:
+            if place is not None and not holds_off(job, Allocation(place), clock.now_s):
                 room.release(view.shares, view.demand)
                 room.take(place, view.demand)
                 reason = f"it is to have {job.decided.spec.size_range} ranks"
@@ -620,7 +621,7 @@ class Placement:
         for job in [self.jobs[job_id] for job_id in self._live]:
             view = self.view_of(job, clock)
             found = relief(job.decided, job.gang, view, room, drained) if job.is_steady else None
-            if found is not None:
+            if found is not None and not holds_off(job, found.target, clock.now_s, found.leave):
                 ranking = self._ranking(view, clock.now_s)
                 effects += job.rescale(found.target, found.reason, ranking, clock, found.leave)
         return effects
@@ -628,6 +629,8 @@ class Placement:
     def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
         if decision.change not in (*RESCALES, Change.REBATCH):
             return cannot_change(decision)
+        if holds_off(job, decision.target, clock.now_s):
+            return "those that joined it last, or members of it, have just failed"
         is_there = decision.taker in self.jobs or decision.taker in self._cluster.jobs
         return cannot_rescale(decision, self.view_of(job, clock), room, is_taker_there=is_there)
 

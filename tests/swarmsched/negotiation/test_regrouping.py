@@ -14,7 +14,9 @@ from swarmsched.ledger.message import (
     TaskReportReceived,
     WorldRequest,
 )
+from swarmsched.negotiation import regrouping
 from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.pacing import BACKOFF_S_MAX, SETBACKS_FORGOTTEN_S
 from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S
 from swarmsched.record import Leftover
 from swarmsched.resources import Share
@@ -326,6 +328,43 @@ def test_newcomers_that_come_to_nothing_are_given_up_and_nobody_leaves_for_them(
     assert training.members == (1, 2, 3, 4), "the other one trains all the same"
     assert [share.part for share in training.record.shares] == [1, 2, 3, 4]
     assert training.record.state is JobState.RUNNING
+
+
+def holds_off(scene, *shares, unwanted=()):
+    target = Allocation(tuple(Share(node, ranks) for node, ranks in shares))
+    return regrouping.holds_off(scene.shepherd, target, scene.now_s, unwanted)
+
+
+def test_after_newcomers_have_failed_others_follow_later_and_later_and_not_there(training):
+    waits_s = []
+    for part in range(4, 10):
+        training.wish((A, 2), (B, 1), (C, 1))
+        training.join()
+        training.dies(part)
+        assert C in training.shepherd.pacing.avoided
+        assert holds_off(training, (A, 3), (B, 1))
+        assert holds_off(training, (A, 2), (B, 1), unwanted=(1,)), "also one that comes for another"
+        assert not holds_off(training, (A, 1), (B, 1)), "whoever leaves is not waited for"
+        begun_s = training.now_s
+        while holds_off(training, (A, 3), (B, 1)):
+            training.wait(0.5)
+        waits_s.append(training.now_s - begun_s)
+    assert waits_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    training.wait(SETBACKS_FORGOTTEN_S + 1.0)
+    training.dies(1)
+    training.dies(2)
+    assert holds_off(training, (A, 1), (B, 1))
+    training.wait(1.0)
+    assert not holds_off(training, (A, 1), (B, 1)), "long ago; and those that die together count once"
+
+
+def test_owners_that_refuse_newcomers_are_not_asked_again_at_once(training):
+    for _ in range(12):
+        training.wish((A, 2), (B, 1), (C, 2))
+        training.answer(training.take(HoldRequest), Refusal.DOES_NOT_FIT)
+    assert holds_off(training, (A, 2), (B, 1), (C, 2))
+    training.wait(BACKOFF_S_MAX)
+    assert not holds_off(training, (A, 2), (B, 1), (C, 2))
 
 
 def test_whoever_takes_over_goes_on_from_the_record(training):
