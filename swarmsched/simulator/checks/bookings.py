@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from swarmsched.effects import Effect, StartTask
-from swarmsched.events import Event
+from swarmsched.events import Event, PeerMessageReceived
 from swarmsched.ids import NodeId, TaskKey
 from swarmsched.ledger.booking import ROOM, Booking, BookingState, LedgerEntry
+from swarmsched.ledger.message import HoldRequest
 from swarmsched.resources import Free, GpuHealth, counted
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.ledger_view import changed_bookings, ledger_of, stored_bookings
@@ -28,6 +29,7 @@ class _Books:
 class BookingChecker(Checker):
     """Follows every booking that is written, and gives others the books that it keeps."""
 
+    EVENTS = (HoldRequest,)
     EFFECTS = (ROOM, StartTask)
     PERFORMED = (StartTask,)
 
@@ -39,6 +41,8 @@ class BookingChecker(Checker):
         """Enter what the step has booked and freed.  What it starts has a lease."""
         books = self._books_of(host)
         self._enter(host, books, dict(changed_bookings(effects)))
+        if isinstance(event, PeerMessageReceived) and isinstance(event.message, HoldRequest):
+            _renew(host, books, event.message)
         self._weigh(host, books)
         for effect in effects:
             if isinstance(effect, StartTask):
@@ -131,6 +135,12 @@ class BookingChecker(Checker):
         if cpus > books.cpus_installed or memory_bytes > books.memory_bytes_installed:
             raise Violation(1, f"{host.node_id} booked {cpus} cores and {memory_bytes} bytes, more than it has")
         self.busiest_count = max(self.busiest_count, len(books.gpus))
+
+
+def _renew(host: Host, books: _Books, request: HoldRequest) -> None:
+    """A repeat gives a hold its full time again, which needs no write: after a restart also one of the same number."""
+    if request.key in books.deadlines_s:
+        books.deadlines_s[request.key] = host.now_s + request.ttl_s
 
 
 def _key(effect: StartTask) -> TaskKey:
