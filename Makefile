@@ -73,8 +73,8 @@ breaks: bytecode
 	$(BIN)/pytest -n 2 -m breaks tests/swarmsched/simulator $(PYTEST_ARGS)
 
 # Agents on hosts of their own are killed, cut off and filled up; root only.
-chaos: bytecode $(PROGRAMS_STAMP)
-	$(BIN)/pytest -n 2 -m 'chaos and not acceptance' tests/chaos $(PYTEST_ARGS)
+chaos: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
+	$(BIN)/pytest -n 2 --dist loadgroup -m 'chaos and not acceptance' tests/chaos $(PYTEST_ARGS)
 
 # What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone, hosts that boot, and half a
 # million hostile inputs to codec and sealing.

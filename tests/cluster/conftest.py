@@ -10,8 +10,6 @@ import pytest
 
 from tests.agent.testing import start_agents, wait_until_sync
 
-TRAIN_VENV = Path(__file__).resolve().parents[2] / ".venv-train"
-
 
 def alive_count(agent):
     return sum(member["status"] == "alive" for member in agent.get("/v1/members")["items"])
@@ -86,11 +84,3 @@ def shell(tmp_path):
     home.mkdir()
     folder.mkdir()
     return Shell(home, folder)
-
-
-@pytest.fixture(scope="session")
-def train_venv():
-    """The environment with torch that the Makefile makes."""
-    if not (TRAIN_VENV / ".stamp").exists() and not (TRAIN_VENV / "bin" / "torchrun").exists():
-        pytest.skip(f"there is no {TRAIN_VENV} with torch; `make test` makes it")
-    return TRAIN_VENV

@@ -1,0 +1,78 @@
+"""An elastic job for tests of live swarms, and how far it is."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.agent.testing import wait_until_sync
+
+TRAIN = """
+import os, time, torch, swarm_elastic
+torch.manual_seed(1)
+x = torch.randn(512, 8)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+model = torch.nn.Linear(8, 1)
+training = swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), 0.05), global_batch=32)
+for a, b in training.batches(data, epochs=EPOCHS):
+    loss = torch.nn.functional.mse_loss(model(a), b)
+    loss.backward()
+    training.step(loss)
+    time.sleep(0.1 if os.environ["SWARM_WORKER"] == os.environ.get("SLOW_WORKER") else 0.02)
+    if training.step_number % 16 == 0:
+        print(f"step {training.step_number} world {training.world_size} {training.workers}", flush=True)
+print(f"done {training.step_number} loss {training.loss:.3g}", flush=True)
+"""
+
+
+class ElasticJob:
+    """One elastic job, as the agents that live show it."""
+
+    def __init__(self, agents, venv, epochs, env=(), **spec):
+        self.agents = agents
+        python, script = str(venv / "bin" / "python"), TRAIN.replace("EPOCHS", str(epochs))
+        wanted = {"ranks": 2, "gpus_per_rank": 1, "elastic": True, "env": {"OMP_NUM_THREADS": "1", **dict(env)}, **spec}
+        self.id = agents[0].submit(python, "-c", script, **wanted)["id"]
+
+    @property
+    def agent(self):
+        return next(agent for agent in self.agents if agent.process.poll() is None)
+
+    @property
+    def now(self):
+        return self.agent.get(f"/v1/jobs/{self.id}")
+
+    @property
+    def output(self):
+        return self.agent.output({"id": self.id})
+
+    @property
+    def size(self):
+        """How many train, by the last line."""
+        return next((int(size) for size in reversed(re.findall(r"world (\d+)", self.output))), 0)
+
+    def until(self, is_so, what):
+        try:
+            wait_until_sync(is_so, 90, what=what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {json.dumps(self.now)}\n{self.output[-2_000:]}") from error
+
+    def trains_with(self, ranks):
+        self.until(lambda: self.size == ranks, f"{ranks} ranks train")
+
+    def ended(self):
+        self.until(lambda: self.now["state"] == "ended", "it has ended")
+        return self.now
+
+    @property
+    def workers(self):
+        """Process ids by the numbers of their parts, as far as their environments can be read."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                pairs = [pair.split("=", 1) for pair in path.read_text(errors="replace").split("\0") if "=" in pair]
+            except OSError:  # it has ended
+                continue
+            env = dict(pairs)
+            if env.get("SWARM_JOB_ID") == self.id and "SWARM_WORKER" in env:
+                found[int(env["SWARM_WORKER"])] = int(path.parent.name)
+        return found
