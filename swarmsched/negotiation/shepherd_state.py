@@ -159,11 +159,12 @@ class ShepherdState:
 
     @property
     def is_steady(self) -> bool:
-        """Runs, and no change of its place is under way."""
+        """Runs, no change of its place is under way, and all have told: a change counts for how long they have run."""
         record = self.decided
         is_rescaling = self.claim.is_open or self.rescale_to is not None or self.attempt is not None
         is_changing = self.is_writing or is_rescaling or bool(record.joining or record.leaving or self.regrouping.leave)
-        return self.decided.state is JobState.RUNNING and not is_changing
+        are_heard = all(share.place in self.gang.tasks for share in record.members)
+        return record.state is JobState.RUNNING and not is_changing and are_heard
 
     @property
     def is_between_places(self) -> bool:

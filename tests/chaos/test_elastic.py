@@ -28,7 +28,7 @@ class Change:
 
     def scale(self, ranks):
         status, told = self.swarm["n5"].agent.call("POST", f"/v1/jobs/{self.job.id}/scale", {"ranks": ranks})
-        assert status == 200, told
+        assert status == 202, told
 
     def joining(self):
         """Nodes of newcomers that do not train yet, once there are any."""

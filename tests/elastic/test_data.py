@@ -350,8 +350,8 @@ longer = train(length=30, epochs=2, mode="on_demand")
 training.full_state_dict()
 broken = train(most=1)
 early = raised(train)
-torch.save(training.full_state_dict(), "saved")
-os.environ["SWARM_RESUME_FROM"] = "saved"
+torch.save(training.full_state_dict(), "SAVED")
+os.environ["SWARM_RESUME_FROM"] = "SAVED"
 model, training = make()
 again = [train(), train(), train(length=30, epochs=2, mode="on_demand"), train()]
 calls = [sum((each[1:] for each in call), []) for call in (first, second, longer, broken + again[3])]
@@ -362,7 +362,7 @@ found = {
     "early": early, "past": again[:3], "steps": training.step_number,
 }
 """
-    found = told(tmp_path, text)
+    found = told(tmp_path, text.replace("SAVED", str(tmp_path / "saved")))
     assert found.pop("early") == (
         "RuntimeError: batches() was called while epoch 4 of the batches before is not used up: go on with those to "
         "their end, or keep one iterator of all epochs; for data to evaluate on, take a DataLoader"

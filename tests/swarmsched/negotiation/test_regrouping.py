@@ -383,6 +383,15 @@ def test_whoever_takes_over_goes_on_from_the_record(training):
     assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3, 4]
 
 
+def test_whoever_takes_over_changes_nothing_before_all_have_told_for_how_long_they_have_run(training):
+    training.succeed()
+    training.wait(30.0)
+    for part in (1, 2, 3):
+        assert not training.shepherd.is_steady, "newcomers would be counted from the start of the others on"
+        training.told(part, ran_s=100.0)
+    assert training.shepherd.is_steady
+
+
 def test_commits_that_come_too_late_after_a_take_over_are_given_up(training):
     training.wish((A, 2), (B, 1), (C, 1))
     training.granted(HoldRequest)
