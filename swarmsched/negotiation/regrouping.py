@@ -38,6 +38,7 @@ AGAIN_S = 1.0  # between looks, and between repeats of a world that was not hear
 STOP_AGAIN_S = 2.0
 LEAVE_S = 5.0  # from the switch of all others until a worker that has not left by itself is stopped
 STUCK_S = 300.0  # the same where others have not switched
+AS_BEGUN = "begun by its shepherd before"
 JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
 
 
@@ -127,7 +128,7 @@ def world_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]
     """Others belong to the gang, or train."""
     record, attempt = job.decided, job.attempt
     if (before.shares, before.world) == (record.shares, record.world):
-        return []
+        return _news(job, before)
     effects: list[ShepherdEffect] = [*job.gang.has(record.shares)]
     job.note_end()
     kept = {*(share.place for share in record.shares), *(each.place for each in record.leftovers)}
@@ -292,7 +293,7 @@ def regrouped(job: ShepherdState) -> RecordChange | None:
     joins = [] if is_held_up else joins
     if not joins and not leaves and not gone:
         return None
-    reason = wished.reason if joins or leaves else _obituary(job, gone)
+    reason = wished.reason or AS_BEGUN if joins or leaves else _obituary(job, gone)
     return Regrouped(tuple(joins), tuple(leaves), gone, (), reason, job.utc_s, job.ran_s)
 
 

@@ -169,6 +169,18 @@ class AgentApi:
             records = [json.loads(line) for line in response if line.strip()]
         return "".join(record["text"] for record in records if record.get("type") == "log")
 
+    def page_of_metrics(self) -> str:
+        """What /metrics answers."""
+        request = urllib.request.Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
+            return str(response.read().decode())
+
+    def counted(self, family: str, **labels: str) -> float:
+        """Sum of the values of a family with these labels; 0 while there is none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [line for line in self.page_of_metrics().splitlines() if line.startswith(family)]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted))
+
 
 @dataclass(frozen=True)
 class Contact(AgentApi):

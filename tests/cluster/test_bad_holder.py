@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -188,22 +187,12 @@ def lying_peer(honest, lie):
         agent.stop()
 
 
-def counted(agent, family, **labels):
-    """The value of a counter in /metrics; 0 while there is none with these labels."""
-    request = urllib.request.Request(agent.url + "/metrics", headers={"Authorization": f"Bearer {agent.token}"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        lines = response.read().decode().splitlines()
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    found = [line for line in lines if line.startswith(family) and all(each in line for each in wanted)]
-    return sum(float(line.rpartition(" ")[2]) for line in found)
-
-
 def unreadable(agent):
-    return counted(agent, "swarm_messages_dropped_total", channel="peer", reason="malformed")
+    return agent.counted("swarm_messages_dropped_total", channel="peer", reason="malformed")
 
 
 def senseless(agent):
-    return counted(agent, "swarm_register_messages_dropped_total", reason="nonsense")
+    return agent.counted("swarm_register_messages_dropped_total", reason="nonsense")
 
 
 def is_accused(agent, name):

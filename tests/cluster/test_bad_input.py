@@ -77,11 +77,8 @@ def test_wrong_token_is_401_and_exit_code_4(swarm, shell):
 
 def drops(agent):
     """Refused datagrams by reason, from /metrics."""
-    request = urllib.request.Request(agent.url + "/metrics", headers={"Authorization": f"Bearer {agent.token}"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        text = response.read().decode()
     pattern = r'^swarm_messages_dropped_total\{channel="gossip",reason="(\w+)"\} ([0-9.e+]+)$'
-    return {reason: float(value) for reason, value in re.findall(pattern, text, re.MULTILINE)}
+    return {reason: float(value) for reason, value in re.findall(pattern, agent.page_of_metrics(), re.MULTILINE)}
 
 
 def record_packet(agents):

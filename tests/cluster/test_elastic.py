@@ -25,6 +25,7 @@ def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, tr
     pauses_s = [each["pause_seconds"] or 0.0 for each in done["rescalings"]]
     assert 0.0 < pauses_s[0] < 5.0
     assert pauses_s[1] < 5.0, "whoever is left alone has next to none"
+    assert sum(agent.counted("swarm_rescale_pause_seconds_count") for agent in fresh_swarm) == 2
 
 
 def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, train_venv):

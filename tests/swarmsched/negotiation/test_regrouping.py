@@ -166,6 +166,8 @@ def test_a_gang_grows_while_it_trains_and_its_record_is_ahead_of_its_owners(trai
     training.trains(1, 2, 3, 4, 5)
     last = training.record.rescalings[-1]
     assert (last.ranks_before, last.ranks_after, last.pause_s) == (3, 5, 0.25)
+    news = [(each.kind, each.fields) for each in training.announced]
+    assert news[-1] == ("job.resumed", {"pause_s": 0.25}), "the page of metrics counts these"
     assert training.record.state is JobState.RUNNING
     assert training.record.attempt == 1
     assert (training.record.counted_s, training.record.attained_gpu_s) == (7.0, 7.0 * 5), (
@@ -381,6 +383,10 @@ def test_whoever_takes_over_goes_on_from_the_record(training):
     assert training.take(WorldRequest) == [], "where the others are it has not heard yet"
     training.ready(1, 2, 3)
     assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3, 4]
+    training.trains(1, 2, 3, 4)
+    assert [each.ranks_after for each in training.record.rescalings] == [4]
+    assert [each.kind for each in training.announced][-1] == "job.resumed"
+    assert training.record.rescalings[-1].reason == "begun by its shepherd before"
 
 
 def test_whoever_takes_over_changes_nothing_before_all_have_told_for_how_long_they_have_run(training):
