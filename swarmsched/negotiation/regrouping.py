@@ -28,6 +28,7 @@ from swarmsched.negotiation.world_changes import (
     WorldTrains,
     is_settled,
 )
+from swarmsched.policies.base import amount
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share, ranks_by_node
 from swarmsched.task import TaskStage, TaskStatus
@@ -160,13 +161,14 @@ def _note_failures(job: ShepherdState, before: JobRecord, came_to_nothing: Colle
 
 def _news(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]:
     record = job.decided
-    version, ranks = record.world.version, len(record.world.members)
+    version, count = record.world.version, len(record.world.members)
+    ranks = amount(count, "rank")
     if version > before.world.version:
-        text = f"{ranks} ranks are to train as world {version}: {record.rescalings[-1].reason}"
-        return [job.announce("job.regrouped", text, ranks_before=len(before.world.members), ranks_after=ranks)]
+        text = f"goes on with {ranks} as world {version}: {record.rescalings[-1].reason}"
+        return [job.announce("job.regrouped", text, ranks_before=len(before.world.members), ranks_after=count)]
     if is_settled(record) and not is_settled(before) and record.rescalings != before.rescalings:
         pause_s = record.rescalings[-1].pause_s
-        text = f"went on with {ranks} ranks as world {version} after {pause_s:.3f} s"
+        text = f"{ranks} of world {version} train, after {pause_s:.3f} s"
         return [job.announce("job.resumed", text, pause_s=pause_s)]
     return []
 

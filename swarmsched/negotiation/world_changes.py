@@ -70,21 +70,19 @@ class Regrouped(RecordChange):
         is_same = members == world.members and shares == record.shares
         if record.state is not JobState.RUNNING or not members or is_same:
             return None
-        gone = [part for part in (*self.gone, *lost) if part in world.members]
-        next_world = World(
-            world.version + 1,
-            members,
-            _without(world.joining, (*joins, *lost)),
-            (*world.lost, *gone)[-LOST_KEPT:],
-            world.has_trained,
-        )
-        return {
+        joining = _without(world.joining, (*joins, *lost))
+        fields = {
             "shares": shares,
-            "world": next_world,
+            "world": replace(world, joining=joining),
             "leftovers": with_leftovers(record, self.left),
-            **begun_rescaling(record, len(world.members), self.utc_s, self.reason),
             **counted(record, self.ran_s),
         }
+        if members == world.members:  # none of those that are lost has trained
+            return fields
+        gone = [part for part in (*self.gone, *lost) if part in world.members]
+        lost_ever = (*world.lost, *gone)[-LOST_KEPT:]
+        fields["world"] = World(world.version + 1, members, joining, lost_ever, world.has_trained)
+        return fields | begun_rescaling(record, len(world.members), self.utc_s, self.reason)
 
 
 class WorldTrains(RecordChange):

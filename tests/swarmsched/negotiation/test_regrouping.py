@@ -255,6 +255,19 @@ def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(tra
     assert training.record.end_reason is EndReason.COMPLETED
 
 
+def test_the_loss_of_a_node_with_newcomers_alone_is_nothing_to_those_that_train(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    before = training.record
+    training.do(training.shepherd.note_lost_node(C, training.clock))
+    record = training.record
+    assert (record.world.version, record.world.members, record.world.joining) == (1, (1, 2, 3), ())
+    assert record.leftovers == (Leftover(C, 1, part=4),)
+    assert (record.shares, record.rescalings) == (before.shares[:3], before.rescalings)
+    assert training.take(WorldRequest) == []
+    assert training.shepherd.is_steady
+
+
 def test_the_loss_of_the_last_node_is_a_restart(training):
     training.do(training.shepherd.note_lost_node(A, training.clock))
     training.do(training.shepherd.note_lost_node(B, training.clock))
