@@ -191,8 +191,9 @@ class Elastic:
         print(self.picture.text() if not sys.stdout.isatty() else "")
         table = [("GPUs", "pause", "why")]
         for each in self.changes:
-            size = f"{each['ranks_before']} -> {each['ranks_after'] or '?'}"
-            table.append((size, f"{each['pause_seconds'] or 0.0:.3f} s", each["reason"]))
+            is_over = bool(each["ranks_after"])  # or the next one came before all had switched
+            size = f"{each['ranks_before']} -> {each['ranks_after'] if is_over else '?'}"
+            table.append((size, f"{each['pause_seconds'] or 0.0:.3f} s" if is_over else "-", each["reason"]))
         print("\n".join(f"{size:8} {pause:>9}  {why}" for size, pause, why in table))
         accuracy = re.search(r"test accuracy ([0-9.]+)", output)
         told = [

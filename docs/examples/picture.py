@@ -79,8 +79,8 @@ class Picture:
         return (
             '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
             f"<title>{html.escape(title)}</title><style>{STYLE}</style>\n<main><h1>{html.escape(title)}</h1>{told}"
-            f"<h2>GPUs by job</h2>{self._legend()}{self._rows()}<h2>Loss</h2>{self._loss()}"
-            f"<h2>What happened</h2><table><tr>{heads}</tr>{cells}</table></main></html>\n"
+            f"<h2>GPUs by job</h2>{self._legend()}{self._rows()}{self._notes()}<h2>Loss</h2>{self._loss()}"
+            f"<h2>Changes</h2><table><tr>{heads}</tr>{cells}</table></main></html>\n"
         )
 
     # Of the page.
@@ -98,6 +98,9 @@ class Picture:
     def _legend(self):
         names = (f'<span><i style="background:{self._colour(job)}"></i>{html.escape(job)}</span>' for job in self.jobs)
         return f'<p class="legend">{"".join(names)}<span><i></i>idle</span></p>'
+
+    def _notes(self):
+        return f"<ul>{''.join(f'<li>{at_s:.0f} s: {html.escape(text)}</li>' for at_s, text in self.notes)}</ul>"
 
     def _rows(self):
         parts, y = [], 0
