@@ -155,8 +155,8 @@ class Elastic:
 
     @property
     def size(self):
-        """How many GPUs it has."""
-        return sum(each["ranks"] for each in self.training["nodes"]) if self.training else 0
+        """How many workers train, those that are still to come left out."""
+        return (self.training["world_size"] if self.training else None) or 0
 
     @property
     def progress(self):

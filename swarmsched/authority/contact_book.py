@@ -36,7 +36,7 @@ from swarmsched.authority.message import (
 from swarmsched.authority.tally import may_run_free
 from swarmsched.holders import Configuration, Holder, Quorum, majority
 from swarmsched.ids import JobId, NodeId
-from swarmsched.record import JobRecord, Leftover
+from swarmsched.record import JobRecord
 
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 65_536  # tasks, and jobs
@@ -158,11 +158,13 @@ def _standing(task: ContactedTask, record: JobRecord | None, owner: NodeId, me: 
 
 def _declared(record: JobRecord, owner: NodeId, attempt: int) -> Standing:
     """What the record says of the task; nothing of an attempt that it has not come to."""
-    if record.is_ended or record.attempt > attempt or Leftover(owner, attempt) in record.leftovers:
+    if record.is_ended or record.attempt > attempt:
         return Standing.OVER
     if record.attempt < attempt:
         return Standing.UNKNOWN
-    return Standing.VALID if any(share.node == owner for share in record.shares) else Standing.OVER
+    left = {each.place for each in record.leftovers if each.attempt == attempt}
+    runs = any(share.node == owner and share.place not in left for share in record.shares)
+    return Standing.VALID if runs else Standing.OVER
 
 
 def _news(task: ContactedTask, standing: Standing, record: JobRecord | None) -> TaskNews:

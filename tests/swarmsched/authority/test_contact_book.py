@@ -78,6 +78,16 @@ def test_a_task_that_its_record_gave_up_is_over(book, record):
     assert standing(book, record) is OVER
 
 
+def test_parts_of_an_elastic_gang_are_over_once_all_of_them_there_are_left_over(book):
+    """While it stops, its parts on a lost node are both in the gang and left over: a job had never ended."""
+    parts = tuple(Share(OWNER, 1, part=part) for part in (1, 2))
+    left = tuple(Leftover(OWNER, 3, part=part) for part in (1, 2))
+    stopping = RUNNING.updated(state=JobState.STOPPING, shares=parts, leftovers=left)
+    assert standing(book, stopping) is OVER
+    assert silence(book, stopping).has_record
+    assert standing(book, RUNNING.updated(shares=parts, leftovers=left[:1])) is VALID, "another part runs on there"
+
+
 def test_anothers_leftover_and_an_earlier_one_of_ours_do_not_end_the_task(book):
     record = RUNNING.updated(leftovers=(Leftover(PEER, 3), Leftover(OWNER, 2)))
     assert standing(book, record) is VALID
