@@ -75,8 +75,7 @@ class Pacing:
 
     def restarted(self, restarts: int, now_s: float) -> None:
         """The gang was given up, for that many times by now."""
-        delay_s = min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(restarts - 2, 10)) if restarts > 1 else 0.0
-        self.may_try_after_s = now_s + delay_s
+        self.may_try_after_s = now_s + (_delay_s(restarts - 2) if restarts > 1 else 0.0)
 
     def set_back(self, now_s: float) -> None:
         """Newcomers of the running gang have failed, or members: those that fail together count once."""
@@ -84,5 +83,9 @@ class Pacing:
             return
         if now_s > self.may_join_after_s + SETBACKS_FORGOTTEN_S:
             self._setbacks = 0
-        self.may_join_after_s = now_s + min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(self._setbacks, 10))
+        self.may_join_after_s = now_s + _delay_s(self._setbacks)
         self._setbacks += 1
+
+
+def _delay_s(doublings: int) -> float:
+    return min(RESTART_DELAY_S_MAX, RESTART_DELAY_S * 2.0 ** min(doublings, 10))

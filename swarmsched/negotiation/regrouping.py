@@ -39,8 +39,8 @@ AGAIN_S = 1.0  # between looks, and between repeats of a world that was not hear
 STOP_AGAIN_S = 2.0
 LEAVE_S = 5.0  # from the switch of all others until a worker that has not left by itself is stopped
 STUCK_S = 300.0  # the same where others have not switched
-AS_BEGUN = "begun by its shepherd before"
 JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
+AS_BEGUN = "begun by its shepherd before"
 
 
 def as_parts(shares: Sequence[Share], first: int = 1) -> tuple[Share, ...]:
