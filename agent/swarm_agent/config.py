@@ -104,6 +104,9 @@ class AgentConfig:
     task_processes_max: int = _key(
         setting.whole(64, 2**22), 16_384, "processes and threads of a task, where tasks are limited"
     )
+    warm_workers: int = _key(
+        setting.whole(0, 64), 1, "processes with torch imported that wait to be workers of the elastic jobs here"
+    )
     fabric_address: str = _key(setting.host, "", "address of rank 0 for training traffic (default: advertise)")
     rendezvous_ports: tuple[int, int] | None = _key(setting.port_range, None, "FIRST-LAST, for rank 0 of jobs")
     simulated_gpus: int = _key(setting.whole(0, GPUS_LIMIT), 0, "pretend to have this many GPUs; NVML is not asked")

@@ -1,129 +1,84 @@
-"""A process that has imported torch and forks workers: `python -m swarm_elastic.template`.
+"""A process that has imported torch and waits to become a worker: `python -m swarm_elastic.template DESCRIPTOR`.
 
-To import torch takes seconds; a worker forked from here starts in a tenth of one.  Each line of stdin is a worker to
-start, `{"script": path, "argv": [...], "env": {...}, "cwd": path, "out": path, "err": path}`; `env` is all of its
-environment.  Each line of stdout is news: `{"ready": true}` once, `{"pid": n, "script": path}` for a worker that was
-started, in the order of the requests, `{"pid": n, "code": n}` for one that ended (negative: by a signal), and
-`{"error": text}` for a line that is no request.  The end of stdin ends it, but not its workers.
+To import torch takes seconds; what waits here starts its script at once.  The agent keeps such processes beside
+workers of elastic jobs.  To the descriptor it writes `r` when all is imported and `s` when the script begins.  From
+stdin it reads, once and to the end, strings separated by NUL: the umask, the working directory, the arguments (led by
+their number; first a script, `-m` and a module, or `-c` and a text), the environment (the same, `NAME=value`).  If there
+is nothing, it ends.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import runpy
-import select
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import torch
-
-WANTED = ("swarm_elastic._elastic", "torch._dynamo", "torch.utils.data")
-"""What a worker would import in its first second; optimizers need the second of them."""
-FIELDS = {"script": str, "argv": list, "env": dict, "cwd": str, "out": str, "err": str}
-CHUNK = 1 << 16
+WANTED = ("torch", "swarm_elastic._elastic", "torch._dynamo", "torch.utils.data")
+"""What a worker would import in its first second; optimizers need the third of them."""
 
 
-class Template:
-    """Forks on request.  Nothing is computed here and no GPU is touched, since neither survives a fork."""
-
-    def __init__(self) -> None:
-        self._workers: dict[int, int] = {}  # pid by the descriptor that tells of its end
-        self._rest = b""
-
-    def serve(self) -> dict[str, Any] | None:
-        """Returns in each worker, with what it is to run; None in the template, at the end."""
-        _tell({"ready": True})
-        while True:
-            readable, _, _ = select.select([0, *self._workers], [], [])
-            for descriptor in readable:
-                if descriptor != 0:
-                    self._bury(descriptor)
-            if 0 in readable:
-                data = os.read(0, CHUNK)
-                if not data:
-                    return None
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    request = self._start(line)
-                    if request:
-                        return request
-
-    def _start(self, line: bytes) -> dict[str, Any] | None:
-        """The request, in the worker."""
-        try:
-            request = _checked(json.loads(line))
-        except ValueError as error:
-            _tell({"error": str(error)})
-            return None
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in self._workers:
-                os.close(descriptor)
-            return request
-        self._workers[os.pidfd_open(pid)] = pid
-        _tell({"pid": pid, "script": request["script"]})
-        return None
-
-    def _bury(self, descriptor: int) -> None:
-        pid = self._workers.pop(descriptor)
-        os.close(descriptor)
-        _, status = os.waitpid(pid, 0)
-        _tell({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+def warm_up() -> None:
+    """Import; compute nothing and touch no GPU, whose choice the environment makes."""
+    for name in WANTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # these objects stay for good, and need not be gone through at the end
 
 
-def run(request: dict[str, Any]) -> None:
-    """Become a process that was started for this script alone."""
-    os.setsid()
-    os.chdir(request["cwd"])
+def set_environment(env: dict[str, str]) -> None:
+    """Make it the whole environment, with what was read of the earlier one at the import of torch."""
     os.environ.clear()
-    os.environ.update(request["env"])
-    _redirect(0, os.devnull, os.O_RDONLY)
-    _redirect(1, request["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    _redirect(2, request["err"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
+    os.environ.update(env)
+    threads = env.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and int(threads):
-        torch.set_num_threads(int(threads))
-    sys.argv = [request["script"], *request["argv"]]
-    sys.path[0:1] = [str(Path(request["script"]).resolve().parent), *_python_path()]
-    runpy.run_path(request["script"], run_name="__main__")
+        sys.modules["torch"].set_num_threads(int(threads))
 
 
-def _python_path() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+def run(argv: list[str]) -> None:
+    """As `python ARGV` in this directory would, in this process."""
+    what, is_script = argv[0], not argv[0].startswith("-")
+    sys.argv = argv if is_script else [what, *argv[2:]]
+    own = str(Path(what).resolve().parent) if is_script else str(Path.cwd()) if what == "-m" else ""
+    further = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.path[0:1] = [own, *further]
+    if is_script:
+        runpy.run_path(what, run_name="__main__")
+    elif what == "-m":
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(argv[1], "<string>", "exec"), sys.modules["__main__"].__dict__)  # noqa: S102  # the user's own
 
 
-def _redirect(descriptor: int, path: str, flags: int) -> None:
-    opened = os.open(path, flags, 0o644)
-    os.dup2(opened, descriptor)
-    os.close(opened)
-
-
-def _checked(request: object) -> dict[str, Any]:
-    if not isinstance(request, dict):
-        raise ValueError(f"a request must be an object, not {request!r}")
-    for name, kind in FIELDS.items():
-        if not isinstance(request.get(name), kind):
-            raise ValueError(f"{name} must be a {kind.__name__}, not {request.get(name)!r}")
-    return request
-
-
-def _tell(news: dict[str, Any]) -> None:
-    os.write(1, json.dumps(news).encode() + b"\n")
+def _counted(strings: Iterator[str]) -> list[str]:
+    return [next(strings) for _ in range(int(next(strings)))]
 
 
 def main() -> None:
     """See the head of this file."""
-    for name in WANTED:
-        import_module(name)
-    gc.collect()
-    gc.freeze()  # workers share these objects for good, and need not go through them at their end
-    request = Template().serve()
-    if request:
-        run(request)
+    told = int(sys.argv[1])
+    os.set_inheritable(told, False)
+    warm_up()
+    os.write(told, b"r")
+    strings = iter(os.fsdecode(sys.stdin.buffer.read()).split("\0"))
+    umask, cwd = next(strings), next(strings, "")
+    if not umask:
+        return
+    argv, env = _counted(strings), _counted(strings)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.umask(int(umask))
+    os.chdir(cwd)
+    set_environment(dict(each.split("=", 1) for each in env))
+    if not argv[0].startswith("-"):
+        Path(argv[0]).open("rb").close()  # else an ordinary start follows, which tells what is wrong
+    os.write(told, b"s")
+    os.close(told)
+    run(argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId, TaskKey
 from tests.agent.supervision.testing import make_order
 from tests.agent.testing import free_port
-from tests.elastic.testing import PACKAGE, TRAIN
+from tests.elastic.testing import PACKAGE, ROOT, TRAIN
 
 KEY = TaskKey(JobId("00000000000000000000000001"), 1)
 DEADLINE_S = 60.0
@@ -35,9 +35,10 @@ class Template:
     """Imports torch once for all workers of a test run, and what is to be imported before."""
 
     def __init__(self, python: Path = TRAIN, imports: str = "torch") -> None:
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join((str(PACKAGE.parent), str(ROOT)))
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [python, "-c", f"import {imports}\nfrom swarm_elastic.template import main\nmain()"],
+            [python, "-c", f"import {imports}\nfrom tests.elastic.forking import main\nmain()"],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -132,6 +132,8 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
     ):
         if held_bytes is not None:
             yield GaugeMetricFamily(name, text, value=held_bytes)
+    text = "Processes that have torch imported and wait to be workers of elastic jobs."
+    yield GaugeMetricFamily("swarm_warm_workers", text, value=len(agent.tasks.warm))
 
 
 def _held_blob_bytes(blobs: BlobStore) -> int | None:

@@ -53,6 +53,7 @@ class Launch:
     common_env: Mapping[str, str]
     rank_envs: Mapping[int, Mapping[str, str]]
     scope: tuple[str, ...] = ()
+    warm_argv: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Strings separated by NUL; none of them may hold one, which the specification's check has seen to."""
@@ -64,7 +65,7 @@ class Launch:
         parts += [*_counted(self.argv), *_counted(_pairs(self.common_env)), str(len(self.rank_envs))]
         for rank, env in self.rank_envs.items():
             parts += [str(rank), *_counted(_pairs(env))]
-        parts += _counted(self.scope)
+        parts += [*_counted(self.scope), *_counted(self.warm_argv)]
         return "\0".join(parts).encode("utf-8", "surrogateescape")
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +44,7 @@ from swarm_agent.supervision.orders import (
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
 from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
 from swarm_agent.supervision.tools import Tools, install_tools
+from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
 from swarm_agent.task.membership import Standing, TaskMemberships
@@ -125,6 +126,7 @@ class _Task:
     phase: StartPhase = StartPhase.NONE
     gpus: tuple[Gpu, ...] = field(default=())
     until_s: float = math.inf  # monotonic: how long the ranks may run
+    warm_start: WarmStart | None = None  # what waits for workers like it was started with
 
     @property
     def is_running(self) -> bool:
@@ -206,6 +208,7 @@ class TaskRunner:
             self._account,
             environments_in_use=self._environments_in_use,
         )
+        self.warm = WarmPool(self._tasks_dir, self._account, config.warm_workers)
         self._rendezvous = Rendezvous(fabric_address, config.rendezvous_range)
         self._tasks: dict[TaskKey, _Task] = {}
         self._notify = -1
@@ -227,6 +230,7 @@ class TaskRunner:
         self._open_notify()
         self._server = ForkServer(default_python(), compile_shim(self._tasks_dir))
         self._server.start()
+        self.warm.start()
         for directory in sorted(self._tasks_dir.iterdir()):
             key = parse_directory_name(directory.name)
             if key:
@@ -250,6 +254,7 @@ class TaskRunner:
         for task in self._tasks.values():
             self._let_go(task)
         self._tasks.clear()
+        self.warm.stop()
         self._server.stop()
         self._sockets.stop()
         await self._checkpoints.stop()
@@ -465,7 +470,21 @@ class TaskRunner:
         self._sockets.open(task.key, token)
         launch = self._launch_file(task, bound, self._task_variables(task, token))
         task.stage = TaskStage.LAUNCHED
-        task.link.start(launch, bound.socket.fileno() if bound else -1, self._server, lambda: self._watch(task))
+        if not self._start_warm(task, launch):
+            task.link.start(launch, bound.socket.fileno() if bound else -1, self._server, lambda: self._watch(task))
+
+    def _start_warm(self, task: _Task, launch: Launch) -> bool:
+        """Start it if a process like it waits."""
+        found = warm_start(launch.argv, launch.common_env) if task.order.part else None  # of an elastic job
+        if found is None:
+            return False
+        task.warm_start, argv = found
+        waiting = self.warm.take(task.warm_start)
+        if waiting is None:
+            return False
+        task.link.start_warm(replace(launch, warm_argv=argv), waiting)
+        self._watch(task)
+        return True
 
     def _task_variables(self, task: _Task, token: str) -> dict[str, str]:
         assert task.prepared is not None
@@ -744,6 +763,7 @@ class TaskRunner:
         task.revision += len(facts.read(task.link.facts_path))
         if facts.started_utc_s:
             task.stage = TaskStage.STARTED
+        task.warm_start = task.link.warm_start() if task.order.part else None
         if facts.is_exited:
             task.stage, task.failure, task.detail = TaskStage.EXITED, facts.failure, facts.detail
             self._agent.logs.closed(task.key)
@@ -813,9 +833,11 @@ class TaskRunner:
             self._has_closed.clear()
 
     async def _measure(self) -> None:
-        """What logs take is known to /metrics, which must not wait for a look at their files."""
+        """What logs take is known to /metrics, which must not wait for a look at their files; what waits fits what runs."""
         while True:
             await asyncio.sleep(MEASURE_INTERVAL_S)
+            running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])
+            self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
             with suppress(OSError):  # as above
                 await asyncio.to_thread(self._agent.logs.measure)
 

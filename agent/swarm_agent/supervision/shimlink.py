@@ -16,6 +16,7 @@ from pathlib import Path
 from swarm_agent.supervision.forkserver import ForkServer, spawn
 from swarm_agent.supervision.limits import kill_scope
 from swarm_agent.supervision.orders import Facts, Launch
+from swarm_agent.supervision.warm import Waiting, WarmStart, warm_start
 from swarm_agent.task import shim
 from swarmsched.task import TaskOrder
 
@@ -59,6 +60,21 @@ class ShimLink:
             watch()
         elif listen_fd >= 0:
             self._listen_fd = os.dup(listen_fd)
+
+    def start_warm(self, launch: Launch, waiting: Waiting) -> None:
+        """Give the task to a shim that waits.  Raises OSError; then nothing runs."""
+        self.facts.shim_pid, self.pidfd = waiting.pid, waiting.pidfd
+        (self.directory / "launch").write_bytes(launch.to_bytes())
+        waiting.hand_over(self.directory)
+        self._open_commands()
+
+    def warm_start(self) -> WarmStart | None:
+        """What waits for workers like this one is started with."""
+        with suppress(OSError, ValueError, StopIteration):
+            launch = shim.Launch((self.directory / "launch").read_bytes())
+            found = warm_start(tuple(launch.argv), dict(each.split("=", 1) for each in launch.ranks[0][1]))
+            return found[0] if found else None
+        return None
 
     def start_alone(self, command: Sequence[str]) -> None:
         """The server died and has not forked it: start it by itself.  Raises OSError; then nothing runs."""

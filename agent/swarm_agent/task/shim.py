@@ -5,6 +5,7 @@ ranks, writes their output to log segments, appends what happens to TASKDIR/fact
 a subreaper: whatever the ranks leave behind becomes its child, and it does not end before the last descendant has.
 Run as `shim.py confine` it does the same, and nothing else, for one command: see there.
 Run as `shim.py serve` it waits for the agent to name tasks and forks itself for each of them, see `serve`.
+One that finds `warm` instead of a launch file waits for its task with a process that has done its imports: see `Warm`.
 
 Files in TASKDIR (0700, the agent's):
     launch    written by the agent: strings separated by NUL, read by `Launch`
@@ -54,6 +55,9 @@ LAUNCH_FORMAT = "1"
 SPARE_FD = 100  # above what a forked shim keeps
 INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+WARM_NICENESS = 10  # of its imports, which are beside other ranks' work
+WARM_READY, WARM_STARTED = b"r", b"s"
+WARM_ANSWER_MS = 1_000
 FDS_LIMIT = 65_536
 INFINITE = float("inf")
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
@@ -178,11 +182,30 @@ def measure(fd: int) -> tuple[int, int]:
     return size, payload
 
 
-class Launch:
-    """The agent's order: strings separated by NUL, in a fixed sequence, lists led by their length."""
+class Strings:
+    """Strings separated by NUL, in a fixed sequence, lists led by their length."""
 
     def __init__(self, data: bytes) -> None:
         self._parts = iter(data.decode("utf-8", "surrogateescape").split("\0"))
+
+    def text(self) -> str:
+        """The next string."""
+        return next(self._parts)
+
+    def number(self) -> int:
+        """The next string as a whole number."""
+        return int(self.text())
+
+    def many(self) -> list[str]:
+        """The next list."""
+        return [self.text() for _ in range(self.number())]
+
+
+class Launch(Strings):
+    """The agent's order."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
         if self.text() != LAUNCH_FORMAT:
             raise ValueError("launch file of another format")
         self.task = self.text()
@@ -198,18 +221,7 @@ class Launch:
         common = self.many()
         self.ranks = [(self.number(), common + self.many()) for _ in range(self.number())]
         self.scope = self.many()
-
-    def text(self) -> str:
-        """The next string."""
-        return next(self._parts)
-
-    def number(self) -> int:
-        """The next string as a whole number."""
-        return int(self.text())
-
-    def many(self) -> list[str]:
-        """The next list."""
-        return [self.text() for _ in range(self.number())]
+        self.warm_argv = self.many()  # what a process that waits for its task is to run; none: start one
 
 
 class Rank:
@@ -413,11 +425,110 @@ class Freezer:
         return found
 
 
+class Warm:
+    """A process that does its imports before its task is known, as a child of the shim that will have the task.
+
+    DIR/warm holds strings as a launch file does: uid, gid, groups, argv, environment.  The process gets one argument
+    more, a descriptor to which it writes `r` when it is ready; DIR/ready tells the agent.  The command `launch TASKDIR`
+    gives us the task, when the agent has moved FIFO and lock there; until then we end with its fork server.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._dir = directory
+        self.pid = 0
+        self.out = self.err = self._told = self._request = -1
+
+    def wait(self) -> str:
+        """Start the process and wait; the folder of our task, or empty when there will be none."""
+        server = os.getppid()
+        prctl(PR_SET_PDEATHSIG, SIGKILL)
+        if os.getppid() != server:  # it ended before we asked to be told
+            return ""
+        commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
+        with open(f"{self._dir}/warm", "rb") as file:  # noqa: PTH123
+            self._start(Strings(file.read()))
+        events = select.poll()
+        for fd in (commands, self._told):
+            events.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in events.poll():
+                if fd == commands:
+                    word, _, path = os.fsdecode(os.read(fd, 4_096)).strip().partition(" ")
+                    os.close(commands)
+                    prctl(PR_SET_PDEATHSIG, 0)
+                    return path if word == "launch" else ""
+                if os.read(fd, 1) != WARM_READY:  # it has ended
+                    os.write(2, os.read(self.err, TAIL_BYTES))
+                    return ""
+                os.close(os.open(f"{self._dir}/ready", os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def _start(self, order: Strings) -> None:
+        account = order.number(), order.number(), [int(group) for group in order.many()]
+        argv, env = order.many(), order.many()
+        request, out, err, told = (os.pipe2(os.O_CLOEXEC) for _ in range(4))
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                for source, target in ((request[0], 0), (out[1], 1), (err[1], 2)):
+                    os.dup2(source, target)
+                os.set_inheritable(told[1], True)
+                for number in (SIGPIPE, SIGXFSZ):  # ignored ones would stay so after exec
+                    _signal.signal(number, _signal.SIG_DFL)
+                if os.geteuid() == 0:  # nobody else can take it back
+                    os.nice(WARM_NICENESS)
+                forget_protection()
+                become(*account)
+                os.chdir("/")
+                execute([*argv, str(told[1])], dict(entry.split("=", 1) for entry in env))
+            except BaseException as error:  # noqa: BLE001  # nothing may return into the parent's code
+                os.write(2, f"{argv[0]}: {error}\n".encode("utf-8", "replace"))
+            finally:
+                os._exit(127)
+        for fd in (request[0], out[1], err[1], told[1]):
+            os.close(fd)
+        for fd in (request[1], err[0]):
+            os.set_blocking(fd, False)
+        self._request, self.out, self.err, self._told = request[1], out[0], err[0], told[0]
+
+    def become(self, order: Launch, env: list[str], group: str) -> bool:
+        """Have it become the rank; false: it cannot, and has been ended.
+
+        It reads umask, working directory, arguments and environment, and writes `s` when it begins with them.
+        """
+        parts = [str(order.umask), order.workdir, *counted(order.warm_argv), *counted(env)]
+        data = "\0".join(parts).encode("utf-8", "surrogateescape")
+        try:
+            if group and not write_small(f"{group}/cgroup.procs", b"%d" % self.pid):
+                raise OSError("its control group takes no process")
+            if os.geteuid() == 0:
+                os.setpriority(os.PRIO_PROCESS, self.pid, 0)
+            is_told = os.write(self._request, data) == len(data)  # it takes all, or is too small for it
+            os.close(self._request)
+            answer = select.poll()
+            answer.register(self._told, select.POLLIN)
+            if is_told and answer.poll(WARM_ANSWER_MS) and os.read(self._told, 1) == WARM_STARTED:
+                os.close(self._told)
+                return True
+        except OSError as error:  # an ordinary start follows, and tells what is wrong if that fails too
+            os.write(2, f"no warm start: {error}\n".encode())
+        send(self.pid, SIGKILL)
+        os.waitpid(self.pid, 0)
+        for fd in (self.out, self.err, self._told):
+            os.close(fd)
+        return False
+
+
+def counted(items: list[str]) -> list[str]:
+    """A list as `Strings.many` reads it."""
+    return [str(len(items)), *items]
+
+
 class Shim:
     """The loop: output, exits, commands, deadlines."""
 
-    def __init__(self, task_dir: str) -> None:
-        self._dir = task_dir
+    def __init__(self, task_dir: str, warm: Warm | None = None) -> None:
+        self._dir, self._warm = task_dir, warm
         with open(f"{task_dir}/launch", "rb") as file:  # noqa: PTH123  # pathlib would double our start time
             self._order = Launch(file.read())
         self._facts = Facts(f"{task_dir}/facts", len(self._order.ranks))
@@ -514,6 +625,10 @@ class Shim:
                 rank.say(self._complaint)
             if order.listen_fd >= 0 and number == 0:
                 os.close(order.listen_fd)  # from here on the port is rank 0's to bind
+            warm, self._warm = self._warm, None
+            if warm and warm.become(order, env, self._freezer.group):
+                self._watch(rank, warm.pid, warm.out, warm.err)
+                continue
             try:
                 checks.append((rank, self._fork(rank, env)))
             except OSError as error:
@@ -538,13 +653,16 @@ class Shim:
             self._become(out[1], err[1], check[1], env)
         for _, writing in (out, err, check):
             os.close(writing)
+        self._watch(rank, pid, out[0], err[0])
+        return check[0]
+
+    def _watch(self, rank: Rank, pid: int, out: int, err: int) -> None:
         rank.pid, rank.is_running = pid, True
-        for (reading, _), kind in ((out, STDOUT), (err, STDERR)):
+        for reading, kind in ((out, STDOUT), (err, STDERR)):
             os.set_blocking(reading, False)
             rank.pipes[reading] = kind
             self._by_fd[reading] = rank
             self._poll.register(reading, select.POLLIN)
-        return check[0]
 
     def _become(self, out: int, err: int, check: int, env: list[str]) -> None:
         """In the child: become the rank, or tell through `check` why not.  Never returns."""
@@ -1088,7 +1206,10 @@ def become_shim(directory: str, given: list[int]) -> None:
         for fd, place in zip(kept[:-1], reversed(INHERITED_FDS), strict=False):
             os.dup2(fd, place)
         keep_from_children()
-        Shim(directory).run()
+        warm = Warm(directory) if os.access(f"{directory}/warm", os.F_OK) else None
+        task_dir = warm.wait() if warm else directory
+        if task_dir:
+            Shim(task_dir, warm).run()
     except BaseException:  # noqa: BLE001  # as an interpreter of its own would end
         sys.excepthook(*sys.exc_info())
         os._exit(1)

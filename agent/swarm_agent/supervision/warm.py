@@ -1,0 +1,202 @@
+"""Processes that wait with their imports done, so that newcomers of elastic jobs train at once.
+
+A worker that runs has one like it wait beside it: same interpreter, same environment but for what each task has of its
+own.  It becomes the next worker here that would be started like that, with the shim that is its parent: see `shim.Warm`
+and `swarm_elastic.template`.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import secrets
+import select
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from swarm_agent.supervision.forkserver import ForkServer
+from swarm_agent.task import shim
+from swarm_agent.task.account import Account
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 600.0  # without a worker like it
+REQUEST_BYTES_MAX = 48 * 2**10  # what the pipe to the process takes at once, with room for its numbers
+PYTHON = re.compile(r"(/.*/)?python(3(\.\d+)?)?")
+PREFIX = "warm-"
+OF_A_TASK = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LOCAL_RANK")  # besides SWARM_...
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """What a process is started with; of equal ones each can become the other's worker."""
+
+    python: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+
+
+def warm_start(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[WarmStart, tuple[str, ...]] | None:
+    """How a process for this command waits, and what it is to run; None for what Python does not run.
+
+    An interpreter below the working directory has none, since nobody knows that directory yet; nor has one with options
+    other than -u.
+    """
+    count = 2 if command[1:2] == ("-u",) else 1
+    python, argv = command[:count], command[count:]
+    is_text = len(argv) > 1 and argv[0] in ("-m", "-c")
+    is_script = bool(argv) and argv[0].endswith(".py") and not argv[0].startswith("-")
+    size = sum(len(word) + 1 for word in argv) + sum(len(name) + len(value) + 2 for name, value in env.items())
+    if not PYTHON.fullmatch(python[0]) or not (is_text or is_script) or size > REQUEST_BYTES_MAX:
+        return None
+    common = {name: value for name, value in env.items() if name not in OF_A_TASK and not name.startswith("SWARM_")}
+    return WarmStart(python, tuple(sorted(common.items()))), argv
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A shim and its process that wait."""
+
+    directory: Path
+    start: WarmStart
+    commands: int
+    used_s: float  # monotonic: when a worker like it was last seen
+    pid: int = 0
+    pidfd: int = -1
+
+    @property
+    def is_ready(self) -> bool:
+        """True when its imports are done."""
+        return self.pidfd >= 0 and (self.directory / "ready").exists() and not select.select([self.pidfd], [], [], 0)[0]
+
+    def hand_over(self, task_dir: Path) -> None:
+        """Give the shim its task, whose folder is ready.  Raises OSError; then the shim ends."""
+        try:
+            for name in ("lock", "commands", "shim.err"):
+                (self.directory / name).rename(task_dir / name)
+            os.write(self.commands, b"launch " + os.fsencode(task_dir) + b"\n")
+        finally:
+            os.close(self.commands)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def end(self) -> None:
+        """It is not needed any more."""
+        with suppress(OSError):
+            os.write(self.commands, b"stop\n")
+        os.close(self.commands)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class WarmPool:
+    """What waits on this node, at most `limit`.  Everything belongs to the event loop's thread."""
+
+    def __init__(self, folder: Path, account: Account, limit: int) -> None:
+        self._folder, self._account, self._limit = folder, account, limit
+        self._waiting: list[Waiting] = []
+        self._failed: set[WarmStart] = set()  # whose imports are not there
+
+    def start(self) -> None:
+        """What an earlier agent had is over."""
+        for left in self._folder.glob(f"{PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def stop(self) -> None:
+        """End all."""
+        for waiting in [*self._waiting]:
+            self._end(waiting)
+
+    def __len__(self) -> int:
+        """How many are ready."""
+        return sum(each.is_ready for each in self._waiting)
+
+    def take(self, start: WarmStart) -> Waiting | None:
+        """One that is ready, for whoever calls `hand_over` next."""
+        found = next((each for each in self._waiting if each.start == start and each.is_ready), None)
+        if found:
+            self._let_go(found)
+        return found
+
+    def adjust(self, running: Iterable[WarmStart], server: ForkServer) -> None:
+        """Given the workers that run, the latest first: start what they need, end what none has needed for long."""
+        starts, now_s = dict.fromkeys(running), time.monotonic()
+        wanted = Counter(islice(cycle(starts), self._limit if starts else 0))
+        for waiting in [*self._waiting]:
+            if waiting.start in starts:
+                waiting.used_s = now_s
+            elif now_s - waiting.used_s > KEPT_S:
+                self._end(waiting)
+        for start, count in wanted.items():
+            missing = 0 if start in self._failed else count - sum(each.start == start for each in self._waiting)
+            for _ in range(missing):
+                if len(self._waiting) < self._limit or self._make_room(wanted):
+                    self._begin(start, server)
+
+    def _make_room(self, wanted: Mapping[WarmStart, int]) -> bool:
+        others = [each for each in self._waiting if each.start not in wanted]
+        if others:
+            self._end(min(others, key=lambda each: each.used_s))
+        return bool(others)
+
+    def _begin(self, start: WarmStart, server: ForkServer) -> None:
+        directory = self._folder / f"{PREFIX}{secrets.token_hex(6)}"
+        account = (str(self._account.uid), str(self._account.gid))
+        groups = [str(group) for group in self._account.groups]
+        argv = [*start.python, "-m", "swarm_elastic.template"]
+        env = [f"{name}={value}" for name, value in start.env]
+        parts = [*account, *shim.counted(groups), *shim.counted(argv), *shim.counted(env)]
+        lock = -1
+        try:
+            directory.mkdir(mode=0o700)
+            (directory / "warm").write_bytes("\0".join(parts).encode("utf-8", "surrogateescape"))
+            os.mkfifo(directory / "commands", 0o600)
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            commands = os.open(directory / "commands", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            waiting = Waiting(directory, start, commands, time.monotonic())
+            self._waiting.append(waiting)
+            if not server.fork(directory, [lock], lambda pid, pidfd: self._forked(waiting, pid, pidfd)):
+                self._end(waiting)
+        except OSError as error:
+            log.warning("no process can wait for workers error=%s", error)
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+    def _forked(self, waiting: Waiting, pid: int, pidfd: int) -> None:
+        if waiting not in self._waiting or not pid:  # it reads that it is to stop, or was never there
+            if pidfd >= 0:
+                os.close(pidfd)
+            self._end(waiting)
+            return
+        waiting.pid, waiting.pidfd = pid, pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._ended, waiting)
+
+    def _ended(self, waiting: Waiting) -> None:
+        """By itself: it could not import, or somebody has killed it."""
+        if not (waiting.directory / "ready").exists():
+            self._failed.add(waiting.start)
+            error = ""
+            with suppress(OSError):
+                error = (waiting.directory / "shim.err").read_text(errors="replace").strip().rpartition("\n")[2]
+            log.info("no process waits for workers of this kind python=%s error=%s", waiting.start.python[0], error)
+        self._end(waiting)
+
+    def _let_go(self, waiting: Waiting) -> None:
+        self._waiting.remove(waiting)
+        if waiting.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(waiting.pidfd)
+
+    def _end(self, waiting: Waiting) -> None:
+        if waiting not in self._waiting:
+            return
+        self._let_go(waiting)
+        if waiting.pidfd >= 0:
+            os.close(waiting.pidfd)
+        waiting.end()

@@ -1,0 +1,245 @@
+"""A process that waits with torch imported becomes the next worker, and is then like any other; or a cold start follows."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, warm_start
+from swarm_agent.task import shim
+from swarmsched.effects import StartTask, StopTask
+from swarmsched.events import TaskExited, TaskStarted
+from swarmsched.ids import NodeId
+from swarmsched.resources import Share
+from swarmsched.task import RankExit, TaskOrder
+from tests.agent.supervision.testing import Bench, make_order
+from tests.agent.testing import wait_until
+
+SCRIPT = """
+import os, sys, time
+told = "torch" in sys.modules, os.getcwd(), sys.argv, os.environ["SWARM_WORKER"], oct(os.umask(0)), sys.stdin.read()
+print(*told, sep="|")
+print("error", file=sys.stderr)
+if sys.argv[1:] == ["wait"]:
+    time.sleep(60)
+sys.exit(3)
+"""
+ENV = {"PATH": "/bin", "HOME": "/"}
+
+
+@pytest.fixture
+async def bench(tmp_path: Path):
+    async with Bench(tmp_path / "data") as bench:
+        yield bench
+
+
+@pytest.fixture
+def first(train_venv: Path, tmp_path: Path) -> TaskOrder:
+    """The order of a worker that runs until it is stopped."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return worker(str(train_venv / "bin" / "python"), "train.py", "wait", workdir=str(tmp_path), umask=0o027)
+
+
+def worker(*command: str, **spec) -> TaskOrder:
+    return replace(make_order(*command, **spec), part=1, shares=(Share(NodeId("n1"), 1, part=1),))
+
+
+def another(first: TaskOrder, part: int, *arguments: str) -> TaskOrder:
+    """A newcomer of the same job."""
+    command = (*first.spec.command[:2], *arguments)
+    return replace(
+        first, part=part, shares=(Share(NodeId("n1"), 1, part=part),), spec=replace(first.spec, command=command)
+    )
+
+
+async def run(bench: Bench, order: TaskOrder) -> None:
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for(TaskStarted, order.key)
+
+
+async def one_waits(bench: Bench, first: TaskOrder) -> int:
+    """Start the first, and have one wait beside it; the pid of that one's shim."""
+    await run(bench, first)
+    adjust(bench)
+    await wait_until(lambda: len(bench.runner.warm) == 1)
+    return bench.runner.warm._waiting[0].pid
+
+
+def adjust(bench: Bench) -> None:
+    tasks = bench.runner._tasks.values()
+    bench.runner.warm.adjust([task.warm_start for task in tasks if task.warm_start], bench.runner._server)
+
+
+def is_alive(pid: int) -> bool:
+    fields = shim.read_stat(pid)
+    return bool(fields and fields[0] != b"Z")
+
+
+def left(bench: Bench) -> list[Path]:
+    return [*(bench.config.data_dir / "tasks").glob(f"{PREFIX}*")]
+
+
+async def told(bench: Bench, order: TaskOrder) -> list[str]:
+    """What the script has printed, field by field, once the worker has ended."""
+    exited = await bench.finish(order)
+    assert exited.exits == (RankExit(order.first_rank, 3),)
+    out, err = bench.output(order, order.first_rank).decode().splitlines()
+    assert err == "error"
+    return out.split("|")
+
+
+async def test_a_newcomer_is_what_has_waited_and_is_like_any_other(bench: Bench, first: TaskOrder) -> None:
+    pid = await one_waits(bench, first)
+    second = another(first, 2, "--now", "é\x01")
+    await run(bench, second)
+    facts = bench.runner._tasks[second.key].link.facts
+    assert facts.shim_pid == pid
+    assert not left(bench)
+    was_imported, *rest = await told(bench, second)
+    assert was_imported == "True"
+    assert rest == [first.spec.workdir, repr(["train.py", "--now", "é\x01"]), "2", "0o27", ""]
+    await wait_until(lambda: not is_alive(pid))
+
+
+async def test_it_is_stopped_and_frozen_like_any_other(bench: Bench, first: TaskOrder) -> None:
+    await one_waits(bench, first)
+    second = another(first, 2, "wait")
+    await run(bench, second)
+    (rank,) = bench.runner._tasks[second.key].link.facts.rank_starts
+    assert os.getsid(rank) == rank
+    assert rank in bench.runner.processes()
+    bench.runner.perform(StopTask(second.job_id, 1, 0.2, part=2))
+    exited: TaskExited = await bench.finish(second)
+    assert [each.signal for each in exited.exits] == [signal.SIGTERM]
+
+
+async def test_one_that_does_not_answer_is_replaced_by_an_ordinary_start(bench: Bench, first: TaskOrder) -> None:
+    pid = await one_waits(bench, first)
+    (process,) = shim.listed_children(pid)
+    os.kill(process, signal.SIGSTOP)
+    second = another(first, 2)
+    await run(bench, second)
+    assert (await told(bench, second))[0] == "False"
+    assert not is_alive(process)
+
+
+async def test_a_script_that_is_not_there_is_told_as_ever(bench: Bench, first: TaskOrder) -> None:
+    await one_waits(bench, first)
+    second = another(first, 2)
+    second = replace(second, spec=replace(first.spec, command=(first.spec.command[0], "gone.py")))
+    await run(bench, second)
+    assert (await bench.finish(second)).exits[0].exit_code == 2
+    assert b"can't open file" in bench.output(second, second.first_rank)
+
+
+async def test_one_that_dies_while_it_waits_is_replaced(bench: Bench, first: TaskOrder) -> None:
+    pid = await one_waits(bench, first)
+    (process,) = shim.listed_children(pid)
+    os.kill(process, signal.SIGKILL)
+    await wait_until(lambda: not is_alive(pid))
+    await wait_until(lambda: not left(bench))
+    adjust(bench)
+    await wait_until(lambda: len(bench.runner.warm) == 1)
+
+
+async def test_where_nothing_can_be_imported_nothing_waits(bench: Bench, tmp_path: Path, train_venv: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('none here')")
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
+    env = {"PYTHONPATH": str(tmp_path)}
+    order = worker(str(train_venv / "bin" / "python"), "train.py", workdir=str(tmp_path), env=env)
+    await run(bench, order)
+    adjust(bench)
+    assert left(bench)
+    await wait_until(lambda: not left(bench))
+    adjust(bench)
+    assert not left(bench)
+    second = replace(another(order, 2), spec=replace(order.spec, command=(*order.spec.command[:1], "-c", "print(1)")))
+    await run(bench, second)
+    assert not (await bench.finish(second)).exits[0].exit_code
+
+
+async def test_it_ends_with_the_agent_and_the_next_one_begins_anew(first: TaskOrder, tmp_path: Path) -> None:
+    async with Bench(tmp_path / "data") as bench:
+        pid = await one_waits(bench, first)
+        (process,) = shim.listed_children(pid)
+        bench.runner.warm._waiting.clear()  # as if the agent had been killed
+        await bench.runner.stop()
+        await wait_until(lambda: not is_alive(pid) and not is_alive(process))
+        assert left(bench)
+        async with Bench(tmp_path / "data") as later:
+            assert not left(later)
+            adjust(later)  # for a worker of the earlier life
+            assert left(later)
+            later.runner.perform(StopTask(first.job_id, 1, 0.0, part=1))
+            await later.finish(first)
+
+
+async def test_there_are_no_more_than_allowed_and_none_for_long_without_a_worker(
+    bench: Bench, first: TaskOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = await one_waits(bench, first)
+    adjust(bench)
+    assert len(left(bench)) == 1
+    found = warm_start(first.spec.command, ENV)
+    assert found
+    other = found[0]
+    bench.runner.warm.adjust([], bench.runner._server)
+    assert is_alive(pid), "it may be needed again"
+    bench.runner.warm.adjust([other], bench.runner._server)
+    await wait_until(lambda: not is_alive(pid))
+    assert len(left(bench)) == 1, "it makes room for what is needed now"
+    monkeypatch.setattr("swarm_agent.supervision.warm.KEPT_S", -1.0)
+    bench.runner.warm.adjust([], bench.runner._server)
+    await wait_until(lambda: not left(bench))
+
+
+@pytest.mark.parametrize(
+    ("command", "argv"),
+    [
+        (("python", "train.py", "-x"), ("train.py", "-x")),
+        (("/venv/bin/python3.11", "-u", "/a/train.py"), ("/a/train.py",)),
+        (("python3", "-m", "package.train", "1"), ("-m", "package.train", "1")),
+        (("python", "-X", "dev", "train.py"), None),
+        (("python", "-c", "1", "x"), ("-c", "1", "x")),
+        (("python", "-"), None),
+        (("python", "-m"), None),
+        (("python",), None),
+        (("venv/bin/python", "train.py"), None),
+        (("torchrun", "train.py"), None),
+        (("pythonic", "train.py"), None),
+        (("python", "train.py", "x" * REQUEST_BYTES_MAX), None),
+    ],
+)
+def test_what_can_be_started_warm(command: tuple[str, ...], argv: tuple[str, ...] | None) -> None:
+    found = warm_start(command, ENV)
+    assert (found and found[1]) == argv
+
+
+def test_what_tasks_have_of_their_own_makes_no_difference() -> None:
+    command = ("python", "train.py")
+    own = {"SWARM_WORKER": "7", "CUDA_VISIBLE_DEVICES": "GPU-1", "OMP_NUM_THREADS": "3", "LOCAL_RANK": "0"}
+    plain = warm_start(command, ENV)
+    assert warm_start(command, ENV | own) == plain
+    assert warm_start(command, ENV | {"LD_PRELOAD": "x.so"}) != plain
+
+
+async def test_modules_and_texts_run_as_python_runs_them(bench: Bench, first: TaskOrder, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("import sys; print(sys.argv[1:], __name__, sys.path[0])")
+    text = "import sys, module; print(sys.argv, __name__, sys.path[0] or 'here'); raise ValueError('bad')"
+    python = first.spec.command[0]
+    await one_waits(bench, first)
+    module = another(first, 2)
+    module = replace(module, spec=replace(first.spec, command=(python, "-m", "module", "a")))
+    await run(bench, module)
+    await bench.finish(module)
+    assert bench.output(module, module.first_rank).decode() == f"['a'] __main__ {tmp_path}\n"
+    adjust(bench)
+    await wait_until(lambda: len(bench.runner.warm) == 1)
+    said = replace(another(first, 3), spec=replace(first.spec, command=(python, "-c", text, "a")))
+    await run(bench, said)
+    assert (await bench.finish(said)).exits[0].exit_code == 1
+    output = bench.output(said, said.first_rank).decode()
+    assert "['-c', 'a'] __main__ here\n" in output
+    assert output.endswith("ValueError: bad\n")
