@@ -3,8 +3,8 @@
 To import torch takes seconds; what waits here starts its script at once.  The agent keeps such processes beside
 workers of elastic jobs.  To the descriptor it writes `r` when all is imported and `s` when the script begins.  From
 stdin it reads, once and to the end, strings separated by NUL: the umask, the working directory, the arguments (led by
-their number; first a script, `-m` and a module, or `-c` and a text), the environment (the same, `NAME=value`).  If there
-is nothing, it ends.
+their number; first a script, `-m` and a module, or `-c` and a text), the environment (the same, `NAME=value`).  If
+there is nothing, it ends.
 """
 
 from __future__ import annotations

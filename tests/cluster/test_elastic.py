@@ -28,6 +28,20 @@ def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, tr
     assert sum(agent.counted("swarm_rescale_pause_seconds_count") for agent in fresh_swarm) == 2
 
 
+def test_a_newcomer_beside_a_worker_starts_warm(fresh_swarm, train_venv):
+    job = ElasticJob(fresh_swarm, train_venv, epochs=100, ranks=3, nodes=["n1", "n2"])
+    job.trains_with(3)
+    lone = next(node["node"] for node in job.now["nodes"] if node["ranks"] == 1)
+    agent = next(agent for agent in fresh_swarm if agent.name == lone)
+    job.until(lambda: agent.counted("swarm_warm_workers") == 1, f"a process waits on {lone}")
+    fresh_swarm[2].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": 4})
+    job.trains_with(4)
+    assert agent.counted("swarm_warm_workers") == 0, "it was used"
+    job.until(lambda: agent.counted("swarm_warm_workers") == 1, "the next one waits")
+    done = job.ended()
+    assert (done["end_reason"], done["attempt"], done["rescalings"][0]["ranks_after"]) == ("completed", 1, 4)
+
+
 def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, train_venv):
     job = ElasticJob(fresh_swarm, train_venv, epochs=60, ranks=1, ranks_most=6)
     job.trains_with(6)

@@ -833,7 +833,7 @@ class TaskRunner:
             self._has_closed.clear()
 
     async def _measure(self) -> None:
-        """What logs take is known to /metrics, which must not wait for a look at their files; what waits fits what runs."""
+        """What logs take is known to /metrics, which must not wait for a look at their files; and what waits."""
         while True:
             await asyncio.sleep(MEASURE_INTERVAL_S)
             running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])

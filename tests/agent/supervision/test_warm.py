@@ -1,4 +1,4 @@
-"""A process that waits with torch imported becomes the next worker, and is then like any other; or a cold start follows."""
+"""A process that waits with torch imported becomes the next worker and is then like any other."""
 
 import os
 import signal
