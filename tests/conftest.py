@@ -1,11 +1,14 @@
 """In continuous integration a test that needs root or torch must run: a skip there is a hole that nobody sees."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from swarmsched.models import ONE_THREAD
+from tests.testbed import fake_nvml
 
 os.environ.update(ONE_THREAD)  # before any test imports numpy
 
@@ -29,3 +32,28 @@ def train_venv():
     if not (TRAIN_VENV / ".stamp").exists() and not (TRAIN_VENV / "bin" / "torchrun").exists():
         pytest.skip(f"there is no {TRAIN_VENV} with torch; `make test` makes it")
     return TRAIN_VENV
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory):
+    """A folder with a libnvidia-ml.so.1 whose answers come from a state file."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the fake NVML library (Debian package gcc)")
+    folder = tmp_path_factory.mktemp("nvml")
+    target, source = folder / "libnvidia-ml.so.1", Path(fake_nvml.__file__).with_suffix(".c")
+    flags = ["-O2", "-fPIC", "-shared", "-pthread", "-Wl,-soname,libnvidia-ml.so.1"]
+    subprocess.run([compiler, *flags, "-o", target, source], check=True)
+    return folder
+
+
+@pytest.fixture
+def nvml(nvml_library, tmp_path, monkeypatch):
+    """Four GPUs whose state the test changes; samplers and agents find them through the environment."""
+    path = tmp_path / "nvml.state"
+    state = fake_nvml.State.create(path, gpus=4)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
+    monkeypatch.setenv("FAKE_NVML_STATE", str(path))
+    yield state
+    for gpu in range(4):
+        state.recover(gpu)

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from tests.agent.testing import start_agents
+from tests.cluster.conftest import converge
 from tests.cluster.elastic_job import ElasticJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("torch")]
@@ -29,7 +31,7 @@ def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, tr
 
 
 def test_a_newcomer_beside_a_worker_starts_warm(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, epochs=100, ranks=3, nodes=["n1", "n2"])
+    job = ElasticJob(fresh_swarm, train_venv, epochs=80, ranks=3, nodes=["n1", "n2"])
     job.trains_with(3)
     lone = next(node["node"] for node in job.now["nodes"] if node["ranks"] == 1)
     agent = next(agent for agent in fresh_swarm if agent.name == lone)
@@ -86,3 +88,29 @@ def test_a_worker_that_holds_the_others_up_is_replaced(fresh_swarm, train_venv):
     assert (done["end_reason"], done["attempt"]) == ("completed", 1)
     assert "worker 2 on" in done["rescalings"][0]["reason"]
     assert "times the median of a step" in done["rescalings"][0]["reason"]
+
+
+def test_a_gpu_with_an_error_is_left_while_the_job_trains_and_given_to_nobody(nvml, train_venv):
+    with start_agents(1, 0) as agents:
+        converge(agents)
+        job = ElasticJob(agents, train_venv, epochs=60)
+        job.trains_with(2)
+        (bad, *_) = [gpu["index"] for gpu in gpus_of(agents[0]) if gpu["job_id"] == job.id]
+        nvml.xid(bad, 48)
+        job.until(lambda: job.now["rescalings"] and job.now["rescalings"][0]["ranks_after"], "the job has left the GPU")
+        job.until(lambda: not gpus_of(agents[0])[bad]["job_id"], "its worker has ended")
+        other = agents[0].submit("true", gpus_per_rank=1)
+        assert agents[0].ended(other)["end_reason"] == "completed"
+        three = agents[0].submit("true", ranks=3, gpus_per_rank=1)
+        four = agents[0].submit("true", ranks=4, gpus_per_rank=1)
+        done = job.ended()
+        assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0)
+        assert "failed GPU of 1 worker" in done["rescalings"][0]["reason"]
+        assert agents[0].ended(three)["end_reason"] == "completed"
+        assert agents[0].get(f"/v1/jobs/{four['id']}")["state"] == "queued"
+        gpu = gpus_of(agents[0])[bad]
+        assert (gpu["health"], gpu["note"]) == ("unhealthy", "XID 48: double-bit ECC error")
+
+
+def gpus_of(agent):
+    return agent.get(f"/v1/nodes/{agent.name}")["gpus"]
