@@ -106,7 +106,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
         faults=Faults(),
         udp=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
         channel=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
-        tasks=SimpleNamespace(reports=SimpleNamespace(counters=Counter())),
+        tasks=SimpleNamespace(reports=SimpleNamespace(counters=Counter()), warm=["one that is ready"]),
         blobs=SimpleNamespace(is_loaded=True, held_bytes=700),
         logs=SimpleNamespace(held_bytes=30),
     )
@@ -123,6 +123,7 @@ def test_space_for_data_is_told_and_left_out_where_the_folder_is_gone(tmp_path):
 def test_what_the_stores_take_is_told_once_they_know_it():
     source = agent()
     assert samples(page(source), "swarm_blob_store_bytes") == {(): 700}
+    assert samples(page(source), "swarm_warm_workers") == {(): 1}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
     source.blobs.is_loaded, source.logs.held_bytes = False, None
     assert samples(page(source), "swarm_blob_store_bytes") == samples(page(source), "swarm_log_store_bytes") == {}

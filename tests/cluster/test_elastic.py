@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("t
 
 
 def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, train_venv):
-    job = ElasticJob(fresh_swarm, train_venv, epochs=40)
+    job = ElasticJob(fresh_swarm, train_venv, epochs=100)
     job.trains_with(2)
     for ranks in (4, 1):
         fresh_swarm[1].call("POST", f"/v1/jobs/{job.id}/scale", {"ranks": ranks})
         job.trains_with(ranks)
     done = job.ended()
     assert (done["end_reason"], done["exit_code"], done["attempt"], done["restarts"]) == ("completed", 0, 1, 0)
-    assert "done 640 loss" in job.output
+    assert "done 1600 loss" in job.output
     changes = [(each["ranks_before"], each["ranks_after"]) for each in done["rescalings"]]
     assert changes == [(2, 4), (4, 1)], json.dumps(done["rescalings"])
     pauses_s = [each["pause_seconds"] or 0.0 for each in done["rescalings"]]
