@@ -52,7 +52,7 @@ class JobCard(Value):
     queue: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""
     priority: I32 = 0
     attained_gpu_s: Amount = 0.0  # when the card was written
-    attained_rate: U32 = 0  # GPU-seconds a second: the GPUs it has
+    attained_rate: U32 = 0  # GPU-seconds a second: the GPUs that serve it
     time_limit_s: Seconds = 0.0  # 0: none
     queued_s: Seconds = 0.0  # when the card was written
     running_s: Seconds = 0.0  # when the card was written
@@ -102,7 +102,7 @@ def card_of(
     `attained_gpu_s` includes the running attempt up to now.
     """
     spec = record.spec
-    gpus = record.gpus if record.state is JobState.RUNNING else 0
+    gpus = record.serving_gpus if record.state is JobState.RUNNING else 0
     return JobCard(
         job_id=record.job_id,
         epoch=record.epoch,

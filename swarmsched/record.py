@@ -137,6 +137,11 @@ class JobRecord(Value):
         return self.members or self.shares
 
     @property
+    def serving_gpus(self) -> int:
+        """Those of the parts that train: what is held for newcomers, and by those that leave, serves nobody."""
+        return world_size(self.training) * self.spec.demand.gpus
+
+    @property
     def leaving(self) -> tuple[Share, ...]:
         """Parts of an elastic attempt that train no more, or never did, and may have processes."""
         world = self.world

@@ -30,7 +30,7 @@ class Rigid:
         `ran_s` is a duration on a monotonic clock: a wall clock that jumps must not add or take service.
         """
         is_serving = bool(record.started_utc_s and record.shares)
-        return record.gpus * max(0.0, ran_s - record.counted_s) if is_serving else 0.0
+        return record.serving_gpus * max(0.0, ran_s - record.counted_s) if is_serving else 0.0
 
     def failures(self, gang: "Gang", record: JobRecord) -> Failures:
         """What failed first, if anything did, of a gang that is over."""

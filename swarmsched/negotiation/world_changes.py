@@ -124,7 +124,7 @@ def is_settled(record: JobRecord) -> bool:
 def counted(record: JobRecord, ran_s: float) -> Fields:
     """Another number of parts serves from now on: the service until now is added up."""
     span_s = max(0.0, ran_s - record.counted_s)
-    served_gpu_s = record.attained_gpu_s + record.gpus * span_s
+    served_gpu_s = record.attained_gpu_s + record.serving_gpus * span_s
     return {"attained_gpu_s": served_gpu_s, "counted_s": record.counted_s + span_s}
 
 

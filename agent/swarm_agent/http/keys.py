@@ -100,7 +100,8 @@ class ByRecord:
         """Finished attempts plus the running one."""
         record = self.record
         is_running = record.state in (JobState.RUNNING, JobState.STOPPING) and record.started_utc_s
-        return record.attained_gpu_s + (record.gpus * self.elapsed_s if is_running else 0.0)
+        span_s = max(0.0, self.elapsed_s - record.counted_s) if is_running else 0.0
+        return record.attained_gpu_s + record.serving_gpus * span_s
 
     def at_end(self, value: object) -> object:
         """Null until the job has ended."""

@@ -3,16 +3,22 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
+from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.jobs import signal_number
+from swarm_agent.http.keys import ByRecord
 from swarm_agent.http.problem import Problem
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.card import card_of
 from swarmsched.commands import CancelJob, MigrateJob, ScaleJob, SignalJob
 from swarmsched.ids import NodeId
+from swarmsched.resources import Demand, Share
 from swarmsched.world import World
 from tests.agent.http.test_openapi import Checker
 from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, a_task, an_elastic_record, job_id
+from tests.swarmsched.building import make_record
 
 ALPHA = job_id(1, random_part="abcd")
 BETA = job_id(2, random_part="abce")
@@ -333,3 +339,13 @@ async def test_a_node_is_paused_if_any_of_its_workers_is_and_shows_each_as_a_tas
     assert [(each["node"], each["is_paused"]) for each in document["nodes"]] == [("n1", True)]
     tasks = (await n1.get("/v1/nodes/n1"))["tasks"]
     assert [(each["worker"], each["is_paused"]) for each in tasks] == [(2, False), (5, True)]
+
+
+def test_the_service_of_an_elastic_job_is_that_of_its_members_since_it_was_counted_last():
+    shares = tuple(Share(NodeId("n1"), 1, part=part) for part in (1, 2, 3))
+    spec = JobSpec(("true",), demand=Demand(gpus=2), ranks_most=3, elastic=True)
+    record = make_record("n1", state=JobState.RUNNING, attempt=1, spec=spec, shares=shares, last_part=3)
+    world = World(2, (1, 2), (3,))
+    record = replace(record, started_utc_s=100.0, world=world, attained_gpu_s=30.0, counted_s=20.0)
+    assert ByRecord(record, 150.0, Attendance(frozenset())).attained_gpu_s == 30.0 + 2 * 2 * 30.0
+    assert card_of(record, running_s=50.0).attained_gpu_s == 30.0 + 2 * 2 * 30.0

@@ -170,9 +170,10 @@ def test_a_gang_grows_while_it_trains_and_its_record_is_ahead_of_its_owners(trai
     assert news[-1] == ("job.resumed", {"pause_s": 0.25}), "the page of metrics counts these"
     assert training.record.state is JobState.RUNNING
     assert training.record.attempt == 1
-    assert (training.record.counted_s, training.record.attained_gpu_s) == (7.0, 7.0 * 5), (
-        "newcomers have their GPUs too"
-    )
+    assert (training.record.counted_s, training.record.attained_gpu_s) == (7.0, 7.0 * 3), "newcomers serve from now on"
+    training.now_s += 2.0
+    training.wish((A, 2), (B, 1))
+    assert (training.record.counted_s, training.record.attained_gpu_s) == (9.0, 7.0 * 3 + 2.0 * 5)
 
 
 def test_whoever_is_to_leave_is_told_ends_by_itself_and_is_released(training):
