@@ -58,7 +58,7 @@ while True:
     if step % 10 == 0 and dist.get_rank() == 0:
         os.makedirs(os.environ["SWARM_CHECKPOINT_DIR"] + f"/{{step}}", exist_ok=True)
         torch.save({{"step": step}}, os.environ["SWARM_CHECKPOINT_DIR"] + f"/{{step}}/state")
-        swarm_elastic.checkpoint(str(step), step=step)
+        swarm_elastic.checkpoint(str(step))
 """
 
 Row = tuple[str, float, str]
