@@ -77,6 +77,7 @@ class Job:
 
     def __init__(self, agents: list[RunningAgent], script: str, env: dict[str, str] | None = None, **spec: Any) -> None:
         self.agents = agents
+        self._told: set[Step] = set()
         wanted = {"ranks": 1, "gpus_per_rank": 1, "env": {"OMP_NUM_THREADS": "1", **(env or {})}, **spec}
         self.id = agents[0].submit(str(TRAIN), "-c", script, **wanted)["id"]
         self.until(lambda: len(self.steps) > STEPS_BETWEEN, "it trains")
@@ -84,10 +85,8 @@ class Job:
     @property
     def lines(self) -> list[Step]:
         found = [line.split() for line in self.agents[0].output({"id": self.id}).splitlines()]
-        told = [
-            Step(float(at), int(number), int(world), *where) for at, number, world, *where in found if at[0].isdigit()
-        ]
-        return sorted(told)
+        self._told.update(Step(float(at), int(number), int(world), *where) for at, number, world, *where in found)
+        return sorted(self._told)  # with those of earlier attempts, which are not told again
 
     @property
     def steps(self) -> list[Step]:
