@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from swarm_agent.task.account import Account
-from swarm_agent.task.shim import LAUNCH_FORMAT
+from swarm_agent.task.shim import LAUNCH_FORMAT, counted
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import StorageError, SwarmError
@@ -60,18 +60,13 @@ class Launch:
         account = self.account
         parts = [LAUNCH_FORMAT, str(self.key).replace("/", " "), str(self.log_dir)]
         parts += [str(self.log_limit_bytes), str(self.log_head_bytes), str(self.workdir), str(self.umask)]
-        parts += [str(account.uid), str(account.gid), *_counted(str(group) for group in account.groups)]
+        parts += [str(account.uid), str(account.gid), *counted([str(group) for group in account.groups])]
         parts += [str(self.grace_s), str(self.listen_fd), str(self.port)]
-        parts += [*_counted(self.argv), *_counted(_pairs(self.common_env)), str(len(self.rank_envs))]
+        parts += [*counted([*self.argv]), *counted(_pairs(self.common_env)), str(len(self.rank_envs))]
         for rank, env in self.rank_envs.items():
-            parts += [str(rank), *_counted(_pairs(env))]
-        parts += [*_counted(self.scope), *_counted(self.warm_argv)]
+            parts += [str(rank), *counted(_pairs(env))]
+        parts += [*counted([*self.scope]), *counted([*self.warm_argv])]
         return "\0".join(parts).encode("utf-8", "surrogateescape")
-
-
-def _counted(items: Any) -> list[str]:
-    listed = list(items)
-    return [str(len(listed)), *listed]
 
 
 def _pairs(env: Mapping[str, str]) -> list[str]:

@@ -64,8 +64,7 @@ class ShimLink:
     def start_warm(self, launch: Launch, waiting: Waiting) -> None:
         """Give the task to a shim that waits.  Raises OSError; then nothing runs."""
         self.facts.shim_pid, self.pidfd = waiting.pid, waiting.pidfd
-        (self.directory / "launch").write_bytes(launch.to_bytes())
-        waiting.hand_over(self.directory)
+        waiting.hand_over(self.directory, launch.to_bytes())
         self._open_commands()
 
     def warm_start(self) -> WarmStart | None:

@@ -75,22 +75,28 @@ class Waiting:
         """True when its imports are done."""
         return self.pidfd >= 0 and (self.directory / "ready").exists() and not select.select([self.pidfd], [], [], 0)[0]
 
-    def hand_over(self, task_dir: Path) -> None:
-        """Give the shim its task, whose folder is ready.  Raises OSError; then the shim ends."""
+    def hand_over(self, task_dir: Path, launch: bytes) -> None:
+        """Give the shim its task, whose folder is ready but for these.  Raises OSError; then the shim ends."""
+        order = b"stop"
         try:
+            (task_dir / "launch").write_bytes(launch)
             for name in ("lock", "commands", "shim.err"):
                 (self.directory / name).rename(task_dir / name)
-            os.write(self.commands, b"launch " + os.fsencode(task_dir) + b"\n")
+            order = b"launch " + os.fsencode(task_dir)
         finally:
-            os.close(self.commands)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._tell_last(order)
 
     def end(self) -> None:
         """It is not needed any more."""
         with suppress(OSError):
-            os.write(self.commands, b"stop\n")
-        os.close(self.commands)
-        shutil.rmtree(self.directory, ignore_errors=True)
+            self._tell_last(b"stop")
+
+    def _tell_last(self, order: bytes) -> None:
+        try:
+            os.write(self.commands, order + b"\n")
+        finally:
+            os.close(self.commands)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class WarmPool:

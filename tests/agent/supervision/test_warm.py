@@ -103,7 +103,7 @@ async def test_a_newcomer_is_what_has_waited_and_is_like_any_other(bench: Bench,
     await wait_until(lambda: not is_alive(pid))
 
 
-async def test_it_is_stopped_and_frozen_like_any_other(bench: Bench, first: TaskOrder) -> None:
+async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> None:
     await one_waits(bench, first)
     second = another(first, 2, "wait")
     await run(bench, second)
