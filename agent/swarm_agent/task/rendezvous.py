@@ -4,6 +4,10 @@ The owner of rank 0 binds and listens before the gang is committed; the other ow
 reach it; the shim inherits the socket and closes it just before rank 0 starts, which then binds the port itself.
 Nobody accepts here: the kernel completes the probes' handshakes and drops them with the socket, which leaves no
 connection in TIME_WAIT that could hinder the next bind.
+
+Rank 0 may import for a while before it binds, and the port is nobody's meanwhile.  So that another agent of this
+machine does not give it to a task of its own, the shim holds a name in the abstract namespace of Unix sockets for as
+long as it lives.
 """
 
 import asyncio
@@ -12,6 +16,7 @@ import os
 import socket
 from dataclasses import dataclass
 
+from swarm_agent.task import shim
 from swarmsched.ids import TaskKey
 
 BACKLOG = 512  # one probe per node of a gang may stand unaccepted
@@ -62,14 +67,17 @@ class Rendezvous:
     def _first_free(self) -> BoundPort:
         low, high = self._ports
         held = {bound.port for bound in self._bound.values()}
-        for _ in range(high - low + 1):
-            port = self._next_port
-            self._next_port = low if port >= high else port + 1
-            if port in held:
-                continue
-            listening = listen(self._host, port)
-            if listening:
-                return BoundPort(self._host, port, listening)
+        for is_last_resort in (False, True):  # most tasks bind at once or never: a promised port is better than none
+            for _ in range(high - low + 1):
+                port = self._next_port
+                self._next_port = low if port >= high else port + 1
+                if port in held:
+                    continue
+                listening = listen(self._host, port)
+                if listening and (is_last_resort or not is_promised(port)):
+                    return BoundPort(self._host, port, listening)
+                if listening:
+                    listening.close()
         raise NoFreePort(f"no free port of {low}-{high} on {self._host}; widen rendezvous_ports")
 
 
@@ -87,6 +95,16 @@ def listen(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return listening
+
+
+def is_promised(port: int) -> bool:
+    """True while the shim of some agent's task, on this machine, holds the port's name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        try:
+            asking.bind(shim.PORT_NAME % port)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 async def probe(host: str, port: int, *, timeout_s: float, attempts: int) -> str:

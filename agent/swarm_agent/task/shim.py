@@ -47,7 +47,8 @@ LEASE_S_MAX = 1e12  # of two times so many digits there is room; anything later 
 LOOK_S = 0.5  # after the machine was asleep, its ranks run on for as long
 FROZEN_INTERVAL_S = 0.5  # how often the lease and strays are looked for while frozen
 FREEZE_PASSES = 8  # a process that forks while it is being stopped leaves a running child for the next pass
-PORT_CONFLICT_S = 10.0
+PORT_CONFLICT_S = 120.0  # rank 0 has imported its framework by then, also from a network file system
+PORT_NAME = b"\0swarm-rendezvous-%d"  # held while a task may bind this port: see rendezvous.py
 FACTS_BYTES_PER_RANK = 256
 DRAIN_READS = 16  # a pipe holds at most 1 MiB; a daemon that writes on must not keep us
 LAST_WORDS_ATTEMPTS = 600
@@ -545,6 +546,7 @@ class Shim:
         self._has_complained = False
         self._started_s = 0.0
         self._outcome = ("none", "")
+        self._port_name: object = None  # held, never used
         self._complaint = ""  # why nothing holds the task to what it booked
         self._oom_file, self._oom_kills = oom_counter()
 
@@ -624,6 +626,7 @@ class Shim:
             if self._complaint:
                 rank.say(self._complaint)
             if order.listen_fd >= 0 and number == 0:
+                self._port_name = hold_port_name(order.port)
                 os.close(order.listen_fd)  # from here on the port is rank 0's to bind
             warm, self._warm = self._warm, None
             if warm and warm.become(order, env, self._freezer.group):
@@ -989,6 +992,18 @@ def not_found_text(command: str, workdir: str) -> str:
 def speaks_of_port(tail: bytes, port: int) -> bool:
     """True when the last words on stderr say that this port was in use."""
     return b"ddress already in use" in tail and str(port).encode() in tail
+
+
+def hold_port_name(port: int) -> object:
+    """Tell the agents of this machine, for as long as what is returned lives, that the port is promised to a rank."""
+    from _socket import AF_UNIX, SOCK_STREAM, socket  # noqa: PLC0415
+
+    name = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        name.bind(PORT_NAME % port)
+    except OSError:  # another task's that was given this port as a last resort: the name says so for both
+        name.close()
+    return name
 
 
 def keep_from_children() -> None:

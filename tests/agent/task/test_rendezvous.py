@@ -9,7 +9,7 @@ import pytest
 
 from swarm_agent.task.rendezvous import NoFreePort, Rendezvous, listen, probe
 from swarmsched.effects import BindRendezvous, ReleaseRendezvous, StageTask, StartTask
-from swarmsched.events import RendezvousBound, RendezvousFailed, TaskExited, TaskStaged, TaskStageFailed
+from swarmsched.events import RendezvousBound, RendezvousFailed, TaskExited, TaskStaged, TaskStageFailed, TaskStarted
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder
@@ -142,3 +142,17 @@ async def test_an_address_that_is_not_ours_is_reported(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         assert isinstance(bench.events[0], RendezvousFailed)
         assert "assign" in bench.events[0].error
+
+
+async def test_another_agent_of_the_machine_leaves_a_port_alone_that_rank_zero_has_yet_to_bind(tmp_path: Path) -> None:
+    ports = free_ports(2)
+    first, second = (Bench(tmp_path / node, node=node, rendezvous_ports=ports) for node in ("n1", "n2"))
+    async with first, second:
+        order = make_order("sleep", "60", port=ports[0])
+        first.runner.perform(BindRendezvous(order.job_id, 1))
+        first.runner.perform(StartTask(order, ()))
+        await first.wait_for(TaskStarted)
+        second.runner.perform(BindRendezvous(order.job_id, 1))
+        second.runner.perform(BindRendezvous(order.job_id, 2))
+        given = [await second.wait_for(RendezvousBound, count=count) for count in (1, 2)]
+        assert [each.port for each in given] == [ports[1], ports[0]], "the promised one is the last resort"
