@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -107,28 +108,35 @@ class Elastic:
         os.kill(pid, signal.SIGKILL)
         self.act(f"kill -9 of worker {worker}: the others go on", lambda: f"worker {worker} on" in self.told)
         node = self.training["nodes"][-1]["node"]
-        swarm(self.environment, "local", "stop", "--kill", node)
-        self.act(f"kill -9 of the agent of {node}: the others go on", lambda: self.training["state"] == "ended")
+        self.command("local", "stop", "--kill", node)
+        self.act(f"kill -9 of the agent of {node}: the others go on", lambda: f"{node} was lost" in self.told)
+        self.act("it has trained all epochs", lambda: self.training["state"] == "ended")
         code, output = swarm(self.environment, "logs", self.training["id"], show=False)
         print("\n".join(output.splitlines()[-3:]))
         return code or self.tell(report, output)
 
     def submit(self, name, gpus, *words):
-        code, output = swarm(self.environment, "run", "-d", "--name", name, "--gpus", str(gpus), *words)
+        self.command("run", "-d", "--name", name, "--gpus", str(gpus), *words)
+
+    def command(self, *words):
+        """In the place of the picture, which is drawn again below it."""
+        self.erase()
+        code, output = swarm(self.environment, *words)
         assert code == 0, output
 
     # Looking.
 
     def act(self, text, is_over, patience_s=150):
-        """Watch until something is so."""
+        """Watch until something is so, and note it."""
         self.look()
-        self.picture.note(text)
         deadline_s = time.monotonic() + patience_s
         while not is_over():
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"demo: not within {patience_s} s: {text}")
             time.sleep(0.5)
             self.look()
+        self.picture.note(text)
+        self.draw()
 
     def look(self):
         """One more moment of the picture."""
@@ -145,9 +153,19 @@ class Elastic:
         """In place on a terminal; elsewhere not at all."""
         if not sys.stdout.isatty():
             return
-        text = self.picture.text()
-        print(f"\x1b[{self.lines}F\x1b[J{text}" if self.lines else text, flush=True)
+        self.erase()
+        text = self.picture.text(self.width)
+        print(text, flush=True)
         self.lines = text.count("\n") + 1
+
+    def erase(self):
+        if self.lines:
+            print(f"\x1b[{self.lines}F\x1b[J", end="")
+        self.lines = 0
+
+    @property
+    def width(self):
+        return shutil.get_terminal_size().columns
 
     @property
     def training(self):
@@ -188,13 +206,14 @@ class Elastic:
 
     def tell(self, report, output):
         """The picture, a table of pauses, and the page."""
-        print(self.picture.text() if not sys.stdout.isatty() else "")
+        print(self.picture.text(self.width) if not sys.stdout.isatty() else "")
         table = [("GPUs", "pause", "why")]
         for each in self.changes:
             is_over = bool(each["ranks_after"])  # or the next one came before all had switched
             size = f"{each['ranks_before']} -> {each['ranks_after'] if is_over else '?'}"
             table.append((size, f"{each['pause_seconds'] or 0.0:.3f} s" if is_over else "-", each["reason"]))
-        print("\n".join(f"{size:8} {pause:>9}  {why}" for size, pause, why in table))
+        for size, pause, why in table:
+            print(textwrap.fill(why, self.width, initial_indent=f"{size:8} {pause:>9}  ", subsequent_indent=" " * 20))
         accuracy = re.search(r"test accuracy ([0-9.]+)", output)
         told = [
             f"Test accuracy {accuracy.group(1) if accuracy else 'unknown'}; one attempt, {len(self.changes)} changes."

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e")
-COLUMNS = 72
+COLUMNS, BESIDE = 72, 22  # of the picture in a terminal, and what stands beside them
 WIDTH, ROW, LOSS_HEIGHT, LEFT = 960, 22, 180, 90
 
 
@@ -52,20 +52,15 @@ class Picture:
     def letter(self, job):
         return LETTERS[self.jobs.index(job) % len(LETTERS)] if job else "."
 
-    @property
-    def shown(self):
-        """At most as many moments as there are columns."""
-        every = -(-len(self.moments) // COLUMNS) or 1
-        return self.moments[::every]
-
-    def text(self):
-        """For a terminal: a row for each GPU, a letter for each job."""
-        lines = []
+    def text(self, width):
+        """For a terminal of so many columns: a row for each GPU, a letter for each job."""
+        every = -(-len(self.moments) // max(1, min(COLUMNS, width - BESIDE))) or 1
+        shown, lines = self.moments[::every], []
         for node, count in self.gpus.items():
             for index in range(count):
-                row = "".join(self.letter(moment.holders[node][index]) for moment in self.shown)
+                row = "".join(self.letter(moment.holders[node][index]) for moment in shown)
                 lines.append(f"  {node:>8} gpu{index} {row}")
-        lines.append("  " + " " * 14 + _sparkline([moment.loss for moment in self.shown]) + "  loss")
+        lines.append("  " + " " * 14 + _sparkline([moment.loss for moment in shown]) + "  loss")
         lines.append("  " + "   ".join(f"{self.letter(job)} {job}" for job in self.jobs))
         lines += [f"  {at_s:5.0f} s  {text}" for at_s, text in self.notes[-3:]]
         return "\n".join(lines)
