@@ -70,7 +70,7 @@ class JobCard(Value):
     hides_constraints: bool = False  # `nodes` and `exclude` did not fit: others cannot tell where it may go
     elastic: Elastic | None = None  # None: its world size stays as it is now
     estimate: Estimate | None = None  # None: nothing is known of how it trains
-    pause_s: Seconds = 0.0  # that changes of its size have cost it; 0: not measured
+    pause_s: Seconds = 0.0  # of its training that a change of its size costs; 0: not measured
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -133,8 +133,16 @@ def card_of(
         preemptions=min(record.preemptions, 255),
         elastic=_elastic(record, estimate),
         estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
-        pause_s=record.pause_s or (LIVE_PAUSE_S if spec.elastic else 0.0),
+        pause_s=_pause_s(record, estimate),
     )
+
+
+def _pause_s(record: JobRecord, estimate: Estimate | None) -> float:
+    """Who is ended and begins again stands still until its ranks run, and then until they train."""
+    if record.spec.elastic:
+        return record.pause_s or LIVE_PAUSE_S
+    warmup_s = estimate.warmup_s if estimate is not None else 0.0
+    return record.pause_s + warmup_s if warmup_s else 0.0
 
 
 def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:

@@ -79,6 +79,7 @@ class Estimate(Value):
     work: Work | None = None
     is_partial: bool = False  # `points` are of the sizes that were run alone: others are predicted by a fit to them
     gpu: Name = ""  # class of the GPUs on which `points` were measured, of several their names; empty: not known
+    warmup_s: Amount = 0.0  # from the start of its ranks until they told how they train; 0: not measured
 
 
 class NoiseSample(Value):
@@ -144,7 +145,8 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
     new = [each if is_news(old.get(configuration(each)), each) else old[configuration(each)] for each in now.points]
     kept = [each for each in before.points if configuration(each) not in step_times(new)]
     known = {"noise": now.noise or before.noise, "work": now.work or before.work, "gpu": now.gpu or before.gpu}
-    return replace(now, points=(*kept, *new)[-MERGED_POINTS:], **known)
+    warmup_s = now.warmup_s or before.warmup_s
+    return replace(now, points=(*kept, *new)[-MERGED_POINTS:], warmup_s=warmup_s, **known)
 
 
 NEWS_RATIO = 1.02
@@ -198,7 +200,7 @@ def coarse(estimate: Estimate) -> Estimate:
     points = [_coarse_point(each) for each in estimate.points]
     noise = [replace(each, noise=_coarse(each.noise)) for each in estimate.noise]
     left = {"remaining": _coarse(estimate.remaining), "done": _coarse(estimate.done)}
-    return replace(estimate, points=tuple(points), noise=tuple(noise), **left)
+    return replace(estimate, points=tuple(points), noise=tuple(noise), warmup_s=_coarse(estimate.warmup_s), **left)
 
 
 def _coarse_point(point: SpeedPoint) -> SpeedPoint:

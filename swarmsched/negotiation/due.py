@@ -210,6 +210,7 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     if before is None:
         return [*_ask_owners(job), *regrouping.taken_up(job)]
     job.pacing.succeeded()
+    job.is_warming = True
     ranks = world_size(record.shares)
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
     waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)

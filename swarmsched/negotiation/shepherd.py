@@ -10,7 +10,6 @@ from swarmsched.api import COMING_BACK, EndReason, Isolation, JobSpec, JobState
 from swarmsched.authority.message import SilenceAnswer
 from swarmsched.commands import Refused
 from swarmsched.effects import ReplyToClient, SendPeer
-from swarmsched.estimate import merged
 from swarmsched.fields import Value
 from swarmsched.holders import Holders
 from swarmsched.ids import NodeId, Place, handle
@@ -236,7 +235,7 @@ class JobShepherd(ShepherdState):
         if told.attempt != record.attempt or record.state is not JobState.RUNNING:
             return []
         self._see(clock)
-        self.estimate = merged(self.estimate, told.estimate)
+        self.learn(told.estimate)
         if told.global_batch in (0, record.global_batch) or not record.global_batch:
             return []
         return [SendPeer(sender, TaskBatch(record.job_id, record.attempt, record.global_batch))]

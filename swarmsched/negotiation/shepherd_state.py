@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
 from swarmsched.effects import Announce, Effect, SendPeer
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, coarse, merged
 from swarmsched.fields import cleaned
 from swarmsched.holders import Quorum, majority
 from swarmsched.ids import JobId, NodeId, Place
@@ -109,6 +109,7 @@ class ShepherdState:
         self.reason = record.reason  # why it waits
         self.queued_since_s = 0.0  # when it last became queued
         self.running_since_s = float("inf")
+        self.is_warming = False  # its ranks have begun under us, and told nothing of their training yet
         self.hears_owners_until_s = 0.0  # before that the gang is not given up: its service would be forgotten
         self.estimate: Estimate | None = None  # of how it trains; told by its card
         self.asking: dict[int, tuple[int, bool]] = {}  # clients: the change they wait for, and if they name a known job
@@ -314,6 +315,13 @@ class ShepherdState:
     def ran_s(self) -> float:
         """For how long the attempt has run."""
         return max(0.0, self.now_s - self.running_since_s)
+
+    def learn(self, told: Estimate) -> None:
+        """What its ranks have told of their training."""
+        if self.is_warming and told != Estimate():
+            self.is_warming = False
+            told = coarse(replace(told, warmup_s=self.ran_s))
+        self.estimate = merged(self.estimate, told)
 
     def explain(self, reason: str) -> None:
         """Why it waits, for people; volatile."""

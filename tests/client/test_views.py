@@ -322,10 +322,12 @@ MODEL = {
     "speed": [{**row, "is_current": row["ranks"] == 2} for row in SPEED],
     "speed_error_ratio": 0.03,
     "grad_noise": 12.5,
+    "warmup_seconds": 28.0,
     "is_prior": False,
 }
 TABLE = """\
-Speed by its model (2 sizes measured, the fit is off by 3%), global batch 64, gradient noise 12.5:
+Speed by its model (2 sizes measured, the fit is off by 3%), global batch 64, gradient noise 12.5, \
+begins to train 28s after its ranks run:
   RANKS  GPUS  NODES  S/STEP  SAMPLES/S  SPEED-UP  BY
       1     2      1     0.4        160      1.00  measured
       2     4      1    0.22      290.9      1.82  measured, now
@@ -461,7 +463,7 @@ def test_status_tells_what_changes_of_size_have_cost(swarm, agent):
     changes = [{**change, "ranks_after": 4, "pause_seconds": 3.14}, {**change, "ranks_after": None}]
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = (200, job_document(rescalings=changes))
     out = swarm("status", HANDLE)[1]
-    assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, after 3.1 s: somebody wants it elsewhere\n" in out
+    assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, its ranks ran again after 3.1 s: somebody wants" in out
     assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, not running again yet: somebody" in out
 
 

@@ -43,6 +43,13 @@ def test_only_so_many_sizes_are_remembered() -> None:
     assert [each.ranks for each in known.points] == list(range(100 - MERGED_POINTS, 100))
 
 
+def test_the_last_measured_warm_up_stands() -> None:
+    first = merged(None, Estimate(done=1.0, warmup_s=12.0))
+    assert merged(first, Estimate(done=2.0)).warmup_s == 12.0
+    assert merged(first, Estimate(done=2.0, warmup_s=9.0)).warmup_s == 9.0
+    assert coarse(Estimate(warmup_s=12.345)).warmup_s == 12.0
+
+
 def test_few_digits_are_told() -> None:
     told = coarse(Estimate(points=(SpeedPoint(2, 1, 32, 0.12345),), remaining=123_456.0, done=9.99))
     assert (told.points[0].step_s, told.remaining, told.done) == (0.123, 120_000.0, 10.0)

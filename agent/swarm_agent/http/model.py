@@ -19,6 +19,7 @@ MODEL: Schema = {
     "grad_noise": maybe(NUMBER),
     "remaining_steps": maybe(NUMBER),
     "remaining_error_ratio": maybe(NUMBER),
+    "warmup_seconds": maybe(SECONDS),
     "is_prior": FLAG,
 }
 """Of jobs that take several sizes and have reported; the noise is of the largest batch that was measured."""
@@ -44,5 +45,6 @@ def model_document(question: SpeedQuestion, table: SpeedTable) -> Document:
         "grad_noise": estimate.noise[-1].noise if estimate.noise else None,
         "remaining_steps": estimate.remaining or None,
         "remaining_error_ratio": estimate.remaining_error if estimate.remaining else None,
+        "warmup_seconds": estimate.warmup_s or None,
         "is_prior": estimate.is_prior,
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from swarm_client.annotations import Any
 from swarm_client.output import Column, Printer
-from swarm_client.quantity import show_count, show_ratio
+from swarm_client.quantity import show_count, show_duration, show_ratio
 
 COLUMNS = (
     Column("RANKS", lambda row: str(row["ranks"]), is_right=True),
@@ -36,7 +36,9 @@ def _heading(model: Mapping[str, Any]) -> str:
         fit = ", and other sizes are taken to scale perfectly until one was run"
     noise = f", gradient noise {model['grad_noise']:.3g}" if model.get("grad_noise") is not None else ""
     prior = ", taken from jobs of its kind" if model.get("is_prior") else ""
+    warmup_s = model.get("warmup_seconds")
+    warmup = f", begins to train {show_duration(warmup_s)} after its ranks run" if warmup_s else ""
     return (
         f"Speed by its model ({show_count(measured, 'size')} measured{prior}{fit}), "
-        f"global batch {model['global_batch']}{noise}"
+        f"global batch {model['global_batch']}{noise}{warmup}"
     )

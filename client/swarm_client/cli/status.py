@@ -198,9 +198,10 @@ def _rescaling(change: Mapping[str, Any], *, is_elastic: bool) -> str:
     before, after = change["ranks_before"], change.get("ranks_after")
     size = f"{before} to {show_count(after, 'rank')}" if after else f"from {show_count(before, 'rank')}"
     pause_s = change.get("pause_seconds") or 0.0
-    cost = f"after {pause_s:.{1 if pause_s >= 1 else 3}f} s" if after else "not running again yet"
+    pause = f"{pause_s:.{1 if pause_s >= 1 else 3}f} s"
+    cost = f"its ranks ran again after {pause}" if after else "not running again yet"
     if is_elastic:
-        cost = f"paused {cost.removeprefix('after ')}" if after else "under way"
+        cost = f"paused {pause}" if after else "under way"
     return f"{size}, {_when(change['decided_at'])}, {cost}: {plain(change['reason'])}"
 
 

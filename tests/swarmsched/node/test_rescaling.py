@@ -78,6 +78,16 @@ def points(watched, job):
     return max((view.card.estimate.points for view in views if view.card.estimate), key=len, default=())
 
 
+def test_its_card_tells_what_a_change_costs_until_its_ranks_train_again():
+    watched = swarm(Elasticity.ON)
+    job = beside(watched, "300", node=N1)
+    assert watched.swarm.run_until(lambda: len(points(watched, job)) > 1, 60.0)
+    cards = [view.card for host in watched.swarm.up for view in host.node.foreign_jobs() if view.job_id == job]
+    told = max(cards, key=lambda card: card.stamp)
+    assert 1.0 <= told.estimate.warmup_s < 3.0, "they report with their first checkpoint, after a second"
+    assert told.pause_s == watched.swarm.record(job).pause_s + told.estimate.warmup_s
+
+
 @pytest.mark.parametrize(("elasticity", "advice"), [(Elasticity.ADVISE, True), (Elasticity.OFF, False)])
 def test_a_running_job_keeps_its_size_where_that_is_the_swarms_wish(elasticity, advice):
     watched = swarm(elasticity)

@@ -28,6 +28,7 @@ from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX, PLAN_REFRE
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
+from swarmsched.record import Rescaling
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, Elasticity, JobView, Plan, PolicySetting
 from tests.swarmsched.building import answer_to, make_node, make_record
@@ -476,6 +477,14 @@ def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_whe
     assert scene.placement.estimated(job, A, replace(told, global_batch=128), scene.clock) == []
     assert scene.placement.estimated(job, A, replace(told, attempt=0), scene.clock) == []  # of ranks that are gone
     assert scene.placement.view_of(job, scene.clock).card.elastic.global_batch == 128
+    assert job.estimate.warmup_s == 0.0, "who has taken it up did not see it begin"
+
+
+def test_until_it_is_known_when_ranks_train_the_pause_until_they_run_is_not_taken_for_all_of_it():
+    change = Rescaling(UTC, 2, ranks_after=4, pause_s=0.5)
+    record = replace(record_of("a", 2, UTC), rescalings=(change,))
+    assert card_of(record).pause_s == card_of(record, estimate=Estimate(done=5.0)).pause_s == 0.0
+    assert card_of(record, estimate=Estimate(done=5.0, warmup_s=20.0)).pause_s == 20.5
 
 
 @pytest.mark.parametrize(
