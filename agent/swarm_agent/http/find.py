@@ -58,7 +58,7 @@ class JobFinder:
         silent: tuple[NodeId, ...] = ()
         names = self.names()
         is_here = bool(matches[own_name])
-        if may_ask and not (is_here and _is_exact(reference)):
+        if may_ask and not _with_whole_id(matches[own_name], reference):
             timeout_s = LIST_TIMEOUT_S if is_here else SEARCH_TIMEOUT_S
             fan_out = await self._peers.ask_all("find", {"reference": reference, "user": user}, timeout_s)
             silent = fan_out.silent
@@ -95,7 +95,8 @@ class JobFinder:
         """Summaries of jobs that this agent knows under the reference; of very many, the first ones."""
         if reference == LAST:
             return self._last(user)
-        return self._by_id(reference.lower()) or self._by_name(reference)
+        by_id = self._by_id(reference.lower())
+        return _with_whole_id(by_id, reference) or self._by_name(reference) or by_id
 
     def past_retention(self, reference: str) -> list[Summary]:
         """What is left here of a job with that full id; others may still have its record."""
@@ -147,11 +148,10 @@ def _of_card(job: JobView) -> Summary:
     return job_summary(card_document(job, job.card.submitted_utc_s - job.written_s))
 
 
-def _is_exact(reference: str) -> bool:
-    """True for a full id or a whole handle, which 40 random bits make unique."""
-    return ids.is_job_id(reference.lower()) or (
-        len(reference) == ids.HANDLE_LENGTH and set(reference.lower()) <= set(ids.CROCKFORD)
-    )
+def _with_whole_id(candidates: list[Summary], reference: str) -> list[Summary]:
+    """Of a full id or a whole handle, which 40 random bits make unique."""
+    whole = reference.lower()
+    return [each for each in candidates if whole in (each["id"], ids.handle(JobId(str(each["id"]))))]
 
 
 def _choose(
@@ -174,16 +174,18 @@ def _choose(
 
 
 def _one_of(reference: str, candidates: list[Summary]) -> Summary:
-    """Prefixes win over names; a prefix must be unique, of a name the newest live job is meant, else the newest."""
+    """A whole id, then a name, then the beginning of an id, which must be unique; of a name the newest live job is
+    meant, else the newest."""
     if reference == LAST:
         return max(candidates, key=_age_key)
-    by_id = [each for each in candidates if ids.matches_prefix(JobId(str(each["id"])), reference.lower())]
-    if len(by_id) == 1:
-        return by_id[0]
-    if by_id:
-        raise _ambiguous(reference, by_id)
-    live = [each for each in candidates if each.get("state") != JobState.ENDED.value]
-    return max(live or candidates, key=_age_key)
+    whole = _with_whole_id(candidates, reference)
+    named = [each for each in candidates if each.get("name") == reference]
+    if named and not whole:
+        live = [each for each in named if each.get("state") != JobState.ENDED.value]
+        return max(live or named, key=_age_key)
+    if len(whole or candidates) > 1:
+        raise _ambiguous(reference, whole or candidates)
+    return (whole or candidates)[0]
 
 
 def _age_key(summary: Summary) -> tuple[str, str]:

@@ -48,6 +48,17 @@ async def test_an_ambiguous_prefix_lists_the_matches_of_all_agents(n1, n2, n3):
         assert ids.handle(ALPHA) in problem["detail"]
 
 
+async def test_a_whole_handle_wins_over_a_name_and_a_name_over_the_beginning_of_an_id(n1, n2, n3):
+    gamma, delta = (job_id(number, random_part=part) for number, part in ((3, "wxyz"), (4, "wxyy")))
+    n1.agent.put(a_record(ALPHA, "n1"))
+    n2.agent.put(a_record(BETA, "n2"))
+    n3.agent.put(a_record(gamma, "n3", spec=JobSpec(command=("true",), name="abc")))
+    n3.agent.put(a_record(delta, "n3", spec=JobSpec(command=("true",), name=ids.handle(ALPHA))))
+    for desk in (n1, n2, n3):
+        for reference, meant in (("abc", gamma), ("abcd", ALPHA), ("abce", BETA), (ids.handle(ALPHA), ALPHA)):
+            assert (await desk.get(f"/v1/jobs/{reference}"))["id"] == meant
+
+
 async def test_a_name_means_its_newest_live_job(n1, n2):
     spec = JobSpec(command=("true",), name="train")
     n1.agent.put(a_record(ALPHA, "n1", spec=spec))
