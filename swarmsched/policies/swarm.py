@@ -36,6 +36,7 @@ from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 LEAST_LEFT_S = 1.0
+LEAST_TOLD = 0.005  # of a gain in speed, to people
 RANKS_MOST = 256
 """Ranks of one job that are looked at."""
 ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
@@ -53,8 +54,8 @@ class Candidate(Sized):
 
     @property
     def why(self) -> str:
-        """What one more rank would bring, and how long it lasts: who has less left counts more."""
-        return joined(self._next, self._left)
+        """What more ranks bring, and how long it lasts: who has less left counts more."""
+        return joined(self._gain or self._next, self._left)
 
     @property
     def why_waiting(self) -> str:
@@ -66,13 +67,31 @@ class Candidate(Sized):
         return f"{self.left_s:.0f} s left on an equal share" if is_known(self.job) else ""
 
     @property
-    def _next(self) -> str:
-        more = self.ranks + 1
-        if not self.ranks or more >= len(self.rate) or not self.rate[self.ranks]:
+    def _gain(self) -> str:
+        """Of those that it gets."""
+        if not 0 < self.held < self.ranks or not self.rate[self.held]:
             return ""
-        source = "by its model" if self.goodput else "as far as one can guess"
-        gain = float(self.rate[more] / self.rate[self.ranks]) - 1.0
-        return f"one more rank would make it {gain:.0%} faster, {source}" if gain >= 0.005 else "more would not help it"
+        return f"{self.ranks} ranks make it {self._faster(self.held, self.ranks):.0%} faster, {self._source}"
+
+    @property
+    def _next(self) -> str:
+        """Of one more, which it does not get."""
+        more, elastic = self.ranks + 1, elastic_of(self.job)
+        if not self.ranks or not self.rate[self.ranks] or elastic.ranks_least == elastic.ranks_most:
+            return ""
+        if more >= len(self.rate):
+            return "it takes no more" if self.ranks == elastic.ranks_most else "there are no more GPUs for it"
+        gain = self._faster(self.ranks, more)
+        if gain < LEAST_TOLD:
+            return "more would not help it"
+        return f"one more rank would make it {gain:.0%} faster, {self._source}"
+
+    @property
+    def _source(self) -> str:
+        return "by its model" if self.goodput else "as far as one can guess"
+
+    def _faster(self, ranks: int, more: int) -> float:
+        return float(self.rate[more] / self.rate[ranks]) - 1.0
 
 
 class Swarm:

@@ -100,3 +100,12 @@ def test_of_jobs_that_are_known_the_higher_priority_is_dealt_gpus_first() -> Non
     )
     plan = decided(ClusterView(1, (make_node(A, 1),), jobs))
     assert [plan[job_id(number)].change for number in (1, 2)] == [Change.WAIT, Change.START]
+
+
+def test_reasons_say_what_more_ranks_bring_and_when_there_are_no_more_to_take() -> None:
+    def reason(free: int, ranks: int) -> str:
+        return decided(ClusterView(1, (make_node(A, free),), (held(1, Share(A, ranks)),)))[job_id(1)].reason
+
+    assert reason(2, 2) == "4 ranks make it 100% faster, by its model; 2500 s left on an equal share"
+    assert reason(0, 4) == "it takes no more; 2500 s left on an equal share"
+    assert reason(0, 2) == "there are no more GPUs for it; 5000 s left on an equal share"
