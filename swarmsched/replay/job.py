@@ -35,7 +35,7 @@ class ReplayJob:
     saved: float = 0.0  # progress of the newest checkpoint
     unsaved_s: float = 0.0  # seconds of training since then
     attained_gpu_s: float = 0.0
-    changed_s: float = 0.0  # when it was last started, stopped or submitted
+    changed_s: float = 0.0  # when it was submitted, or its GPUs became others
     first_started_s: float | None = None
     ended_s: float | None = None
     rescales: int = 0
@@ -66,9 +66,7 @@ class ReplayJob:
         if set(before) == set(shares):
             return
         self._save()  # the pause pays for it
-        self.shares = tuple(shares)
-        if bool(before) != bool(shares):
-            self.changed_s = now_s
+        self.shares, self.changed_s = tuple(shares), now_s
         if not shares:
             self.preemptions += 1
             return

@@ -52,6 +52,7 @@ def test_changes_are_counted_by_what_they_cost() -> None:
     assert (job.rescales, job.pause_s, job.batch) == (0, 0.0, 64), "another batch alone stops nothing"
     job.allocate((Share(NodeId("n002"), 1),), 64, 50.0, 30.0)
     assert (job.rescales, job.migrations, job.pause_s) == (1, 1, 30.0)
+    assert job.changed_s == 50.0, "a new attempt begins, as in a swarm"
     job.allocate((), 0, 60.0, 30.0)
     assert (job.preemptions, job.state, job.changed_s) == (1, JobState.QUEUED, 60.0)
     assert job.ends_in_s() == float("inf")
