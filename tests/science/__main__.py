@@ -1,9 +1,10 @@
 """Every table and picture of docs/scheduling.md, run again from the recorded workloads: `make science`.
 
 `cells.csv` says what is run.  SCIENCE_RESULTS names the folder of results (.science), SCIENCE_TRACES that of the
-workloads (../shared/traces), SCIENCE_JOBS the number of processes (one for each core).  Each finished run is appended
-to `runs.csv` there with the commit of the code; what the file has for this commit is not run again, so a run that was
-stopped goes on where it was.  Code with changes is refused: its results would belong to no commit.
+workloads (../shared/traces), SCIENCE_JOBS the number of processes (one for each core), SCIENCE_TABLES=published,rigid
+the tables that are wanted, since the one of the price takes hours and the others minutes.  Each finished run is
+appended to `runs.csv` there with the commit of the code; what the file has for this commit is not run again, so a run
+that was stopped goes on where it was.  Code with changes is refused: its results would belong to no commit.
 
 With QUICK=1 one workload of each is run, and the tables go to the folder of results instead of the page.
 """
@@ -46,7 +47,7 @@ KEY += ("view", "loss", "churn")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")
-PICTURE, PRICE = "picture", "price"
+PICTURE, PRICE, BATCH = "picture", "price", "elastic-batch"
 
 
 class UsageProblem(Exception):
@@ -65,6 +66,11 @@ class Science:
     lines: Path = HERE / "cells.csv"
     gaps_s: Sequence[float] = (480.0, 240.0, 120.0, 60.0)  # between the jobs of IBM's comparison
     page: Path = ROOT / "docs" / "scheduling.md"
+    tables: tuple[str, ...] = ()  # that are wanted; none: all
+
+    def wants(self, table: str) -> bool:
+        """Whether it is to be made."""
+        return not self.tables or table in self.tables
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], commit: str) -> "Science":
@@ -75,7 +81,12 @@ class Science:
         if not (traces / "workloads").is_dir():
             raise UsageProblem(f"SCIENCE_TRACES={traces} has no folder of workloads; name the folder of the traces")
         results = Path(environment.get("SCIENCE_RESULTS") or ROOT / ".science")
-        return cls(commit, traces, results, int(jobs), environment.get("QUICK", "") not in ("", "0"))
+        tables = tuple(filter(None, environment.get("SCIENCE_TABLES", "").split(",")))
+        known = {BATCH, *(line.table for line in read_lines(cls.lines))}
+        if unknown := sorted({*tables} - known):
+            raise UsageProblem(f"SCIENCE_TABLES={unknown[0]} is no table; write some of {', '.join(sorted(known))}")
+        is_quick = environment.get("QUICK", "") not in ("", "0")
+        return cls(commit, traces, results, int(jobs), is_quick, tables=tables)
 
     @property
     def record(self) -> Path:
@@ -93,7 +104,7 @@ class Science:
 
 def science(plan: Science) -> None:
     """Run what is missing, and write the tables and the picture."""
-    lines = read_lines(plan.lines)
+    lines = [line for line in read_lines(plan.lines) if plan.wants(line.table)]
     cells = {cell.key: cell for line in lines if line.table != PICTURE for cell in line.cells(is_quick=plan.is_quick)}
     done = plan.done()
     missing = sorted([cell for key, cell in cells.items() if key not in done], key=lambda cell: cell.line.load)[::-1]
@@ -139,8 +150,11 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
         of_table = [line for line in lines if line.table == name]
         told = price(of_table, done) if name == PRICE else table(of_table, done, plan.traces, is_quick=plan.is_quick)
         page = put(page, name, told)
+    if plan.tables:
+        origin += f" Of it are the tables {', '.join(plan.tables)}; the others are older."
     page = put(page, "origin", origin)
-    page = put(page, "elastic-batch", elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
+    if plan.wants(BATCH):
+        page = put(page, BATCH, elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
     target = plan.results / plan.page.name if plan.is_quick else plan.page
     target.write_text(page, encoding="utf-8")
     drawn = [cell for line in lines if line.table == PICTURE for cell in line.cells(is_quick=True)]

@@ -106,3 +106,18 @@ def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
         assert "new text" in put(page, name, "new text")
     with pytest.raises(ValueError, match="science: other"):
         put(page, "other", "")
+
+
+def test_only_the_tables_that_are_wanted_are_made_and_others_stay(plan):
+    science(replace(plan, tables=("elastic-batch",)))
+    page = plan.page.read_text()
+    assert "Of it are the tables elastic-batch; the others are older." in page
+    assert "<!-- science: rigid -->\nold\n" in page
+    assert "| 9000 s | 1.00 times the jobs," in page
+    assert not plan.record.exists()
+
+
+def test_an_unknown_table_is_refused_with_those_that_there_are(plan):
+    environment = {"SCIENCE_TRACES": str(plan.traces), "SCIENCE_TABLES": "rigid,prise"}
+    with pytest.raises(UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of elastic-batch, .*price"):
+        Science.from_environment(environment, "abc")
