@@ -217,7 +217,12 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
     runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_S
+        app,
+        access_log=None,
+        handle_signals=False,
+        auto_decompress=False,  # packed bodies are refused, and that takes reading them
+        keepalive_timeout=KEEP_ALIVE_S,
+        shutdown_timeout=DRAIN_S,
     )
     app[ARRIVALS] = Arrivals()
     await runner.setup()

@@ -7,9 +7,12 @@ so that a machine that others use as well says the same as a quiet one.
 import hashlib
 import http.client
 import json
+import socket
 import threading
+import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,20 @@ def read_tail(agent, job):
     assert len(send(agent, "GET", f"/v1/jobs/{job}/logs?tail=1000000")[1]) > 1_000_000
 
 
+def packed_zeros():
+    """A megabyte that would unpack to a gigabyte."""
+    packing = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return b"".join([packing.compress(bytes(2**20)) for _ in range(1024)] + [packing.flush()])
+
+
+def send_packed(agent, path, body, token):
+    connection = http.client.HTTPConnection(agent.address[0], agent.address[1], timeout=60)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Authorization": f"Bearer {token}"}
+    with closing(connection):
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().status
+
+
 def at_once(agent, work, arguments):
     with ThreadPoolExecutor(SEVERAL) as pool:
         list(pool.map(lambda argument: work(agent, argument), arguments))
@@ -121,3 +138,26 @@ def test_the_agent_answers_while_it_works_for_a_user(agent, talkative_job, work)
     with silence(agent) as longest:
         at_once(agent, work, arguments[:1] if work in (upload, submit_deep_tree) else arguments)
     assert longest[0] <= SILENT_S_MAX
+
+
+def test_what_is_sent_packed_is_refused_and_never_unpacked(agent):
+    body, doors = packed_zeros(), [("/v1/jobs", "wrong"), ("/v1/jobs", agent.token), ("/peer/v1/query/api", "")]
+    with silence(agent) as longest, ThreadPoolExecutor(len(doors) * SEVERAL) as pool:
+        told = list(pool.map(lambda door: send_packed(agent, door[0], body, door[1]), doors * SEVERAL))
+    assert told == [401, 415, 415] * SEVERAL
+    assert longest[0] <= SILENT_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/peer/v1/query/api"), ("POST", "/v1/jobs"), ("PUT", "/v1/config")]
+)
+def test_whoever_breaks_off_a_body_leaves_no_word_in_the_log(agent, method, path):
+    before = agent.log_file.stat().st_size
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {agent.token}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 200\r\n\r\n{"
+    for _ in range(20):
+        with socket.create_connection(agent.address) as broken:
+            broken.sendall(head.encode())
+            time.sleep(0.01)  # the head is read, and somebody waits for the rest
+    assert send(agent, "GET", "/livez")[0] == 200
+    assert agent.log_file.read_bytes()[before:] == b""

@@ -72,7 +72,10 @@ class Server:
         @web.middleware
         async def guarded(request: web.Request, handler: Next) -> web.StreamResponse:
             if request.path.startswith(PEER_PREFIX):
-                return await self._peer(request, handler)
+                try:
+                    return await self._peer(request, handler)
+                except (Problem, ConnectionError) as error:
+                    return self._problem(_fault(request, error), "")
             started_s = time.monotonic()
             request_id = _request_id(request)
             CURRENT_ID.set(request_id)
@@ -84,12 +87,8 @@ class Server:
                 response = self._problem(problem, request_id)
             except web.HTTPException as error:
                 response = self._problem(_translated(request, error), request_id)
-            except (ConnectionResetError, asyncio.CancelledError):
-                raise
-            except Exception:  # a fault in a handler costs its request; the log has the story
-                log.exception("request failed request_id=%s path=%s", request_id, request.path[:200])
-                detail = f"the agent failed to answer this request; its log has the story of request {request_id}"
-                response = self._problem(Problem("internal", detail), request_id)
+            except Exception as error:  # noqa: BLE001  # a fault in a handler costs its request; the log has the story
+                response = self._problem(_fault(request, error), request_id)
             metrics.OBSERVED.observe_http(
                 request.method, _pattern(request), response.status, time.monotonic() - started_s
             )
@@ -100,7 +99,8 @@ class Server:
     async def _peer(self, request: web.Request, handler: Next) -> web.StreamResponse:
         """The seal of the body is the authentication; a browser has no business there, not even to hold a socket."""
         if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
-            return self._problem(Problem("cross_origin", "only agents speak here, and this is a browser"), "")
+            raise Problem("cross_origin", "only agents speak here, and this is a browser")
+        _check_encoding(request)
         return await handler(request)
 
     def _check(self, request: web.Request) -> None:
@@ -113,6 +113,7 @@ class Server:
         if route is None or not route.is_public:
             self._guard.check_token(request.headers.get("Authorization", ""))
             vouch(request)
+        _check_encoding(request)
 
     def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -193,6 +194,27 @@ async def _json_body(request: web.Request) -> bytes:
         # aiohttp says octet-stream when there is no Content-Type; a form from a browser always names one.
         raise Problem("unsupported_media_type", f"the body is {request.content_type}", f"send {JSON_TYPE}")
     return body
+
+
+def _check_encoding(request: web.Request) -> None:
+    """Bodies come as they are: a megabyte may unpack to a thousand, in the loop, whoever sends it."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        detail, remedy = f"the body is packed ({encoding[:40]!r})", "send it as it is, without Content-Encoding"
+        raise Problem("unsupported_media_type", detail, remedy)
+
+
+def _fault(request: web.Request, error: Exception) -> Problem:
+    """What is answered where a handler raised: the agent's fault unless nobody is there to be answered."""
+    if isinstance(error, Problem):
+        return error
+    request_id = CURRENT_ID.get()
+    if isinstance(error, ConnectionError) and request.transport is None:
+        log.debug("request ended: the client went away request_id=%s path=%s", request_id, request.path[:200])
+        return Problem("bad_request", "the connection ended before the body did")
+    log.error("request failed request_id=%s path=%s", request_id, request.path[:200], exc_info=error)
+    detail = f"the agent failed to answer this request; its log has the story of request {request_id}"
+    return Problem("internal", detail)
 
 
 def _request_id(request: web.Request) -> str:

@@ -347,6 +347,7 @@ class PeerChannel:
 
 def _client(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
     timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+    jar = aiohttp.DummyCookieJar()
     return aiohttp.ClientSession(
-        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        connector=connector, timeout=timeout, cookie_jar=jar, trust_env=False, auto_decompress=False
     )
