@@ -11,7 +11,7 @@ from swarmsched.card import card_of
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.gossip.record import NodeRecord, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import BookingState
 from swarmsched.policies.registry import make_order
 from swarmsched.record import Leftover, PlanState
@@ -259,6 +259,18 @@ def test_a_job_that_waits_while_it_fits_is_found(swarm, rule, invariant, within_
     swarm.accept()
     expect(swarm, rule(), 60.0, f"{JOB} has waited", invariant)
     assert ACTING_S + within_s < swarm.loop.now_s < ACTING_S + within_s + 1.0
+
+
+@pytest.mark.parametrize("does_fit", [True, False])
+def test_of_two_jobs_the_first_by_priority_is_looked_at(swarm, does_fit):
+    spec, other = swarm.history.record().spec, JobId(f"{JOB[:-1]}z")
+    ranks = {True: 1, False: 3 * GPUS + 1}
+    swarm.accept(spec=replace(spec, ranks=ranks[not does_fit]))
+    swarm.accept(job_id=other, spec=replace(spec, ranks=ranks[does_fit], priority=5))
+    if does_fit:
+        expect(swarm, TopIsPlaced(), 60.0, f"{other} has waited", "16")
+    else:
+        watch(swarm, TopIsPlaced(), 60.0)
 
 
 @pytest.mark.parametrize("rule", [TopIsPlaced, QueueEmpties])
