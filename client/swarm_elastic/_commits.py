@@ -56,8 +56,8 @@ class CheckpointRefused(Exception):
         super().__init__(f"checkpoint {result.name!r}: {result.problem}{_hint(result)}")
 
 
-def checkpoint(name: str, *, wait: bool = False, timeout_s: float = WAIT_S) -> bool:
-    """Commit `name`, a finished file or folder in SWARM_CHECKPOINT_DIR, as the job's newest checkpoint.
+def checkpoint(name: str | os.PathLike[str], *, wait: bool = False, timeout_s: float = WAIT_S) -> bool:
+    """Commit a finished file or folder in SWARM_CHECKPOINT_DIR, by name or path, as the job's newest checkpoint.
 
     Call it on one rank, when all have written.  Returns at once; True when it was taken.  With `wait` it returns True
     when the checkpoint counts, and raises `CheckpointRefused` when it does not.  False outside of a swarm, or when it
@@ -95,8 +95,9 @@ class State:
         self._has_thread = False
         self._has_told = False
 
-    def commit(self, name: str, wait: bool, timeout_s: float) -> bool:
+    def commit(self, name: str | os.PathLike[str], wait: bool, timeout_s: float) -> bool:
         """See `checkpoint`."""
+        name = os.fspath(name) if isinstance(name, os.PathLike) else name
         if not isinstance(name, str):
             raise TypeError(f"the name of a checkpoint must be text, not {type(name).__name__}")
         if not self.path:

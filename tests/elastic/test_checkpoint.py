@@ -18,7 +18,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_is_told_to_the_agent_and_its_result_kept(folder: Path) -> None:
     text = """
-print(swarm_elastic.checkpoint("step-1"))
+import pathlib
+print(swarm_elastic.checkpoint(pathlib.Path("step-1")))
 print(swarm_elastic.flush())
 print(swarm_elastic.last_result, swarm_elastic.dropped)
 """

@@ -88,6 +88,9 @@ class Commits:
         await asyncio.gather(*working, return_exceptions=True)
 
     def _checked_name(self, key: TaskKey, name: object) -> str:
+        """Scripts name it by the path, too, to which they have written it."""
+        if isinstance(name, str):
+            name = name.removeprefix(f"{self._folders.of(*key.of_attempt)}/").removesuffix("/")
         problem = name_problem(name)
         if problem:
             raise Refusal("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")

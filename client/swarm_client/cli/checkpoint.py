@@ -19,7 +19,7 @@ COMMAND = Command(
         Option("--timeout", "give up after this time (default: 10m; with --no-wait 10s)", "TIME", read=duration),
     ),
     positionals="NAME",
-    details="NAME is a file or folder directly in $SWARM_CHECKPOINT_DIR.\n"
+    details="NAME is a file or folder directly in $SWARM_CHECKPOINT_DIR, or its path.\n"
     "Exit code: 0 committed, 1 not committed, 2 not inside a task.",
 )
 

@@ -94,6 +94,15 @@ async def test_in_a_shared_directory_nothing_is_copied(swarm, tmp_path: Path) ->
     assert first.agent.blobs.held_bytes == second.agent.blobs.held_bytes == 0
 
 
+async def test_the_path_of_a_checkpoint_is_as_good_as_its_name(swarm) -> None:
+    rank = await swarm.start(await swarm.node("n1"))
+    rank.write("dir/a")
+    for name in (f"{rank.folder}/dir", f"{rank.folder}/dir/", "dir/"):
+        assert (await rank.ask(name))["name"] == "dir"
+    for name in (f"{rank.folder}/dir/a", f"{rank.folder}", f"{rank.folder.parent}/dir"):
+        assert (await rank.ask(name))["error"] == "bad_name"
+
+
 async def test_a_name_that_does_not_exist_is_refused_with_its_full_path(swarm) -> None:
     rank = await swarm.start(await swarm.node("n1"))
     answer = await rank.ask("nothing")
