@@ -16,8 +16,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 STYLES = ("-", "--", "-.", ":")
 SHADES = ("#DCE9F5", "#9CC4E0", "#4A90C4", "#08487F")
 """Light to dark with the size of jobs."""
-LABEL_HEIGHT, LEVELS_APART = 7.0, 5
-TINY_H = 1e-6
+LABEL_HEIGHT = 7.0
 BINS = 240
 HOUR_S = 3_600.0
 
@@ -57,49 +56,20 @@ def _look(number: int) -> dict[str, str]:
 
 
 def _completion_times(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
-    """The share of all jobs that took no longer, the jobs that have not finished among them; names apart in height."""
-    levels = np.arange(10, 96, 2)
-    reached = np.full((len(runs), len(levels)), np.nan)  # log10 of hours by policy and level
-    for number, (_, observer) in enumerate(runs):
+    """The share of all jobs that took no longer, the jobs that have not finished among them."""
+    for number, (name, observer) in enumerate(runs):
         times_h = np.sort(observer.times_s) / HOUR_S
         if len(times_h):
             shares = 100 * np.arange(1, len(times_h) + 1) / observer.jobs
-            axes.step(times_h, shares, where="post", linewidth=1.8, **_look(number))
-            at = np.searchsorted(shares, levels)
-            reached[number, at < len(times_h)] = np.log10(np.maximum(times_h, TINY_H))[at[at < len(times_h)]]
+            told = f"{name}, mean {np.mean(times_h):.3g} h"
+            axes.step(times_h, shares, where="post", linewidth=1.8, label=told, **_look(number))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    for number, column, side in _free_places(reached, *np.log10(axes.get_xlim())):
-        axes.annotate(
-            f"{runs[number][0]}, mean {np.mean(runs[number][1].times_s) / HOUR_S:.3g} h",
-            (10 ** reached[number, column], levels[column]),
-            xytext=(8 * side, 0),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="center",
-            color=_look(number)["color"],
-            fontsize=9,
-        )
+    if axes.has_data():
+        axes.legend(loc="lower right", fontsize=9, frameon=False)
     axes.set(xlabel="completion time (hours)", ylabel="jobs that took no longer (%)", ylim=(0, 102))
     axes.set_title("Completion times", loc="left", fontsize=11)
     axes.grid(alpha=0.25)
-
-
-def _free_places(reached: Any, low: float, high: float) -> list[tuple[int, int, int]]:
-    """(policy, level, side) where each label has most room up to the next line, levels apart from one another."""
-    places: list[tuple[int, int, int]] = []
-    for number, mine in enumerate(reached):
-        others = np.delete(reached, number, axis=0)
-        room = {}
-        for column in np.flatnonzero(~np.isnan(mine)):
-            if all(abs(column - used) >= LEVELS_APART for _, used, _ in places):
-                right = others[:, column][others[:, column] >= mine[column]]
-                left = others[:, column][others[:, column] <= mine[column]]
-                room[int(column), 1] = min([high, *right]) - mine[column]
-                room[int(column), -1] = mine[column] - max([low, *left])
-        if room:
-            places.append((number, *max(room, key=lambda place: room[place])))
-    return places
 
 
 def _utilisation(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
