@@ -86,6 +86,28 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"state": "queued", "nodes": []}, "waits to be planned"),
+        ({"state": "queued", "nodes": [], "reason": "2 free", "has_majority": None}, "2 free"),
+        (
+            {"state": "queued", "nodes": [], "reason": "2 free", "has_majority": False},
+            "no majority of its holders is there",
+        ),
+        ({"has_majority": False}, "no majority of its holders is there"),
+        ({"nodes": [{"node": "gpu1", "is_paused": True}]}, "paused: no majority of its holders answers"),
+        (
+            {"nodes": [{"node": "gpu1", "is_paused": True}, {"node": "gpu2", "is_paused": False}]},
+            "paused on gpu1: no majority of its holders answers",
+        ),
+    ],
+)
+def test_ps_says_why_nothing_happens_to_a_job_that_its_shepherd_cannot_say(swarm, agent, changes, told):
+    agent.answers["GET /v1/jobs"] = listing(job_document(**changes))
+    assert swarm("ps")[1].splitlines()[1].endswith(f"  {told}")
+
+
 def test_ps_asks_for_the_reasons_that_the_column_shows(swarm, agent):
     agent.answers["GET /v1/jobs"] = lambda _, query: listing() if query == {"state": "failed,oom"} else {}
     assert swarm("ps", "--state", "failed,oom", "-q") == (0, "", "")

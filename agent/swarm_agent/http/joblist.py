@@ -13,6 +13,7 @@ from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cur
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import AGE, JOB
 from swarm_agent.http.parameter import Parameter, flag, integer, text, words
+from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.schema import TEXT
@@ -58,6 +59,10 @@ class JobFilter:
             and self.name in ("", job["name"])
         )
 
+    def shows(self, key: str) -> bool:
+        """True if items have this key."""
+        return not self.fields or key in self.fields
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -92,7 +97,8 @@ class JobList:
     async def gather(self, wanted: JobFilter) -> Gathered:
         """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
         fan_out = await self._peers.ask_all("jobs", asdict(wanted), LIST_TIMEOUT_S)
-        answers = [self.own(wanted), *fan_out.answers.values()]
+        parts = {self._peers.own_name: self.own(wanted), **fan_out.answers}
+        answers, paused = list(parts.values()), pauses(parts)
         jobs: dict[str, Document] = {}
         for job in (job for told in answers for job in told.get("items", [])):
             known = jobs.get(job["id"])
@@ -106,6 +112,7 @@ class JobList:
             reports.setdefault(report["job_id"], []).append(report)
         for job in newest[: wanted.limit]:
             with_reports(job, reports.get(job["id"], []))
+            with_pauses(job, paused)
         is_cut = len(newest) > wanted.limit or any(told.get("is_cut") for told in answers)
         others = {tail for told in answers for tail in told.get("others", "").split()}
         total = len(others.union(map(_tail, jobs)))
@@ -130,14 +137,15 @@ class JobList:
         found = _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
         return {
             **found,
-            "reports": reported_here(self._facts) if not wanted.fields or "progress" in wanted.fields else [],
+            "reports": reported_here(self._facts) if wanted.shows("progress") else [],
+            "tasks": tasks_here(self._facts) if wanted.shows("nodes") else [],
         }
 
     async def on_jobs(self, _: NodeId, payload: Document) -> Document:
         """Another agent gathers the swarm's jobs."""
         wanted = msgspec.convert(payload, JobFilter)
         found = self.own(wanted)
-        keys = ("epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
+        keys = ("attempt", "epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
         return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
 
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:

@@ -14,9 +14,9 @@ from swarm_agent.http.exchange import Answer, Call, Document, answer
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import FIELDS, trimmed
-from swarm_agent.http.keys import TASK, document
 from swarm_agent.http.model import model_document
 from swarm_agent.http.parameter import choice, number, text
+from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
@@ -212,15 +212,11 @@ class Jobs:
         others = [NodeId(share["node"]) for share in document["nodes"] if share["node"] != own]
         fan_out = await self._peers.ask(others, "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
         parts = {own: self._own_part(job_id), **fan_out.answers}
-        for share in document["nodes"]:
-            tasks = parts.get(share["node"], {}).get("tasks", [])
-            here = [each for each in tasks if each.get("attempt") == document["attempt"]]
-            share["is_paused"] = any(each.get("is_paused") for each in here) if here else None
+        with_pauses(document, pauses(parts))
         with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
 
     def _own_part(self, job_id: JobId) -> Document:
-        tasks = [document(TASK, each) for each in self._facts.tasks() if each.job_id == job_id]
-        return {"tasks": tasks, "reports": reported_here(self._facts, job_id)}
+        return {"tasks": tasks_here(self._facts, job_id), "reports": reported_here(self._facts, job_id)}
 
     async def _explain(self, job_id: JobId, _: Call) -> Answer:
         record = self._record(job_id)

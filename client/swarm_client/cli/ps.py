@@ -76,10 +76,21 @@ def shown_remaining(progress: Mapping[str, Any]) -> str:
 
 def _reason(job: Mapping[str, Any]) -> str:
     if job.get("state") != "ended":
-        return str(job.get("reason") or ("waits to be planned" if job.get("state") == "queued" else "-"))
+        known = _standstill(job) or job.get("reason")
+        return str(known or ("waits to be planned" if job.get("state") == "queued" else "-"))
     code = job.get("shell_exit_code")
     text = str(job.get("detail") or "")
     return text or (f"exit code {code}" if code else "-")
+
+
+def _standstill(job: Mapping[str, Any]) -> str:
+    """Why nothing happens to a job whatever its record says: its shepherd, if any, cannot write the reason down."""
+    shares = job.get("nodes") or []
+    paused = [str(share["node"]) for share in shares if share.get("is_paused")]
+    if paused:
+        where = f" on {show_few(paused)}" if len(paused) < len(shares) else ""
+        return f"paused{where}: no majority of its holders answers"
+    return "no majority of its holders is there" if job.get("has_majority") is False else ""
 
 
 def survives(job: Mapping[str, Any]) -> str:

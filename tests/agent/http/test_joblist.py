@@ -3,7 +3,7 @@
 import pytest
 
 from swarmsched.api import EndReason, JobSpec, JobState
-from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, job_id
+from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, a_task, job_id
 
 
 def put(desk, number, **changes):
@@ -119,3 +119,15 @@ async def test_gpus_of_a_node_that_drains_are_not_said_to_be_leased(n1):
     n1.agent.draining.add("n2")
     gpus = (await n1.get("/v1/status"))["gpus"]
     assert (gpus["total"], gpus["free"], gpus["leased"], gpus["draining"]) == (6, 3, 2, 1)
+
+
+async def test_each_node_tells_in_lists_too_whether_its_ranks_are_frozen(n1, n2, n3, swarm):
+    nodes = (("n1", 1), ("n2", 1), ("n3", 1))
+    record = put(n1, 1, state=JobState.RUNNING, nodes=nodes)
+    n1.agent.known_tasks = [a_task(record.job_id, record.attempt), a_task(record.job_id, record.attempt + 1)]
+    n2.agent.known_tasks = [a_task(record.job_id, record.attempt, is_frozen=True)]
+    swarm.down.add("n3")
+    for desk, query in ((n1, ""), (n2, ""), (n2, "?fields=nodes")):
+        (job,) = (await desk.get(f"/v1/jobs{query}"))["items"]
+        assert [each["is_paused"] for each in job["nodes"]] == [False, True, None]
+    assert "nodes" not in (await n2.get("/v1/jobs?fields=state"))["items"][0]

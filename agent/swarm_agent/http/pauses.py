@@ -1,0 +1,32 @@
+"""Whether a job's ranks are frozen: what the tasks of its nodes tell, for one job and for lists."""
+
+from collections.abc import Mapping
+
+from swarm_agent.http.exchange import Document
+from swarm_agent.http.facts import Facts
+from swarm_agent.http.keys import TASK, document
+from swarmsched.ids import JobId, NodeId
+
+Pauses = Mapping[tuple[str, str, int], bool]
+"""By node, job and attempt; nothing of those that did not say."""
+
+
+def tasks_here(facts: Facts, job_id: JobId | None = None) -> list[Document]:
+    """The tasks of this node, or those of one job."""
+    return [document(TASK, each) for each in facts.tasks() if job_id in (None, each.job_id)]
+
+
+def pauses(parts: Mapping[NodeId, Document]) -> Pauses:
+    """What the `tasks` of nodes say; of several of one job on a node, whether any is paused."""
+    found: dict[tuple[str, str, int], bool] = {}
+    for node, part in parts.items():
+        for task in part.get("tasks", []):
+            key = (str(node), str(task["job_id"]), int(task["attempt"]))
+            found[key] = found.get(key, False) or bool(task["is_paused"])
+    return found
+
+
+def with_pauses(job: Document, told: Pauses) -> None:
+    """Say of each node of a job whether its ranks are frozen, null where it does not say."""
+    for share in job.get("nodes") or ():
+        share["is_paused"] = told.get((share["node"], job["id"], job.get("attempt", 0)))
