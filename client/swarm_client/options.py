@@ -55,9 +55,22 @@ class Option:
 
 
 class Command:
-    """One command: its words, its options, and what follows them; `name` is also its module in `swarm_client.cli`."""
+    """One command: its words, its options, and what follows them; `name` is also its module in `swarm_client.cli`.
 
-    __slots__ = ("aliases", "details", "examples", "name", "options", "positionals", "summary", "takes_command")
+    `has_output` is False for one that prints nothing that -o and --format could shape: it does not take them.
+    """
+
+    __slots__ = (
+        "aliases",
+        "details",
+        "examples",
+        "has_output",
+        "name",
+        "options",
+        "positionals",
+        "summary",
+        "takes_command",
+    )
 
     def __init__(
         self,
@@ -70,9 +83,10 @@ class Command:
         aliases: Sequence[str] = (),
         details: str = "",
         examples: Sequence[str] = (),
+        has_output: bool = True,
     ) -> None:
         self.name, self.summary, self.options = name, summary, tuple(options)
-        self.positionals, self.takes_command = positionals, takes_command
+        self.positionals, self.takes_command, self.has_output = positionals, takes_command, has_output
         self.aliases, self.details, self.examples = tuple(aliases), details, tuple(examples)
 
 

@@ -907,3 +907,28 @@ def test_a_narrow_terminal_loses_the_columns_that_say_nothing_first(monkeypatch)
     assert printer.table_lines([job], columns) == ["ID        REASON", "k3j9x0ab  needs 6 G…"]
     monkeypatch.setenv("COLUMNS", "40")
     assert printer.table_lines([job], columns)[0] == "ID        ETA  REASON"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("logs", HANDLE, "-o", "json"), "-o does not go with `swarm logs`"),
+        (("logs", HANDLE, "--format", "{{.text}}"), "--format does not go with `swarm logs`"),
+        (("--output=json", "wait", HANDLE), "--output does not go with `swarm wait`"),
+        (("attach", HANDLE, "-o", "name"), "-o does not go with `swarm attach`"),
+        (("login", "gpu1", "-o", "json"), "-o does not go with `swarm login`"),
+        (("run", "-o", "json", "--", "true"), "-o does not go with `swarm run`, which prints the job's output"),
+        (("ps", "-w", "-o", "json"), "--watch shows tables alone"),
+        (("events", "-f", "-o", "yaml"), "-o yaml does not go with --follow"),
+        (("events", "-f", "-o", "custom-columns=KIND:kind"), "-o custom-columns does not go with --follow"),
+    ],
+)
+def test_a_format_that_would_have_no_effect_is_refused(swarm, agent, words, told):
+    code, out, err = swarm(*words)
+    assert (code, out, err.startswith(f"swarm: {told}\n"), agent.requests) == (2, "", True, []), err
+
+
+def test_the_help_has_formats_only_where_there_is_something_to_shape(swarm):
+    assert "--format" in swarm("ps", "--help")[1]
+    assert "--format" not in swarm("logs", "--help")[1]
+    assert "--verbose" in swarm("logs", "--help")[1]

@@ -46,6 +46,8 @@ ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "ca
 LATER = ("exec", "shell", "hold", "release", "requeue", "node", "history")
 ELSEWHERE = {"kill": "cancel", "rm": "cancel", "delete": "cancel", "list": "ps", "ls": "ps", "info": "nodes"}
 BROKEN_PIPE = 141
+SHAPING = ("output", "format")
+"""Keys of the common options that shape what is printed."""
 
 COMMON: tuple[Option, ...] = (
     Option("-o --output", "table, wide, json, jsonl, yaml, name or custom-columns=HEADING:FIELD,...", "FORMAT"),
@@ -98,9 +100,12 @@ def _dispatch(words: list[str]) -> int:
     command = load_command(name)
     arguments = parse(before.command[1:], (*command.options, *COMMON), takes_command=command.takes_command)
     arguments.values = before.values | arguments.values
+    arguments.spellings = before.spellings | arguments.spellings
     if arguments["help"]:
-        sys.stdout.write(help_text(command, COMMON))
+        sys.stdout.write(help_text(command, common_options(command)))
         return OK
+    if not command.has_output:
+        refuse_shaping(arguments, f"`swarm {name}`")
     if arguments.command and not command.takes_command:
         raise UsageError(f"{name} takes nothing after `--`", f"`swarm {name} --help` shows its use")
 
@@ -126,6 +131,19 @@ def load_command(name: str) -> Command:
     command = _module(name).COMMAND
     assert isinstance(command, Command)
     return command
+
+
+def common_options(command: Command) -> tuple[Option, ...]:
+    """The options of all commands that this one takes."""
+    return tuple(option for option in COMMON if command.has_output or option.key not in SHAPING)
+
+
+def refuse_shaping(arguments: Arguments, where: str) -> None:
+    """Raise for -o and --format where they would go as if they had not been given."""
+    for key in SHAPING:
+        if arguments[key] is not None:
+            spelling = arguments.spellings[key]
+            raise UsageError(f"{spelling} does not go with {where}", f"leave out {spelling}: there is nothing to shape")
 
 
 def _without_command(arguments: Arguments) -> int:

@@ -17,6 +17,7 @@ COMMAND = Command(
         Option("--timeout", "leave and return 124 after this time; the job goes on", "TIME", read=duration),
     ),
     positionals="JOB",
+    has_output=False,
 )
 
 

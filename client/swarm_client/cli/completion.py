@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from swarm_client.cli import ALIASES, COMMANDS, COMMON, load_command
+from swarm_client.cli import ALIASES, COMMANDS, common_options, load_command
 from swarm_client.cli.ps import END_REASONS, STATES
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
@@ -20,6 +20,7 @@ COMMAND = Command(
         "bash: source <(swarm completion bash)   zsh: source <(swarm completion zsh)\n"
         "fish: swarm completion fish | source"
     ),
+    has_output=False,
 )
 TAKES_JOBS = (
     "status",
@@ -65,10 +66,14 @@ def execute(session: Session, arguments: Arguments) -> int:
 
 def _commands() -> Iterator[tuple[str, str, Sequence[Option]]]:
     for name, summary in COMMANDS.items():
-        options = [each for each in (*load_command(name).options, *COMMON) if not each.hidden and not each.later]
-        yield name, summary, options
+        yield name, summary, _options(name)
     for alias, name in ALIASES.items():
-        yield alias, COMMANDS[name], [*load_command(name).options, *COMMON]
+        yield alias, COMMANDS[name], _options(name)
+
+
+def _options(name: str) -> list[Option]:
+    command = load_command(name)
+    return [each for each in (*command.options, *common_options(command)) if not each.hidden and not each.later]
 
 
 def bash() -> str:

@@ -13,7 +13,7 @@ from swarm_client.follow import RETRY_PAUSES_S
 from swarm_client.http import ConnectionBroken
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
-from swarm_client.output import Column, plain
+from swarm_client.output import Column, Printer, plain
 from swarm_client.quantity import whole
 
 COMMAND = Command(
@@ -47,6 +47,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if "job" in query:
         query["job"] = _job_id(session, query["job"])
     if arguments["follow"]:
+        _check_lines(session.printer)
         return _follow(session, {**query, "follow": "1"})
     document = session.agents.call("cannot list events", "GET", "/v1/events", query=query)
     session.printer.page(document, COLUMNS)
@@ -63,6 +64,13 @@ def _job_id(session: Session, reference: str) -> str:
             return reference
         raise
     return str(job["id"])
+
+
+def _check_lines(printer: Printer) -> None:
+    """What comes one by one is neither one YAML document nor a table whose widths are known."""
+    if not printer.template and (printer.output == "yaml" or printer.output.startswith("custom-columns=")):
+        shape = printer.output.partition("=")[0]
+        raise UsageError(f"-o {shape} does not go with --follow", "use -o jsonl or --format, or leave out --follow")
 
 
 def _follow(session: Session, query: dict[str, str]) -> int:

@@ -21,6 +21,7 @@ COMMAND = Command(
         Option("-n --name", "name of the context (default: the host)", "NAME"),
     ),
     positionals="HOST[:PORT][,HOST...]",
+    has_output=False,
 )
 
 

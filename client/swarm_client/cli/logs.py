@@ -33,6 +33,7 @@ COMMAND = Command(
     ),
     positionals="JOB[.RANK]",
     examples=("swarm logs -f @last", "swarm logs --since 10m --label k3j9x0ab"),
+    has_output=False,
 )
 
 

@@ -134,6 +134,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments["watch"]:
         from swarm_client.cli.top import watch
 
+        if not session.printer.is_for_people:
+            raise UsageError("--watch shows tables alone", "leave out --watch, or -q, -o and --format")
         return watch(session, lambda: _lines(session, query))
     document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
     session.printer.page(document, COLUMNS)

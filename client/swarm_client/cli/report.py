@@ -33,6 +33,7 @@ COMMAND = Command(
     "Counts are those since the beginning of training; samples are those of all ranks.\n"
     "Exit code: 0 taken, 1 not taken or the agent did not answer, 2 not inside a task.",
     examples=("swarm report step=100 loss=0.31 total_steps=9000",),
+    has_output=False,
 )
 
 

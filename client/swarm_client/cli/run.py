@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swarm_client import job_key
 from swarm_client.attached import Attachment
+from swarm_client.cli import refuse_shaping
 from swarm_client.cli.session import Session, as_swarm_failure
 from swarm_client.cli.submit import print_dry_run
 from swarm_client.failure import OK, Failure
@@ -33,6 +34,8 @@ COMMAND = Command(
 
 def execute(session: Session, arguments: Arguments) -> int:
     """Exit code: the job's own; 124 at a time limit; 125 when the swarm failed."""
+    if not arguments["detach"] and not arguments["dry_run"]:
+        refuse_shaping(arguments, "`swarm run`, which prints the job's output")
     try:
         job = submit(session, arguments)
         if arguments["dry_run"]:
