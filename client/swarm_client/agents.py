@@ -42,9 +42,13 @@ SHEPHERD_LIMIT_S = 25.0  # for a cancel or a signal, which an agent holds back w
 SHEPHERD_WAIT_S = 23.5  # what the agent itself takes of that at most; with less left, another try would be cut off
 DEFAULT_PORT = 7433
 
+IMPOSSIBLE = "impossible_request"
+"""Of a refusal that speaks of the request as a whole: its field is but one of those that would have to be less."""
 WAITED_FOR = ("shepherd_unreachable",)  # the agent has waited for a new shepherd by itself
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~,:@")
+_OPTIONS = {"grace_seconds": "--grace", "signal": "--signal", "reason": "--reason", "nodes": "--to", "avoid": "--off"}
+"""Keys of what is sent about a job or a node, by the options that set them."""
 _EXIT_CODES = {
     400: USAGE,
     401: NOT_AUTHORISED,
@@ -308,9 +312,10 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
     code = str(problem.get("code", ""))
     detail = str(problem.get("detail") or problem.get("title") or f"the agent answered {status}")
     fields = [error for error in problem.get("errors", []) if isinstance(error, dict)]
-    if fields:
+    if fields and code != IMPOSSIBLE:
         detail = "; ".join(f"{_field(error)}: {error.get('detail', '')}" for error in fields)
     remedies = [str(error["remedy"]) for error in fields if error.get("remedy")] or [str(problem.get("remedy") or "")]
+    remedies = list(dict.fromkeys(remedies))
     matches, near = problem.get("matches"), problem.get("nearest")
     if matches:
         remedies = ["it may be " + ", ".join(_match(match) for match in matches[:8])]
@@ -324,7 +329,7 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
         remedies.append(f"{', '.join(map(str, silent))} did not answer, so {whose} jobs are not known")
     if status in (401, 403) and not any(remedies):
         remedies = ["give the swarm's token: swarm login HOST --token-file FILE, or SWARM_TOKEN_FILE"]
-    default = USAGE if status in (413, 422) and code != "impossible_request" else SWARM_FAILED
+    default = USAGE if status in (413, 422) and code != IMPOSSIBLE else SWARM_FAILED
     return Refusal(
         f"{action}: {detail}",
         "; ".join(remedy for remedy in remedies if remedy),
@@ -336,8 +341,16 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
 
 
 def _field(error: dict[str, Any]) -> str:
+    """What was typed, for what the API calls `?rank`, `/spec/ranks_most` or `/grace_seconds`."""
     pointer = str(error.get("pointer", ""))
-    return pointer.removeprefix("/spec").lstrip("/").replace("/", ".") or "request"
+    if pointer.startswith("?"):
+        return f"--{pointer[1:]}"
+    if pointer.startswith("/spec/"):
+        from swarm_client.job_request import option_of  # only to word an error: it brings all keys of jobs
+
+        return option_of(pointer.removeprefix("/spec/"))
+    key = pointer.lstrip("/")
+    return _OPTIONS.get(key.partition("/")[0]) or key.replace("/", ".") or "request"
 
 
 def _match(value: object) -> str:

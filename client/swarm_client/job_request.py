@@ -136,6 +136,26 @@ _PLAIN = {
     "on_isolation": "on_isolation",
     "max_restarts": "max_restarts",
 }
+_KEYS = {
+    **{name: key for key, name in _PLAIN.items()},
+    **{name: key for key, names in _RANGES.items() for name in names},
+    **{key: key for key in ("name", "ranks", "gpus_per_rank", "exclude", "env", "workdir", "venv", "requirements")},
+    "ranks_most": "gpus",
+    "nodes": "node",
+}
+"""Of specifications, by the keys that options and job files have for them."""
+
+
+def option_of(place: str) -> str:
+    """What sets the place of a specification that an agent found fault with: `--node`, `--env SEED`.
+
+    A place in a list is told by its value; what no option sets is named as it is.
+    """
+    name, _, inner = place.partition("/")
+    if name not in _KEYS:
+        return place.replace("/", ".")
+    option = f"--{_KEYS[name].replace('_', '-')}"
+    return option if not inner or inner.isdecimal() else f"{option} {inner}"
 
 
 def _shape(values: Mapping[str, Any]) -> tuple[int, int]:

@@ -230,7 +230,7 @@ def test_a_cancel_that_nobody_answers_ends_within_its_bound(swarm, agent, monkey
 
 
 def test_an_unknown_job_is_told_without_the_names_of_fields(swarm, agent):
-    remedy = "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing."
+    remedy = "`swarm ps -a` lists the jobs that are known."
     unknown = {**problem(404, "unknown_job", "there is no job 'x'"), "remedy": remedy, "silent_nodes": ["n1", "n2"]}
     agent.answers["POST /v1/jobs/x/recover"] = (404, unknown)
     assert swarm("recover", "x", "--force")[2] == (

@@ -311,12 +311,40 @@ def test_a_bad_job_file_is_named_with_its_line(swarm, agent, tmp_path, name, tex
     assert agent.requests == []
 
 
-def test_a_rejected_job_names_fields_and_remedies(swarm, agent):
+def test_a_rejected_job_names_options_and_remedies(swarm, agent):
     errors = [{"pointer": "/spec/queue", "detail": "there is no queue 'x'", "remedy": "known queues: default"}]
     agent.answers["POST /v1/jobs"] = (422, problem(422, "job_rejected", "bad", errors=errors))
     code, out, err = swarm("run", "--no-sync", "--", "true")
     assert (code, out) == (2, "")
-    assert err == "swarm: cannot submit the job: queue: there is no queue 'x'\n  known queues: default\n"
+    assert err == "swarm: cannot submit the job: --queue: there is no queue 'x'\n  known queues: default\n"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "shown"),
+    [
+        ("/spec/nodes/0", "--node"),
+        ("/spec/ranks_most", "--gpus"),
+        ("/spec/memory_bytes_per_rank", "--mem"),
+        ("/spec/global_batch", "--batch"),
+        ("/spec/env/SEED", "--env SEED"),
+        ("/spec/work/sample_flops", "--work sample_flops"),
+        ("/spec/command/2", "command.2"),
+        ("/ticket", "ticket"),
+    ],
+)
+def test_the_places_of_a_specification_are_named_by_their_options(swarm, agent, pointer, shown):
+    errors = [{"pointer": pointer, "detail": "is wrong", "remedy": "mend it"}] * 2
+    agent.answers["POST /v1/jobs"] = (422, problem(422, "invalid", "bad", errors=errors))
+    told = f"swarm: cannot submit the job: {shown}: is wrong; {shown}: is wrong\n  mend it\n"
+    assert swarm("submit", "--no-sync", "--", "true")[2] == told
+
+
+def test_of_an_impossible_request_no_field_is_said_to_be_wrong(swarm, agent):
+    errors = [{"pointer": "/spec/ranks", "detail": "asked for 900 GiB of memory", "remedy": "ask for less"}]
+    asked = problem(422, "impossible_request", "asked for 900 GiB of memory", errors=errors)
+    agent.answers["POST /v1/jobs"] = (422, asked)
+    told = "swarm: cannot submit the job: asked for 900 GiB of memory\n  ask for less\n"
+    assert swarm("submit", "--no-sync", "--", "true")[2] == told
 
 
 def test_an_impossible_request_is_refused_with_125(swarm, agent):

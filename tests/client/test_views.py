@@ -932,3 +932,25 @@ def test_the_help_has_formats_only_where_there_is_something_to_shape(swarm):
     assert "--format" in swarm("ps", "--help")[1]
     assert "--format" not in swarm("logs", "--help")[1]
     assert "--verbose" in swarm("logs", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "pointer", "told"),
+    [
+        (("events", "--kind", "foo"), "GET /v1/events", "?kind", "cannot list events: --kind: is wrong"),
+        (("migrate", "x", "--to", "a"), "POST /v1/jobs/x/migrate", "/nodes", "cannot migrate x: --to: is wrong"),
+        (
+            ("cancel", "x", "--grace", "9000d"),
+            "POST /v1/jobs/x/cancel",
+            "/grace_seconds",
+            "cannot cancel x: --grace: is",
+        ),
+        (("config", "set", "--swarm", "a=1"), "PUT /v1/config", "/parameters/a", "setting: parameters.a: is wrong"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_named_as_it_was_typed(swarm, agent, words, path, pointer, told):
+    errors = [{"pointer": pointer, "detail": "is wrong", "remedy": "mend it"}]
+    agent.answers["GET /v1/config"] = SETTING
+    agent.answers[path] = (400, problem(400, "bad_parameter", "bad", errors=errors))
+    code, _, err = swarm(*words)
+    assert (code, told in err) == (2, True), err

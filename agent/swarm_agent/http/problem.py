@@ -38,7 +38,7 @@ KINDS: dict[str, Kind] = {
         "Call the API from a program, or open the agent's own page."),
     "not_found": Kind(404, "There is no such thing", "Check the path; /openapi.json lists all of them."),
     "unknown_job": Kind(404, "There is no such job",
-        "`swarm ps -a` lists the jobs. What agents that did not answer alone know is missing."),
+        "`swarm ps -a` lists the jobs that are known."),
     "unknown_node": Kind(404, "There is no such node", "`swarm nodes` lists the members."),
     "unknown_blob": Kind(404, "This agent does not have that blob", "Upload it with PUT /v1/blobs/SHA256."),
     "method_not_allowed": Kind(405, "The path does not take this method", "The `Allow` header lists those it takes."),
