@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swarm_agent.http.joblist import STATE_WORDS
 from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, nodes, ps
 from swarm_client.follow import describe_state
 from swarm_client.options import parse
@@ -109,8 +110,12 @@ def test_ps_says_why_nothing_happens_to_a_job_that_its_shepherd_cannot_say(swarm
 
 
 def test_ps_asks_for_the_reasons_that_the_column_shows(swarm, agent):
-    agent.answers["GET /v1/jobs"] = lambda _, query: listing() if query == {"state": "failed,oom"} else {}
+    agent.answers["GET /v1/jobs"] = lambda _, query: listing() if query["state"] == "failed,oom" else {}
     assert swarm("ps", "--state", "failed,oom", "-q") == (0, "", "")
+
+
+def test_ps_knows_the_states_and_reasons_that_the_api_does():
+    assert (*ps.STATES, *ps.END_REASONS) == STATE_WORDS
 
 
 def test_ps_names_the_nearest_of_a_misspelt_state_and_all_that_are_known(swarm):
@@ -165,6 +170,27 @@ def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):
     code, _, err = swarm("ps", "-a", "--mine", "--state", "queued,running", "--limit", "5")
     assert (code, err) == (0, "swarm: gpu3 did not answer; its jobs are shown as last heard of\n")
     assert ("GET", "/v1/jobs", {"all": "1", "state": "queued,running", "limit": "5", "user": "ada"}) in agent.requests
+
+
+def test_a_list_that_no_answer_can_hold_is_read_page_by_page(swarm, agent):
+    """As far as the limit goes; who was silent at one page counts for all."""
+
+    def page(_, query):
+        first = int(query.get("cursor", "0"))
+        end = min(2_500, first + int(query["limit"]))
+        jobs = [job_document(handle=f"job{number}") for number in range(first, end)]
+        cursor = str(end) if end < 2_500 else None
+        return listing(*jobs, total=2_500, next_cursor=cursor, silent_nodes=["gpu3"] if first == 1_000 else [])
+
+    agent.answers["GET /v1/jobs"] = page
+    for limit, limits in ((2_499, ["1000", "1000", "499"]), (5_000, ["1000"] * 3)):
+        agent.requests.clear()
+        code, out, err = swarm("ps", "--limit", str(limit), "-o", "name")
+        assert (code, out.split()) == (0, [f"job{number}" for number in range(min(limit, 2_500))])
+        assert [query["limit"] for _, path, query in agent.requests if path == "/v1/jobs"] == limits
+        assert "gpu3 did not answer" in err
+        assert ("1 more job is not shown; use --limit" in err) == (limit == 2_499)
+    assert "2400 more jobs are not shown; use --limit" in swarm("ps")[2]
 
 
 @pytest.mark.parametrize(

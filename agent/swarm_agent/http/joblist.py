@@ -11,21 +11,21 @@ from msgspec import Meta
 from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
-from swarm_agent.http.keys import AGE, JOB
+from swarm_agent.http.keys import AGE, END_REASONS, JOB
 from swarm_agent.http.parameter import Parameter, flag, integer, text, words
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.schema import TEXT
 from swarm_agent.http.views import LIVE_STATES, card_document, job_document, listing
-from swarmsched.api import EndReason, JobState
+from swarmsched.api import JobState
 from swarmsched.ids import NodeId
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
 EVERYTHING = 10_000  # jobs taken into account for queues and status
 LIVE_FIELDS = ("state", "queue", "gpus", "user", "handle", "survives_deaths", "has_majority")
-STATE_WORDS = (*(state.value for state in JobState), *(reason.value for reason in EndReason if reason.value))
+STATE_WORDS = (*(state.value for state in JobState), *END_REASONS)
 
 KNOWN_FIELDS = (*(key.name for key in JOB), *AGE)
 

@@ -184,7 +184,9 @@ def gpu_state(facts: GpuFacts) -> str:
 
 STATE = choice(*(state.value for state in JobState))
 PHASE = choice(*(phase.value for phase in StartPhase))
-END_REASON = choice(*(reason.value for reason in EndReason if reason is not EndReason.NONE))
+END_REASONS = tuple(each.value for each in EndReason if each not in (EndReason.NONE, EndReason.RESCALED))
+"""What is told of ended jobs; one whose ranks were ended for another size waits to run again."""
+END_REASON = choice(*END_REASONS)
 
 # One key a line.
 # fmt: off

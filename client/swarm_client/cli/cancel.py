@@ -7,6 +7,7 @@ import sys
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
+from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration
 
@@ -47,12 +48,12 @@ def _chosen(session: Session, arguments: Arguments) -> list[str]:
         raise UsageError("name jobs, or choose them by --all, --mine or --name", "for example swarm cancel k3j9x0ab")
     if arguments.positionals:
         return arguments.positionals
-    query = {"limit": "1000"}
+    query: dict[str, str] = {}
     if arguments["mine"]:
         query["user"] = session.user
     if arguments["name"]:
         query["name"] = arguments["name"]
-    jobs = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)["items"]
+    jobs = list_jobs(session.agents, query)["items"]
     if not jobs:
         session.tell("no such job is live")
     elif not arguments["mine"] and not arguments["yes"] and any(job["user"] != query.get("user") for job in jobs):

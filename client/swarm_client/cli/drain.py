@@ -9,6 +9,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, Failure, UsageError
 from swarm_client.job_id import job_path
+from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option
 
 COMMAND = Command(
@@ -65,10 +66,5 @@ def _migrate(session: Session, node: str) -> int:
 
 
 def _jobs_on(session: Session, node: str) -> list[Mapping[str, Any]]:
-    found, query = [], {"fields": "id,handle,nodes", "state": "starting,running"}
-    while True:
-        page = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
-        found += [job for job in page["items"] if any(share["node"] == node for share in job.get("nodes") or ())]
-        if not page.get("next_cursor"):
-            return found
-        query = {**query, "cursor": page["next_cursor"]}
+    jobs = list_jobs(session.agents, {"fields": "id,handle,nodes", "state": "starting,running"})["items"]
+    return [job for job in jobs if any(share["node"] == node for share in job.get("nodes") or ())]

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
+from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column, state_style
-from swarm_client.quantity import show_duration, show_few, show_ratio, whole
+from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, whole
 from swarm_client.start_phase import with_phase
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
+LIMIT_DEFAULT, LIMIT_MOST = 100, 1_000_000
 END_REASONS = ("completed", "failed", "cancelled", "timeout", "node_lost", "oom", "preempted")
 
 
@@ -35,7 +37,7 @@ COMMAND = Command(
         Option("--mine", "of the caller only"),
         Option("--state", "only these, comma separated: queued, running, ended, failed, ...", "STATES", read=_states),
         Option("-n --name", "of this name only", "NAME"),
-        Option("--limit", "at most this many (default 100)", "N", read=whole(1, 1_000)),
+        Option("--limit", f"at most this many (default {LIMIT_DEFAULT})", "N", read=whole(1, LIMIT_MOST)),
         Option("-l --long", "more columns, as -o wide: holders and how many of their deaths the job survives"),
         Option("-w --watch", "show again every second until Ctrl-C"),
     ),
@@ -130,14 +132,14 @@ def execute(session: Session, arguments: Arguments) -> int:
     """Print the table once, or again and again with -w."""
     if arguments.positionals:
         raise UsageError(f"ps takes no {arguments.positionals[0]!r}", "`swarm status JOB` shows one job")
-    query = job_query(session, arguments)
+    query, limit = job_query(session, arguments), int(arguments.get("limit", LIMIT_DEFAULT))
     if arguments["watch"]:
         from swarm_client.cli.top import watch
 
         if not session.printer.is_for_people:
             raise UsageError("--watch shows tables alone", "leave out --watch, or -q, -o and --format")
-        return watch(session, lambda: _lines(session, query))
-    document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
+        return watch(session, lambda: _lines(session, query, limit))
+    document = list_jobs(session.agents, query, limit)
     session.printer.page(document, COLUMNS)
     _remarks(session, document)
     session.agents.learn()
@@ -149,7 +151,7 @@ def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
     query: dict[str, str] = {}
     if arguments["all"]:
         query["all"] = "1"
-    for key in ("state", "name", "limit", "user"):
+    for key in ("state", "name", "user"):
         if arguments[key] is not None:
             query[key] = str(arguments[key])
     if arguments["mine"]:
@@ -157,8 +159,8 @@ def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
     return query
 
 
-def _lines(session: Session, query: dict[str, str]) -> list[str]:
-    document = session.agents.call("cannot list jobs", "GET", "/v1/jobs", query=query)
+def _lines(session: Session, query: dict[str, str], limit: int) -> list[str]:
+    document = list_jobs(session.agents, query, limit)
     return session.printer.table_lines(document["items"], session.printer.chosen(COLUMNS))
 
 
@@ -168,6 +170,6 @@ def _remarks(session: Session, document: Mapping[str, Any]) -> None:
     if silent:
         whose = "its" if len(silent) == 1 else "their"
         session.tell(f"{', '.join(map(str, silent))} did not answer; {whose} jobs are shown as last heard of")
-    total, shown = document.get("total"), len(document["items"])
-    if document.get("next_cursor") and total:
-        session.tell(f"{total - shown} more jobs are not shown; use --limit")
+    more = (document.get("total") or 0) - len(document["items"])
+    if document.get("next_cursor") and more > 0:
+        session.tell(f"{show_count(more, 'more job')} {'is' if more == 1 else 'are'} not shown; use --limit")

@@ -1,0 +1,27 @@
+"""Lists of jobs of any length: agents give them in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swarm_client.agents import Agents
+from swarm_client.annotations import Any
+
+PAGE_MOST = 1_000
+"""Jobs that one answer may have."""
+
+
+def list_jobs(agents: Agents, query: Mapping[str, str], limit: int | None = None) -> dict[str, Any]:
+    """The jobs that match, newest first, as if an agent had given them at once; at most `limit`, or all."""
+    items: list[Any] = []
+    silent: dict[str, None] = {}
+    cursor: dict[str, str] = {}
+    while True:
+        most = PAGE_MOST if limit is None else min(PAGE_MOST, limit - len(items))
+        asked = {**query, "limit": str(most), **cursor}
+        page = agents.call("cannot list jobs", "GET", "/v1/jobs", query=asked)
+        items += page["items"]
+        silent |= dict.fromkeys(page.get("silent_nodes") or ())
+        if not page.get("next_cursor") or len(items) == limit:
+            return {**page, "items": items, "silent_nodes": [*silent]}
+        cursor = {"cursor": str(page["next_cursor"])}
