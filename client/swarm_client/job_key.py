@@ -25,6 +25,10 @@ def _gres(text: str) -> int:
 def _name(text: str) -> str:
     if text.startswith("@") or "/" in text:
         raise ValueError("must not begin with '@' or hold a '/', which say other things where jobs are named")
+    if text.startswith("-") or text in (".", "..") or text != text.strip():
+        raise ValueError(
+            "must not be '.' or '..', nor begin with '-', nor begin or end with a blank: nobody can type it"
+        )
     return text
 
 
@@ -213,6 +217,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--dry-run", "check the request and say what would happen"),
     Option("-y --yes", "do not ask", hidden=True),
     Option("--gres", "as in Slurm: gpu:N", "gpu:N", key="gpus", read=_gres, hidden=True),
+    Option(
+        "-i --interactive --tty", "jobs are not interactive: they have neither terminal nor standard input", later=True
+    ),
     *(Option(f"--{name.replace('_', '-')}", text, "X", later=True) for name, text in LATER.items()),
 )
 

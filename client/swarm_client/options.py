@@ -134,11 +134,10 @@ def _take_long(word: str, queue: list[str], table: dict[str, Option], arguments:
     option = table.get(name)
     if option is None:
         known = [each for each in table if each.startswith("--") and not (table[each].hidden or table[each].later)]
-        raise UsageError(f"unknown option {name}{nearest(name, known)}", "`--help` lists the options")
-    if option.metavar or option.later:
-        if not equals and option.metavar:
-            text = _next_value(name, queue, option)
-        _store(option, name, text, arguments)
+        raise UsageError(f"unknown option {name}{nearest(name, known, mark='--')}", "`--help` lists the options")
+    _refuse_later(option, name)
+    if option.metavar:
+        _store(option, name, text if equals else _next_value(name, queue, option), arguments)
     elif equals:
         raise UsageError(f"{name} takes no value, but {text!r} was given", f"write only {name}")
     else:
@@ -153,6 +152,7 @@ def _take_short(word: str, queue: list[str], table: dict[str, Option], arguments
         option = table.get(name)
         if option is None:
             raise UsageError(f"unknown option {name}" + (f" in {word}" if word != name else ""), "`--help` lists them")
+        _refuse_later(option, name)
         if not option.metavar:
             _put(option, name, option.value, arguments)
             continue
@@ -166,9 +166,12 @@ def _next_value(name: str, queue: list[str], option: Option) -> str:
     return queue.pop(0)
 
 
-def _store(option: Option, spelling: str, text: str, arguments: Arguments) -> None:
+def _refuse_later(option: Option, spelling: str) -> None:
     if option.later:
         raise UsageError(f"{spelling} is not available in this version", option.summary or f"leave {spelling} out")
+
+
+def _store(option: Option, spelling: str, text: str, arguments: Arguments) -> None:
     _put(option, spelling, option.convert(spelling, text), arguments)
 
 
@@ -182,12 +185,12 @@ def _put(option: Option, spelling: str, value: object, arguments: Arguments) -> 
         arguments.values[option.key] = value
 
 
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """`; did you mean X?` for a close match, else an empty string."""
+def nearest(word: str, choices: Sequence[str], *, mark: str = "") -> str:
+    """`; did you mean X?` for a close match, else an empty string; a `mark` that all begin with makes none close."""
     import difflib  # only needed to word an error
 
-    close = difflib.get_close_matches(word, choices, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = difflib.get_close_matches(word.removeprefix(mark), [each.removeprefix(mark) for each in choices], n=1)
+    return f"; did you mean {mark}{close[0]}?" if close else ""
 
 
 def _one_of(choices: Sequence[str]) -> str:

@@ -44,7 +44,20 @@ COMMANDS: dict[str, str] = {
 }
 ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "cancel"}
 LATER = ("exec", "shell", "hold", "release", "requeue", "node", "history")
-ELSEWHERE = {"kill": "cancel", "rm": "cancel", "delete": "cancel", "list": "ps", "ls": "ps", "info": "nodes"}
+ELSEWHERE = {
+    "kill": "cancel",
+    "rm": "cancel",
+    "delete": "cancel",
+    "list": "ps",
+    "ls": "ps",
+    "info": "nodes",
+    "sbatch": "submit",
+    "srun": "run",
+    "squeue": "ps",
+    "sacct": "ps",
+    "sinfo": "nodes",
+    "scancel": "cancel",
+}
 BROKEN_PIPE = 141
 SHAPING = ("output", "format")
 """Keys of the common options that shape what is printed."""
