@@ -197,10 +197,10 @@ class Attachment:
     def _on_timeout(self) -> None:
         if self._cancels_on_timeout:
             self._timed_out = True
-            self._session.tell(f"the time limit of {self._timeout_s:g} s was reached: cancelling job {self._handle}")
+            self._session.tell(f"the timeout of {self._timeout_s:g} s was reached: cancelling job {self._handle}")
             self._cancel()
             return
-        self._session.tell(f"the time limit of {self._timeout_s:g} s was reached; job {self._handle} goes on")
+        self._session.tell(f"the timeout of {self._timeout_s:g} s was reached; job {self._handle} goes on")
         raise _Leave(TIMED_OUT)
 
     def _detach(self) -> None:

@@ -67,7 +67,7 @@ def _add_tree(
     except tree.NeverShipped as refusal:
         if request.sync:
             raise  # asked for by --sync
-        session.tell(f"{refusal.problem}: the job starts in an empty folder ({refusal.remedy})")
+        session.tell(f"{refusal.problem}: the job starts in an empty folder; {refusal.remedy}")
         return
     home = cache_home(config.environment)
     scan = tree.scan(root, kind, config.values["sync_exclude"], tree.cache_file(home, "digests", root))

@@ -23,7 +23,7 @@ from swarm_client.cache import read_cache, write_cache
 from swarm_client.config import PROJECT_NAME, folder_with
 from swarm_client.failure import SWARM_FAILED, Failure, UsageError
 from swarm_client.http import SizedBody
-from swarm_client.quantity import show_bytes
+from swarm_client.quantity import show_bytes, show_count
 from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
 
 SMALL_FILES = 1_000
@@ -324,7 +324,7 @@ def _ship_to_first(
         return node
     total = sum(sizes[digest] for digest in missing)
     if total > PACK_BYTES:
-        tell(f"shipping {total / 2**20:.0f} MiB in {len(missing)} files to {node}")
+        tell(f"shipping {show_bytes(total)} in {show_count(len(missing), 'file')} to {node}")
     sent = 0
 
     def counted(parts: Iterator[bytes]) -> Iterator[bytes]:

@@ -30,7 +30,8 @@ def test_what_a_named_swarm_advises_concerns_itself(local_swarm):
         "swarm: no local swarm 'two' is up\n  start one: swarm local up --agents 3 --gpus 2 --name two\n"
     )
     try:
-        code, out, _ = local_swarm("local", "up", "--agents", "1", "--gpus", "0", *words)
+        code, out, _ = local_swarm("local", "up", "--agents", "1", "--gpus", "1", *words)
+        assert out.startswith("Started 1 agent with 1 simulated GPU (no real device):\n")
         assert (code, out.splitlines()[-1]) == (0, "`swarm local down --name two` removes everything again.")
         assert local_swarm("local", "status")[2] == (
             "swarm: no local swarm 'local' is up\n"

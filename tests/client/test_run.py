@@ -464,7 +464,7 @@ def test_timeout_cancels_the_job_and_returns_124(swarm, agent):
     agent.stream = stream
     code, _, err = swarm("run", "--no-sync", "--timeout", "0.1", "--", "x")
     assert code == 124
-    assert "cancelling job" in err
+    assert f"the timeout of 0.1 s was reached: cancelling job {HANDLE}" in err
 
 
 def test_dry_run_submits_nothing(swarm, agent):

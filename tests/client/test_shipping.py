@@ -1,5 +1,6 @@
 import io
 import os
+import re
 import subprocess
 
 import pytest
@@ -229,6 +230,15 @@ def test_no_sync_uses_the_same_path(swarm, agent, tmp_path):
 def test_a_program_that_mentions_a_key_header_is_no_key(project):
     (project / "train.py").write_text('HEADER = "-----BEGIN RSA PRIVATE KEY-----"\n')
     assert "train.py" in paths(project)[0]
+
+
+def test_what_is_much_to_ship_is_told_in_the_unit_of_the_bar(swarm, project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(tree_module, "PACK_BYTES", 2**20)
+    (project / "data.bin").write_bytes(b"x" * 1_500 * 2**10)
+    assert re.search(
+        r"^swarm: shipping 1\.5 MiB in \d files to gpu1$", swarm("run", "-d", "--", "true")[2], re.MULTILINE
+    )
 
 
 class Terminal(io.StringIO):

@@ -274,6 +274,11 @@ def test_status_says_what_of_the_reports_was_odd_without_steering_the_terminal(s
     assert said == "2025-01-31T12:01:15Z by rank 0 (1 backward, 2 not_finite; loss nan is not finite?[31m)"
 
 
+def test_an_interval_whose_ends_read_the_same_is_left_out(swarm, agent):
+    soon = PROGRESS | {"remaining_seconds": 6.2, "remaining_seconds_low": 6.0, "remaining_seconds_high": 6.9}
+    assert progress_of(swarm, agent, soon)[2] == "6s, by the declared steps"
+
+
 def test_a_curve_that_may_never_come_down_has_no_upper_end(swarm, agent):
     by_loss = PROGRESS | {"source": "loss", "remaining_seconds_high": None}
     assert progress_of(swarm, agent, by_loss)[2] == "3:45 (3:35 or more), by the curve of its loss"
@@ -358,6 +363,14 @@ def test_why_says_what_is_needed_what_is_free_and_who_is_ahead(swarm, agent):
         ),
         "",
     )
+
+
+def test_why_has_the_nodes_in_the_order_of_their_numbers(swarm, agent):
+    nodes = [{"node": f"gpu{number}", "fits_ranks": 0, "obstacle": "is full"} for number in (1, 10, 2)]
+    known = {"handle": HANDLE, "state": "queued", "summary": "x", "needs": {"ranks": 1}, "nodes": nodes}
+    agent.answers[f"GET /v1/jobs/{HANDLE}/why"] = known
+    named = [line.split(":")[0] for line in swarm("why", HANDLE)[1].splitlines() if line.endswith("is full")]
+    assert named == ["  gpu1", "  gpu2", "  gpu10"]
 
 
 SPEED = [

@@ -24,6 +24,7 @@ COMMAND = Command(
     ),
     positionals="JOB...",
     aliases=("stop",),
+    examples=("swarm cancel k3j9x0ab --grace 2m", "swarm cancel --mine", "swarm cancel @last --signal USR1"),
 )
 
 
@@ -85,10 +86,9 @@ def _stop(session: Session, arguments: Arguments, reference: str) -> None:
     job = session.agents.call(
         action, "POST", path, query=query, body=body, repeatable=is_repeatable, needs_shepherd=True
     )
-    if job.get("state") == "ended":
-        is_ours = job.get("end_reason") == "cancelled" and job.get("had_ended") is False
-        how = "was cancelled" if is_ours else f"had ended before ({job.get('end_reason')})"
-        session.tell(f"job {job['handle']} {how}")
+    is_ours = job.get("end_reason") == "cancelled" and job.get("had_ended") is False
+    if job.get("state") == "ended" and not is_ours:
+        session.tell(f"job {job['handle']} had ended before ({job.get('end_reason')})")
     session.printer.changed(job)
 
 

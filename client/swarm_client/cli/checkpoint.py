@@ -21,6 +21,7 @@ COMMAND = Command(
     positionals="NAME",
     details="NAME is a file or folder directly in $SWARM_CHECKPOINT_DIR, or its path.\n"
     "Exit code: 0 committed, 1 not committed, 2 not inside a task.",
+    examples=("swarm checkpoint step-1000.pt", "swarm checkpoint last.pt --no-wait"),
     has_output=False,
 )
 

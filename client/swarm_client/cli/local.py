@@ -68,7 +68,8 @@ def _up(session: Session, swarm: LocalSwarm, arguments: Arguments) -> int:
         session.printer.items(swarm.items(), COLUMNS, name=swarm.name)
         return OK
     line = session.printer.line
-    kind = f"{show_count(gpus, 'simulated GPU')} each (no real device behind them)" if gpus else "no GPUs"
+    each = " each" * (agents > 1)
+    kind = f"{show_count(gpus, 'simulated GPU')}{each} (no real device)" if gpus else "no GPUs"
     line(f"Started {show_count(agents, 'agent')} with {kind}:")
     for item in swarm.items():
         line(f"  {item['name']}  {item['address']}  pid {item['pid']}")

@@ -21,6 +21,7 @@ COMMAND = Command(
         Option("-n --name", "name of the context (default: the host)", "NAME"),
     ),
     positionals="HOST[:PORT][,HOST...]",
+    examples=("swarm login gpu1 --token-file ~/.swarm-token", "swarm login 10.0.0.5:7433,10.0.0.6 --name lab"),
     has_output=False,
 )
 

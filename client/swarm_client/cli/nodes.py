@@ -110,7 +110,7 @@ def execute(session: Session, arguments: Arguments) -> int:
     if arguments.positionals:
         return _one(session, one_positional(arguments, "node"))
     document = session.agents.call("cannot list nodes", "GET", "/v1/nodes")
-    nodes = sorted(document["items"], key=natural)
+    nodes = sorted(document["items"], key=lambda node: natural(str(node["name"])))
     session.agents.remember(nodes)
     session.printer.page({**document, "items": nodes}, COLUMNS)
     return OK
@@ -138,10 +138,10 @@ def _facts(node: Mapping[str, Any]) -> Iterator[str]:
         yield note(node)
 
 
-def natural(node: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Order by name, with numbers in it as numbers: node10 comes after node2."""
+def natural(name: str) -> list[tuple[int, str]]:
+    """Order of names, with numbers in them as numbers: node10 comes after node2."""
     parts, digits = [""], False
-    for character in str(node["name"]):
+    for character in name:
         if character.isdigit() is not digits:
             parts.append("")
             digits = not digits

@@ -20,6 +20,7 @@ COMMAND = Command(
         "for good (broken disks, sold machines), this declares the others to be all of them.  Never do it while the\n"
         "silent ones may come back: two halves of the swarm could then run the job twice."
     ),
+    examples=("swarm recover k3j9x0ab", "swarm recover k3j9x0ab --force"),
 )
 
 

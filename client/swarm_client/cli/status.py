@@ -180,10 +180,15 @@ def remaining(progress: Mapping[str, Any]) -> str:
         if progress.get("target_loss"):
             return f"unknown: whether the loss comes down to {progress['target_loss']:g}"
         return "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
+    return f"{left}{_interval(progress)}, by {REMAINING_BY[source]}"
+
+
+def _interval(progress: Mapping[str, Any]) -> str:
+    """What the time that is left may lie between; nothing where both ends read the same."""
     low, high = progress.get("remaining_seconds_low"), progress.get("remaining_seconds_high")
-    latest = f"to {show_duration(high)}" if high is not None else "or more"
-    interval = f" ({show_duration(low)} {latest})" if low is not None else ""
-    return f"{left}{interval}, by {REMAINING_BY[source]}"
+    if low is None or (high is not None and show_duration(low) == show_duration(high)):
+        return ""
+    return f" ({show_duration(low)} {'or more' if high is None else f'to {show_duration(high)}'})"
 
 
 def _checkpoint(checkpoint: Mapping[str, Any]) -> str:

@@ -111,7 +111,8 @@ def frame(session: Session) -> list[str]:
     node_columns = (*NODE_COLUMNS, Column("GPUS: LOAD OR JOB", _loads(gpus)))
     head = headline({**status, "gpus": counted(status["gpus"], gpus, nodes)})
     lines = [printer.paint(printer.fit(head), "bold"), ""]
-    lines += printer.table_lines(sorted(nodes, key=nodes_command.natural), node_columns)
+    in_order = sorted(nodes, key=lambda node: nodes_command.natural(str(node["name"])))
+    lines += printer.table_lines(in_order, node_columns)
     running_first = sorted(jobs, key=lambda job: job.get("state") == "queued")
     lines += ["", *printer.table_lines(running_first, JOB_COLUMNS)]
     return lines

@@ -19,6 +19,7 @@ COMMAND = Command(
         Option("--timeout", "return 124 after this time", "TIME", read=duration),
     ),
     positionals="JOB...",
+    examples=("swarm wait k3j9x0ab resnet", "swarm wait @last --for running --timeout 10m"),
     has_output=False,
 )
 ROUND_S = 20.0  # of one request; agents that die meanwhile cost no more than their connection

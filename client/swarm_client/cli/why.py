@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
+from swarm_client.cli.nodes import natural
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.cli.status import needs, remaining
 from swarm_client.failure import OK
@@ -47,6 +48,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     gpus = f"{free.get('gpus', 0)} of {free.get('total_gpus', 0)} GPUs"
     yield f"Free now: {gpus} on {show_count(free.get('nodes', 0), 'node')}."
     obstacles = [node for node in report.get("nodes") or [] if node.get("obstacle")]
+    obstacles.sort(key=lambda node: natural(str(node["node"])))
     if obstacles and report["state"] == "queued":
         yield "What stands against it on each node:"
         yield from (f"  {node['node']}: {_fitting(node)}{node['obstacle']}" for node in obstacles[:SHOWN])
