@@ -7,7 +7,7 @@ them; the owners are asked for the details, at most once a second while somebody
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
 from swarm_agent.http.facts import Facts
@@ -23,7 +23,7 @@ from swarm_agent.http.when import rfc3339
 from swarmsched.api import near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus, MemberView
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.policies.registry import POLICIES
 from swarmsched.view import Elasticity, PolicySetting
 
@@ -217,16 +217,30 @@ class Nodes:
 
     def _node_documents(self) -> list[Document]:
         known = {status.record.node_id: status for status in self._facts.nodes()}
-        now_utc_s = time.time()
+        now_utc_s, placed = time.time(), self._placed()
         return [
-            self._with_gpus(node_document(member, known.get(member.node_id), now_utc_s))
+            self._with_gpus(node_document(member, known.get(member.node_id), now_utc_s), placed)
             for member in self._facts.members()
         ]
 
-    def _with_gpus(self, document: Document) -> Document:
-        told = self._details.of(NodeId(document["name"]))
+    def _placed(self) -> dict[NodeId, list[JobId]]:
+        """The jobs of each node that says nothing itself, by their records and cards."""
+        silent = {each.node_id for each in self._facts.members() if self._details.of(each.node_id) is None}
+        if not silent:
+            return {}
+        shares = {job.job_id: job.card.shares for job in self._facts.cards()}
+        shares |= {job_id: () if each.is_ended else each.shares for job_id, each in self._facts.records().items()}
+        placed: dict[NodeId, list[JobId]] = {}
+        for job_id, parts in sorted(shares.items()):
+            for node in silent.intersection(share.node for share in parts):
+                placed.setdefault(node, []).append(job_id)
+        return placed
+
+    def _with_gpus(self, document: Document, placed: Mapping[NodeId, list[JobId]]) -> Document:
+        name = NodeId(document["name"])
+        told = self._details.of(name)
         if told is None:
-            return document
+            return {**document, "jobs": placed.get(name)}
         return {**document, **told, "jobs": sorted({each["job_id"] for each in told["gpus"] if each["job_id"]})}
 
     def _node_list(self) -> Document:

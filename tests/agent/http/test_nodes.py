@@ -6,11 +6,13 @@ import time
 import pytest
 
 from swarm_agent.http.nodes import BodyCache
+from swarmsched.api import JobState
 from swarmsched.commands import DrainNode, ForgetMember, Refused, SetSwarmSetting
 from swarmsched.errors import FieldProblem
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import POLICIES
 from swarmsched.view import Elasticity, PolicySetting
+from tests.agent.http.testing import a_card, a_record, job_id
 
 
 async def test_nodes_carry_the_gpus_that_their_owners_tell(n1):
@@ -171,3 +173,15 @@ def test_a_body_is_remade_after_a_change_and_after_a_while(monkeypatch):
 async def test_head_of_a_document_has_no_body(n1):
     response = await n1.ask("HEAD", "/v1/nodes")
     assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_of_a_node_that_says_nothing_the_jobs_are_those_that_are_placed_there(n1, n3, swarm):
+    swarm.down.add(NodeId("n2"))
+    first, second = job_id(1), job_id(2)
+    n1.agent.put(a_record(first, "n1", nodes=(("n1", 1), ("n2", 1)), state=JobState.RUNNING))
+    n1.agent.put(a_record(job_id(3), "n1", nodes=(("n2", 1),), state=JobState.ENDED))
+    n1.agent.known_cards = [a_card(a_record(second, "n3", nodes=(("n2", 1),), state=JobState.RUNNING))]
+    told = {each["name"]: (each["jobs"], each["gpus"]) for each in (await n1.get("/v1/nodes"))["items"]}
+    assert told["n2"] == ([first, second], None)
+    assert (await n1.get("/v1/nodes/n2"))["jobs"] == [first, second]
+    assert told["n3"][0] == []
