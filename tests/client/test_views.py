@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swarm_agent.eventlog import KINDS
 from swarm_agent.http.joblist import STATE_WORDS
-from swarm_client.cli import ALIASES, COMMANDS, COMMON, doctor, load_command, main, nodes, ps
+from swarm_client.cli import ALIASES, COMMANDS, COMMON, completion, doctor, load_command, main, nodes, ps
 from swarm_client.follow import describe_state
 from swarm_client.options import parse
 from swarm_client.output import Column, Printer, state_style
@@ -835,11 +836,13 @@ def test_the_examples_of_a_command_can_be_read_by_it(name):
 
 
 def test_completion_scripts_are_accepted_by_bash(swarm):
+    Path("vars.txt").touch()
     script = swarm("completion", "bash")[1]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     fake = (
         'swarm() { case "$*" in "nodes -q") echo node1 node2 ;; "ps "*) echo k3j9x0ab digits ;; '
-        '"config view -q") printf "color\\ncontexts.lab\\n" ;; esac; }\n'
+        '"config view -q") printf "color\\ncontexts.lab\\n" ;; '
+        '"local status -q") echo a1 ;; "local status --name X -q") echo x1 x2 ;; esac; }\n'
     )
 
     def completed(*words, fake=fake):
@@ -856,13 +859,31 @@ def test_completion_scripts_are_accepted_by_bash(swarm):
     assert completed("swarm", "ps", "--state", "f") == {"failed"}
     assert completed("swarm", "status", "-o", "y") == {"yaml"}
     assert completed("swarm", "simulate", "''") == {"faults", "replay"}
-    assert completed("swarm", "local", "stop", "''") == set(), "no actions where a node is to be named"
+    assert completed("swarm", "local", "''") == {"up", "down", "status", "stop", "start"}
+    assert completed("swarm", "local", "stop", "''") == {"a1"}
+    assert completed("swarm", "local", "stop", "--name", "X", "''") == {"x1", "x2"}
+    assert completed("swarm", "local", "--name", "X", "stop", "--kill", "''") == {"x1", "x2"}
+    assert completed("swarm", "local", "stop", "''", fake="swarm() { false; }\n") == set(), "no actions for a node"
+    assert completed("swarm", "config", "''") == {"view", "set", "unset"}
+    assert completed("swarm", "config", "set", "job.q") == {"job.queue"}
+    assert completed("swarm", "config", "unset", "''") == {"color", "contexts.lab"}
+    assert completed("swarm", "--context", "''") == {"lab"}
+    assert completed("swarm", "--context", "lab", "logs", "d") == {"digits"}
+    assert completed("swarm", "--con") == {"--context"}
+    assert completed("swarm", "help", "pl") | completed("swarm", "help", "comp") == {"completion"}
+    assert completed("swarm", "events", "--kind", "h") == {"hold", "holder"}
+    assert completed("swarm", "ps", "--user", "''") == completed("swarm", "ps", "''") == set(), "no file names"
+    assert completed("swarm", "run", "--env-file", "vars") == completed("swarm", "submit", "vars") == {"vars.txt"}
     for shell in ("zsh", "fish"):
         code, out, _ = swarm("completion", shell)
         assert code == 0
         assert all(name in out for name in [*COMMANDS, *ALIASES])
     contexts = "-l context -r -a \"(swarm config view -q 2>/dev/null | string replace -rf '^contexts\\.' '')\""
-    assert out.count(contexts) == len(COMMANDS) + len(ALIASES)
+    assert out.count(contexts) == len(COMMANDS) + len(ALIASES) + 1
+
+
+def test_completion_knows_the_kinds_of_events():
+    assert set(completion.EVENT_KINDS) == {kind.split(".")[0] for kind in KINDS}
 
 
 def test_the_version_is_that_of_the_distribution(swarm):

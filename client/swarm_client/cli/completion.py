@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from swarm_client.cli import ALIASES, COMMANDS, common_options, load_command
+from swarm_client.cli import ALIASES, COMMANDS, COMMON, common_options, load_command
+from swarm_client.cli.config import KEYS
 from swarm_client.cli.ps import END_REASONS, STATES
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
@@ -36,23 +37,53 @@ TAKES_JOBS = (
     "inspect",
     "stop",
 )
+TAKES_NODES = ("nodes", "drain", "forget")
+TAKES_FILES = ("run", "submit", "simulate", "checkpoint")
+FILE_VALUES = ("FILE", "PATH", "DIR|FILE")
+EVENT_KINDS = (
+    "claim",
+    "hold",
+    "holder",
+    "job",
+    "member",
+    "model",
+    "negotiation",
+    "node",
+    "peer",
+    "plan",
+    "setting",
+    "task",
+)
+"""Beginnings of kinds of events, which `events --kind` takes as well as whole ones."""
 JOBS = "$(swarm ps --format '{{.handle}} {{.name}}' 2>/dev/null)"
 NODES = "$(swarm nodes -q 2>/dev/null)"
+LOCAL_NODES = '$(swarm local status ${name:+--name "$name"} -q 2>/dev/null)'
+SET_KEYS = "$(swarm config view -q 2>/dev/null)"
 CONTEXTS = r"$(swarm config view -q 2>/dev/null | sed -n 's/^contexts\.//p')"
 FISH_CONTEXTS = "(swarm config view -q 2>/dev/null | string replace -rf '^contexts\\.' '')"
 VALUES = (
-    '        *:-o|*:--output) words="table wide json jsonl yaml name" ;;',
-    f'        ps:--state) words="{" ".join((*STATES, *END_REASONS))}" ;;',
-    f'        *:--node|*:--exclude|nodes:nodes|drain:drain|forget:forget) words="{NODES}" ;;',
-    f'        *:--context) words="{CONTEXTS}"; [[ -n "$words" ]] || return ;;',
-    '        local:stop|local:start) words="$(swarm local status -q 2>/dev/null)"; [[ -n "$words" ]] || return ;;',
+    ("*:-o|*:--output", "table wide json jsonl yaml name"),
+    ("ps:--state|queue:--state", " ".join((*STATES, *END_REASONS))),
+    ("events:--job", f"{JOBS} @last"),
+    ("events:--kind", " ".join(EVENT_KINDS)),
+    ("*:--node|*:--exclude|migrate:--to|migrate:--off", NODES),
+    ("*:--context", CONTEXTS),
 )
+"""Of options that take a value: what there is to choose from."""
 WORDS = {
     "local": "up down status stop start",
     "simulate": "faults replay",
     "config": "view set unset",
     "completion": "bash zsh fish",
 }
+PLACES = (
+    ("local:stop|local:start", LOCAL_NODES),
+    ("config:unset", SET_KEYS),
+    *((f"{name}:", words) for name, words in WORDS.items()),
+    ("|".join(f"{name}:*" for name in TAKES_NODES), NODES),
+    ("|".join(f"{name}:*" for name in TAKES_JOBS), f"{JOBS} @last"),
+)
+"""Of words that are no options, by command and the first of these: what there is to choose from."""
 
 
 def execute(session: Session, arguments: Arguments) -> int:
@@ -77,24 +108,38 @@ def _options(name: str) -> list[Option]:
 
 
 def bash() -> str:
-    """Completes commands, options, their choices, and live jobs."""
-    cases, values = [], []
+    """Completes commands, options, their choices and values, and live jobs."""
+    cases, chosen, valued, files = [f'        "") words="{_spelt(COMMON)}" ;;'], [], [_patterns("", COMMON)], []
     for name, _, options in _commands():
-        words = " ".join(spelling for option in options for spelling in option.names)
-        cases.append(f'        {name}) words="{words}" ;;')
-        for option in options:
-            if option.choices:
-                pattern = "|".join(f"{name}:{spelling}" for spelling in option.names)
-                values.append(f'        {pattern}) words="{" ".join(option.choices)}" ;;')
-    extra = [f'        {name}) words="{words}" ;;' for name, words in WORDS.items()]
+        cases.append(f'        {name}) words="{_spelt(options)}" ;;')
+        for option in (each for each in options if each.metavar or each.choices):
+            chosen += [(_patterns(name, [option]), " ".join(option.choices))] if option.choices else []
+            files += [_patterns(name, [option])] if option.metavar in FILE_VALUES else []
+        valued.append(_patterns(name, options))
+    commands = " ".join([*COMMANDS, *ALIASES, "help"])
+    places = (*PLACES, ("config:set", " ".join(KEYS)), ("help:*", commands))
     return _BASH.format(
-        commands=" ".join([*COMMANDS, *ALIASES]),
-        cases="\n".join(cases),
-        values="\n".join(dict.fromkeys((*values, *VALUES))),
-        live=JOBS,
-        extra="\n".join(extra),
-        jobs="|".join(TAKES_JOBS),
+        commands=commands,
+        options="\n".join(cases),
+        valued="|".join(valued),
+        values=_cases((*VALUES, *chosen)),
+        files="|".join(files),
+        places=_cases(places),
+        takes_files="|".join(f"{name}:*" for name in TAKES_FILES),
     )
+
+
+def _spelt(options: Sequence[Option]) -> str:
+    return " ".join(spelling for option in options for spelling in option.names)
+
+
+def _patterns(command: str, options: Sequence[Option]) -> str:
+    """Of options with a value."""
+    return "|".join(f"{command}:{name}" for each in options if each.metavar for name in each.names)
+
+
+def _cases(choices: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f'        {pattern}) words="{words}" ;;' for pattern, words in choices)
 
 
 def zsh() -> str:
@@ -105,18 +150,37 @@ def zsh() -> str:
 def fish() -> str:
     """One `complete` line for each command and option."""
     lines = ["complete -c swarm -f"]
+    lines += [f"complete -c swarm -n __fish_use_subcommand {_fish_option(option)}" for option in COMMON]
     for name, summary, options in _commands():
         lines.append(f"complete -c swarm -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")
-        seen = f"complete -c swarm -n '__fish_seen_subcommand_from {name}'"
+        seen = _fish_seen(name)
         lines += [f"{seen} {_fish_option(option)}" for option in options]
         if name in TAKES_JOBS:
             jobs = "(swarm ps -q --no-color 2>/dev/null)"
             lines.append(f"{seen} -a '{jobs}'")
-        if name in ("nodes", "drain", "forget"):
+        if name in TAKES_NODES:
             lines.append(f"{seen} -a '(swarm nodes -q 2>/dev/null)'")
         if name in WORDS:
-            lines.append(f"{seen} -a '{WORDS[name]}'")
+            lines.append(f"{_fish_first(name)} -a '{WORDS[name]}'")
+    lines += [
+        f"{_fish_seen('local', 'stop start')} -a '(swarm local status -q 2>/dev/null)'",
+        f"{_fish_seen('config', 'set')} -a '{' '.join(KEYS)}'",
+        f"{_fish_seen('config', 'unset')} -a '(swarm config view -q 2>/dev/null)'",
+        f"{_fish_seen('help')} -a '{' '.join([*COMMANDS, *ALIASES])}'",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _fish_seen(*words: str) -> str:
+    """The beginning of a line that counts once a word of each has been typed."""
+    return f"complete -c swarm -n '{'; and '.join(f'__fish_seen_subcommand_from {each}' for each in words)}'"
+
+
+def _fish_first(name: str) -> str:
+    """The beginning of a line that counts until one of the words that a command begins with has been typed."""
+    return (
+        f"complete -c swarm -n '__fish_seen_subcommand_from {name}; and not __fish_seen_subcommand_from {WORDS[name]}'"
+    )
 
 
 def _fish_option(option: Option) -> str:
@@ -125,9 +189,11 @@ def _fish_option(option: Option) -> str:
         words.append("-r")
     if option.choices:
         words.append(f"-a '{' '.join(option.choices)}'")
+    elif option.key == "kind":
+        words.append(f"-a '{' '.join(EVENT_KINDS)}'")
     elif option.key == "context":
         words.append(f'-a "{FISH_CONTEXTS}"')
-    elif option.metavar in ("FILE", "PATH"):
+    elif option.metavar in FILE_VALUES:
         words.append("-F")
     return " ".join([*words, f"-d {_quoted(option.summary)}"])
 
@@ -136,43 +202,55 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-_BASH = """_swarm() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" command="" words="" index
+_BASH = """_swarm_takes_value() {{
+    case "$1" in
+        {valued}) return 0 ;;
+    esac
+    return 1
+}}
+_swarm() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local command="" action="" name="" words="" index word prior
     for ((index = 1; index < COMP_CWORD; index++)); do
-        if [[ "${{COMP_WORDS[index]}}" == -- ]]; then
+        word="${{COMP_WORDS[index]}}" prior="${{COMP_WORDS[index-1]}}"
+        if [[ "$word" == -- ]]; then
             COMPREPLY=($(compgen -f -- "$current"))
             return
         fi
-        if [[ -z "$command" && "${{COMP_WORDS[index]}}" != -* ]]; then
-            command="${{COMP_WORDS[index]}}"
+        if _swarm_takes_value "$command:$prior"; then
+            if [[ "$prior" == --name || "$prior" == -n ]]; then name="$word"; fi
+        elif [[ "$word" != -* && -z "$command" ]]; then
+            command="$word"
+        elif [[ "$word" != -* && -z "$action" ]]; then
+            action="$word"
         fi
     done
-    if [[ -z "$command" ]]; then
-        COMPREPLY=($(compgen -W "{commands}" -- "$current"))
-        return
-    fi
-    case "$command:$previous" in
+    COMPREPLY=()
+    if _swarm_takes_value "$command:$previous"; then
+        case "$command:$previous" in
 {values}
-    esac
+        {files}) COMPREPLY=($(compgen -f -- "$current")) ;;
+        esac
+    elif [[ "$current" == -* ]]; then
+        case "$command" in
+{options}
+        esac
+    elif [[ -z "$command" ]]; then
+        words="{commands}"
+    else
+        case "$command:$action" in
+{places}
+        esac
+    fi
     if [[ -n "$words" ]]; then
         COMPREPLY=($(compgen -W "$words" -- "$current"))
-        return
     fi
-    if [[ "$current" == -* ]]; then
-        case "$command" in
-{cases}
-        esac
-        COMPREPLY=($(compgen -W "$words" -- "$current"))
-        return
-    fi
-    case "$command" in
-        {jobs}) words="{live} @last" ;;
-{extra}
+    case "$command:$action" in
+        {takes_files})
+            if [[ ${{#COMPREPLY[@]}} -eq 0 ]] && ! _swarm_takes_value "$command:$previous"; then
+                COMPREPLY=($(compgen -f -- "$current"))
+            fi ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-    if [[ ${{#COMPREPLY[@]}} -eq 0 ]]; then
-        COMPREPLY=($(compgen -f -- "$current"))
-    fi
 }}
 complete -F _swarm swarm
 """

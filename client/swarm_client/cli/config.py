@@ -16,6 +16,8 @@ from swarm_client.output import Column
 from swarm_client.toml_edit import Value, remove_key, remove_section, save, set_key
 
 ACTIONS = ("view", "set", "unset")
+KEYS = (*SETTINGS, *(f"job.{each}" for each in job_key.NAMES if each not in ("command", "env")))
+"""What can be set in the user's file."""
 COMMAND = Command(
     "config",
     "Show or change settings.",
@@ -99,12 +101,11 @@ def _key_and_value(action: str, words: list[str]) -> tuple[str, str]:
 
 
 def _checked(key: str, section: str, name: str, text: str) -> Value:
-    known = [*SETTINGS, *(f"job.{each}" for each in job_key.NAMES if each not in ("command", "env"))]
     if key.startswith("contexts."):
         name = key.removeprefix("contexts.").partition(".")[0]
         raise UsageError(f"{key!r} is not a setting", f"swarm login HOST --name {name} remembers a swarm")
-    if key not in known:
-        raise UsageError(f"unknown key {key!r}{nearest(key, known)}", f"known keys: {', '.join(known)}")
+    if key not in KEYS:
+        raise UsageError(f"unknown key {key!r}{nearest(key, KEYS)}", f"known keys: {', '.join(KEYS)}")
     try:
         if not section:
             value: Value = SETTINGS[name][0](text)
