@@ -304,6 +304,7 @@ async def test_processes_are_shims_ranks_and_their_children(bench: Bench) -> Non
     order = make_order("sh", "-c", "sleep 60 & echo $!; wait")
     bench.runner.perform(StartTask(order, ()))
     child = int(await bench.wait_for_output(order, b"\n"))
+    await bench.wait_for(TaskStarted)  # output may come before the news of who writes it
     pids = bench.runner.processes()
     assert child in pids
     assert len(pids) == 3
@@ -333,6 +334,7 @@ async def test_killed_shim_is_reported_lost_and_its_ranks_are_ended(bench: Bench
     order = make_order("sh", "-c", "setsid sleep 300 & echo $!; exec sleep 300")
     bench.runner.perform(StartTask(order, ()))
     daemon = int(await bench.wait_for_output(order, b"\n"))
+    await bench.wait_for(TaskStarted)
     pids = bench.runner.processes()
     shim_pid = next(pid for pid in pids if b"shim" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(shim_pid, signal.SIGKILL)
