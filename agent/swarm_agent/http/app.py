@@ -83,8 +83,6 @@ class Server:
             try:
                 self._check(request)
                 response = await handler(request)
-            except Problem as problem:
-                response = self._problem(problem, request_id)
             except web.HTTPException as error:
                 response = self._problem(_translated(request, error), request_id)
             except Exception as error:  # noqa: BLE001  # a fault in a handler costs its request; the log has the story
