@@ -1,5 +1,6 @@
 """A request and its answer without the web framework, so that a forwarded request runs the same handlers."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ NDJSON_TYPE = "application/x-ndjson"
 SSE_TYPE = "text/event-stream"
 
 
+BODY_STALL_S = 60.0
+
 T = TypeVar("T")
 E = TypeVar("E")
 Document = dict[str, Any]
@@ -30,13 +33,21 @@ async def no_stream() -> AsyncIterator[bytes]:
 
 
 async def limited(chunks: AsyncIterator[bytes], limit_bytes: int, remedy: str = "") -> AsyncIterator[bytes]:
-    """The chunks of a body; `Problem` once they are too many."""
+    """The chunks of a body; `Problem` once they are too many, or none comes for a minute."""
     size_bytes = 0
-    async for chunk in chunks:
+    while (chunk := await _next_of(chunks)) is not None:
         size_bytes += len(chunk)
         if size_bytes > limit_bytes:
             raise Problem("too_large", f"the body has more than {limit_bytes} bytes", remedy)
         yield chunk
+
+
+async def _next_of(chunks: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout(BODY_STALL_S):
+            return await anext(chunks, None)
+    except TimeoutError as error:
+        raise Problem("request_timeout", f"nothing of the body came for {BODY_STALL_S:g} s") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ def problem_codes(route: Route) -> tuple[str, ...]:
     if route.parameters:
         codes += ["bad_parameter", *(each.code for each in route.parameters)]
     if route.body:
-        codes += ["bad_json", "too_large", "unsupported_media_type", "invalid"]
+        codes += ["bad_json", "too_large", "request_timeout", "unsupported_media_type", "invalid"]
     if route.stream_type:
-        codes.append("too_large")
+        codes += ["too_large", "request_timeout"]
     return tuple(dict.fromkeys(codes))
 
 

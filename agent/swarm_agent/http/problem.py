@@ -42,6 +42,8 @@ KINDS: dict[str, Kind] = {
     "unknown_node": Kind(404, "There is no such node", "`swarm nodes` lists the members."),
     "unknown_blob": Kind(404, "This agent does not have that blob", "Upload it with PUT /v1/blobs/SHA256."),
     "method_not_allowed": Kind(405, "The path does not take this method", "The `Allow` header lists those it takes."),
+    "request_timeout": Kind(408, "The body did not come in time",
+        "Send it without long breaks; a Content-Length must be that of the body."),
     "ambiguous_job": Kind(409, "More than one job matches", "`matches` lists them; give more characters of the id."),
     "conflict": Kind(409, "The state does not allow this",
         "`detail` says what stands against it; look at its state again first."),

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from swarm_agent.http import exchange
 from swarmsched.commands import Refused, SubmitJob
 from swarmsched.errors import FieldProblem
 from tests.agent.http.testing import store_of
@@ -316,6 +317,23 @@ async def test_a_body_above_one_mebibyte_is_refused_in_chunks_too(n1):
 
     response = await n1.ask("POST", "/v1/jobs", data=chunks(), headers={"Content-Type": "application/json"})
     assert response.status == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [("POST", "/v1/jobs", "application/json"), ("PUT", f"/v1/blobs/{'0' * 64}", "application/octet-stream")],
+)
+async def test_a_body_that_stops_coming_is_not_waited_for(n1, method, path, kind, monkeypatch):
+    monkeypatch.setattr(exchange, "BODY_STALL_S", 0.2)
+    answered = asyncio.Event()
+
+    async def chunks():
+        yield b"{"
+        await answered.wait()
+
+    response = await n1.ask(method, path, data=chunks(), headers={"Content-Type": kind})
+    answered.set()
+    assert (response.status, (await response.json(content_type=None))["code"]) == (408, "request_timeout")
 
 
 async def test_a_form_is_refused(n1):
