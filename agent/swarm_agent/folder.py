@@ -1,5 +1,7 @@
-"""Folders that other accounts may pass through, although the agent's umask is 077."""
+"""Folders that other accounts may pass through, although the agent's umask is 077, and folders that jobs leave."""
 
+import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,3 +17,11 @@ def make_folder(folder: Path, mode: int) -> None:
     with suppress(FileExistsError):
         folder.mkdir(0o700)
         folder.chmod(mode)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove what a job has left, however deep; what cannot be removed stays.  For a worker thread."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import (
+    DEPTH_LIMIT,
     ENTRIES_LIMIT,
     FILE_BYTES_LIMIT,
     TREE_BYTES_LIMIT,
@@ -56,6 +57,8 @@ def size_of(folder: Path, name: str) -> int:
         found = 0
         for parent, _, files in os.walk(folder / name):
             found += sum(os.lstat(os.path.join(parent, file)).st_size for file in files)  # noqa: PTH118
+    except RecursionError as error:
+        raise _too_deep(name) from error
     except OSError as error:
         raise _unreadable(folder / name, error) from error
     return found
@@ -97,6 +100,8 @@ class _Walk:
             raise Refusal("bad_checkpoint", f"{path} is no file, folder or link", "leave sockets and pipes out of it")
 
     def _visit_folder(self, parent: int, name: str, path: str) -> None:
+        if path.count("/") >= DEPTH_LIMIT:  # before there is an open folder for each of thousands
+            raise _too_deep(path)
         here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             names = sorted(os.listdir(here))  # noqa: PTH208
@@ -141,6 +146,11 @@ class _Walk:
             raise Refusal("too_large", f"{path} has more than {FILE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
         if self.total_bytes + found.st_size > TREE_BYTES_LIMIT:
             raise Refusal("too_large", f"the checkpoint has more than {TREE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
+
+
+def _too_deep(path: str) -> Refusal:
+    problem = f"{path[:80]} has folders that lie more than {DEPTH_LIMIT} deep"
+    return Refusal("bad_checkpoint", problem, "write its files into fewer folders within one another")
 
 
 def _digest_of(source: int) -> tuple[str, int]:

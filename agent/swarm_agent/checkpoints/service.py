@@ -1,7 +1,6 @@
 """All that this node does about checkpoints, put together for the task runner."""
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +10,7 @@ from swarm_agent.checkpoints.copies import Copies
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.restore import Restorer
+from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import PeerStreams
 from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
@@ -66,7 +66,7 @@ class CheckpointService:
             found = await asyncio.to_thread(_job_folders, self._folders.root)
             for folder, changed_utc_s in found:
                 if self._is_over(JobId(folder.name), changed_utc_s, now_utc_s):
-                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                    await asyncio.to_thread(remove_tree, folder)
 
     def _is_over(self, job_id: JobId, changed_utc_s: float, now_utc_s: float) -> bool:
         ended_utc_s = self._agent.ended_utc_s(job_id)

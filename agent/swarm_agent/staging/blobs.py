@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -43,6 +43,7 @@ class _Draft:
         self._hasher = hashlib.sha256()
         self._file: BinaryIO | None = None
         self.size_bytes = 0
+        self.is_placed = False
 
     def write(self, pieces: Iterable[bytes]) -> None:
         """Add some bytes.  Raises `BlobError` or OSError."""
@@ -65,6 +66,7 @@ class _Draft:
             raise BlobError(self._digest, f"the content received has another digest, {found[:12]}", "send again")
         place.parent.mkdir(mode=0o700, exist_ok=True)
         self._path.rename(place)
+        self.is_placed = True
 
     def close(self) -> None:
         """Remove what did not get to its place."""
@@ -182,14 +184,15 @@ class BlobStore:
                 pieces.append(chunk)
                 waiting_bytes += len(chunk)
                 if waiting_bytes >= IMPORT_BYTES:
-                    await asyncio.to_thread(draft.write, pieces)
+                    await _to_the_end(draft.write, pieces)
                     pieces, waiting_bytes = [], 0
-            await asyncio.to_thread(draft.finish, pieces, self._place(digest))
+            await _to_the_end(draft.finish, pieces, self._place(digest))
         except OSError as error:
             raise self._not_stored(digest, error) from error
         finally:
             draft.close()
-        self._keep({digest: draft.size_bytes})
+            if draft.is_placed:
+                self._keep({digest: draft.size_bytes})
         return draft.size_bytes
 
     async def put_all(self, contents: Mapping[str, bytes]) -> None:
@@ -212,7 +215,7 @@ class BlobStore:
                 stored[digest] = len(content)
 
         try:
-            await asyncio.to_thread(store)
+            await _to_the_end(store)
         finally:
             self._keep(stored)
 
@@ -272,8 +275,7 @@ class BlobStore:
     def drop(self, digests: Iterable[str]) -> None:
         """Take pins away, and remove what has none left."""
         mine = tuple(digests)
-        self._pins.subtract(mine)
-        self._pins = +self._pins
+        self._unpin(mine)
         for digest in mine:
             if not self._pins[digest]:
                 self.discard(digest)
@@ -286,8 +288,11 @@ class BlobStore:
         try:
             yield
         finally:
-            self._pins.subtract(mine)
-            self._pins = +self._pins
+            self._unpin(mine)
+
+    def _unpin(self, digests: Iterable[str]) -> None:
+        self._pins.subtract(digests)
+        self._pins = +self._pins
 
     def _new_draft(self) -> Path:
         folder = self.directory / "incoming"
@@ -340,6 +345,16 @@ def _blobs_in(folder: Path) -> Iterator[tuple[float, str, int]]:
                 if is_digest(entry.name):
                     status = entry.stat(follow_symlinks=False)
                     yield status.st_mtime, entry.name, status.st_size
+
+
+async def _to_the_end(work: Callable[..., None], *arguments: object) -> None:
+    """Run it in a worker thread, and go on no earlier than it has ended, also when cancelled: it writes."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def is_digest(text: str) -> bool:

@@ -119,7 +119,7 @@ class EnvironmentStore:
             await self._build(path, requirements, account)
             size_bytes = await asyncio.to_thread(_take_over, path, account.uid)
             document = {"size_bytes": size_bytes, "built_utc_s": time.time()}
-            mark.write_text(json.dumps(document))
+            await asyncio.to_thread(_write_mark, mark, document)
         except OSError as error:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             raise EnvironmentFailed(f"{error.strerror or error} at {path}") from error
@@ -189,18 +189,34 @@ class EnvironmentStore:
                 await asyncio.shield(process.wait())
 
     def _evict(self, keep: Collection[Path]) -> None:
-        """Remove the least recently used while all are larger than the limit."""
-        marks = sorted(self._mark("").parent.glob("*.json"), key=lambda mark: mark.stat().st_mtime)
-        sizes = {mark: int(json.loads(mark.read_text())["size_bytes"]) for mark in marks}
-        total = sum(sizes.values())
-        for mark, size_bytes in sizes.items():
-            if total <= self.limit_bytes:
-                return
+        """Remove the least recently used while all are larger than the limit, and those with a damaged mark."""
+        found = sorted(map(_read_mark, self._mark("").parent.glob("*.json")))
+        total = sum(size_bytes for _, _, size_bytes in found)
+        for _, mark, size_bytes in found:
             path = self.directory / mark.stem
-            if path not in keep:
-                mark.unlink()
+            if path not in keep and (total > self.limit_bytes or not size_bytes):
+                mark.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size_bytes
+
+
+def _read_mark(mark: Path) -> tuple[float, Path, int]:
+    """When the environment was last used, its mark, and its size: 0 where the mark is damaged or gone."""
+    try:
+        return mark.stat().st_mtime, mark, int(json.loads(mark.read_text())["size_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0, mark, 0
+
+
+def _write_mark(mark: Path, document: Mapping[str, object]) -> None:
+    """After the environment itself is on disk: a power cut leaves no mark of one that is empty.  Raises OSError."""
+    os.sync()
+    draft = mark.with_suffix(".new")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(mark)
 
 
 def default_python() -> str:

@@ -2,12 +2,13 @@
 
 import logging
 import os
-import shutil
 import stat
+import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from swarm_agent.folder import remove_tree
 from swarm_agent.supervision.orders import parse_directory_name
 from swarmsched.ids import AttemptKey
 
@@ -34,7 +35,8 @@ class KeptWork:
         with suppress(FileNotFoundError):  # a task that runs in a folder of the node's has none
             self._closed.add(folder)
             if is_success:
-                _remove_untouched(folder / "work", folder.stat().st_mtime_ns)
+                with suppress(RecursionError):  # then all of it stays as long as what failed does
+                    _remove_untouched(folder / "work", folder.stat().st_mtime_ns)
             os.utime(folder, (now_utc_s, now_utc_s))
 
     def prune(self, now_utc_s: float, live: Collection[AttemptKey]) -> None:
@@ -45,7 +47,7 @@ class KeptWork:
         for when_utc_s, folder in ended:
             if now_utc_s - when_utc_s > self._retention_s or total > self._limit_bytes:
                 total -= sizes.pop(folder)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 log.info("work folder removed path=%s", folder)
                 with suppress(OSError):  # other attempts are still there
                     folder.parent.rmdir()
@@ -62,13 +64,20 @@ class KeptWork:
 
     def _size(self, folder: Path) -> int:
         if folder not in self._sizes:
-            walked = os.fwalk(folder, follow_symlinks=False)
-            self._sizes[folder] = sum(
-                os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks * BLOCK_BYTES
-                for _, folders, files, fd in walked
-                for name in (*folders, *files)
-            )
+            try:
+                self._sizes[folder] = _size_on_disk(folder)
+            except RecursionError:
+                told = subprocess.run(["du", "-sxB1", "--", folder], capture_output=True, check=False).stdout
+                self._sizes[folder] = int(told.split()[0]) if told else 0
         return self._sizes[folder]
+
+
+def _size_on_disk(folder: Path) -> int:
+    return sum(
+        os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks * BLOCK_BYTES
+        for _, folders, files, fd in os.fwalk(folder, follow_symlinks=False)
+        for name in (*folders, *files)
+    )
 
 
 def _remove_untouched(work: Path, shipped_ns: int) -> None:

@@ -10,8 +10,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -154,6 +154,29 @@ class _Task:
     def exited_event(self) -> TaskExited:
         """The last word about it."""
         return TaskExited.about(self.key, self.link.facts.exit_list, self.failure, self.detail[:1_000])
+
+
+@contextmanager
+def _tried_again(what: str) -> Iterator[None]:
+    """The next time does the rest: an administrator may delete at the same time, and a job may leave anything."""
+    try:
+        yield
+    except OSError as error:
+        log.debug("could not %s: %s", what, error)
+    except Exception:
+        log.exception("could not %s", what)
+
+
+@contextmanager
+def _told(task: _Task) -> Iterator[None]:
+    """Whatever fails in it fails the staging: a shepherd that never hears of it waits for ever, with its GPUs kept."""
+    try:
+        yield
+    except StagingFailed:
+        raise
+    except Exception as error:
+        log.exception("staging failed job_id=%s attempt=%d", *task.key.of_attempt)
+        raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
 
 
 class Peers(CheckpointPeers, Protocol):
@@ -355,13 +378,8 @@ class TaskRunner:
             task.phase = phase
             self._post(TaskPhaseChanged.about(task.key, phase.value))
 
-        try:
+        with _told(task):
             return await self._stager.prepare(task.order, tell)
-        except Exception as error:  # the last line of defence: the shepherd must hear of it
-            if isinstance(error, StagingFailed):
-                raise
-            log.exception("staging failed job_id=%s attempt=%d", *task.key.of_attempt)
-            raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
 
     def _explain(self, task: _Task, error: StagingFailed) -> None:
         text = f"{error.output}\nswarm: {error.detail}" if error.output else f"swarm: {error.detail}"
@@ -386,7 +404,8 @@ class TaskRunner:
             if task.prepared is None and not self._stager.is_quick(order):
                 task.work = asyncio.create_task(self._locate_and_launch(task))
                 return
-            task.prepared = task.prepared or self._stager.locate_quickly(order)
+            with _told(task):
+                task.prepared = task.prepared or self._stager.locate_quickly(order)
         except StagingFailed as error:
             self._give_up(task, error)
         else:
@@ -819,7 +838,7 @@ class TaskRunner:
             now_utc_s = time.time()
             tasks = self._tasks.values()
             live = {task.key.of_attempt for task in tasks if task.stage is not TaskStage.EXITED}
-            with suppress(OSError):  # an administrator may delete at the same time; the next time sees the rest
+            with _tried_again("remove what is over"):
                 if now_utc_s >= next_utc_s:
                     next_utc_s = now_utc_s + PRUNE_INTERVAL_S
                     await asyncio.to_thread(self._agent.logs.prune, now_utc_s)
@@ -837,8 +856,8 @@ class TaskRunner:
         while True:
             await asyncio.sleep(MEASURE_INTERVAL_S)
             running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])
-            self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
-            with suppress(OSError):  # as above
+            with _tried_again("measure logs"):
+                self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
                 await asyncio.to_thread(self._agent.logs.measure)
 
     def _tidy_work(self, closed: Mapping[AttemptKey, bool], live: set[AttemptKey], now_utc_s: float) -> None:

@@ -5,7 +5,6 @@ import hashlib
 import os
 import py_compile
 import secrets
-import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from swarm_agent.supervision.forkserver import ForkServer, spawn
 from swarm_agent.supervision.limits import kill_scope
 from swarm_agent.supervision.orders import Facts, Launch
-from swarm_agent.supervision.warm import Waiting, WarmStart, warm_start
+from swarm_agent.supervision.warm import Waiting, WarmStart, has_ended, warm_start
 from swarm_agent.task import shim
 from swarmsched.task import TaskOrder
 
@@ -174,7 +173,7 @@ class ShimLink:
 
     def wait_end(self, limit_s: float) -> bool:
         """Block until the shim has ended; false when it has not within `limit_s`."""
-        return bool(select.select([self.pidfd], [], [], limit_s)[0])
+        return has_ended(self.pidfd, limit_s)
 
     def reap(self) -> None:
         """Take the ended shim's exit status, if it was our child."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -125,9 +127,15 @@ class Stager:
 
     def _unpack(self, tree: Tree, work: Path) -> None:
         """Under another name until it is complete, so that a half-unpacked tree is never taken for a whole one."""
-        draft = work.with_name(f"work.{os.getpid()}")
+        draft = work.with_name(f"work.{secrets.token_hex(4)}")
         Unpacker(self.blobs, self.account.uid, self.account.gid).unpack(tree, draft)
-        draft.rename(work)
+        try:
+            draft.rename(work)
+        except OSError:
+            shutil.rmtree(draft)
+            if not work.is_dir():
+                raise
+            return  # a part of the attempt that was cancelled has unpacked on
         os.utime(work.parent, ns=(time.time_ns(),) * 2)  # tells what was shipped from what the job writes
 
     async def _build_environment(self, order: TaskOrder) -> None:

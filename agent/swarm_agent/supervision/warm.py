@@ -59,6 +59,13 @@ def warm_start(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[WarmSt
     return WarmStart(python, tuple(sorted(common.items()))), argv
 
 
+def has_ended(pidfd: int, limit_s: float = 0.0) -> bool:
+    """Whether a process ends within that time.  By poll: select takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(limit_s * 1e3))
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
     """A shim and its process that wait."""
@@ -73,7 +80,7 @@ class Waiting:
     @property
     def is_ready(self) -> bool:
         """True when its imports are done."""
-        return self.pidfd >= 0 and (self.directory / "ready").exists() and not select.select([self.pidfd], [], [], 0)[0]
+        return self.pidfd >= 0 and (self.directory / "ready").exists() and not has_ended(self.pidfd)
 
     def hand_over(self, task_dir: Path, launch: bytes) -> None:
         """Give the shim its task, whose folder is ready but for these.  Raises OSError; then the shim ends."""

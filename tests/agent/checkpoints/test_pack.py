@@ -9,6 +9,7 @@ import pytest
 from swarm_agent.checkpoints import pack as pack_module
 from swarm_agent.checkpoints.folders import name_problem
 from swarm_agent.checkpoints.pack import manifest, pack, size_of
+from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import EntryKind
@@ -117,6 +118,23 @@ def test_a_file_that_is_written_meanwhile_is_refused(folder: Path, blobs: BlobSt
         "changed",
         "ck changed while it was copied",
     )
+
+
+def test_folders_that_lie_too_deep_are_refused_before_there_are_thousands_of_them(
+    folder: Path, blobs: BlobStore
+) -> None:
+    here = os.open(folder, os.O_RDONLY)
+    for name in ["ck"] + ["a"] * 3_000:
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert (refused(folder, blobs).code, "64 deep" in refused(folder, blobs).problem) == ("bad_checkpoint", True)
+    with pytest.raises(Refusal, match="64 deep"):
+        size_of(folder, "ck")
+    remove_tree(folder)
+    assert not folder.exists()
 
 
 def test_limits_are_told_before_anything_is_copied(

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -72,6 +73,30 @@ async def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BlobError):
         await BlobStore(tmp_path).put(digest_of(b"whole"), broken())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("step", ["write", "finish"])
+async def test_who_gives_up_while_a_thread_writes_leaves_all_or_nothing(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, writes = b"x" * 2 * IMPORT_BYTES, threading.Event()
+    done = getattr(blobs_module._Draft, step)
+
+    def slow(*arguments: object) -> None:
+        writes.set()
+        time.sleep(0.2)
+        done(*arguments)
+
+    monkeypatch.setattr(blobs_module._Draft, step, slow)
+    blobs = loaded(tmp_path)
+    putting = asyncio.create_task(blobs.put(digest_of(data), pieces(data)))
+    await asyncio.to_thread(writes.wait)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    kept = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == ([digest_of(data)] if step == "finish" else [])
+    assert blobs.held_bytes == len(data) * len(kept)
 
 
 async def test_a_blob_above_the_limit_is_refused_while_it_arrives(tmp_path: Path) -> None:

@@ -165,6 +165,15 @@ async def test_the_least_recently_used_environment_goes_unless_in_use(tmp_path: 
     assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
 
 
+@pytest.mark.parametrize("text", ["", "{}", '{"size_bytes": null}', "[1]"])
+async def test_a_damaged_mark_costs_its_own_environment_alone(tmp_path: Path, text: str) -> None:
+    envs, _ = store(tmp_path)
+    first = await envs.ensure(b"a\n", ACCOUNT)
+    (tmp_path / "envs-done" / f"{first.name}.json").write_text(text)
+    second = await envs.ensure(b"b\n", ACCOUNT)
+    assert (first.exists(), envs.path(first.name), envs.path(second.name)) == (False, None, second)
+
+
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     envs = EnvironmentStore(tmp_path, "/no/such/python", {})
     with pytest.raises(EnvironmentFailed, match="/no/such/python"):

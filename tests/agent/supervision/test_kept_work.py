@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.tree import Unpacker
 from swarm_agent.supervision import runner
 from swarm_agent.supervision.kept_work import SPARED_S, KeptWork
-from swarmsched.effects import StartTask
+from swarmsched.effects import ForgetTask, StartTask
 from swarmsched.ids import AttemptKey, JobId, make_job_id
 from swarmsched.tree import EntryKind, Tree, TreeEntry
 from tests.agent.supervision.testing import Bench, make_order
@@ -48,6 +49,21 @@ def test_each_goes_after_its_retention_which_begins_with_the_end(tmp_path: Path)
     kept.close(AttemptKey(JOBS[1], 1), NOW_UTC_S - 60.0, is_success=False)
     kept.prune(NOW_UTC_S, {AttemptKey(JOBS[2], 1)})
     assert [folder.exists() for folder in (old, young, live, staged)] == [False, True, True, True]
+
+
+async def test_a_folder_thousands_deep_costs_the_node_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "TIDY_INTERVAL_S", 0.0)
+    async with Bench(tmp_path, work_cache_bytes_max=MIB) as bench:
+        script = "import os\nfor _ in range(3000): os.mkdir('a'); os.chdir('a')\nopen('x', 'wb').write(bytes(2**21))"
+        for outcome in ("exit(0)", "exit(1)"):
+            order = make_order(sys.executable, "-c", f"{script}\n{outcome}")
+            bench.runner.perform(StartTask(order, ()))
+            await bench.finish(order)
+            bench.runner.perform(ForgetTask(order.job_id, 1))
+            await wait_until(lambda job=order.job_id: not (tmp_path / "jobs" / job).exists())
+    assert "could not" not in caplog.text
 
 
 async def test_a_success_leaves_what_the_task_wrote_and_a_failure_everything(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """Files and environments of tasks, from the order to the running rank, over two nodes in memory."""
 
+import asyncio
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from swarm_agent.staging.tree import Unpacker
 from swarmsched.effects import StageTask, StartTask, StopTask
 from swarmsched.events import TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
-from swarmsched.task import TaskFailure, TaskOrder
+from swarmsched.task import Share, TaskFailure, TaskOrder
 from swarmsched.tree import EntryKind, Tree, TreeEntry
 from tests.agent.supervision.testing import Bench, Network, make_order
 
@@ -151,6 +156,41 @@ async def test_stop_while_staging_abandons_it(nodes: tuple[Bench, Bench], tmp_pa
     exited = await n1.finish(order)
     assert exited.exits == ()
     assert not any(isinstance(event, TaskStaged | TaskStageFailed) for event in n1.events)
+
+
+async def test_a_part_that_is_given_up_while_it_unpacks_is_not_in_the_way_of_the_next(
+    nodes: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpack, begun = Unpacker.unpack, threading.Event()
+
+    def slow(self: Unpacker, tree: Tree, target: Path) -> None:
+        begun.set()
+        time.sleep(0.3)
+        unpack(self, tree, target)
+
+    monkeypatch.setattr(Unpacker, "unpack", slow)
+    n1, _ = nodes
+    order = make_order("ls", tree=await ship(n1, {"file": b"x"}))
+    folder = n1.config.data_dir / "jobs" / order.job_id / "1"
+    (folder / f"work.{os.getpid()}").mkdir(parents=True)  # an agent that was killed may have left one, too
+    n1.runner.perform(StageTask(order))
+    await asyncio.to_thread(begun.wait)
+    n1.runner.perform(StopTask(order.job_id, 1, 0.0))
+    await n1.finish(order)
+    again = replace(order, part=1, shares=(Share(order.node, 1, part=1),))
+    await stage_and_run(n1, again)
+    assert n1.output(again) == b"file\n"
+    assert not [*folder.glob("work.????????")]
+
+
+@pytest.mark.parametrize("workdir", ["/" + "a" * 300, "/x" * 3_000])
+async def test_a_start_that_the_file_system_refuses_is_told(nodes: tuple[Bench, Bench], workdir: str) -> None:
+    n1, _ = nodes
+    order = make_order("true", workdir=workdir)
+    n1.runner.perform(StartTask(order, ()))
+    exited = await n1.finish(order)
+    assert (exited.failure, exited.exits) == (TaskFailure.INTERNAL, ())
+    assert "File name too long" in exited.detail
 
 
 async def test_a_task_staged_in_an_earlier_life_starts_without_being_staged_again(tmp_path: Path) -> None:

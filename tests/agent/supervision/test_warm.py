@@ -1,13 +1,15 @@
 """A process that waits with torch imported becomes the next worker and is then like any other."""
 
+import fcntl
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, warm_start
+from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, has_ended, warm_start
 from swarm_agent.task import shim
 from swarmsched.effects import StartTask, StopTask
 from swarmsched.events import TaskExited, TaskStarted
@@ -243,3 +245,17 @@ async def test_modules_and_texts_run_as_python_runs_them(bench: Bench, first: Ta
     output = bench.output(said, said.first_rank).decode()
     assert "['-c', 'a'] __main__ here\n" in output
     assert output.endswith("ValueError: bad\n")
+
+
+def test_the_end_of_a_process_is_seen_whatever_the_number_of_its_descriptor() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    low = os.pidfd_open(child.pid)
+    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1_100)
+    try:
+        assert not has_ended(high)
+        child.kill()
+        assert has_ended(high, limit_s=10.0)
+    finally:
+        child.wait()
+        os.close(low)
+        os.close(high)
