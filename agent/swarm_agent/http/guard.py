@@ -39,7 +39,7 @@ class Guard:
     def check_origin(self, headers: Mapping[str, str], *, is_page: bool) -> None:
         """A link from elsewhere may open the status page (`is_page`), nothing more; it holds no data."""
         origin = headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
+        if origin is not None and _location(origin) != headers.get("Host", "").lower():
             raise Problem("cross_origin", f"the request comes from the web origin {origin[:80]!r}")
         if headers.get("Sec-Fetch-Site") in UNSAFE_FETCH_SITES and not is_page:
             raise Problem("cross_origin", "the browser says that another web site sent this request")
@@ -51,6 +51,13 @@ class Guard:
         if scheme.lower() != "bearer" or not is_right:
             said = "the bearer token is wrong" if given else "no bearer token was sent"
             raise Problem("unauthorised", said, headers={"WWW-Authenticate": 'Bearer realm="swarm"'})
+
+
+def _location(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def host_name(host_header: str) -> str | None:

@@ -16,6 +16,7 @@ from swarmsched.errors import FieldProblem
 KEPT_S = 600.0
 KEYS_LIMIT = 10_000  # beyond it the oldest is forgotten
 KEY_LENGTH_LIMIT = 128
+FAILED_STATUS = 400
 
 KEY = header("Idempotency-Key", "Makes a repetition at this agent harmless for 10 min.", KEY_LENGTH_LIMIT)
 
@@ -58,10 +59,12 @@ class IdempotencyKeys:
             return replace(entry.answer, status=200, headers=headers)
         entry.is_under_way = True
         try:
-            entry.answer = await act(entry.memo)
+            answer = await act(entry.memo)
         finally:
             entry.is_under_way = False
-        return entry.answer
+        if answer.status < FAILED_STATUS:  # another agent's refusal comes as an answer too
+            entry.answer = answer
+        return answer
 
     def _forget(self, now_s: float) -> None:
         while self._entries:

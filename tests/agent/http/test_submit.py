@@ -153,6 +153,17 @@ async def test_a_refusal_of_the_first_holder_is_final(desks, n1, n2):
     assert made_at(desks) == ["n2"]
 
 
+async def test_a_refusal_of_another_holder_is_a_refusal_when_it_is_repeated(desks, n1, n2):
+    async def no(command):
+        return Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
+
+    n1.agent.ticket_holders = ("n2", "n3")
+    ticket = ticket_of(await n1.post("/v1/tickets"))
+    n2.agent.answer = no
+    for _ in range(2):
+        await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 409, headers={"Idempotency-Key": "k1"})
+
+
 async def test_a_holder_that_lost_its_database_is_passed_over(desks, n1, n2):
     n1.agent.ticket_holders = ("n2", "n3")
     ticket = ticket_of(await n1.post("/v1/tickets"))
