@@ -1,7 +1,7 @@
 """Submits a job once, whatever agents do meanwhile: working directory, ticket, and the same ticket again if need be."""
 
 # Importing pathlib costs a tenth of what `swarm run` may take.
-# ruff: noqa: PTH109, PTH123
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT_OUT_SHOWN = 5
 
 def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
     """The accepted job's document.  A lost answer is repeated with the same ticket at the next agent: one job."""
-    request = build(arguments, session.config, os.getcwd())
+    request = build(arguments, session.config, session.folder)
     is_dry_run = bool(arguments["dry_run"])
     _stage(session, request, is_dry_run=is_dry_run)
     agents = session.agents

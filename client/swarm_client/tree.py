@@ -99,10 +99,13 @@ def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
     hashes = _HashCache(cache_file)
     entries: list[TreeEntry] = []
     total_bytes = 0
+    links: set[str] = set()
     for path in kept:
         entry = _entry(root, path, hashes, left_out)
-        if entry is None:
-            continue
+        if entry is None or (links and not links.isdisjoint(_folders_of(path))):
+            continue  # below a link: tracked by git when this was a folder yet, which counts as deleted
+        if entry.kind is EntryKind.LINK:
+            links.add(path)
         entries.append(entry)
         total_bytes += entry.size_bytes
         if is_small_only and (len(entries) > SMALL_FILES or total_bytes > SMALL_BYTES):
@@ -114,6 +117,11 @@ def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
         raise UsageError(f"{root} cannot be shipped: {error}", REFUSAL_REMEDY) from error
     sources = {entry.sha256: os.path.join(root, entry.path) for entry in tree.files}
     return Scan(root, tree, sources, left_out)
+
+
+def _folders_of(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _too_large(root: str) -> UsageError:
@@ -219,7 +227,7 @@ def _entry(root: str, path: str, hashes: _HashCache, left_out: list[str]) -> Tre
     full = os.path.join(root, path)
     try:
         info = os.lstat(full)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None  # tracked by git and deleted in the work tree
     if stat.S_ISLNK(info.st_mode):
         return _link(path, os.readlink(full), left_out)

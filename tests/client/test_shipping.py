@@ -115,6 +115,31 @@ def test_tracked_files_that_were_deleted_are_no_error(project):
     assert paths(project)[0] == [".gitignore", "sub/run.sh"]
 
 
+@pytest.mark.parametrize("instead", ["file", "link to a file", "link to a folder"])
+def test_files_of_a_tracked_folder_that_became_something_else_count_as_deleted(project, instead):
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "x")
+    (project / "other").mkdir()
+    (project / "other" / "run.sh").touch()
+    (project / "sub" / "run.sh").unlink()
+    (project / "sub").rmdir()
+    if instead == "file":
+        (project / "sub").touch()
+    else:
+        (project / "sub").symlink_to("other" if instead.endswith("folder") else "train.py")
+    assert paths(project)[0] == [".gitignore", "other/run.sh", "sub", "train.py"]
+
+
+def test_a_current_folder_that_is_gone_is_named(swarm, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (["run", "true"], ["ps"]):
+        code, _, problem = swarm(*words)
+        assert (code, "the current folder does not exist any more" in problem) == (2, True)
+
+
 def test_home_directories_and_the_root_are_refused(home):
     for folder, what in ((str(home), "a home directory"), (str(home.parent), "a home directory"), ("/", "the root of")):
         with pytest.raises(UsageError, match=what) as caught:

@@ -34,7 +34,15 @@ class Session:
         options = {"context": self._arguments["context"], "output": output}
         if self._arguments["no_color"]:
             options["color"] = COLORS[2]
-        return load(os.environ, options, os.getcwd())  # noqa: PTH109  # pathlib is slow to import
+        return load(os.environ, options, self.folder)
+
+    @cached_property
+    def folder(self) -> str:
+        """Where the command was typed."""
+        try:
+            return os.getcwd()  # noqa: PTH109  # pathlib is slow to import
+        except FileNotFoundError as error:
+            raise UsageError("the current folder does not exist any more", "change into one that does") from error
 
     @cached_property
     def agents(self) -> Agents:
