@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from swarm_agent.staging.tree import Unpacker
 from swarmsched.effects import StageTask, StartTask, StopTask
 from swarmsched.events import TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
-from swarmsched.task import Share, TaskFailure, TaskOrder
+from swarmsched.resources import Share
+from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import EntryKind, Tree, TreeEntry
 from tests.agent.supervision.testing import Bench, Network, make_order
 
