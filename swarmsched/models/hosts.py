@@ -6,6 +6,7 @@ longer of compute and input pipeline, and then what its traffic takes through th
 Synchronous workers wait for the slowest, asynchronous ones for their own host and the busiest one with a server.
 """
 
+import re
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
@@ -69,7 +70,7 @@ Layout = Sequence[tuple[Host, Tasks]]
 
 def peak_flops(model: str) -> float:
     """Of one GPU by its name; 0 where that is not known."""
-    found = [name for name in PEAKS if name in model.upper()]
+    found = [name for name in PEAKS if re.search(rf"(?<![A-Z0-9]){name}(?![0-9])", model.upper())]
     return PEAKS[max(found, key=len)] if found else 0.0
 
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from swarmsched.api import PRIORITY_LIMIT, JobState
 from swarmsched.card import RankKey
+from swarmsched.estimate import batches_of
 from swarmsched.ids import handle
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, JobView, Order
@@ -87,8 +88,20 @@ def is_waiting(job: JobView) -> bool:
 
 
 def is_known(job: JobView) -> bool:
-    """True when it was told how much is left of it."""
-    return job.card.estimate is not None and job.card.estimate.remaining > 0.0
+    """True when it was told how much is left of it, and how fast it goes."""
+    estimate = job.card.estimate
+    return estimate is not None and estimate.remaining > 0.0 and bool(estimate.points or estimate.speed)
+
+
+def seconds_left(job: JobView) -> float:
+    """At the size that it asked for, by what was measured nearest to it; 0 where nobody knows."""
+    estimate = job.card.estimate
+    if estimate is None or not estimate.points:
+        return 0.0
+    nearest = min(estimate.points, key=lambda each: (abs(each.ranks - job.ranks), each.nodes))
+    first = job.card.elastic.batches.first if job.card.elastic else 0
+    batch_ratio = (first or batches_of(estimate).first) / (nearest.ranks * nearest.local_batch)
+    return estimate.remaining * batch_ratio * nearest.step_s
 
 
 def keep(job: JobView, rank_key: RankKey) -> Decision:

@@ -66,7 +66,8 @@ class Optimus:
     def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
         per_rank = max(1, job.demand.gpus)
         elastic, estimate = elastic_of(job), job.card.estimate
-        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, RANKS_MOST))
+        looked_at = max(RANKS_MOST, sum([share.ranks for share in job.shares]))
+        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, looked_at))
         goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank))
         if estimate is None or goodput is None or not estimate.remaining:
             return _Sized(job, elastic.ranks_least, np.zeros(elastic.ranks_least + 1), 1.0)

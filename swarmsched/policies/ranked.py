@@ -26,15 +26,20 @@ def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[De
     stopped = [job for job, _ in ranked if job.shares and job.job_id not in places]
     for job in stopped:
         room.release(job.shares, job.demand)
-    taker = next((job.job_id for job, _ in ranked if job.job_id in places and not job.shares), "")
+    begun: dict[JobId, Decision] = {}
+    for job, why in ranked:
+        if job.state is JobState.QUEUED and (shares := places.get(job.job_id)):
+            reason = joined(start_reason(job, shares), why)
+            begun[job.job_id] = start_or_claim(job, Allocation(shares), now, reason)
+    # Of those that begin: who starts on what is free needs nobody to make room.
+    taker = next((job_id for job_id, each in begun.items() if each.change is Change.WAIT), next(iter(begun), ""))
     decisions: list[Decision] = []
     ahead: list[JobView] = []
     for job, why in ranked:
         if job.state is not JobState.QUEUED:
             decisions.append(keep(job, ()) if job.job_id in places else _stop(job, taker, why))
         elif job.job_id in places:
-            shares = places[job.job_id]
-            decisions.append(start_or_claim(job, Allocation(shares), now, joined(start_reason(job, shares), why)))
+            decisions.append(begun[job.job_id])
         else:
             decisions.append(wait(job, (), joined(shortage(job, room), why, ahead_sentence(ahead))))
             ahead.append(job)
@@ -43,11 +48,11 @@ def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[De
 
 def _places(view: ClusterView, ranked: Sequence[JobView]) -> dict[JobId, tuple[Share, ...]]:
     """Who runs from now on, and where: on what is free now if possible, else on what lower ones would leave."""
-    now, then = Room(view.nodes), Room(view.nodes).emptied()
+    now, then = Room(view.nodes), Room(view.nodes)
     places = {job.job_id: job.shares for job in ranked if not may_move(job, now)}
     for job in ranked:
-        if job.job_id in places:
-            take_if_there(then, [share for share in job.shares if then.has((share,))], job.demand)
+        if job.job_id not in places:
+            then.release(job.shares, job.demand)
     for job in ranked:
         if job.job_id in places:
             continue

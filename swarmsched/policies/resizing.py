@@ -51,8 +51,8 @@ class Sized:
         """True when it keeps its size, and so its hosts."""
         return 0 < self.ranks == self.held
 
-    def placed(self, sites: Sites, now: Room, taker: str) -> Decision:
-        """Its decision; booked in the room of the sites, where it has what it holds."""
+    def placed(self, sites: Sites, now: Room) -> Decision:
+        """Its decision, for nobody yet; booked in the room of the sites, where it has what it holds."""
         if self.is_kept:
             return self.rebatched()
         job, room = self.job, sites.room
@@ -60,8 +60,7 @@ class Sized:
         shares = self._hosts(sites)
         if not shares:
             if self.held:
-                whom = f"makes room for {handle(JobId(taker))}" if taker else "others gain more from its GPUs"
-                return Decision(job.job_id, Change.STOP, joined(whom, self.why), taker=taker)
+                return Decision(job.job_id, Change.STOP, self.why)
             return wait(job, (), joined(shortage(job, room), self.why_waiting))
         room.take(shares, job.demand)
         if shares == job.shares:
@@ -75,8 +74,7 @@ class Sized:
         if ranks > self.held:
             return Decision(job.job_id, Change.GROW, reason, target, step_s=step_s)
         change = Change.MOVE if ranks == self.held else Change.SHRINK
-        reason = joined(f"makes room for {handle(JobId(taker))}" if taker else "", reason)
-        return Decision(job.job_id, change, reason, target, taker=taker, step_s=step_s)
+        return Decision(job.job_id, change, reason, target, step_s=step_s)
 
     def rebatched(self) -> Decision:
         """It keeps its hosts, perhaps with another batch."""
@@ -112,6 +110,7 @@ def opened(
     """
     room = Room(view.nodes)
     jobs = [job for job in view.jobs if job.demand.gpus and may_change(job, room)]
+    jobs.sort(key=lambda job: job.job_id)  # agents see them in different orders, and must decide ties alike
     without = [job for job in view.jobs if is_waiting(job) and not job.demand.gpus]
     decided = {job.job_id for job in (*jobs, *without)}
     kept = [keep(job, ()) for job in view.jobs if job.job_id not in decided]
@@ -147,25 +146,40 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     wait for one another.  So those that give something up come first, and of the others the largest.
     """
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
-    takers = [each.job.job_id for each in ordered if each.ranks and not each.held]
-    takers += [each.job.job_id for each in ordered if each.ranks > each.held]
-    taker = takers[0] if takers else ""
     for each in ordered:
         room.take(each.job.shares, each.job.demand)
     sites = Sites(room)
     sites, found = Sites(room), dict[JobId, Decision]()
     for each in sorted(ordered, key=_gives_nothing_up):
         if each.ranks or each.held:
-            found[each.job.job_id] = each.placed(sites, now, taker)
+            found[each.job.job_id] = each.placed(sites, now)
     for each in ordered:  # what others could not be given for want of a place
         job = each.job
         if not each.ranks and not each.held:
             each.ranks = elastic_of(job).ranks_least
-            found[job.job_id] = each.placed(sites, now, "")
+            found[job.job_id] = each.placed(sites, now)
         elif found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
             each.ranks = each.held
             found[job.job_id] = each.rebatched()
-    return [found[each.job.job_id] for each in ordered]
+    decisions = [found[each.job.job_id] for each in ordered]
+    taker = _taker(decisions)
+    return [_named(each, taker) if each.change in GIVING else each for each in decisions]
+
+
+GIVING = (Change.STOP, Change.SHRINK, Change.MOVE)
+
+
+def _taker(decisions: Sequence[Decision]) -> str:
+    """For whom others make room: who waits for a place, or grows, before who starts on what is free."""
+    claims = [each.job_id for each in decisions if each.change is Change.WAIT and each.target.shares]
+    begun = [each.job_id for change in (Change.GROW, Change.START) for each in decisions if each.change is change]
+    return next(iter([*claims, *begun]), "")
+
+
+def _named(decision: Decision, taker: str) -> Decision:
+    nobody = "others gain more from its GPUs" if decision.change is Change.STOP else ""
+    whom = f"makes room for {handle(JobId(taker))}" if taker else nobody
+    return replace(decision, taker=taker, reason=joined(whom, decision.reason))
 
 
 def _gives_nothing_up(sized: Sized) -> bool:

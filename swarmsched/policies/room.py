@@ -104,8 +104,10 @@ class Room:
         """Book shares with devices of the same kinds as `picks`; the caller has checked `has_like`."""
         for share, (node, gpus) in zip(shares, picks, strict=True):
             free = self._free[node]
-            cpus, memory_bytes = share.ranks * demand.cpus, share.ranks * demand.memory_bytes
-            self._put(node, Free(less(free.gpus, gpus), free.cpus - cpus, free.memory_bytes - memory_bytes))
+            # A node may offer less than was booked there: what a job lacks on one is not missing on the others.
+            cpus = max(0, free.cpus - share.ranks * demand.cpus)
+            memory_bytes = max(0, free.memory_bytes - share.ranks * demand.memory_bytes)
+            self._put(node, Free(less(free.gpus, gpus), cpus, memory_bytes))
 
     def has_like(self, picks: Picks) -> bool:
         """True when every picked device has a free one of its kind on the same node here."""

@@ -7,7 +7,7 @@ remaining time is its estimate, else what is left of its time limit; one of whic
 from collections.abc import Mapping
 from math import inf
 
-from swarmsched.policies.base import inverse_priority
+from swarmsched.policies.base import inverse_priority, seconds_left
 from swarmsched.policies.ranked import dealt
 from swarmsched.view import ClusterView, JobView, Plan
 
@@ -39,9 +39,8 @@ class ShortestRemainingService(ShortestRemaining):
 
 def remaining_s(job: JobView, now_s: float) -> float:
     """Seconds that it has left at the size that it asked for; infinite where nobody knows."""
-    estimate = job.card.estimate
-    if estimate is not None and estimate.remaining:
-        return estimate.remaining
+    if left_s := seconds_left(job):
+        return left_s
     if not job.card.time_limit_s:
         return inf
     gpus = max(1, job.ranks * job.demand.gpus)

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.backfill import Backfill
-from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined
+from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined, seconds_left
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import Sized, at_least, elastic_of, opened, placed, question, shrunk, unmeasured
 from swarmsched.policies.room import Room, may_resize
@@ -51,6 +51,17 @@ class Candidate(Sized):
     usual: float  # its rate on an equal share
     left_s: float  # there
     value: Floats = field(init=False)
+
+    @property
+    def weighed_after(self) -> tuple[float, bool, float]:
+        """Who has more left comes before it; of equal ones who waits before who runs, and of those the newest first."""
+        return (-self.left_s, self.held > 0, -self.job.card.submitted_utc_s)
+
+    @property
+    def least(self) -> int:
+        """What it keeps in any case: of one that changes while it trains there need be no checkpoint."""
+        elastic = elastic_of(self.job)
+        return min(self.held, elastic.ranks_least) if elastic.is_live else 0
 
     @property
     def why(self) -> str:
@@ -124,10 +135,11 @@ class Swarm:
         """
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
-        left = free
+        left = free - sum([each.least * each.per_rank for each in candidates])
         for of_priority in _by_priority(candidates, is_admitted=is_admitted):
             bidders = [Bidder(each.value, each.per_rank) for each in of_priority]
-            least = [elastic_of(each.job).ranks_least for each in of_priority] if is_admitted else ()
+            least = [elastic_of(each.job).ranks_least if is_admitted else each.least for each in of_priority]
+            left += sum([each.least * each.per_rank for each in of_priority])
             for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
                 each.ranks = ranks
                 left -= ranks * each.per_rank
@@ -147,7 +159,8 @@ class Swarm:
             for job, ranks, each in zip(jobs, most, asked, strict=True)
         ]
         value = self._value(found, now_s)
-        order = sorted(range(len(found)), key=lambda row: (-found[row].left_s, found[row].job.job_id))
+        order = sorted(range(len(found)), key=lambda row: found[row].job.job_id, reverse=True)
+        order.sort(key=lambda row: found[row].weighed_after)
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
             waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause(found[row].job))
@@ -165,7 +178,8 @@ class Swarm:
             rate = np.where(np.arange(most + 1) < elastic.ranks_least, 0.0, rate)
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
-        return Candidate(job, goodput, rate, usual, self._left_s(job, usual, share * per_rank, now_s))
+        left_s = max(LEAST_LEFT_S, _left_s(job, goodput, usual, share * per_rank, now_s))
+        return Candidate(job, goodput, rate, usual, left_s)
 
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
@@ -192,12 +206,12 @@ class Swarm:
         """Seconds that a change of its GPUs costs it: as measured, or as assumed."""
         return job.card.pause_s or self._pause_s
 
-    def _left_s(self, job: JobView, usual: float, share_gpus: int, now_s: float) -> float:
-        """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
-        estimate = job.card.estimate
-        if estimate is not None and estimate.remaining:
-            return max(LEAST_LEFT_S, estimate.remaining / usual)
-        return max(LEAST_LEFT_S, job.attained_gpu_s(now_s) / share_gpus)
+
+def _left_s(job: JobView, goodput: Goodput | None, usual: float, share_gpus: int, now_s: float) -> float:
+    """Seconds that it would still take on an equal share; as long as it has taken where nobody knows."""
+    if goodput and job.card.estimate and job.card.estimate.remaining:
+        return job.card.estimate.remaining / usual
+    return seconds_left(job) / usual or job.attained_gpu_s(now_s) / share_gpus
 
 
 def _column(numbers: Sequence[float]) -> Floats:
@@ -207,7 +221,8 @@ def _column(numbers: Sequence[float]) -> Floats:
 def _ranks_most(job: JobView, gpus: int) -> int:
     """With how many it is looked at."""
     elastic = elastic_of(job)
-    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), RANKS_MOST))
+    looked_at = max(RANKS_MOST, sum([share.ranks for share in job.shares]))
+    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), looked_at))
 
 
 def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[list[Candidate]]:

@@ -60,15 +60,20 @@ class PerfectKnowledge:
             return usual.estimate(job.progress)
         if isinstance(job.physics, RatedPhysics):
             rate = job.physics.pace(job.shape or (job.gpus,), 0, job.progress).rate
-            return Estimate(remaining=(job.physics.total - job.progress) / rate if rate else 0.0)
+            return _in_seconds(job, (job.physics.total - job.progress) / rate if rate else 0.0)
         if not isinstance(job.physics, ProfiledPhysics):
-            return Estimate(remaining=max(0.0, job.physics.total - job.progress))
+            return _in_seconds(job, max(0.0, job.physics.total - job.progress))
         profile = job.physics.profile if job.shares else job.physics.on([self._usual_class]).profile
         return Estimate(
             points=all_points(profile, self._gpus_per_node, self._gpus),
             noise=_noise(profile, profile.epoch_at(job.progress)),
             remaining=max(0.0, profile.total_progress - job.progress),
         )
+
+
+def _in_seconds(job: ReplayJob, left_s: float) -> Estimate:
+    """Of a job that takes one size: steps of a second."""
+    return Estimate(points=(SpeedPoint(job.gpus, 1, 1, 1.0),), remaining=left_s)
 
 
 @lru_cache(maxsize=256)

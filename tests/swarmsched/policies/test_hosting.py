@@ -161,6 +161,11 @@ def test_the_longest_name_tells_the_class_of_a_gpu() -> None:
     ]
 
 
+def test_a_name_within_another_is_no_class() -> None:
+    names = ["RTX A1000", "T400", "Quadro P400", "Quadro P4000", "RTX A4000", "NVIDIA H1000"]
+    assert [peak_flops(name) for name in names] == [0.0] * len(names)
+
+
 amounts = st.floats(1.0, 1e15)
 works = st.builds(
     Work, st.integers(1, 10_000), amounts, amounts, amounts, st.floats(0.0, 1e15), st.floats(0.0, 1e9),

@@ -219,6 +219,34 @@ def test_las_stops_no_job_of_which_it_does_not_know_all_that_it_holds() -> None:
         assert tuple(entry.job_id for entry in plan.decisions if entry.taker == job_id(2)) == expected
 
 
+@pytest.mark.parametrize("name", ["srtf", "tiresias"])
+def test_a_place_that_somebody_may_have_is_no_place(name: str) -> None:
+    """The first job runs on n2 as well, which its card was too small to name."""
+    first = running(1, [("n1", 4)], hidden_nodes=1, hidden_ranks=4, time_limit_s=100.0, attained_gpu_s=10.0)
+    old = running(2, [("n3", 4)], attained_gpu_s=90_000.0, running_s=9_000.0, time_limit_s=1e6)
+    nodes = [make_node(each, 0) for each in ("n1", "n2", "n3")]
+    plan = plan_of(PolicySetting(name), nodes, [first, old, waiting(3, 4, time_limit_s=50.0)])
+    assert actions(plan) == {job_id(1): "keep", job_id(2): "stop", job_id(3): "wait"}
+    assert [each.taker for each in plan.decisions if each.change is Change.STOP] == [job_id(3)]
+
+
+def test_who_starts_on_what_is_free_is_not_whom_others_make_room_for() -> None:
+    old = running(1, [("n2", 4)], time_limit_s=1e6)
+    jobs = [old, waiting(2, 4, time_limit_s=100.0), waiting(3, 1, time_limit_s=50.0)]
+    plan = plan_of(PolicySetting("srtf"), [make_node("n1", 1, 1), make_node("n2", 0)], jobs)
+    assert actions(plan) == {job_id(1): "stop", job_id(2): "wait", job_id(3): "start"}
+    assert [each.taker for each in plan.decisions if each.change is Change.STOP] == [job_id(2)]
+
+
+def test_a_node_that_offers_less_than_is_booked_there_takes_nothing_from_the_others() -> None:
+    room = Room([make_node("n1", 4, cpus=4), make_node("n2", 2, cpus=8)])
+    demand = Demand(gpus=1, cpus=2)
+    room.take([Share(NodeId("n1"), 4)], demand)
+    assert room.free(NodeId("n1")).cpus == 0
+    assert room.fits(demand) == {NodeId("n2"): 2}
+    assert room.ranks(demand) == 2
+
+
 def test_las_starts_nobody_where_another_is_to_run_once_room_is_made() -> None:
     old = running(1, [("n1", 2)], attained_gpu_s=9_000.0, running_s=900.0)
     plan = plan_of(LAS, [make_node("n1", 2)], [old, waiting(2, 4), waiting(3, 1)])

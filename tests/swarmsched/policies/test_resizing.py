@@ -40,7 +40,14 @@ ESTIMATES = (
     Estimate(speed=(0.01, 0.001, 0.01, 0.001, 0.05, 0.002, 1.5), noise=(NoisePoint(32, 3.0),), remaining=100.0),
     Estimate(work=Work(32, 24.6e9, 1e8, 1e8)),
 )
-ELASTICS = (None, Elastic(1, 8, BATCHES), Elastic(2, 3, BATCHES, 64), Elastic(1, 1), Elastic(3, 16))
+ELASTICS = (
+    None,
+    Elastic(1, 8, BATCHES),
+    Elastic(2, 3, BATCHES, 64),
+    Elastic(1, 1),
+    Elastic(3, 16),
+    Elastic(2, 4, BATCHES, 64, is_live=True),
+)
 
 
 @st.composite
@@ -143,6 +150,22 @@ def unreachable(view: ClusterView, plan: Plan) -> list[Decision]:
 @given(view=views(), name=st.sampled_from(list(POLICIES)))
 def test_plans_fit_and_give_no_job_a_size_that_it_does_not_take(view: ClusterView, name: str) -> None:
     check(view, compute_plan(PolicySetting(name), view, NOW_S))
+
+
+@settings(max_examples=200, deadline=None)
+@given(view=views(), name=st.sampled_from(list(POLICIES)))
+def test_agents_that_list_the_same_jobs_differently_make_the_same_plan(view: ClusterView, name: str) -> None:
+    other = msgspec.structs.replace(view, jobs=view.jobs[::-1])
+    plans = [compute_plan(PolicySetting(name), each, NOW_S) for each in (view, other)]
+    assert {each.job_id: each for each in plans[0].decisions} == {each.job_id: each for each in plans[1].decisions}
+
+
+@settings(max_examples=300, deadline=None)
+@given(view=views())
+def test_the_default_policy_stops_no_job_that_changes_while_it_trains(view: ClusterView) -> None:
+    live = {each.job_id for each in view.jobs if each.shares and each.card.elastic and each.card.elastic.is_live}
+    decisions = compute_plan(PolicySetting("swarm"), view, NOW_S).decisions
+    assert not [each for each in decisions if each.job_id in live and each.change is Change.STOP]
 
 
 @settings(max_examples=100, deadline=None)

@@ -102,6 +102,43 @@ def test_of_jobs_that_are_known_the_higher_priority_is_dealt_gpus_first() -> Non
     assert [plan[job_id(number)].change for number in (1, 2)] == [Change.WAIT, Change.START]
 
 
+def test_a_job_that_may_have_no_checkpoint_keeps_its_least_whoever_waits() -> None:
+    live = msgspec.structs.replace(SIZES, ranks_least=2, is_live=True)
+    short = msgspec.structs.replace(MEASURED, remaining=10.0)
+    urgent = [job(number, JobState.QUEUED, 1, ONE_GPU, estimate=short, priority=1) for number in range(2, 6)]
+    plan = decided(ClusterView(1, (make_node(A, 0),), (held(1, Share(A, 4), elastic=live), *urgent)))
+    assert (plan[job_id(1)].change, plan[job_id(1)].target.shares) == (Change.SHRINK, (Share(A, 2),))
+
+
+def test_of_jobs_of_the_same_length_the_first_comes_first_and_who_runs_is_not_stopped() -> None:
+    queue = tuple(job(number, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=MEASURED) for number in range(2, 12))
+    plan = decided(ClusterView(1, (make_node(A, 1),), queue))
+    assert [number for number in range(2, 12) if plan[job_id(number)].change is Change.START] == [2]
+    for number in (1, 12):
+        begun = held(number, Share(A, 1), running_s=1.0)
+        plan = decided(ClusterView(1, (make_node(A, 0, 1),), (begun, *queue)))
+        assert plan[job_id(number)].change is Change.KEEP
+
+
+def test_what_is_left_of_a_job_is_told_in_time_whatever_its_steps_take() -> None:
+    quick, slow = (Estimate(points=(SpeedPoint(1, 1, 32, step_s),), remaining=1_000.0) for step_s in (0.1, 10.0))
+    many = msgspec.structs.replace(quick, remaining=50_000.0)
+    jobs = (job(1, JobState.QUEUED, 1, ONE_GPU, estimate=slow), job(2, JobState.QUEUED, 1, ONE_GPU, estimate=many))
+    for policy in ("swarm", "srtf", "srsf"):
+        plan = decided(ClusterView(1, (make_node(A, 1),), jobs), policy)
+        assert [plan[job_id(number)].change for number in (1, 2)] == [Change.WAIT, Change.START]
+
+
+def test_a_job_of_very_many_ranks_is_looked_at_as_it_is() -> None:
+    wide = Elastic(1, 512, BatchRange(4_096, 4_096, 1, 4_096), 4_096)
+    points = tuple(SpeedPoint(ranks, 75, 4_096 // ranks, 100.0 / ranks) for ranks in (256, 300))
+    nodes = tuple(make_node(f"m{at:02}", 0) for at in range(75))
+    shares = tuple(Share(node.node, 4) for node in nodes)
+    large = held(1, *shares, elastic=wide, estimate=Estimate(points=points, remaining=1e6))
+    plan = decided(ClusterView(1, (*nodes, make_node(A, 1)), (large, job(2, JobState.QUEUED, 1, ONE_GPU))))
+    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.KEEP, Change.START]
+
+
 def test_reasons_say_what_more_ranks_bring_and_when_there_are_no_more_to_take() -> None:
     def reason(free: int, ranks: int) -> str:
         return decided(ClusterView(1, (make_node(A, free),), (held(1, Share(A, ranks)),)))[job_id(1)].reason
