@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -177,6 +178,10 @@ class State:
             self._away_since_s = self._away_since_s or time.monotonic()
             time.sleep(AWAY_S)
             return self._newer_than(wish)
+        except Exception as error:  # noqa: BLE001  # without this thread nothing would be committed, and nobody told why
+            problem = f"the agent could not be asked: {type(error).__name__}: {error}"
+            self._settle(wish, CheckpointResult(wish.name, False, error="internal", problem=problem))
+            return None
         self._away_since_s = 0.0
         self._settle(wish, _result(wish.name, answer))
         return following
@@ -189,8 +194,7 @@ class State:
         """The agent's answer, and the newest of what was queued meanwhile."""
         data, following = b"", None
         while b"\n" not in data:
-            readable, _, _ = select.select([connection], [], [], TURN_S)
-            if readable:
+            if readable(TURN_S, connection.fileno()):
                 more = connection.recv(1 << 16)
                 if not more or len(data) > ANSWER_BYTES_MAX:
                     if following:
@@ -208,7 +212,8 @@ class State:
     def _settle(self, wish: _Wish, result: CheckpointResult) -> None:
         self.last_result = wish.result = result
         if not result.is_committed and not wish.is_awaited:
-            warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
+            with suppress(Exception):  # a stderr that the script has closed, say, must not end the thread
+                warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
         wish.done.set()
 
     def _drop(self, wish: _Wish, error: str, problem: str) -> None:
@@ -230,6 +235,14 @@ def state() -> State:
 
 
 os.register_at_fork(after_in_child=state.cache_clear)
+
+
+def readable(timeout_s: float, *descriptors: int) -> list[int]:
+    """Those that can be read within this time.  `select` would refuse descriptors above 1023, which scripts do have."""
+    poll = select.poll()
+    for each in descriptors:
+        poll.register(each, select.POLLIN)
+    return [each for each, _ in poll.poll(timeout_s * 1e3)]
 
 
 def _result(name: str, answer: dict[str, object]) -> CheckpointResult:
