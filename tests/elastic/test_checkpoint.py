@@ -3,6 +3,7 @@
 import ast
 import shutil
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -119,6 +120,32 @@ def test_an_agent_that_is_killed_in_between_is_asked_again(folder: Path) -> None
         script = Script(folder, "print(swarm_elastic.checkpoint('a', wait=True))")
         assert script.finish() == (0, "True\n", "")
     assert [agent.requests.get_nowait()["name"] for _ in range(3)] == ["a", "a", "a"]
+
+
+def test_the_newest_checkpoint_outlives_an_agent_that_dies_with_the_one_before_it_unread(folder: Path) -> None:
+    """The connection is reset then, instead of ended."""
+    text = """
+from swarm_elastic._commits import state
+swarm_elastic.checkpoint("a")
+sys.stdin.readline()
+swarm_elastic.checkpoint("b")
+while not state()._queue.empty():
+    time.sleep(0.01)
+print("waits", flush=True)
+print(swarm_elastic.flush(20), swarm_elastic.last_result.name, swarm_elastic.dropped)
+"""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "s"))
+        listening.listen()
+        script = Script(folder, text)
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1, socket.MSG_PEEK)
+            script.go_on()
+            assert script.line() == "waits"
+    with ScriptedAgent(folder / "s") as agent:
+        assert script.finish() == (0, "True b 1\n", "")
+        assert agent.requests.get_nowait()["name"] == "b"
 
 
 def test_a_script_may_have_many_files_open(folder: Path) -> None:
