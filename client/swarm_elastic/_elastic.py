@@ -18,7 +18,7 @@ from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import checkpoint
 from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
-from swarm_elastic._handover import TrainingState
+from swarm_elastic._handover import TrainingState, plain
 from swarm_elastic._noise import EVERY_STEPS, NoiseScale
 from swarm_elastic._ranges import RanksDiffer
 from swarm_elastic._rate import exponent, scale_rates
@@ -79,6 +79,7 @@ class Elastic:
         self._data: Batches | None = None
         self._epochs = 0  # of all calls of `batches`
         self._data_state: Mapping[str, Any] | None = None
+        self._is_readable = False  # whether a checkpoint of this was found to be
         self._noise = NoiseScale(global_batch)
         self._gradients = Gradients(self._parameters)
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
@@ -354,6 +355,9 @@ class Elastic:
         folder = os.environ.get("SWARM_CHECKPOINT_DIR", "")
         if not self.is_first or not folder:
             return False
+        if not self._is_readable:
+            self._state.check()
+            self._is_readable = True
         path = Path(folder) / name
         beside = path.with_name(f".{name}.part")
         torch.save(self.full_state_dict(), beside)
@@ -366,7 +370,7 @@ class Elastic:
 
     def state_dict(self) -> dict[str, Any]:
         """How far training has come, without weights and optimizer."""
-        return {
+        state = {
             "rounds": self.rounds,
             "finished": self._finished,
             "step": self.step_number,
@@ -375,6 +379,8 @@ class Elastic:
             "global_batch": self.global_batch,
             "data": self._data.state() if self._data else self._data_state,
         }
+        found: dict[str, Any] = plain(state)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, as others who train do."""
