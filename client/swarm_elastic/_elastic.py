@@ -15,7 +15,7 @@ import torch
 from swarm_elastic import _membership, _reports
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
-from swarm_elastic._commits import checkpoint
+from swarm_elastic._commits import checkpoint, warn
 from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import TrainingState, plain
@@ -314,10 +314,14 @@ class Elastic:
 
     def _change_batch(self, batch: int) -> None:
         factor = (batch / self.global_batch) ** self._exponent
-        scale_rates(self._optimizer, self._scheduler, factor)
+        unknown = scale_rates(self._optimizer, self._scheduler, factor) if self._exponent else []
         if self.is_first:
             told = f"global batch {self.global_batch} -> {batch} after step {self.step_number}"
-            print(f"swarm_elastic: {told}: learning rates x {factor:g} ({self._lr_rule})", file=sys.stderr)
+            doubt = f", until the next step of {', '.join(unknown)}" if unknown else ""
+            print(f"swarm_elastic: {told}: learning rates x {factor:g} ({self._lr_rule}){doubt}", file=sys.stderr)
+        if self.is_first and unknown:
+            problem = f"lr_rule {self._lr_rule!r} leaves what {', '.join(unknown)} may keep of rates beside base_lrs"
+            warn(f"{problem}; scale that in the script when global_batch changes, or use schedules of torch")
         self.global_batch = batch
         if self._data:
             self._data.resize(batch)
