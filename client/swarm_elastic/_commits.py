@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -90,6 +91,7 @@ class State:
         self._count = threading.Lock()
         self._queue: queue.SimpleQueue[_Wish] = queue.SimpleQueue()  # neither side ever waits for a lock of ours
         self._newest: _Wish | None = None  # taken last, by any caller
+        self._following: _Wish | None = None  # the newest of what was queued while the agent has been asked
         self._pid = os.getpid()
         self._away_since_s = 0.0  # 0: the agent answered last time
         self._has_thread = False
@@ -159,56 +161,60 @@ class State:
         """Of this one and all that are queued the newest; the others are given up."""
         while True:
             try:
-                newer = self._queue.get_nowait()
+                wish = self._superseded(wish, self._queue.get_nowait())
             except queue.Empty:
                 return wish
-            self._drop(wish, "superseded", f"superseded by a newer checkpoint, {newer.name}")
-            wish = newer
+
+    def _superseded(self, wish: _Wish, newer: _Wish) -> _Wish:
+        self._drop(wish, "superseded", f"superseded by a newer checkpoint, {newer.name}")
+        return newer
 
     def _deliver(self, wish: _Wish) -> _Wish | None:
-        """Ask once; the one to ask for next, which is this one again when no agent answered."""
+        """Ask once; the one to ask for next, which is this one again when no agent answered and none is newer."""
+        self._following = None
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(AWAY_S)
                 connection.connect(self.path)
                 connection.sendall(self._request(wish))
-                answer, following = self._receive(connection)
+                result = _result(wish.name, self._receive(connection))
         except (OSError, EOFError):
             self._away_since_s = self._away_since_s or time.monotonic()
             time.sleep(AWAY_S)
-            return self._newer_than(wish)
+            return self._newer_than(self._superseded(wish, self._following) if self._following else wish)
+        except Exception as error:  # noqa: BLE001  # without this thread nothing would be committed, and nobody told why
+            problem = f"the agent could not be asked: {type(error).__name__}: {error}"
+            result = CheckpointResult(wish.name, False, error="internal", problem=problem)
         self._away_since_s = 0.0
-        self._settle(wish, _result(wish.name, answer))
-        return following
+        self._settle(wish, result)
+        return self._following
 
     def _request(self, wish: _Wish) -> bytes:
         request = {"v": VERSION, "type": "checkpoint", "token": self._token, "name": wish.name, "wait": True}
         return json.dumps(request).encode("utf-8", "replace") + b"\n"
 
-    def _receive(self, connection: socket.socket) -> tuple[dict[str, object], _Wish | None]:
-        """The agent's answer, and the newest of what was queued meanwhile."""
-        data, following = b"", None
+    def _receive(self, connection: socket.socket) -> dict[str, object]:
+        """The agent's answer; `_following` is kept up meanwhile."""
+        data = b""
         while b"\n" not in data:
-            readable, _, _ = select.select([connection], [], [], TURN_S)
-            if readable:
+            if readable(TURN_S, connection.fileno()):
                 more = connection.recv(1 << 16)
                 if not more or len(data) > ANSWER_BYTES_MAX:
-                    if following:
-                        self._queue.put(following)
                     raise EOFError
                 data += more
             elif not self._queue.empty():
-                following = self._newer_than(following or self._queue.get())
+                self._following = self._newer_than(self._following or self._queue.get())
         try:
             answer = json.loads(data.partition(b"\n")[0])
         except ValueError:
             answer = None
-        return (answer if isinstance(answer, dict) else {}), following
+        return answer if isinstance(answer, dict) else {}
 
     def _settle(self, wish: _Wish, result: CheckpointResult) -> None:
         self.last_result = wish.result = result
         if not result.is_committed and not wish.is_awaited:
-            warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
+            with suppress(Exception):  # a stderr that the script has closed, say, must not end the thread
+                warn(f"checkpoint {wish.name!r} was refused: {result.problem}{_hint(result)}")
         wish.done.set()
 
     def _drop(self, wish: _Wish, error: str, problem: str) -> None:
@@ -230,6 +236,14 @@ def state() -> State:
 
 
 os.register_at_fork(after_in_child=state.cache_clear)
+
+
+def readable(timeout_s: float, *descriptors: int) -> list[int]:
+    """Those that can be read within this time.  `select` would refuse descriptors above 1023, which scripts do have."""
+    poll = select.poll()
+    for each in descriptors:
+        poll.register(each, select.POLLIN)
+    return [each for each, _ in poll.poll(timeout_s * 1e3)]
 
 
 def _result(name: str, answer: dict[str, object]) -> CheckpointResult:

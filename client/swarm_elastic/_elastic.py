@@ -15,10 +15,10 @@ import torch
 from swarm_elastic import _membership, _reports
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
-from swarm_elastic._commits import checkpoint
+from swarm_elastic._commits import checkpoint, warn
 from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
-from swarm_elastic._handover import TrainingState
+from swarm_elastic._handover import TrainingState, plain
 from swarm_elastic._noise import EVERY_STEPS, NoiseScale
 from swarm_elastic._ranges import RanksDiffer
 from swarm_elastic._rate import exponent, scale_rates
@@ -79,6 +79,7 @@ class Elastic:
         self._data: Batches | None = None
         self._epochs = 0  # of all calls of `batches`
         self._data_state: Mapping[str, Any] | None = None
+        self._is_readable = False  # whether a checkpoint of this was found to be
         self._noise = NoiseScale(global_batch)
         self._gradients = Gradients(self._parameters)
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
@@ -313,10 +314,14 @@ class Elastic:
 
     def _change_batch(self, batch: int) -> None:
         factor = (batch / self.global_batch) ** self._exponent
-        scale_rates(self._optimizer, self._scheduler, factor)
+        unknown = scale_rates(self._optimizer, self._scheduler, factor) if self._exponent else []
         if self.is_first:
             told = f"global batch {self.global_batch} -> {batch} after step {self.step_number}"
-            print(f"swarm_elastic: {told}: learning rates x {factor:g} ({self._lr_rule})", file=sys.stderr)
+            doubt = f", until the next step of {', '.join(unknown)}" if unknown else ""
+            print(f"swarm_elastic: {told}: learning rates x {factor:g} ({self._lr_rule}){doubt}", file=sys.stderr)
+        if self.is_first and unknown:
+            problem = f"lr_rule {self._lr_rule!r} leaves what {', '.join(unknown)} may keep of rates beside base_lrs"
+            warn(f"{problem}; scale that in the script when global_batch changes, or use schedules of torch")
         self.global_batch = batch
         if self._data:
             self._data.resize(batch)
@@ -354,6 +359,9 @@ class Elastic:
         folder = os.environ.get("SWARM_CHECKPOINT_DIR", "")
         if not self.is_first or not folder:
             return False
+        if not self._is_readable:
+            self._state.check()
+            self._is_readable = True
         path = Path(folder) / name
         beside = path.with_name(f".{name}.part")
         torch.save(self.full_state_dict(), beside)
@@ -366,7 +374,7 @@ class Elastic:
 
     def state_dict(self) -> dict[str, Any]:
         """How far training has come, without weights and optimizer."""
-        return {
+        state = {
             "rounds": self.rounds,
             "finished": self._finished,
             "step": self.step_number,
@@ -375,6 +383,8 @@ class Elastic:
             "global_batch": self.global_batch,
             "data": self._data.state() if self._data else self._data_state,
         }
+        found: dict[str, Any] = plain(state)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, as others who train do."""

@@ -6,10 +6,12 @@ else is small and goes before them as one document, which is read without runnin
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import random
 import sys
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,8 +54,8 @@ class TrainingState:
 
         small = {
             "model": packed(self._named()),
-            "optimizer": packed(self._optimizer.state_dict()),
-            "parts": {name: packed(part.state_dict()) for name, part in self._parts.items()},
+            "optimizer": packed(plain(self._optimizer.state_dict())),
+            "parts": {name: packed(plain(part.state_dict())) for name, part in self._parts.items()},
             "random": _random_states(),
         }
         return small, large
@@ -100,9 +102,21 @@ class TrainingState:
 
     def full(self) -> dict[str, Any]:
         """All of it in one piece, for a file."""
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        optimizer, states = self._optimizer.state_dict(), _random_states()
+        parts = {name: plain(part.state_dict()) for name, part in self._parts.items()}
+        optimizer, states = plain(self._optimizer.state_dict()), _random_states()
         return {"model": self._named(), "optimizer": optimizer, "parts": parts, "random": states}
+
+    def check(self) -> None:
+        """Raises TypeError that names what nobody could read again: a checkpoint with it would be of no use."""
+        small, _ = self.document()
+        parts = small.pop("parts")
+        for name, part in (*small.items(), *parts.items()):
+            found = _unreadable(part, name)
+            if found:
+                problem = f"{found}, could be read neither from a checkpoint nor by a newcomer"
+                raise TypeError(
+                    f"{problem}; have state_dict() give numbers, text, tensors, and lists and dicts of them"
+                )
 
     def load_full(self, state: dict[str, Any]) -> None:
         """Take over what `full` gave."""
@@ -162,6 +176,40 @@ def _mapped(value: Any, function: Any) -> Any:
     if type(value) is dict:
         return {key: function(each) for key, each in value.items()}
     return type(value)(function(each) for each in value) if type(value) in (list, tuple) else value
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's own numbers for those of numpy, which nobody may read without running what they name."""
+    if type(value) in (dict, OrderedDict, Counter):
+        copied = copy.copy(value)  # with what a module's state has beside its items
+        copied.clear()
+        copied.update({plain(key): plain(each) for key, each in value.items()})
+        return copied
+    is_number = not isinstance(value, torch.Tensor) and getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_number else _mapped(value, plain)
+
+
+def _unreadable(value: Any, name: str) -> str:
+    """The innermost part that is not read back as others read it, with its type; nothing where all is."""
+    if _is_readable(value):
+        return ""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, each in inner:
+        found = _unreadable(each, f"{name}[{key!r}]")
+        if found:
+            return found
+    return f"{name}, a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_readable(value: Any) -> bool:
+    stream = io.BytesIO()
+    try:
+        torch.save(value, stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True)
+    except Exception:  # noqa: BLE001  # whatever the objects of a script may raise
+        return False
+    return True
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

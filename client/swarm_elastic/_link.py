@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from swarm_elastic._commits import AWAY_S, VERSION, warn
+from swarm_elastic._commits import AWAY_S, VERSION, readable, warn
 from swarm_elastic._plan import Plan, PlanInvalid, parse
 
 ANSWER_BYTES_MAX = 1 << 20
@@ -115,10 +114,10 @@ class AgentLink:
         """One line; None when there is something to tell instead."""
         data = b""
         while not data.endswith(b"\n"):
-            readable, _, _ = select.select([connection.fileno(), self._wake_read], [], [], POLL_S)
-            if self._wake_read in readable:
+            ready = readable(POLL_S, connection.fileno(), self._wake_read)
+            if self._wake_read in ready:
                 return None
-            more = connection.recv(1 << 16) if readable else b""
+            more = connection.recv(1 << 16) if ready else b""
             if not more or len(data) > ANSWER_BYTES_MAX:
                 raise OSError("the agent hung up, or did not answer")
             data += more

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 RULES = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}
 """The rate grows with this power of the batch."""
+
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+"""Of a group of parameters; OneCycleLR and SWALR keep theirs there."""
+
+OWN_RATES: dict[str, tuple[str, ...]] = {
+    "ChainedScheduler": (),
+    "ConstantLR": (),
+    "CosineAnnealingLR": ("eta_min",),
+    "CosineAnnealingWarmRestarts": ("eta_min",),
+    "CyclicLR": ("max_lrs",),
+    "ExponentialLR": (),
+    "LambdaLR": (),
+    "LinearLR": (),
+    "MultiStepLR": (),
+    "MultiplicativeLR": (),
+    "OneCycleLR": (),
+    "PolynomialLR": (),
+    "ReduceLROnPlateau": ("min_lrs", "default_min_lr", "eps"),
+    "SequentialLR": (),
+    "StepLR": (),
+    "SWALR": (),
+}
+"""What torch's own schedules keep of rates, beside what all of them do."""
 
 
 def exponent(rule: str) -> float:
@@ -17,11 +41,40 @@ def exponent(rule: str) -> float:
     return RULES[rule]
 
 
-def scale_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> None:
-    """Multiply all rates, and those that the schedule begins from, so that it goes on in proportion."""
+def scale_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> list[str]:
+    """Multiply all rates, and those that the schedule begins from and goes to, so that it goes on in proportion.
+
+    Returns the schedules of which it is not known whether they do, by their classes.
+    """
     for group in optimizer.param_groups:
-        for name in ("lr", "initial_lr"):
-            if name in group:
+        for name in GROUP_RATES:
+            if group.get(name) is not None:
                 group[name] = group[name] * factor
-    if hasattr(scheduler, "base_lrs"):
-        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+    unknown: set[str] = set()
+    for schedule in _all(scheduler):
+        kind = _kind(schedule)
+        if kind not in OWN_RATES:
+            unknown.add(type(schedule).__name__)
+        held = getattr(schedule, "__dict__", {})
+        for name in ("base_lrs", "_last_lr", *OWN_RATES.get(kind, ())):
+            if held.get(name) is not None:
+                held[name] = _scaled(held[name], factor)
+    return sorted(unknown)
+
+
+def _all(scheduler: Any) -> Iterator[Any]:
+    """With those that it is made of."""
+    if scheduler is not None:
+        yield scheduler
+        for inner in getattr(scheduler, "_schedulers", ()):
+            yield from _all(inner)
+
+
+def _kind(schedule: Any) -> str:
+    """The class of torch by which it reckons; nothing where that is somebody else's."""
+    reckons = next((each for each in type(schedule).__mro__ if {"get_lr", "step"} & vars(each).keys()), object)
+    return reckons.__name__ if reckons.__module__ in ("torch.optim.lr_scheduler", "torch.optim.swa_utils") else ""
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    return [each * factor for each in value] if isinstance(value, (list, tuple)) else value * factor

@@ -3,12 +3,13 @@
 import ast
 import shutil
 import signal
+import socket
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.elastic.testing import COMMITTED, DEADLINE_S, PACKAGE, Script, ScriptedAgent
+from tests.elastic.testing import COMMITTED, DEADLINE_S, MANY_FILES, PACKAGE, Script, ScriptedAgent
 
 
 @pytest.fixture
@@ -119,6 +120,61 @@ def test_an_agent_that_is_killed_in_between_is_asked_again(folder: Path) -> None
         script = Script(folder, "print(swarm_elastic.checkpoint('a', wait=True))")
         assert script.finish() == (0, "True\n", "")
     assert [agent.requests.get_nowait()["name"] for _ in range(3)] == ["a", "a", "a"]
+
+
+def test_the_newest_checkpoint_outlives_an_agent_that_dies_with_the_one_before_it_unread(folder: Path) -> None:
+    """The connection is reset then, instead of ended."""
+    text = """
+from swarm_elastic._commits import state
+swarm_elastic.checkpoint("a")
+sys.stdin.readline()
+swarm_elastic.checkpoint("b")
+while not state()._queue.empty():
+    time.sleep(0.01)
+print("waits", flush=True)
+print(swarm_elastic.flush(20), swarm_elastic.last_result.name, swarm_elastic.dropped)
+"""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "s"))
+        listening.listen()
+        script = Script(folder, text)
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1, socket.MSG_PEEK)
+            script.go_on()
+            assert script.line() == "waits"
+    with ScriptedAgent(folder / "s") as agent:
+        assert script.finish() == (0, "True b 1\n", "")
+        assert agent.requests.get_nowait()["name"] == "b"
+
+
+def test_a_script_may_have_many_files_open(folder: Path) -> None:
+    text = f"""{MANY_FILES}
+print(swarm_elastic.checkpoint("a", wait=True, timeout_s=20))
+"""
+    with ScriptedAgent(folder / "s"):
+        assert Script(folder, text).finish() == (0, "True\n", "")
+
+
+def test_whatever_goes_wrong_with_one_checkpoint_is_told_and_the_next_is_committed(folder: Path) -> None:
+    """An error that nobody thought of, and nobody to hear of it: the thread that asks lives on."""
+    text = """
+import swarm_elastic._commits as commits
+wrong, request = [RecursionError("too deep")], commits.State._request
+def request_in_the_end(self, wish):
+    if wrong:
+        raise wrong.pop()
+    return request(self, wish)
+commits.State._request = request_in_the_end
+sys.stderr.close()
+swarm_elastic.checkpoint("a")
+print(swarm_elastic.flush(20), swarm_elastic.last_result.error, swarm_elastic.last_result.problem)
+print(swarm_elastic.checkpoint("b", wait=True, timeout_s=20))
+"""
+    with ScriptedAgent(folder / "s"):
+        code, out, _ = Script(folder, text).finish()
+    problem = "the agent could not be asked: RecursionError: too deep"
+    assert (code, out.splitlines()) == (0, [f"True internal {problem}", "True"])
 
 
 def test_the_last_checkpoint_is_committed_before_the_process_ends(folder: Path) -> None:

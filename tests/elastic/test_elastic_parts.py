@@ -14,7 +14,7 @@ from swarm_elastic._link import AgentLink
 from swarm_elastic._noise import NoiseScale
 from swarm_elastic._plan import Member, Plan, PlanInvalid, parse
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict, judge
-from tests.elastic.testing import DEADLINE_S, ScriptedAgent
+from tests.elastic.testing import DEADLINE_S, MANY_FILES, Script, ScriptedAgent
 
 A, B, C = ({"worker": name, "address": f"127.0.0.1:{port}"} for port, name in enumerate("abc", start=9001))
 GOOD = {"version": 3, "epoch": 1, "members": [A, B]}
@@ -96,6 +96,18 @@ def test_a_worker_tells_how_it_stands_and_hears_of_plans(asked):
     there.link.tell(state="training", trains=3, step=7)
     told = there.request_with(state="training")
     assert (told["version"], told["trains"], told["step"]) == (3, 3, 7)
+
+
+def test_plans_are_heard_of_by_a_script_with_many_files_open(tmp_path):
+    text = f"""{MANY_FILES}
+import queue
+from swarm_elastic._link import AgentLink
+plans = queue.Queue()
+AgentLink(os.environ["SWARM_TASK_SOCKET"], "secret", "a", "127.0.0.1:1", plans.put).tell(state="ready")
+print(plans.get(timeout=20).version)
+"""
+    with ScriptedAgent(tmp_path / "s", lambda asked: {"ok": True, "plan": None if asked["version"] else GOOD}):
+        assert Script(tmp_path, text).finish() == (0, "3\n", "")
 
 
 @pytest.mark.filterwarnings("ignore:swarm_elastic")

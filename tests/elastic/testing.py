@@ -21,6 +21,12 @@ TRAIN, INTEGRATIONS = (ROOT / venv / "bin" / "python" for venv in (".venv-train"
 PACKAGE = Path(swarm_elastic.__file__).parent
 DEADLINE_S = 60.0
 PRELUDE = "import json, os, sys, time\nimport swarm_elastic\n"
+MANY_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+"""
+"""More of them than `select` can wait for."""
 COMMITTED = {"v": 1, "type": "checkpoint", "ok": True, "committed": True, "epoch": 4}
 
 

@@ -1,0 +1,105 @@
+"""What a checkpoint and a newcomer's document may hold of the numbers and objects of scripts."""
+
+from pathlib import Path
+
+from tests.elastic.testing import TRAIN, Script, needs
+
+pytestmark = needs(TRAIN)
+
+MAKE = """
+import io
+import numpy
+import torch
+from swarm_elastic._handover import plain
+def make(parts=None):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + numpy.cos(numpy.pi * step / 100))),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, numpy.arange(2, 4)),
+    ]
+    schedule = torch.optim.lr_scheduler.ChainedScheduler(schedules, optimizer)
+    training = swarm_elastic.Elastic(model, optimizer, global_batch=4, scheduler=schedule, parts=parts)
+    return model, optimizer, training
+def train(parts=None):
+    model, optimizer, training = make(parts)
+    for x, in training.batches(torch.utils.data.TensorDataset(torch.ones(12, 4))):
+        training.step(model(x).mean().backward())
+    return optimizer, training
+class Part:
+    def __init__(self, value):
+        self.value = value
+    def state_dict(self):
+        return {"kept": [1, self.value]}
+    def load_state_dict(self, state):
+        self.value = state["kept"][1]
+def saved_and_loaded(document):
+    stream = io.BytesIO()
+    torch.save(document, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=True)
+"""
+
+
+def told(folder: Path, text: str) -> list[str]:
+    alone = {"SWARM_TASK_SOCKET": "", "SWARM_CHECKPOINT_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    code, out, err = Script(folder, MAKE + text, python=str(TRAIN), **alone).finish()
+    assert code == 0, err
+    return out.splitlines()
+
+
+def test_a_job_whose_schedule_makes_numbers_of_numpy_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    text = """
+optimizer, training = train()
+rate = optimizer.param_groups[0]["lr"]
+print(isinstance(rate, numpy.float64))
+training.checkpoint("all")
+os.environ["SWARM_RESUME_FROM"] = os.path.join(os.environ["SWARM_CHECKPOINT_DIR"], "all")
+_, optimizer, training = make()
+print(training.step_number, optimizer.param_groups[0]["lr"] == rate)
+"""
+    assert told(tmp_path, text) == ["True", "3 True"]
+
+
+def test_so_does_a_newcomer(tmp_path: Path) -> None:
+    text = """
+optimizer, training = train()
+training.global_batch = numpy.int64(4)
+small, _ = training._state.document()
+found = saved_and_loaded({**small, "progress": training.state_dict()})
+print(found["optimizer"]["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"], found["progress"]["global_batch"])
+print(found["parts"]["scheduler"]["_schedulers"][1]["milestones"])
+"""
+    assert told(tmp_path, text) == ["True 4", "Counter({2: 1, 3: 1})"]
+
+
+def test_only_numbers_are_made_into_those_of_python(tmp_path: Path) -> None:
+    text = """
+state, tensor, ones = torch.nn.BatchNorm1d(2).state_dict(), torch.tensor(2.0), numpy.ones(1)
+found = plain({numpy.int64(1): (numpy.float32(0.5), [numpy.bool_(True)]), "0-d": numpy.array(3)})
+print(found, [type(each).__name__ for each in (*found, found[1][0], found[1][1][0], found["0-d"])])
+same = plain([tensor, ones, state])
+print(same[0] is tensor, same[1] is ones, same[2]._metadata == state._metadata, list(same[2]) == list(state))
+"""
+    assert told(tmp_path, text) == [
+        "{1: (0.5, [True]), '0-d': 3} ['int', 'str', 'float', 'bool', 'int']",
+        "True True True True",
+    ]
+
+
+def test_the_first_checkpoint_names_what_nobody_could_read_again_and_is_not_written(tmp_path: Path) -> None:
+    text = """
+for value in (Part(1), numpy.ones(3), lambda: 1, numpy.float64(1)):
+    _, training = train({"mine": Part(value)})
+    try:
+        training.checkpoint("all")
+    except TypeError as error:
+        print(error)
+    print(os.path.exists(os.path.join(os.environ["SWARM_CHECKPOINT_DIR"], "all")))
+"""
+    remedy = "have state_dict() give numbers, text, tensors, and lists and dicts of them"
+    problem = f"could be read neither from a checkpoint nor by a newcomer; {remedy}"
+    kinds = ("__main__.Part", "numpy.ndarray", "builtins.function")
+    refused = [line for kind in kinds for line in (f"mine['kept'][1], a {kind}, {problem}", "False")]
+    assert told(tmp_path, text) == [*refused, "True"]
