@@ -11,6 +11,7 @@ from tests.cluster.elastic_job import ElasticJob
 
 pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch, pytest.mark.xdist_group("torch")]
 
+rarely = pytest.mark.acceptance
 EPOCHS = 150
 STEPS = EPOCHS * 16  # 512 samples, 32 at a time
 
@@ -63,6 +64,7 @@ def test_the_shepherd_is_killed_while_newcomers_start(change):
         checker.verify()
 
 
+@rarely
 def test_a_machine_loses_its_power_while_its_newcomer_starts(change):
     with Checker(change.swarm) as checker:
         change.scale(3)
@@ -86,6 +88,7 @@ def test_a_worker_dies_while_another_one_comes(change):
         checker.verify()
 
 
+@rarely
 def test_an_owner_is_killed_while_its_worker_leaves(change):
     with Checker(change.swarm) as checker:
         change.scale(4)
@@ -100,6 +103,7 @@ def test_an_owner_is_killed_while_its_worker_leaves(change):
         checker.verify()
 
 
+@rarely
 def test_a_member_is_cut_off_while_another_one_comes(change):
     with Checker(change.swarm) as checker:
         node = change.job.now["nodes"][0]["node"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.checker import Checker
 
-pytestmark = [pytest.mark.root, pytest.mark.chaos]
+pytestmark = [pytest.mark.root, pytest.mark.acceptance]
 
 PAUSE_S = 20.0
 
