@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from swarmsched.fields import U8, U16, U32, Amount, Name, Value
 
 POINTS_LIMIT = 16_384
+BATCH_MOST = 2**32 - 1
 
 
 class SpeedPoint(Value):
@@ -217,5 +218,6 @@ def batches_of(estimate: Estimate | None) -> BatchRange:
     """The global batch that was measured first: a script that says nothing else keeps it when its size changes."""
     if estimate is None or not estimate.points:
         return BatchRange()
-    batch = estimate.points[0].ranks * estimate.points[0].local_batch
+    # Local batches are rounded up: the largest that can be told would be more than that again.
+    batch = min(estimate.points[0].ranks * estimate.points[0].local_batch, BATCH_MOST)
     return BatchRange(batch, batch, 1, batch)

@@ -194,8 +194,9 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(frame: bytes) -> bytes:
-    plan, question = _REQUEST.decode(frame)
+    plan = None
     try:
+        plan, question = _REQUEST.decode(frame)
         return encode((plan and _plan(*plan), question and _table(question), ""))
     except Exception as error:  # noqa: BLE001  # a fault of a policy or a fit is an answer, not the end of the planner
         name = plan[0].name if plan else "the fit"

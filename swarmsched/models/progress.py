@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
-from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BATCH_MOST, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.convergence import DEVIATIONS, LossCurve, middle
 
 COUNTS = ("step", "samples", "epoch")
@@ -27,7 +27,7 @@ BLOCK_S = 0.1
 """Shorter ones would measure how late reports come."""
 LEAST = 1e-9
 """Of growth that counts: with less, nonsense could make rates infinite."""
-BATCH_MOST, STEPS_MOST = 2**32 - 1, 1e15
+STEPS_MOST = 1e15
 """What a card can carry, and more than anybody will train."""
 
 

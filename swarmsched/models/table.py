@@ -8,6 +8,7 @@ from swarmsched.models.fit import fit_speed
 from swarmsched.models.goodput import StepTimes
 
 ROWS_MOST = 10
+SIZES_MOST = 64  # as many rows as a table has
 
 
 def tabulate(question: SpeedQuestion) -> SpeedTable:
@@ -29,9 +30,9 @@ def _sizes(question: SpeedQuestion) -> list[int]:
     least, most = question.ranks_least, question.ranks_most
     if most - least < ROWS_MOST:
         return list(range(least, most + 1))
-    known = {point.ranks for point in question.estimate.points} | {question.held}
-    sizes = {least, most, *(2**power for power in range(16)), *known}
-    return sorted(size for size in sizes if least <= size <= most)
+    measured = sorted({point.ranks for point in question.estimate.points})
+    sizes = dict.fromkeys((least, most, question.held, *(2**power for power in range(16)), *measured))
+    return sorted([size for size in sizes if least <= size <= most][:SIZES_MOST])
 
 
 def _row(question: SpeedQuestion, times: StepTimes, dealt: Split | None, ranks: int) -> SpeedRow | None:

@@ -13,7 +13,7 @@ of `tiresias`.  While few jobs have ended, quantiles of a log-normal distributio
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from math import exp
+from math import exp, inf
 from statistics import NormalDist
 
 from swarmsched.policies.tiresias import Tiresias
@@ -36,7 +36,7 @@ class Services:
         expected_gpu_s = self._sums[end] - self._sums[first] - attained_gpu_s * (end - first)
         if end < len(self._gpu_s):
             expected_gpu_s += ahead_gpu_s * (len(self._gpu_s) - end)
-        return (end - first) / expected_gpu_s
+        return (end - first) / expected_gpu_s if expected_gpu_s > 0.0 else inf  # sums of nearly equal numbers cancel
 
 
 class Gittins(Tiresias):

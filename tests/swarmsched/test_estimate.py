@@ -69,4 +69,5 @@ def test_a_time_that_is_nearly_the_one_told_before_is_no_news() -> None:
 
 def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:
     assert batches_of(Estimate(points=(SpeedPoint(4, 1, 16, 1.0),))) == BatchRange(64, 64, 1, 64)
+    assert batches_of(Estimate(points=(SpeedPoint(2, 1, 2**31, 1.0),))).first == 2**32 - 1
     assert batches_of(Estimate()) == batches_of(None) == BatchRange()

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm_agent.task.tasksocket import Refusal, Request
-from swarmsched.estimate import Estimate, coarse
+from swarmsched.estimate import BATCH_MOST, Estimate, coarse
 from swarmsched.ids import TaskKey
-from swarmsched.models.progress import BATCH_MOST, FIGURES, GOALS, Progress
+from swarmsched.models.progress import FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15

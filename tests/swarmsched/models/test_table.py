@@ -50,5 +50,12 @@ def test_of_many_sizes_the_ends_powers_of_two_and_what_was_measured_are_told() -
     assert [row.ranks for row in rows] == [1, 2, 4, 5, 7, 8, 16, 32, 40]
 
 
+def test_of_very_many_sizes_no_more_are_told_than_a_table_holds() -> None:
+    points = [SpeedPoint(ranks, 1, 4_096 // ranks, 1.0 / ranks) for ranks in range(1, 200)]
+    rows = tabulate(question(*points, least=1, most=512, held=123, batches=BatchRange(4_096, 4_096, 1, 4_096))).rows
+    assert len(rows) == 64
+    assert {1, 123, 256, 512} <= {row.ranks for row in rows}
+
+
 def test_without_a_measurement_there_is_nothing_to_tell() -> None:
     assert tabulate(question()).rows == ()

@@ -1,5 +1,7 @@
 """The Gittins index: its values for a known sample, and what it makes of a history."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,10 @@ def two_jobs(history: tuple[EndedJob, ...]) -> dict[str, str]:
     old: JobView = running(1, [("n1", 4)], attained_gpu_s=100.0, first_started_utc_s=1.0)
     view = ClusterView(1, (make_node("n1", 0),), (old, waiting(2, 4)), history)
     return actions(compute_plan(PolicySetting("gittins", {"prior_jobs": 0.0}), view, NOW_S))
+
+
+def test_an_index_beside_services_that_are_nearly_equal_is_not_divided_by_nothing() -> None:
+    assert Services([3_600.0] * 70 + [3_600.0000000000005]).index(3_600.0, math.inf) > 0.0
 
 
 def test_who_makes_room_follows_from_the_jobs_that_have_ended() -> None:
