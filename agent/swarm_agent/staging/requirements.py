@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm_agent.folder import make_folder
+from swarm_agent.folder import make_folder, remove_tree
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
 from swarmsched.errors import SwarmError
@@ -114,17 +114,17 @@ class EnvironmentStore:
         make_folder(self.directory, 0o711)
         mark.parent.mkdir(mode=0o700, exist_ok=True)
         mark.unlink(missing_ok=True)
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, path)
         try:
             await self._build(path, requirements, account)
             size_bytes = await asyncio.to_thread(_take_over, path, account.uid)
             document = {"size_bytes": size_bytes, "built_utc_s": time.time()}
             await asyncio.to_thread(_write_mark, mark, document)
         except OSError as error:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, path)
             raise EnvironmentFailed(f"{error.strerror or error} at {path}") from error
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, path, ignore_errors=True))
+            await asyncio.shield(asyncio.to_thread(remove_tree, path))
             raise
         await asyncio.to_thread(self._evict, {path, *in_use})
         return path
@@ -190,20 +190,23 @@ class EnvironmentStore:
 
     def _evict(self, keep: Collection[Path]) -> None:
         """Remove the least recently used while all are larger than the limit, and those with a damaged mark."""
-        found = sorted(map(_read_mark, self._mark("").parent.glob("*.json")))
+        found = sorted(filter(None, map(_read_mark, self._mark("").parent.glob("*.json"))))
         total = sum(size_bytes for _, _, size_bytes in found)
         for _, mark, size_bytes in found:
             path = self.directory / mark.stem
             if path not in keep and (total > self.limit_bytes or not size_bytes):
                 mark.unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
                 total -= size_bytes
 
 
-def _read_mark(mark: Path) -> tuple[float, Path, int]:
-    """When the environment was last used, its mark, and its size: 0 where the mark is damaged or gone."""
+def _read_mark(mark: Path) -> tuple[float, Path, int] | None:
+    """When the environment was last used, its mark, and its size, 0 where the mark is damaged; nothing of one that has
+    gone this instant, for its environment is being built again."""
     try:
         return mark.stat().st_mtime, mark, int(json.loads(mark.read_text())["size_bytes"])
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0, mark, 0
 

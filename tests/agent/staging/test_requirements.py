@@ -174,6 +174,17 @@ async def test_a_damaged_mark_costs_its_own_environment_alone(tmp_path: Path, te
     assert (first.exists(), envs.path(first.name), envs.path(second.name)) == (False, None, second)
 
 
+async def test_one_whose_mark_goes_this_instant_is_left_alone(tmp_path: Path) -> None:
+    """Its environment is being built again."""
+    envs, _ = store(tmp_path)
+    first = await envs.ensure(b"a\n", ACCOUNT)
+    mark = tmp_path / "envs-done" / f"{first.name}.json"
+    mark.unlink()
+    mark.symlink_to("gone")  # is listed, and not there
+    await envs.ensure(b"b\n", ACCOUNT)
+    assert first.exists()
+
+
 async def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     envs = EnvironmentStore(tmp_path, "/no/such/python", {})
     with pytest.raises(EnvironmentFailed, match="/no/such/python"):
