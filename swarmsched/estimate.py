@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from swarmsched.fields import U8, U16, U32, Amount, Name, Value
 
 POINTS_LIMIT = 16_384
+ROWS_LIMIT = 64
 BATCH_MOST = 2**32 - 1
+"""What a card can carry of samples."""
 
 
 class SpeedPoint(Value):
@@ -123,7 +125,7 @@ class SpeedRow(Value):
 class SpeedTable(Value):
     """The model of a job's speed, by world size, ascending."""
 
-    rows: Annotated[tuple[SpeedRow, ...], Meta(max_length=64)] = ()
+    rows: Annotated[tuple[SpeedRow, ...], Meta(max_length=ROWS_LIMIT)] = ()
     global_batch: U32 = 0
     error: Amount = 0.0  # of the fit around what was measured: relative, one standard deviation
 

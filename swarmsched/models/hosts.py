@@ -8,6 +8,7 @@ Synchronous workers wait for the slowest, asynchronous ones for their own host a
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -68,6 +69,7 @@ Layout = Sequence[tuple[Host, Tasks]]
 """The hosts that have anything.  Without servers the workers reduce among themselves in a ring."""
 
 
+@lru_cache(maxsize=256)
 def peak_flops(model: str) -> float:
     """Of one GPU by its name; 0 where that is not known."""
     found = [name for name in PEAKS if re.search(rf"(?<![A-Z0-9]){name}(?![0-9])", model.upper())]

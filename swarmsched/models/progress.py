@@ -28,7 +28,7 @@ BLOCK_S = 0.1
 LEAST = 1e-9
 """Of growth that counts: with less, nonsense could make rates infinite."""
 STEPS_MOST = 1e15
-"""What a card can carry, and more than anybody will train."""
+"""More than anybody will train."""
 
 
 class End(NamedTuple):

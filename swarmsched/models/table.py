@@ -2,13 +2,12 @@
 
 from math import ceil, isfinite
 
-from swarmsched.estimate import SpeedPoint, SpeedQuestion, SpeedRow, SpeedTable, batches_of
+from swarmsched.estimate import ROWS_LIMIT, SpeedPoint, SpeedQuestion, SpeedRow, SpeedTable, batches_of
 from swarmsched.models.batch import Split, split
 from swarmsched.models.fit import fit_speed
 from swarmsched.models.goodput import StepTimes
 
 ROWS_MOST = 10
-SIZES_MOST = 64  # as many rows as a table has
 
 
 def tabulate(question: SpeedQuestion) -> SpeedTable:
@@ -32,7 +31,7 @@ def _sizes(question: SpeedQuestion) -> list[int]:
         return list(range(least, most + 1))
     measured = sorted({point.ranks for point in question.estimate.points})
     sizes = dict.fromkeys((least, most, question.held, *(2**power for power in range(16)), *measured))
-    return sorted([size for size in sizes if least <= size <= most][:SIZES_MOST])
+    return sorted([size for size in sizes if least <= size <= most][:ROWS_LIMIT])
 
 
 def _row(question: SpeedQuestion, times: StepTimes, dealt: Split | None, ranks: int) -> SpeedRow | None:

@@ -121,6 +121,14 @@ def wait(job: JobView, rank_key: RankKey, reason: str) -> Decision:
     return Decision(job.job_id, Change.WAIT, reason, rank_key=rank_key)
 
 
+def taker_of(decisions: Iterable[Decision]) -> str:
+    """For whom others make room: who waits for a place, or grows, before who starts on what is free."""
+    told = list(decisions)
+    claims = [each.job_id for each in told if each.change is Change.WAIT and each.target.shares]
+    begun = [each.job_id for change in (Change.GROW, Change.START) for each in told if each.change is change]
+    return next(iter([*claims, *begun]), "")
+
+
 def amount(count: int, noun: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

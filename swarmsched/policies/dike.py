@@ -18,12 +18,11 @@ from swarmsched.policies.fifo import Fifo
 from swarmsched.policies.hosting import Choice, choose
 from swarmsched.policies.placement import permitted
 from swarmsched.policies.reason import start_reason
-from swarmsched.policies.resizing import elastic_of
+from swarmsched.policies.resizing import RANKS_MOST, elastic_of
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share, suits
 from swarmsched.view import Decision, JobView
 
-RANKS_MOST = 256
 BITS = 8
 GIGA = 1e9
 

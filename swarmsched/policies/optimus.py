@@ -18,12 +18,10 @@ from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
 from swarmsched.policies.placement import start_or_claim
 from swarmsched.policies.reason import shortage
-from swarmsched.policies.resizing import elastic_of, measured, opened
+from swarmsched.policies.resizing import elastic_of, measured, opened, ranks_looked_at
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
-
-RANKS_MOST = 256
 
 
 @dataclass
@@ -66,9 +64,7 @@ class Optimus:
     def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
         per_rank = max(1, job.demand.gpus)
         elastic, estimate = elastic_of(job), job.card.estimate
-        looked_at = max(RANKS_MOST, sum([share.ranks for share in job.shares]))
-        most = max(elastic.ranks_least, min(elastic.ranks_most, gpus // per_rank, looked_at))
-        goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank))
+        goodput = measured(job, estimate, self._book, ranks_looked_at(job, gpus), max(1, per_node // per_rank))
         if estimate is None or goodput is None or not estimate.remaining:
             return _Sized(job, elastic.ranks_least, np.zeros(elastic.ranks_least + 1), 1.0)
         rate = goodput.with_batch(elastic.global_batch or elastic.batches.first)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from swarmsched.api import JobState
 from swarmsched.ids import JobId, handle
-from swarmsched.policies.base import ahead_sentence, joined, keep, wait
+from swarmsched.policies.base import ahead_sentence, joined, keep, taker_of, wait
 from swarmsched.policies.placement import place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import shortage, start_reason
 from swarmsched.policies.room import Room
@@ -31,14 +31,13 @@ def dealt(view: ClusterView, ranking: Iterable[tuple[JobView, str]]) -> tuple[De
         if job.state is JobState.QUEUED and (shares := places.get(job.job_id)):
             reason = joined(start_reason(job, shares), why)
             begun[job.job_id] = start_or_claim(job, Allocation(shares), now, reason)
-    # Of those that begin: who starts on what is free needs nobody to make room.
-    taker = next((job_id for job_id, each in begun.items() if each.change is Change.WAIT), next(iter(begun), ""))
+    taker = taker_of(begun.values())
     decisions: list[Decision] = []
     ahead: list[JobView] = []
     for job, why in ranked:
         if job.state is not JobState.QUEUED:
             decisions.append(keep(job, ()) if job.job_id in places else _stop(job, taker, why))
-        elif job.job_id in places:
+        elif job.job_id in begun:
             decisions.append(begun[job.job_id])
         else:
             decisions.append(wait(job, (), joined(shortage(job, room), why, ahead_sentence(ahead))))

@@ -10,14 +10,16 @@ from msgspec.structs import replace
 from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
-from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, wait
+from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, taker_of, wait
 from swarmsched.policies.placement import is_there, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.policies.sites import Sites
-from swarmsched.resources import Share
+from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
 
+RANKS_MOST = 256
+"""Ranks of one job that are looked at, unless it has more."""
 REBATCH_GAIN = 1.02
 """Of goodput: each report moves the best batch a little, and each change is a decision of the job's holders."""
 
@@ -148,7 +150,6 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     ordered = sorted(sized, key=lambda one: (-one.ranks * one.per_rank, one.job.job_id))
     for each in ordered:
         room.take(each.job.shares, each.job.demand)
-    sites = Sites(room)
     sites, found = Sites(room), dict[JobId, Decision]()
     for each in sorted(ordered, key=_gives_nothing_up):
         if each.ranks or each.held:
@@ -162,18 +163,11 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
             each.ranks = each.held
             found[job.job_id] = each.rebatched()
     decisions = [found[each.job.job_id] for each in ordered]
-    taker = _taker(decisions)
+    taker = taker_of(decisions)
     return [_named(each, taker) if each.change in GIVING else each for each in decisions]
 
 
 GIVING = (Change.STOP, Change.SHRINK, Change.MOVE)
-
-
-def _taker(decisions: Sequence[Decision]) -> str:
-    """For whom others make room: who waits for a place, or grows, before who starts on what is free."""
-    claims = [each.job_id for each in decisions if each.change is Change.WAIT and each.target.shares]
-    begun = [each.job_id for change in (Change.GROW, Change.START) for each in decisions if each.change is change]
-    return next(iter([*claims, *begun]), "")
 
 
 def _named(decision: Decision, taker: str) -> Decision:
@@ -233,6 +227,13 @@ def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
 def elastic_of(job: JobView) -> Elastic:
     """World sizes that a job takes: the one that it asked for unless it says otherwise."""
     return job.card.elastic or Elastic(job.ranks, job.ranks)
+
+
+def ranks_looked_at(job: JobView, gpus: int) -> int:
+    """With how many of so many GPUs a job is looked at."""
+    elastic = elastic_of(job)
+    most = max(RANKS_MOST, world_size(job.shares))
+    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), most))
 
 
 def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) -> Question | None:

@@ -27,18 +27,27 @@ from math import inf
 import numpy as np
 from msgspec.structs import replace
 
+from swarmsched.ids import JobId
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.backfill import Backfill
 from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined, seconds_left
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
-from swarmsched.policies.resizing import Sized, at_least, elastic_of, opened, placed, question, shrunk, unmeasured
+from swarmsched.policies.resizing import (
+    Sized,
+    at_least,
+    elastic_of,
+    opened,
+    placed,
+    question,
+    ranks_looked_at,
+    shrunk,
+    unmeasured,
+)
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 LEAST_LEFT_S = 1.0
 LEAST_TOLD = 0.005  # of a gain in speed, to people
-RANKS_MOST = 256
-"""Ranks of one job that are looked at."""
 ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
 """As `backfill` has it by default."""
 
@@ -53,9 +62,9 @@ class Candidate(Sized):
     value: Floats = field(init=False)
 
     @property
-    def weighed_after(self) -> tuple[float, bool, float]:
-        """Who has more left comes before it; of equal ones who waits before who runs, and of those the newest first."""
-        return (-self.left_s, self.held > 0, -self.job.card.submitted_utc_s)
+    def precedence(self) -> tuple[float, bool, float, JobId]:
+        """Who has less left comes first; of equal ones who runs, and then who was submitted first."""
+        return (self.left_s, not self.held, self.job.card.submitted_utc_s, self.job.job_id)
 
     @property
     def least(self) -> int:
@@ -148,7 +157,7 @@ class Swarm:
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        most = [_ranks_most(job, gpus) for job in jobs]
+        most = [ranks_looked_at(job, gpus) for job in jobs]
         asked = [
             question(job, job.card.estimate, ranks, max(1, per_node // max(1, job.demand.gpus)))
             for job, ranks in zip(jobs, most, strict=True)
@@ -159,8 +168,7 @@ class Swarm:
             for job, ranks, each in zip(jobs, most, asked, strict=True)
         ]
         value = self._value(found, now_s)
-        order = sorted(range(len(found)), key=lambda row: found[row].job.job_id, reverse=True)
-        order.sort(key=lambda row: found[row].weighed_after)
+        order = sorted(range(len(found)), key=lambda row: found[row].precedence, reverse=True)
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
             waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause(found[row].job))
@@ -216,13 +224,6 @@ def _left_s(job: JobView, goodput: Goodput | None, usual: float, share_gpus: int
 
 def _column(numbers: Sequence[float]) -> Floats:
     return np.array(numbers, float)[:, None]
-
-
-def _ranks_most(job: JobView, gpus: int) -> int:
-    """With how many it is looked at."""
-    elastic = elastic_of(job)
-    looked_at = max(RANKS_MOST, sum([share.ranks for share in job.shares]))
-    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), looked_at))
 
 
 def _by_priority(candidates: Sequence[Candidate], *, is_admitted: bool) -> list[list[Candidate]]:

@@ -15,8 +15,6 @@ from swarmsched.fields import is_text
 JSON_TYPE = "application/json"
 NDJSON_TYPE = "application/x-ndjson"
 SSE_TYPE = "text/event-stream"
-
-
 BODY_STALL_S = 60.0
 
 T = TypeVar("T")

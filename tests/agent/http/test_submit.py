@@ -141,25 +141,27 @@ async def test_the_next_holder_is_asked_when_the_first_does_not_know_the_outcome
     assert made_at(desks) == ["n2", "n3"]
 
 
-async def test_a_refusal_of_the_first_holder_is_final(desks, n1, n2):
+async def ticket_that_is_refused(n1, n2):
+    """A ticket of n2 and n3 for n1's client, of which n2 wants no job."""
+
     async def no(command):
         return Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
 
     n1.agent.ticket_holders = ("n2", "n3")
     ticket = ticket_of(await n1.post("/v1/tickets"))
     n2.agent.answer = no
+    return ticket
+
+
+async def test_a_refusal_of_the_first_holder_is_final(desks, n1, n2):
+    ticket = await ticket_that_is_refused(n1, n2)
     problem = await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 409)
     assert problem["code"] == "conflict"
     assert made_at(desks) == ["n2"]
 
 
-async def test_a_refusal_of_another_holder_is_a_refusal_when_it_is_repeated(desks, n1, n2):
-    async def no(command):
-        return Refused("conflict", "the ticket was used for another job", "ask for a new ticket")
-
-    n1.agent.ticket_holders = ("n2", "n3")
-    ticket = ticket_of(await n1.post("/v1/tickets"))
-    n2.agent.answer = no
+async def test_a_refusal_of_another_holder_is_a_refusal_when_it_is_repeated(n1, n2):
+    ticket = await ticket_that_is_refused(n1, n2)
     for _ in range(2):
         await n1.post("/v1/jobs", {"ticket": ticket, "spec": SPEC}, 409, headers={"Idempotency-Key": "k1"})
 
