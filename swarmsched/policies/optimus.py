@@ -20,7 +20,7 @@ from swarmsched.policies.placement import start_or_claim
 from swarmsched.policies.reason import shortage
 from swarmsched.policies.resizing import elastic_of, measured, opened, ranks_looked_at
 from swarmsched.policies.room import Room, may_resize
-from swarmsched.resources import Share
+from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
 
 
@@ -37,6 +37,15 @@ class _Sized:
     @property
     def per_rank(self) -> int:
         return max(1, self.job.demand.gpus)
+
+    @property
+    def held(self) -> int:
+        return world_size(self.job.shares)
+
+    @property
+    def is_kept(self) -> bool:
+        """True when it keeps its size, and so its hosts."""
+        return 0 < self.ranks == self.held
 
     @property
     def gain_s(self) -> float:
@@ -97,20 +106,19 @@ def _deal(sized: Sequence[_Sized], free: int) -> None:
 
 
 def _placed(sized: Sequence[_Sized], room: Room, now: Room) -> list[Decision]:
-    decisions = []
+    """Those that give something up come first, and each finds a place in what those before it leave: shepherds who
+    follow them by themselves must not wait for one another."""
     for each in sized:
-        if each.ranks and each.ranks == sum([share.ranks for share in each.job.shares]):
-            room.take(each.job.shares, each.job.demand)
-            decisions.append(keep(each.job, ()))
-    kept = {decision.job_id for decision in decisions}
-    others = [each for each in sized if each.job.job_id not in kept]
-    others.sort(key=lambda one: (one.ranks * one.per_rank, one.job.job_id))
-    return [*decisions, *(_decision(each, room, now) for each in others)]
+        room.take(each.job.shares, each.job.demand)
+    kept = [keep(each.job, ()) for each in sized if each.is_kept]
+    others = [each for each in sized if not each.is_kept]
+    others.sort(key=lambda one: (one.ranks >= one.held, one.ranks * one.per_rank, one.job.job_id))
+    return [*kept, *(_decision(each, room, now) for each in others)]
 
 
 def _decision(each: _Sized, room: Room, now: Room) -> Decision:
-    job = each.job
-    held = sum([share.ranks for share in job.shares])
+    job, held = each.job, each.held
+    room.release(job.shares, job.demand)
     shares = _freest(each, room)
     if not shares:
         if held:
@@ -119,7 +127,7 @@ def _decision(each: _Sized, room: Room, now: Room) -> Decision:
     room.take(shares, job.demand)
     if shares == job.shares:
         return keep(job, ())
-    ranks = sum([share.ranks for share in shares])
+    ranks = world_size(shares)
     left = f": {each.left_s[ranks]:.0f} s left" if each.left_s[ranks] else ""
     reason = f"{amount(ranks, 'rank')}{left}"
     if not held:

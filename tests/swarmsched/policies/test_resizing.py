@@ -259,3 +259,16 @@ def test_nobody_is_stopped_for_a_job_that_has_no_place_then() -> None:
         each.job_id: each.change for each in compute_plan(PolicySetting("elastic-tiresias"), view, NOW_S).decisions
     }
     assert [decisions[each.job_id] for each in jobs] == [Change.KEEP, Change.KEEP, Change.WAIT]
+
+
+def test_jobs_that_shrink_do_not_change_hosts_with_one_another() -> None:
+    """Neither would find its place free before the other has left it."""
+    n0, n1, sizes = NodeId("n0"), NodeId("n1"), Elastic(1, 8, BATCHES)
+    fast, demand = Estimate(points=POINTS, remaining=2_000.0), Demand(gpus=1)
+    jobs = (
+        job(0, JobState.RUNNING, 1, demand, shares=(Share(n0, 4),), elastic=sizes, estimate=fast, running_s=900.0),
+        job(1, JobState.RUNNING, 1, demand, shares=(Share(n1, 2),), elastic=sizes, running_s=900.0),
+        *[job(number, JobState.QUEUED, ranks, demand) for number, ranks in enumerate((1, 3, 2, 2), 2)],
+    )
+    view = ClusterView(1, (make_node("n0", 0), make_node("n1", 2), make_node("n2", 4)), jobs)
+    check(view, compute_plan(PolicySetting("optimus"), view, NOW_S))
