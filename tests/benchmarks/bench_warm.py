@@ -32,7 +32,7 @@ def run() -> Iterator[Row]:
 
 def _waits(warm: int) -> list[float]:
     with start_agents(1, GPUS, {"warm_workers": warm}) as (agent,):
-        job = ElasticJob([agent], VENV, EPOCHS, ranks=1)
+        job = ElasticJob([agent], VENV, epochs=EPOCHS, ranks=1)
         job.trains_with(1)
         return [_grow(agent, job, ranks, is_warm=bool(warm)) for ranks in range(2, GPUS + 1)]
 

@@ -7,13 +7,11 @@ import pytest
 
 from tests.agent.testing import wait_until_sync
 from tests.chaos.checker import Checker
-from tests.cluster.elastic_job import ElasticJob
+from tests.cluster.elastic_job import STEPS, ElasticJob
 
 pytestmark = [pytest.mark.root, pytest.mark.chaos, pytest.mark.torch, pytest.mark.xdist_group("torch")]
 
 rarely = pytest.mark.acceptance
-EPOCHS = 150
-STEPS = EPOCHS * 16  # 512 samples, 32 at a time
 
 
 class Change:
@@ -22,7 +20,7 @@ class Change:
     def __init__(self, swarm, venv):
         self.swarm = swarm
         agents = [machine.agent for machine in swarm]
-        self.job = ElasticJob(agents, venv, EPOCHS, nodes=["n2", "n3", "n4", "n5"])
+        self.job = ElasticJob(agents, venv, nodes=["n2", "n3", "n4", "n5"])
         swarm.note(self.job.id)
         self.job.trains_with(2)
         assert self.job.now["shepherd"] == "n1"
