@@ -12,6 +12,7 @@ import datetime
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,14 @@ ESTABLISHED = 1  # tcp(7): the first byte of TCP_INFO
 GONE = "the group was closed, or a connection of it ended"
 CLOSED = "the group was closed for a newer one"
 TURN = datetime.timedelta(seconds=0.05)  # how often a wait looks whether its group was closed
+POLLS, POLL_MOST_S = 16, 1e-3  # looks at a sum of a GPU in twice the time that it took so far; at least so often
+NCCL_VARIABLES = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the process ends, or a sum, when a peer is gone
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "NCCL_RUNTIME_CONNECT": "0",  # all connections while the group is built
+}
 
 _building = threading.Lock()
 
@@ -221,52 +230,88 @@ class GlooGroup:
 
 
 class NcclGroup(GlooGroup):
-    """Tensors of a GPU by NCCL; integers, and the news that a peer is gone, by gloo beside it."""
+    """Sums of tensors of a GPU by NCCL; all else, and the news that a peer is gone, by gloo beside it.
 
-    def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float) -> None:
+    A sum of NCCL that a peer has left runs on until its communicator is aborted, and then ends like any other, with
+    whatever it had by then.  So nothing may abort it but `close`, and a sum counts only if it ended before that.
+    State goes through main memory: for a send NCCL would make a communicator of the two, and wait for the other in it.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float, device: torch.device) -> None:
         super().__init__(store, rank, size, host, timeout_s)
         from torch.distributed import ProcessGroupNCCL
 
-        self._nccl: Any = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size)
+        os.environ.update(NCCL_VARIABLES)
+        options = ProcessGroupNCCL.Options()
+        options._timeout = datetime.timedelta(seconds=OPERATION_S)  # noqa: SLF001  # as torch's own does
+        self._nccl: Any = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+        self._nccl.eager_connect_single_device(device)  # here, in the thread that builds, and not in the first sum
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        return self._begin_nccl("allreduce", [tensor])
+        return _NcclSum(self, _begun(self._nccl, "allreduce", [tensor]))
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        return self._begin_nccl("send", [tensor], to, 0) if tensor.is_cuda else super().send(tensor, to)
+        return super().send(tensor.cpu(), to)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        return self._begin_nccl("recv", [tensor], source, 0) if tensor.is_cuda else super().receive(tensor, source)
+        if not tensor.is_cuda:
+            return super().receive(tensor, source)
+        landed = torch.empty_like(tensor, device="cpu")
+        return _Landing(super().receive(landed, source), landed, tensor)
 
     def close(self) -> None:
+        super().close()  # first, so that no sum is believed that the abort has ended
         nccl, self._nccl = self._nccl, None
         if nccl is not None:
             _background.start("swarm-abort", nccl.abort)
-        super().close()
-
-    def _begin_nccl(self, operation: str, *arguments: Any) -> Work:
-        return _NcclWork(_begun(self._nccl, operation, *arguments))
 
 
-class _NcclWork:
+class _Landing:
+    """Goes on to a GPU when it is received."""
+
+    def __init__(self, work: Any, landed: torch.Tensor, tensor: torch.Tensor) -> None:
+        self._work, self._landed, self._tensor = work, landed, tensor
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._tensor.copy_(self._landed)
+
+
+class _NcclSum:
     """Waits on the host as well: that a sum failed must be known before the optimizer uses it."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    def __init__(self, group: NcclGroup, work: Any) -> None:
+        self._group, self._work = group, work
 
     def wait(self) -> None:
         work, self._work = self._work, None
-        problem = _problem_of(work.wait) or _problem_of(torch.cuda.current_stream().synchronize)
-        del work
+        problem = _problem_of(work.wait) or self._outcome()  # the first has only the GPU wait
         if problem:
             raise GroupLost(problem)
+
+    def _outcome(self) -> str:
+        """What went wrong."""
+        done = torch.cuda.Event()
+        done.record()
+        watch, begun_s = _Watch(self._group), time.monotonic()
+        look_s = begun_s + TURN.total_seconds()
+        while not done.query():
+            now_s = time.monotonic()
+            if now_s > look_s:
+                look_s = now_s + TURN.total_seconds()
+                if watch.is_vain():
+                    return GONE
+            time.sleep(min(POLL_MOST_S, (now_s - begun_s) / POLLS))
+        return GONE if self._group.is_closed else ""
 
 
 def build(store: Store, rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Group:
     """The group of a version for a model on this device; waits for all members.  Raises RuntimeError."""
     if size == 1:
         return Alone()
-    return (NcclGroup if device.type == "cuda" else GlooGroup)(store, rank, size, host, timeout_s)
+    if device.type == "cuda":
+        return NcclGroup(store, rank, size, host, timeout_s, device)
+    return GlooGroup(store, rank, size, host, timeout_s)
 
 
 def _begun(group: Any, operation: str, *arguments: Any) -> Any:

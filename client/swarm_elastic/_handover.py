@@ -13,6 +13,7 @@ import random
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from swarm_elastic._group import Group
 
 PIECE_BYTES = 8 << 20
+WINDOW = 64  # pieces that are under way at once, since those of a GPU are copied to main memory before they go
 SMALL_BYTES = 1 << 12  # what is not larger travels in the document
 PLACE = "swarm_elastic.tensor"
 Stateful = Any  # has state_dict() and load_state_dict()
@@ -144,13 +146,15 @@ def receive_document(group: Group, source: int) -> dict[str, Any]:
 
 def send_tensors(group: Group, tensors: Sequence[torch.Tensor], holders: Sequence[int], behind: Sequence[int]) -> None:
     """This holder's share of the pieces."""
-    works = [
-        group.send(piece, receiver)
-        for number, piece in enumerate(_pieces(tensors))
-        for turn, receiver in enumerate(behind)
-        if holders[(number + turn) % len(holders)] == group.rank
-    ]
-    group.finish(works)
+    for window in _windows(tensors):
+        group.finish(
+            [
+                group.send(piece, receiver)
+                for number, piece in window
+                for turn, receiver in enumerate(behind)
+                if holders[(number + turn) % len(holders)] == group.rank
+            ]
+        )
 
 
 def receive_tensors(
@@ -158,10 +162,15 @@ def receive_tensors(
 ) -> None:
     """All pieces, from whichever holder sends them."""
     turn = behind.index(group.rank)
-    works = [
-        group.receive(piece, holders[(number + turn) % len(holders)]) for number, piece in enumerate(_pieces(tensors))
-    ]
-    group.finish(works)
+    for window in _windows(tensors):
+        group.finish([group.receive(piece, holders[(number + turn) % len(holders)]) for number, piece in window])
+
+
+def _windows(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """The pieces with their numbers, some at a time."""
+    numbered = enumerate(_pieces(tensors))
+    while window := list(islice(numbered, WINDOW)):
+        yield window
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

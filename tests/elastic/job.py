@@ -17,7 +17,7 @@ from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
 from swarmsched.ids import JobId, TaskKey
 from tests.agent.supervision.testing import make_order
 from tests.agent.testing import free_port
-from tests.elastic.testing import PACKAGE, ROOT, TRAIN
+from tests.elastic.testing import DEVICE, PACKAGE, ROOT, TRAIN
 
 KEY = TaskKey(JobId("00000000000000000000000001"), 1)
 DEADLINE_S = 60.0
@@ -85,11 +85,13 @@ class Worker:
         self.job, self.name = job, name
         self.log, self.err = job.folder / f"{name}.log", job.folder / f"{name}.err"
         base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
+        if DEVICE == "cuda":  # NCCL refuses ranks that share a GPU, unless they seem to be on hosts of their own
+            base |= {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo"}
         task = {"SWARM_TASK_SOCKET": str(job.socket), "SWARM_TASK_TOKEN": "secret", "SWARM_WORKER": name}
         self.pid = job.template.start(
             script=str(job.script),
             argv=[],
-            env={**base, **task, **job.env, **env},
+            env={"DEVICE": DEVICE, **base, **task, **job.env, **env},
             cwd=str(job.folder),
             out=str(self.log),
             err=str(self.err),

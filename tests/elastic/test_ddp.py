@@ -33,19 +33,20 @@ def spoil(training, finish):
     training._gradients.finish = finish_and_lose
 
 torch.manual_seed(0)
+device = torch.device(os.environ["DEVICE"])
 x = torch.randn(509, 8)
 dataset = torch.utils.data.TensorDataset(x, torch.sin(x.sum(1, keepdim=True)))
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995)
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=50)
+scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=50)
 model = DistributedDataParallel(model, optimizer, global_batch=30, scheduler=scheduler, scaler=scaler)
 if "LOSES" in os.environ:
     spoil(model.elastic, model.elastic._gradients.finish)
 for epoch in range(24):
     for inputs, targets in model.elastic.batches(dataset):
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss = torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -18,6 +18,9 @@ import swarm_elastic
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN, INTEGRATIONS = (ROOT / venv / "bin" / "python" for venv in (".venv-train", ".venv-integrations"))
+TRAIN = Path(os.environ.get("TRAIN_PYTHON", TRAIN))  # another interpreter with torch, such as one with CUDA
+DEVICE = os.environ.get("TRAIN_DEVICE", "cpu")
+"""Where jobs of these tests train; all workers share the one GPU of `cuda`."""
 PACKAGE = Path(swarm_elastic.__file__).parent
 DEADLINE_S = 60.0
 PRELUDE = "import json, os, sys, time\nimport swarm_elastic\n"

@@ -15,6 +15,7 @@ from swarm_elastic._group import GroupLost
 
 SAMPLES, BATCH, FEATURES = 256, 30, 16
 send_tensors = _handover.send_tensors
+DEVICE = torch.device(os.environ["DEVICE"])
 STOP = Path("stop")
 """Holds the step at which all end."""
 
@@ -88,7 +89,7 @@ def digest(model, optimizer, scheduler):
     """Of all that a newcomer is given."""
     held = hashlib.sha256()
     for value in [*model.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]:
-        held.update(value.numpy().tobytes())
+        held.update(value.cpu().numpy().tobytes())
     held.update(repr((scheduler.state_dict(), optimizer.param_groups[0]["lr"])).encode())
     held.update(torch.get_rng_state().numpy().tobytes())
     return held.hexdigest()
@@ -119,16 +120,16 @@ def main():
     if number("LATE"):
         _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
-    model = Sided(layers()) if number("SIDED") else layers()
+    model = (Sided(layers()) if number("SIDED") else layers()).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=number("DECAY") / 100)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
     scaler = (
-        torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=number("GROWTH", 2_000))
+        torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, growth_interval=number("GROWTH", 2_000))
         if number("SCALER")
         else None
     )
     x = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(1))
-    y = x[:, :2].sum(1, keepdim=True)
+    x, y = x.to(DEVICE), x[:, :2].sum(1, keepdim=True).to(DEVICE)
     training = swarm_elastic.Elastic(
         model,
         optimizer,
@@ -150,7 +151,7 @@ def main():
         *earlier, last = passes(mine(training, training.samples))
         for each in (*earlier, last):
             training.expect(len(each), is_last=each is last)
-            with torch.autocast("cpu", torch.bfloat16, enabled=bool(number("BF16"))):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bool(number("BF16"))):
                 loss = torch.nn.functional.mse_loss(model(x[each]), y[each])
             (scaler.scale(loss) if scaler else loss).backward()
             is_done = training.step(loss)
