@@ -30,7 +30,8 @@ U53 = Annotated[int, Meta(ge=0, le=2**53)]
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Seconds = Annotated[float, Meta(ge=0.0, le=1e10)]
+SECONDS_MOST = 1e10
+Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MOST)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 Amount = Annotated[float, Meta(ge=0.0, le=1e18)]
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]

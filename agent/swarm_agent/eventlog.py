@@ -19,6 +19,7 @@ KINDS = (
     "claim.used",
     "hold.expired",
     "holder.replaced",
+    "job.card_refused",
     "job.checkpointed",
     "job.ended",
     "job.handed_over",

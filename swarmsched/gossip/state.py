@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, encode_card, must_be_known_at_once
-from swarmsched.effects import Effect, Persist, SendPeer
-from swarmsched.errors import ConfigError, RemoteProtocolError
+from swarmsched.effects import Announce, Effect, Persist, SendPeer
+from swarmsched.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.facts import SettingChanged
-from swarmsched.fields import Value
+from swarmsched.fields import Value, cleaned
 from swarmsched.gossip.card_desk import CardDesk
 from swarmsched.gossip.courier import Courier, Route
 from swarmsched.gossip.exchange import (
@@ -111,6 +111,7 @@ class StatePlane:
         self._library = Library(config.node_id, check_setting, rng)
         self._publisher = RecordPublisher(config.generation)
         self._desk = CardDesk()
+        self._refused_cards: set[JobId] = set()  # jobs shepherded here of which that was announced
         self._peers_by_id: dict[NodeId, MemberRef] = {}
         self._peers_in_order: tuple[MemberRef, ...] | None = ()  # cache, made when asked for
         self._highest_generation = config.generation  # of any live member
@@ -181,9 +182,9 @@ class StatePlane:
         """The job is closed, or shepherded elsewhere from now on (then its new shepherd's epoch wins anyway)."""
         self._begin(now_s)
         last = self._desk.withdraw(job_id, has_completed=has_completed)
-        if last is not None:
-            self._put_card(last, now_s)
-        return []
+        effects = self._put_card(last, now_s) if last is not None else []
+        self._refused_cards.discard(job_id)
+        return effects
 
     def set_location(self, location: Location, now_s: float) -> list[Effect]:
         """Where a job's record is, at each change of holders, shepherd or state; spread within 0.2 s."""
@@ -454,28 +455,44 @@ class StatePlane:
                 self._library.offer_own_record(publication.record, encode_record(publication.record), now_s)
                 if publication.is_urgent:
                     self._push("node", self._config.node_id, now_s)
-        if now_s >= self._desk.next_deadline_s:
-            self._publish_cards(now_s)
-        return self._flush_due(now_s)
+        told = self._publish_cards(now_s) if now_s >= self._desk.next_deadline_s else []
+        return [*told, *self._flush_due(now_s)]
 
-    def _publish_cards(self, now_s: float) -> None:
+    def _publish_cards(self, now_s: float) -> list[Effect]:
         last = self._library.last_queued_key()
 
         def is_too_far_back(card: JobCard) -> bool:
             return last is not None and card.state is JobState.QUEUED and (card.rank_key, card.job_id) > last
 
+        effects: list[Effect] = []
         for card in self._desk.due(now_s, is_too_far_back):
             known = self._library.jobs.get(card.job_id)
-            self._put_card(card, now_s)
-            if known is not None and must_be_known_at_once(known.card, card):
+            effects += self._put_card(card, now_s)
+            is_out = self._library.jobs.get(card.job_id) is not known
+            if is_out and known is not None and must_be_known_at_once(known.card, card):
                 self._push("card", card.job_id, now_s + PUSH_DELAY_S)
+        return effects
 
-    def _put_card(self, card: JobCard, now_s: float) -> None:
-        shortened, body = encode_card(card)
+    def _put_card(self, card: JobCard, now_s: float) -> list[Effect]:
+        try:
+            shortened, body = encode_card(card)
+        except LocalProtocolError as error:
+            return self._refuse_card(card.job_id, error)
         if not self._library.offer_card(shortened, body, 0.0, now_s):
             known = self._library.cards.get(card.job_id)
             if known is not None:
                 self._desk.outbid(card.job_id, *known.stamp)
+        return []
+
+    def _refuse_card(self, job_id: JobId, error: LocalProtocolError) -> list[Effect]:
+        """Others keep its last version, until they expire it.  Told once of a job: what made one of its cards unfit is
+        mostly in the next one too."""
+        self._library.counters["cards_refused"] += 1
+        if job_id in self._refused_cards:
+            return []
+        self._refused_cards.add(job_id)
+        text = f"its card cannot be written and was left out: {cleaned(str(error))}"
+        return [Announce("job.card_refused", text, job_id, self._config.node_id)]
 
     def _push(self, kind: str, key: str, at_s: float) -> None:
         """Send an entry to three random peers at that time; at the limit the oldest waiting one is left to rounds."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from swarmsched.api import COMING_BACK, EndReason, JobSpec, JobState, StartPhase
-from swarmsched.fields import Value
+from swarmsched.fields import SECONDS_MOST, Value
 from swarmsched.holders import Holders
 from swarmsched.ids import NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
@@ -255,7 +255,8 @@ def _resumed(record: JobRecord, utc_s: float) -> tuple[Rescaling, ...]:
     *before, last = record.rescalings or (None,)
     if last is None or last.ranks_after:
         return record.rescalings
-    return (*before, replace(last, ranks_after=world_size(record.shares), pause_s=max(0.0, utc_s - last.utc_s)))
+    pause_s = min(max(0.0, utc_s - last.utc_s), SECONDS_MOST)  # a wall clock may be set to any year
+    return (*before, replace(last, ranks_after=world_size(record.shares), pause_s=pause_s))
 
 
 def _served(record: JobRecord, served_gpu_s: float) -> Fields:

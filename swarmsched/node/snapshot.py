@@ -56,8 +56,8 @@ class Snapshot:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Updates of records that met another one, or that could not be stored."""
-        return self._records.counters
+        """Updates of records that met another one, or that could not be stored, and cards that could not be written."""
+        return {**self._records.counters, "cards_refused": self._state.counters.get("cards_refused", 0)}
 
     # Members and nodes.
 

@@ -47,6 +47,7 @@ COUNTED = {
 CORE_COUNTS = {
     "register_conflicts": ("swarm_register_conflicts", "Updates of jobs that another agent's had overtaken."),
     "updates_refused": ("swarm_register_updates_refused", "Updates of jobs left out, since none could store them."),
+    "cards_refused": ("swarm_cards_refused", "Versions of jobs' cards left out, since none could take them."),
 }
 FAULTS = {
     "steps": ("swarm_step_errors", "Times that the agent's core raised and started again from the disk: a bug."),

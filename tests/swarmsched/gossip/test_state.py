@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
-from swarmsched.effects import Persist, SendDatagram, SendPeer
+from swarmsched.effects import Announce, Persist, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import Elastic
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
@@ -384,6 +384,27 @@ def test_a_card_spreads_extrapolates_and_vanishes_at_close() -> None:
     assert all(not net.planes[node].jobs for node in net.nodes)
     net.run(200.0)
     assert all(net.planes[node].counters["cards"] == 0 for node in net.nodes)
+
+
+def test_a_card_that_cannot_be_written_is_left_out_and_told_once() -> None:
+    net = settled(3, seed=1)
+    for number in (1, 2):
+        net.perform(A, net.planes[A].publish_card(a_card(job_id(number), A), net.now_s))
+    net.run(5.0)
+    fit = net.planes[B].jobs[job_id(1)].card
+    for priority in (2**31, 2**31 + 1, 2**31 + 2):
+        for number, given in ((1, priority), (2, priority % 8)):
+            net.perform(A, net.planes[A].publish_card(a_card(job_id(number), A, priority=given), net.now_s))
+        net.run(5.0)
+        assert net.planes[B].jobs[job_id(2)].card.priority == priority % 8
+    assert net.planes[B].jobs[job_id(1)].card == fit
+
+    told = [effect for _, effect in net.effects if isinstance(effect, Announce)]
+    assert [(each.kind, each.job_id, each.node) for each in told] == [("job.card_refused", job_id(1), A)]
+    assert "priority: Expected" in told[0].text
+    assert net.planes[A].counters["cards_refused"] == 3
+    net.perform(A, net.planes[A].withdraw_card(job_id(1), net.now_s))
+    net.planes[A].validate()
 
 
 def test_time_alone_renews_a_card_once_a_minute() -> None:

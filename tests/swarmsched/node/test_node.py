@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched import record as record_module
 from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.card import card_of
 from swarmsched.commands import (
     CancelJob,
     CreateTicket,
@@ -36,6 +37,7 @@ from swarmsched.jobs.acceptor import SCHEMA_KEY, SCHEMA_VERSION, Slot
 from swarmsched.jobs.message import AcceptAnswer, AcceptRequest, Ballot, PrepareAnswer, PrepareRequest
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal, TaskReport, TaskReportReceived
 from swarmsched.negotiation import shepherd_state as state_module
+from swarmsched.negotiation.placement import own_view as view_module
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.node import Node, NodeConfig, Restored
 from swarmsched.resources import Demand, FreeReport
@@ -151,6 +153,16 @@ def test_an_update_that_cannot_be_stored_is_left_out_and_holds_up_none_behind_it
     scene.ask(CancelJob(ticket.job_id, reason="caf\udce9"))
     record = scene.node.record(ticket.job_id)
     assert (record.stop_reason, record.reason) == (EndReason.CANCELLED, "caf\\udce9")
+
+
+def test_a_card_that_cannot_be_written_ends_no_step_and_is_counted(monkeypatch):
+    monkeypatch.setattr(view_module, "card_of", lambda *args, **more: replace(card_of(*args, **more), pause_s=-1.0))
+    scene = waiting_scene()
+    ticket, _ = scene.submit(WAITING)
+    scene.now_s += 5.0
+    scene.step(TimerFired())
+    assert scene.node.counters["cards_refused"] == 1
+    assert scene.node.record(ticket.job_id).state is JobState.QUEUED
 
 
 def test_a_dry_run_makes_no_job_and_says_what_would_happen(scene):
