@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 from msgspec import DecodeError
@@ -206,7 +207,8 @@ def _answer(frame: bytes) -> bytes:
 def _plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
     from swarmsched.policies.registry import plan_anyway, policy_for  # noqa: PLC0415  # nor does the parent run policies
 
-    policy_for(setting, view)  # its import is not the time that the next plan takes
+    with suppress(Exception, SystemExit):  # `plan_anyway` meets it as well, and knows what to do
+        policy_for(setting, view)  # its import is not the time that the next plan takes
     started_s = time.monotonic()
     plan = plan_anyway(setting, view, now_s)
     return replace(plan, elapsed_s=time.monotonic() - started_s)

@@ -182,7 +182,7 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
 
 def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    """As `compute_plan`; where the policy raises, `backfill` plans in its place, and `Plan.fault` says why."""
+    """As `compute_plan`; where the policy raises, or its import does, `backfill` plans, and `Plan.fault` says why."""
     try:
         return compute_plan(setting, view, now_s)
     except (Exception, SystemExit) as error:

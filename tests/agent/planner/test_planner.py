@@ -83,9 +83,20 @@ class Raising(Counting):
     def plan(self, view, now_s):
         raise ZeroDivisionError("nobody waits")
 
-for name in ("Counting", "Raising"):
+class Unbuilt(Counting):
+    def __init__(self, parameters): raise KeyError("parameters")
+
+for name in ("Counting", "Raising", "Unbuilt"):
     registry.POLICIES[name.lower()] = PolicyKind(name.lower(), "x", (), f"somebodys:{name}")
+for name in ("gone", "misspelt", "leaving"):
+    registry.POLICIES[name] = PolicyKind(name, "x", (), f"somebodys_{name}:Policy")
 """
+BROKEN = {
+    "gone": "import no_such_package",
+    "misspelt": "class Policy(:",
+    "leaving": "raise SystemExit(3)",
+}
+"""Modules of policies that end while they are imported."""
 
 
 @pytest.fixture
@@ -93,7 +104,9 @@ def somebodys_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that are found by their dotted path."""
     (tmp_path / "somebodys.py").write_text(SOMEBODYS_POLICIES)
     (tmp_path / "sitecustomize.py").write_text("import somebodys\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name, text in BROKEN.items():
+        (tmp_path / f"somebodys_{name}.py").write_text(f"{text}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("somebodys_policies")
@@ -123,6 +136,36 @@ async def test_where_a_policy_raises_backfill_plans_in_its_place_and_that_is_cou
     assert plan.fault == "raising raised ZeroDivisionError: nobody waits"
     assert [(each.job_id, each.change) for each in plan.decisions] == [(JOB, Change.START)]
     assert seen == [("raising", "fell_back")]
+
+
+@pytest.mark.usefixtures("somebodys_policies")
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        ("gone", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("misspelt", "SyntaxError: "),
+        ("leaving", "SystemExit: 3"),
+        ("unbuilt", "KeyError: 'parameters'"),
+    ],
+)
+async def test_a_policy_that_cannot_be_imported_or_made_is_as_one_that_raises(
+    make: Callable[..., tuple[Planner, list[Event]]], policy: str, fault: str
+) -> None:
+    planner, events = make()
+    seen = []
+    planner.observe_plan = lambda policy, result, elapsed_s: seen.append((policy, result))
+    planner.submit(request(3, policy))
+    await wait_until(lambda: len(events) == 1)
+    pid = child_pid(planner)
+    planner.submit(request(4, policy))
+    await wait_until(lambda: len(events) == 2)
+
+    assert child_pid(planner) == pid
+    for event in events:
+        assert isinstance(event, PlanComputed), event
+        assert event.plan.fault.startswith(f"{policy} raised {fault}")
+        assert [(each.job_id, each.change) for each in event.plan.decisions] == [(JOB, Change.START)]
+    assert seen == [(policy, "fell_back")] * 2
 
 
 async def test_a_policy_that_is_not_there_is_a_failed_plan_and_the_child_goes_on(
