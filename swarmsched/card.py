@@ -20,7 +20,7 @@ from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import Elastic, Estimate, batches_of
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Share, ranks_by_node
+from swarmsched.resources import Demand, Share, Shares, ranks_by_node
 from swarmsched.wire.codec import decode_value, encode_value
 
 CARD_BYTES_LIMIT = 1_024
@@ -56,7 +56,7 @@ class JobCard(Value):
     time_limit_s: Seconds = 0.0  # 0: none
     queued_s: Seconds = 0.0  # when the card was written
     running_s: Seconds = 0.0  # when the card was written
-    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
+    shares: Shares = ()
     hidden_nodes: U16 = 0
     hidden_ranks: U16 = 0  # those on nodes that did not fit into the card: `shares` are not all that it holds
     rank_key: Annotated[tuple[U53, ...], Meta(max_length=4)] = ()

@@ -29,6 +29,10 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U53 = Annotated[int, Meta(ge=0, le=2**53)]
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+PART_MOST = 2**31 - 1
+RANK_MOST = PART_MOST - 1
+"""Parts of an elastic attempt are numbered from 1, and no number is given twice; as ranks they count from 0."""
+Part = Annotated[int, Meta(ge=0, le=PART_MOST)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 SECONDS_MOST = 1e10
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MOST)]

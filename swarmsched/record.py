@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value, cleaned
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Part, Port, Text, Value, cleaned
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.ids import Place
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Share, Shares, world_size
 from swarmsched.world import World
 
 SIGTERM = 15
+LEFTOVERS_MOST = 4_096
 RESCALINGS_KEPT, RESCALING_REASON_LENGTH = 8, 120
 FORCED_LEAP = 1_000
 """Of epochs and of attempts, by a forced recovery: the lost holders may have counted further."""
@@ -38,7 +39,7 @@ class Leftover(Value):
     node: NodeName
     attempt: U32
     origin: U53 = 0  # not compared
-    part: U16 = 0
+    part: Part = 0
 
     @property
     def place(self) -> Place:
@@ -49,7 +50,7 @@ class Leftover(Value):
         return type(other) is Leftover and (self.place, self.attempt) == (other.place, other.attempt)
 
     def __hash__(self) -> int:
-        return hash((self.node, self.attempt))
+        return hash((self.place, self.attempt))
 
 
 class Rescaling(Value):
@@ -81,7 +82,7 @@ class JobRecord(Value):
     reason: Text = ""  # why it is in this state, for people
     attempt: U32 = 0
     plan_state: PlanState = PlanState.NONE
-    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
+    shares: Shares = ()
     rendezvous_host: Host = ""
     rendezvous_port: Port = 0
     started_utc_s: Amount = 0.0  # ranks of the current attempt began to run
@@ -98,7 +99,7 @@ class JobRecord(Value):
     first_started_utc_s: Amount = 0.0
     relaunches: U32 = 0  # of the current job for reasons that are not its own
     leaving_holders: Holders = ()  # while holders change: a majority of these must agree as well
-    leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=512)] = ()
+    leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=LEFTOVERS_MOST)] = ()
     restarts: U32 = 0  # attempts whose ranks had run and were lost with a node
     preemptions: U32 = 0
     checkpoint: Checkpoint | None = None  # what the next attempt resumes from
@@ -107,7 +108,7 @@ class JobRecord(Value):
     scalings: U32 = 0  # how often people have changed its sizes
     rescalings: Annotated[tuple[Rescaling, ...], Meta(max_length=RESCALINGS_KEPT)] = ()  # the last ones, oldest first
     world: World = World()  # frozen; of an elastic attempt, from its start on
-    last_part: U16 = 0  # the highest number that a part of this attempt was given
+    last_part: Part = 0  # the highest number that a part of this attempt was given
     counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from swarmsched.fields import U16, U32, U53, Name, Value
+from swarmsched.fields import U16, U32, U53, Name, Part, Value
 from swarmsched.ids import NodeId, Place
 
 
@@ -103,7 +103,7 @@ class Share(Value):
     node: Annotated[NodeId, Meta(max_length=63)]
     ranks: U16
     origin: U53 = 0  # not compared
-    part: U16 = 0
+    part: Part = 0
 
     @property
     def place(self) -> Place:
@@ -115,6 +115,11 @@ class Share(Value):
 
     def __hash__(self) -> int:
         return hash((self.node, self.ranks))
+
+
+SHARES_MOST = 1_024
+"""Parts of a gang: one on each of a thousand nodes, or twice the workers of an elastic job, half of them leaving."""
+Shares = Annotated[tuple[Share, ...], Meta(max_length=SHARES_MOST)]
 
 
 def suits(gpu: Gpu | GpuCount, demand: Demand) -> bool:

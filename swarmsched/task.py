@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Port, Text, Value
+from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, Part, Port, Text, Value
 from swarmsched.holders import Configuration
 from swarmsched.ids import AttemptKey, Place, TaskKey
-from swarmsched.resources import Share, world_size
+from swarmsched.resources import Shares, world_size
 from swarmsched.world import Worker
 
 RENDEZVOUS_PORTS_PER_GPU = 20
@@ -34,7 +34,7 @@ class OfAttempt(Value):
 class OfPart(Value, kw_only=True):
     """What is about a part of a gang: its number is the last field, for older peers know none."""
 
-    part: U16 = 0
+    part: Part = 0
 
 
 class OfTask(OfPart):
@@ -66,14 +66,14 @@ class TaskOrder(Value):
     attempt: U32
     node: NodeName
     spec: JobSpec
-    shares: Annotated[tuple[Share, ...], Meta(max_length=512)]
+    shares: Shares
     rendezvous_host: Host
     rendezvous_port: Port
     configuration: Configuration = Configuration()  # frozen; whose word the ranks run on
     version: U32 = 0  # of the record that this was made from
     checkpoint: Checkpoint | None = None  # to resume from
     global_batch: U32 = 0  # as in the record
-    part: U16 = 0
+    part: Part = 0
 
     @property
     def key(self) -> TaskKey:
@@ -110,7 +110,7 @@ class TaskOrder(Value):
 class RankExit(Value):
     """How one rank ended: `exit_code` 0 to 255, or `signal` above 0 when a signal killed it (exit_code then 0)."""
 
-    rank: U16
+    rank: U32
     exit_code: I32
     signal: U16 = 0
     is_oom: bool = False
@@ -156,7 +156,7 @@ class TaskStatus(Value):
     generation: U53 = 0  # that life: after a restart revisions begin anew
     is_frozen: bool = False  # its node has lost contact with the job's holders
     ran_s: Amount = 0.0  # since its ranks were started, by its owner's monotonic clock; 0: they were not, or not known
-    part: U16 = 0
+    part: Part = 0
     worker: Worker = Worker()  # frozen; of an elastic part
     is_ailing: bool = False  # a GPU of its has failed
 

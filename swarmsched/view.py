@@ -15,7 +15,7 @@ from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard, RankKey
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import Demand, Free, Share
+from swarmsched.resources import Demand, Free, Share, Shares
 
 JOBS_LIMIT = 40_000
 NODES_LIMIT = 20_000
@@ -137,7 +137,7 @@ class Change(Enum):
 class Allocation(Value):
     """What a job gets: hosts with the ranks on each, in rank order, and its global batch size (0: its own)."""
 
-    shares: Annotated[tuple[Share, ...], Meta(max_length=512)] = ()
+    shares: Shares = ()
     global_batch: U32 = 0
 
     @property

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from swarmsched.fields import U16, U32, Seconds, Text, Value
+from swarmsched.fields import U16, U32, Part, Seconds, Text, Value
 
 WORKERS_MAX = 512
 ADDRESS_LENGTH = 255
-Parts = Annotated[tuple[U16, ...], Meta(max_length=WORKERS_MAX)]
+Parts = Annotated[tuple[Part, ...], Meta(max_length=WORKERS_MAX)]
 
 
 class World(Value):
@@ -33,7 +33,7 @@ class World(Value):
 class WorldMember(Value):
     """One worker, and where the others find it."""
 
-    part: U16
+    part: Part
     address: Annotated[str, Meta(max_length=ADDRESS_LENGTH)]
 
 

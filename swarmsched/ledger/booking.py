@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from swarmsched.effects import Persist
 from swarmsched.errors import ProtocolError, StorageError
-from swarmsched.fields import U16, U32, U53, Job, NodeName, Seconds, Value
+from swarmsched.fields import U16, U32, U53, Job, NodeName, Part, Seconds, Value
 from swarmsched.ids import JobId, TaskKey
 from swarmsched.ledger.message import OwnerAnswer
 from swarmsched.wire.codec import decode_value, encode_value
@@ -45,7 +45,7 @@ class Booking(Value):
     cpus: U32
     memory_bytes: U53
     ttl_s: Seconds  # of the hold; restarts in full when the owner restarts
-    part: U16 = 0
+    part: Part = 0
 
     @property
     def key(self) -> TaskKey:
@@ -83,7 +83,7 @@ class StoredFence(Value):
 
     epoch: U32
     released_attempt: U32
-    released_part: U16 = 0
+    released_part: Part = 0
 
     def persisted(self, job_id: JobId) -> Persist:
         """The write that makes this fence durable."""

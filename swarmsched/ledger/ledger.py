@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from swarmsched.effects import Persist
+from swarmsched.fields import PART_MOST
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import (
     DRAINING_KEY,
@@ -57,7 +58,6 @@ CheckedCommand = LaunchRequest | StopRequest | SignalRequest | WorldRequest | St
 FENCE_KEPT_S = 3600.0
 FENCES_MAX = 100_000
 STORED_ANSWERS_MAX = 64  # per job; a shepherd has at most a few commands under way for each part at one owner
-PART_MAX = 2**16 - 1
 BOOKINGS_MAX = 4_096  # jobs without demands would otherwise fit without end
 
 
@@ -175,7 +175,7 @@ class Ledger:
             return self._refuse(request, refusal, detail)
         booking = self._new_booking(request)
         durable = booking.persisted()  # encoded before anything is changed
-        writes = self._raise_fence(request.job_id, request.epoch, (max(request.attempt, 1) - 1, PART_MAX))
+        writes = self._raise_fence(request.job_id, request.epoch, (max(request.attempt, 1) - 1, PART_MOST))
         writes += self._drop_earlier_holds(request, now_s)
         self._claims.drop(request.job_id)
         self._put(booking, now_s)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.estimate import Estimate
-from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Port, Seconds, Text, Value
+from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Part, Port, Seconds, Text, Value
 from swarmsched.ids import Place, TaskKey
 from swarmsched.resources import Demand, FreeReport
 from swarmsched.task import OfAttempt, OfPart, OfTask, TaskOrder, TaskStatus
@@ -152,7 +152,7 @@ class OwnerAnswer(Value):
     rendezvous_port: Port = 0
     is_staged: bool = False  # commit: nothing has to be staged, launch may follow at once
     origin: U53 = 0
-    part: U16 = 0
+    part: Part = 0
 
     @property
     def key(self) -> TaskKey:

@@ -281,7 +281,8 @@ def left_by(shares: Iterable[Share], attempt: int) -> tuple[Leftover, ...]:
 
 def with_leftovers(record: JobRecord, left: tuple[Leftover, ...]) -> tuple[Leftover, ...]:
     """Those that it names, and these."""
-    return (*record.leftovers, *(each for each in left if each not in record.leftovers))
+    known = {*record.leftovers}
+    return (*record.leftovers, *(each for each in left if each not in known))
 
 
 def _moved(record: JobRecord, event: JobEvent) -> Fields:

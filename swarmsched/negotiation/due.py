@@ -98,8 +98,9 @@ def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[Shepher
     return effects
 
 
-def _name_leftovers(job: ShepherdState, known: Iterable[Leftover]) -> list[ShepherdEffect]:
+def _name_leftovers(job: ShepherdState, before: Iterable[Leftover]) -> list[ShepherdEffect]:
     """Those that the record names from now on have to end, or have ended."""
+    known = {*before}
     new = [each for each in job.decided.leftovers if each not in known]
     effects: list[ShepherdEffect] = [*(job.settlement.begin(new, job.decided, job.now_s) if new else ())]
     for each in new:

@@ -46,7 +46,8 @@ class Settlement:
 
     def keep(self, leftovers: Collection[Leftover]) -> None:
         """What the record does not name any more is settled: its gang ended while the record was being told of it."""
-        self.open = {each: silenced for each, silenced in self.open.items() if each in leftovers}
+        named = {*leftovers}
+        self.open = {each: silenced for each, silenced in self.open.items() if each in named}
 
     def forget(self) -> None:
         """The job has ended, or is another's."""

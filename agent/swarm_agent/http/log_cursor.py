@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from swarm_agent.http import exchange
-from swarmsched.fields import U16, U32
+from swarmsched.fields import U32
 
 Position = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,14}\.[0-9a-f]{1,14}\Z")]  # of a node's own log
 
@@ -38,5 +38,5 @@ class LogCursor:
 
 def decode_cursor(text: str) -> LogCursor:
     """Inverse of `encode`; empty text is the beginning."""
-    attempt, ranks = exchange.decode_cursor(text, tuple[U32, dict[U16, Position]], (0, {}))
+    attempt, ranks = exchange.decode_cursor(text, tuple[U32, dict[U32, Position]], (0, {}))
     return LogCursor(attempt, {str(rank): position for rank, position in ranks.items()})

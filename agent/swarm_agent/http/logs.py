@@ -33,11 +33,11 @@ from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
+from swarmsched.fields import RANK_MOST
 from swarmsched.ids import JobId, NodeId
 
 TAIL_LIMIT = 1_000_000
 ATTEMPT_MOST = 2**32 - 1  # as records have it
-RANK_MOST = 2**16 - 1  # as records have it: of workers that come and go each has a number of its own
 QUEUE_LIMIT = 64
 RETRY_S = 0.5  # while a node cannot be reached
 LEFT_RETRY_S = 10.0  # the same of one where no rank runs any more

@@ -14,13 +14,13 @@ from typing import Any
 
 from swarm_agent.task.tasksocket import Refusal, Request
 from swarmsched.estimate import BATCH_MOST, Estimate, coarse
+from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey
 from swarmsched.models.progress import FIGURES, GOALS, Progress
 from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15
 TRAINED = ("loss", "grad_noise")  # figures that become NaN when training goes wrong
-RANK_MOST = 65_535
 PER_SECOND_MOST = 100  # of one task; each rank of swarm_elastic sends at most one a second
 PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
 STAMP_AGE_MOST_S = 60.0

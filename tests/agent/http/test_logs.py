@@ -13,6 +13,7 @@ from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import LogQuery, _Follower
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
+from swarmsched.fields import PART_MOST, RANK_MOST
 from swarmsched.ids import NodeId, TaskKey
 from swarmsched.resources import Share
 from swarmsched.world import World
@@ -464,6 +465,16 @@ async def test_output_of_workers_is_there_also_of_those_that_have_left(n1, n2, n
     assert "its ranks are 0 to 5" in str(await n3.get(f"/v1/jobs/{JOB}/logs?rank=6", 400))
     end(n1)
     assert texts(await records_of(n2)) == of_workers(1, 2, 3, 4, 6)
+
+
+async def test_workers_are_read_and_gone_on_from_however_many_came_before(n1, n2, n3, output):
+    n1.agent.put(an_elastic_record(JOB, "n1", {70_000: "n1", PART_MOST: "n2"}))
+    speak(output(n1.agent), 70_000)
+    speak(output(n2.agent), PART_MOST)
+    first, last = await records_of(n3, f"?rank=69999,{RANK_MOST}")
+    assert texts([first, last]) == of_workers(70_000, PART_MOST)
+    assert texts(await records_of(n3, f"?cursor={first['cursor']}")) == of_workers(PART_MOST)
+    assert "is not a rank" in str(await n3.get(f"/v1/jobs/{JOB}/logs?rank={RANK_MOST + 1}", 400))
 
 
 async def test_a_node_that_may_have_output_of_workers_that_left_is_named(n1, n2, n3, swarm, output):

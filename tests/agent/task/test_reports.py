@@ -9,6 +9,7 @@ from swarm_agent.task import reports as module
 from swarm_agent.task.reports import PER_SECOND_MOST, TaskReports
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.estimate import Estimate
+from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey, make_job_id
 from swarmsched.models.progress import FIGURES
 from tests.agent.supervision.testing import make_order
@@ -92,10 +93,15 @@ async def test_a_figure_that_cannot_be_is_left_out_by_name_and_the_others_count(
     assert (refusal.value.code, refusal.value.problem) == ("bad_report", problem)
 
 
-@pytest.mark.parametrize("rank", [-1, 65_536, 1.5, "0", True, None])
+@pytest.mark.parametrize("rank", [-1, RANK_MOST + 1, 1.5, "0", True, None])
 async def test_a_rank_that_cannot_be_is_refused(desk, rank) -> None:
     with pytest.raises(Refusal, match="rank"):
         await desk.tell(rank=rank, step=1)
+
+
+async def test_the_rank_of_a_late_worker_is_one(desk) -> None:
+    await desk.tell(rank=RANK_MOST, step=1)
+    assert known(desk).progress.figures == {"step": 1}
 
 
 async def test_a_report_of_nothing_names_the_figures(desk) -> None:
