@@ -247,6 +247,12 @@ class NcclGroup(GlooGroup):
         self._nccl: Any = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
         self._nccl.eager_connect_single_device(device)  # here, in the thread that builds, and not in the first sum
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether NCCL's own connections, which may be on another network, are of no more use."""
+        nccl = self._nccl
+        return nccl is not None and nccl.get_error().name != "SUCCESS"
+
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         return _NcclSum(self, _begun(self._nccl, "allreduce", [tensor]))
 
@@ -299,8 +305,9 @@ class _NcclSum:
             now_s = time.monotonic()
             if now_s > look_s:
                 look_s = now_s + TURN.total_seconds()
-                if watch.is_vain():
-                    return GONE
+                if watch.is_vain() or self._group.has_failed:
+                    self._group.close()  # all that this GPU is given from now on waits behind the sum
+                    break
             time.sleep(min(POLL_MOST_S, (now_s - begun_s) / POLLS))
         return GONE if self._group.is_closed else ""
 

@@ -11,6 +11,7 @@ import torch
 
 import swarm_elastic
 
+DEVICE = os.environ.get("DEVICE", "cpu")
 BATCH = 64
 LAYERS, WIDTH = (int(number) for number in os.environ["MODEL"].split("x"))
 CHECKPOINT_EVERY = 10
@@ -26,11 +27,12 @@ def make(width=WIDTH):
     model = torch.nn.Sequential(
         *(layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU()))
     )
+    model.to(DEVICE)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
 def one_pass(model, samples):
-    return model(torch.randn(samples, WIDTH)).square().mean()
+    return model(torch.randn(samples, WIDTH, device=DEVICE)).square().mean()
 
 
 def train():
@@ -49,7 +51,8 @@ def overhead():
     """The same steps by this library and by DistributedDataParallel, in turns: seconds of each block."""
     own, plain = make(), make()
     training = swarm_elastic.Elastic(*own, global_batch=BATCH)
-    torch.distributed.init_process_group("gloo", rank=training.rank, world_size=training.world_size)
+    backend = "gloo" if DEVICE == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, rank=training.rank, world_size=training.world_size)
     wrapped = torch.nn.parallel.DistributedDataParallel(plain[0])
     share = BATCH // training.world_size
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.agent.testing import start_agents, wait_until_sync
+from tests.agent.testing import POLL_S, start_agents, wait_until_sync
 from tests.cluster.conftest import converge
 from tests.elastic.testing import TRAIN
 
@@ -45,8 +45,10 @@ def agent():
 
 def gpu_of(agent):
     """The first GPU, once the agent has read it."""
-    gpus = []
-    wait_until_sync(lambda: gpus.extend(agent.get(f"/v1/nodes/{agent.name}")["gpus"] or ()) or gpus, what="it has GPUs")
+    gpus = agent.get(f"/v1/nodes/{agent.name}")["gpus"]
+    while not gpus:
+        time.sleep(POLL_S)
+        gpus = agent.get(f"/v1/nodes/{agent.name}")["gpus"]
     return gpus[0]
 
 
@@ -77,8 +79,8 @@ def test_the_agent_tells_of_a_gpu_what_nvidia_smi_tells(agent):
     assert agent.counted("swarm_gpus", state="free") == agent.counted("swarm_gpus")
     told = {line.split("{")[0] for line in agent.page_of_metrics().splitlines() if "DCGM_FI" in line}
     assert {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_FB_USED"} <= told
-    checks = {check["name"]: check for check in agent.get("/v1/doctor")["checks"]}
-    assert all(check["status"] != "error" for check in checks.values()), checks
+    checks = {check["name"]: check for check in agent.get("/v1/doctor")["items"]}
+    assert all(check["status"] != "failed" for check in checks.values()), checks
 
 
 def test_a_job_trains_on_the_gpu_that_it_was_given_and_is_seen_on_it(agent):
