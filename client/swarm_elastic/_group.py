@@ -238,14 +238,24 @@ class NcclGroup(GlooGroup):
     """
 
     def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float, device: torch.device) -> None:
+        self.device = device
+        self._nccl: Any = None
         super().__init__(store, rank, size, host, timeout_s)
+        try:
+            self._connect(store)
+        except Exception:
+            self.close()
+            raise
+
+    def _connect(self, store: Store) -> None:
+        """With all members: here, in the thread that builds, and not in the first sum."""
         from torch.distributed import ProcessGroupNCCL
 
         os.environ.update(NCCL_VARIABLES)
         options = ProcessGroupNCCL.Options()
         options._timeout = datetime.timedelta(seconds=OPERATION_S)  # noqa: SLF001  # as torch's own does
-        self._nccl: Any = ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
-        self._nccl.eager_connect_single_device(device)  # here, in the thread that builds, and not in the first sum
+        self._nccl = ProcessGroupNCCL(PrefixStore("nccl", store), self.rank, self.size, options)
+        self._nccl.eager_connect_single_device(self.device)
 
     @property
     def has_failed(self) -> bool:
@@ -267,7 +277,8 @@ class NcclGroup(GlooGroup):
 
     def close(self) -> None:
         super().close()  # first, so that no sum is believed that the abort has ended
-        nccl, self._nccl = self._nccl, None
+        with self._closing:
+            nccl, self._nccl = self._nccl, None
         if nccl is not None:
             _background.start("swarm-abort", nccl.abort)
 
@@ -298,7 +309,7 @@ class _NcclSum:
     def _outcome(self) -> str:
         """What went wrong."""
         done = torch.cuda.Event()
-        done.record()
+        done.record(torch.cuda.current_stream(self._group.device))
         watch, begun_s = _Watch(self._group), time.monotonic()
         look_s = begun_s + TURN.total_seconds()
         while not done.query():
