@@ -26,9 +26,9 @@ COMMAND = Command(
         Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
     ),
     positionals="view | set KEY VALUE | unset KEY | set --swarm [policy=NAME] [PARAMETER=NUMBER...] [elasticity=HOW]",
-    details="Keys of jobs are written job.KEY, for example job.queue; `unset contexts.NAME` forgets a swarm.\n"
+    details="Keys of jobs are written job.KEY, for example job.time; `unset contexts.NAME` forgets a swarm.\n"
     "`unset --swarm KEY` goes back to the default of the policy, of one parameter, or of the elasticity.",
-    examples=("swarm config set job.queue research", "swarm config set --swarm policy=las"),
+    examples=("swarm config set job.time 2h", "swarm config set --swarm policy=las"),
 )
 
 
@@ -96,7 +96,7 @@ def _key_and_value(action: str, words: list[str]) -> tuple[str, str]:
         key, _, value = words[0].partition("=")
         return key, value
     if len(words) != (2 if action == "set" else 1):
-        raise UsageError(f"config {action} takes {'KEY VALUE' if action == 'set' else 'KEY'}", "for example job.queue")
+        raise UsageError(f"config {action} takes {'KEY VALUE' if action == 'set' else 'KEY'}", "for example job.time")
     return words[0], words[-1]
 
 
