@@ -79,7 +79,7 @@ chaos: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
 # What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone, hosts that boot, and half a
 # million hostile inputs to codec and sealing.
 acceptance: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(API_STAMP) $(HOSTS_STAMP)
-	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos tests/swarmsched/wire $(PYTEST_ARGS)
+	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos tests/cluster tests/swarmsched/wire $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
