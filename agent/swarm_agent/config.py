@@ -108,7 +108,9 @@ class AgentConfig:
         setting.whole(0, 64), 1, "processes with torch imported that wait to be workers of the elastic jobs here"
     )
     fabric_address: str = _key(setting.host, "", "address of rank 0 for training traffic (default: advertise)")
-    rendezvous_ports: tuple[int, int] | None = _key(setting.port_range, None, "FIRST-LAST, for rank 0 of jobs")
+    rendezvous_ports: tuple[int, int] | None = _key(
+        setting.port_range, None, "FIRST-LAST, for rank 0 of jobs (default: beside the ephemeral ports)"
+    )
     simulated_gpus: int = _key(setting.whole(0, GPUS_LIMIT), 0, "pretend to have this many GPUs; NVML is not asked")
     simulated_gpu_model: str = _key(setting.text, "Simulated-80G", "model name of simulated GPUs")
     simulated_gpu_memory_bytes: int = _key(setting.size(2**20, 2**50), 80 * 2**30, "memory of each simulated GPU")

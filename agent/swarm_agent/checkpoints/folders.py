@@ -1,4 +1,4 @@
-"""Where checkpoints are: ROOT/<job id>/<attempt>/<name>, one folder per attempt (protocol notes, 3.3).
+"""Where checkpoints are: ROOT/<job id>/<attempt>/<name>, one folder per attempt.
 
 An attempt that was superseded writes into its own folder and never into that of its successor.  No name such as
 "latest" means anything here: which checkpoint counts is in the job's register.

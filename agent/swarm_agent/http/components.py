@@ -106,11 +106,12 @@ def schemas() -> Schema:
     gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
-        "needs": record(keys.NEEDS),
-        "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}),
+        "needs": record(keys.NEEDS), "needs_text": TEXT,
+        "free": record({"gpus": COUNT, "total_gpus": COUNT, "nodes": COUNT}), "free_text": TEXT,
         "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
         "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
-        "position": COUNT, "progress": JOB["progress"], "model": JOB["model"], **AGE,
+        "ahead_count": COUNT, "position": COUNT, "job_reason": TEXT, "sentences": array(TEXT),
+        "progress": JOB["progress"], "model": JOB["model"], **AGE,
     }  # fmt: skip
     survival = {
         "jobs": {"type": "object", "additionalProperties": COUNT}, "without_majority": COUNT, "unknown": COUNT,

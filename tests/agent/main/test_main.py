@@ -233,5 +233,6 @@ def test_an_agent_stays_below_its_memory_and_imports_no_numpy() -> None:
             return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
         wait_until_sync(lambda: "agent started" in agent.log_file.read_text())
-        wait_until_sync(lambda: resident_kib() < 60_000_000 // 1_024)  # what only the start needed is given back right after it
+        # What only the start needed is given back right after it.
+        wait_until_sync(lambda: resident_kib() < 60_000_000 // 1_024)
         assert "numpy" not in Path(f"/proc/{agent.process.pid}/maps").read_text()
