@@ -103,7 +103,14 @@ class Waiting:
             os.write(self.commands, order + b"\n")
         finally:
             os.close(self.commands)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        """Under another name first: a shim that has only begun adds files, and a folder with a new one would stay."""
+        gone = self.directory
+        with suppress(OSError):
+            gone = gone.rename(gone.with_suffix(".gone"))
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 class WarmPool:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,23 @@ async def test_there_are_no_more_than_allowed_and_none_for_long_without_a_worker
     monkeypatch.setattr("swarm_agent.supervision.warm.KEPT_S", -1.0)
     bench.runner.warm.adjust([], bench.runner._server)
     await wait_until(lambda: not left(bench))
+
+
+async def test_what_its_shim_adds_while_it_is_removed_keeps_no_folder(
+    bench: Bench, first: TaskOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one_waits(bench, first)
+    (directory,) = left(bench)
+    remove = os.rmdir
+
+    def remove_late(path: str, **given) -> None:
+        with suppress(FileNotFoundError):
+            (directory / "ready").touch()
+        remove(path, **given)
+
+    monkeypatch.setattr(os, "rmdir", remove_late)
+    bench.runner.warm.stop()
+    assert not left(bench)
 
 
 @pytest.mark.parametrize(
