@@ -70,7 +70,7 @@ test: bytecode $(TRAIN_STAMP) $(INTEGRATIONS_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_
 
 # Each rule of the protocol, broken on purpose, is missed by a checker.
 breaks: bytecode
-	$(BIN)/pytest -n 2 -m breaks tests/swarmsched/simulator $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m breaks tests/swarmsched/simulator $(PYTEST_ARGS)
 
 # Agents on hosts of their own are killed, cut off and filled up; root only.
 chaos: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)

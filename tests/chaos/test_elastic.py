@@ -51,6 +51,7 @@ def change(build_swarm, train_venv):
     return Change(build_swarm(5), train_venv)
 
 
+@rarely
 def test_the_shepherd_is_killed_while_newcomers_start(change):
     with Checker(change.swarm) as checker:
         change.scale(4)

@@ -117,7 +117,7 @@ def story(flood, started_s):
     print(f"{time.monotonic() - started_s:.0f} s: accepted {len(flood.accepted)}, {counts}", flush=True)
 
 
-@pytest.mark.chaos
+@pytest.mark.acceptance
 def test_agents_that_were_too_slow_work_at_full_speed_when_they_can(build_swarm):
     swarm = build_swarm(3)
     with Flood(swarm, 600, at_once=120) as flood:

@@ -12,7 +12,7 @@ from tests.cluster.elastic_job import STEPS, ElasticJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.xdist_group("torch")]
 
-in_the_demo = pytest.mark.acceptance  # which `make demo` does as well
+rarely = pytest.mark.acceptance  # others show the same, or most of it
 
 
 def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, train_venv):
@@ -32,6 +32,7 @@ def test_a_job_grows_and_shrinks_as_it_is_told_to_in_one_attempt(fresh_swarm, tr
     assert sum(agent.counted("swarm_rescale_pause_seconds_count") for agent in fresh_swarm) == 2
 
 
+@rarely
 def test_a_newcomer_beside_a_worker_starts_warm(fresh_swarm, train_venv):
     job = ElasticJob(fresh_swarm, train_venv, ranks=3, nodes=["n1", "n2"])
     job.trains_with(3)
@@ -46,7 +47,7 @@ def test_a_newcomer_beside_a_worker_starts_warm(fresh_swarm, train_venv):
     assert (done["end_reason"], done["attempt"], done["rescalings"][0]["ranks_after"]) == ("completed", 1, 4)
 
 
-@in_the_demo
+@rarely
 def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, train_venv):
     job = ElasticJob(fresh_swarm, train_venv, ranks=1, ranks_most=6)
     job.trains_with(6)
@@ -58,7 +59,6 @@ def test_a_job_that_has_all_gpus_gives_some_to_the_next_in_line(fresh_swarm, tra
     assert "makes room for" in done["rescalings"][0]["reason"]
 
 
-@in_the_demo
 def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(fresh_swarm, train_venv):
     job = ElasticJob(fresh_swarm, train_venv, ranks=3)
     job.trains_with(3)
