@@ -1,4 +1,4 @@
-"""A checkpoint that the job's register knows: only such a one counts as "latest" (protocol notes, 3.3)."""
+"""A checkpoint that the job's register knows: only such a one counts as "latest" (docs/protocol.md, plane C)."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The owner's side of contact: until when may the ranks on this node run (protocol notes, 3.5)?
+"""The owner's side of contact: until when may the ranks on this node run?
 
 Every 2 s the owner asks each holder whether its tasks may run on, once for all parts of an attempt: what holders give
 up is an attempt, never a part.  A task may run until `FREEZE_AFTER_S` after the sending of the oldest contact among the

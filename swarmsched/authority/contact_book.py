@@ -1,4 +1,4 @@
-"""The holder's side of contact: which tasks this node lets run on, and for how long it has not (protocol notes, 3.5).
+"""The holder's side of contact: which tasks this node lets run on, and for how long it has not.
 
 Why no two attempts of a job run at the same time.  Let a shepherd conclude that an attempt is silent: a majority Q of
 the holders say that their record declares it over, and that they have let it run on last `patience_s(FREEZE_AFTER_S)`

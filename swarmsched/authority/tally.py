@@ -20,7 +20,7 @@ def may_run_free(owner: NodeId, configuration: Configuration, isolation: Isolati
     """True when ranks on that node may run without contact, so that no silence says anything about them.
 
     Either the job asked for it, or no quorum can exist without the owner's own vote: then nothing can be decided about
-    the job behind the node's back, and freezing would protect it from nobody (protocol notes, 3.5).
+    the job behind the node's back, and freezing would protect it from nobody.
     """
     return isolation is Isolation.CONTINUE or any(_are_needed(owner, configuration, quorum))
 

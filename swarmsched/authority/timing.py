@@ -1,4 +1,4 @@
-"""Durations of leases and contacts (protocol notes, 3.4 and 3.5).  Each side counts on its own monotonic clock.
+"""Durations of leases and contacts (docs/protocol.md, plane C).  Each side counts on its own monotonic clock.
 
 Clocks may run 5 % apart: whoever waits for another's time to be over waits `patience_s` of it.
 """

@@ -2,8 +2,8 @@
 
 A holder acts when the lease of a job's shepherd is over here, or when the record names this node and it does not act
 (it restarted, had lost its majority, or was handed the job).  Holders start one after the other, in the order of the
-record's list, so that there is one candidate as a rule (protocol notes, 3.4).  Safety rests on none of this: the
-register lets one win, and the epoch it writes fences all others.
+record's list, so that there is one candidate as a rule.  Safety rests on none of this: the register lets one win, and
+the epoch it writes fences all others.
 
 Where all are slow, a change of shepherd mends nothing, and many of them keep all slow.  So a node that has been late
 itself stands later, by the score that Lifeguard takes for accusations, and no node has more candidacies under way than

@@ -2,7 +2,7 @@
 
 A claim books nothing.  It is a reason to refuse holds of jobs that rank lower, unless they surely end before the
 claim's job is expected to start.  So the biggest gang is not starved by small ones that take each GPU as it comes
-free, and what victims of a preemption leave goes to whom it was taken for (protocol notes, section 5).
+free, and what victims of a preemption leave goes to whom it was taken for (`negotiation.claiming`).
 """
 
 import math

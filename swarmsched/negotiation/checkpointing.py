@@ -1,7 +1,7 @@
 """Checkpoints on their way into the register: the owner's desk, where ranks' wishes wait, and the shepherd's rule.
 
 A shared file system cannot check a fencing token, so a checkpoint counts as the latest only once its job's record
-names it, and only the attempt that the record names may have that done (protocol notes, 3.3).
+names it, and only the attempt that the record names may have that done.
 """
 
 from collections.abc import Callable, Iterator

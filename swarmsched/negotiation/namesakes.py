@@ -2,8 +2,8 @@
 
 Two machines may have one name, by mistake.  It takes moments until that is known and days until it is mended, and all
 the while messages to the name reach the one or the other.  What the second one knows nothing of is not lost: only who
-answers from where the hold was granted can say that nothing is left, or silence proves it (protocol notes, 3.5).  An
-owner that came back elsewhere with an empty disk says the same as a second machine; time tells them apart.
+answers from where the hold was granted can say that nothing is left, or silence proves it (`settlement`).  An owner
+that came back elsewhere with an empty disk says the same as a second machine; time tells them apart.
 """
 
 from swarmsched.ids import NodeId

@@ -2,8 +2,8 @@
 
 A leftover is settled by its owner, who says that no process is left, or by silence: a majority of the job's holders
 has the record that gives the attempt up, so they will never let it run on, and has not let it run for so long that
-its ranks are surely frozen (protocol notes, 3.5).  Both ways are tried at the same time; an owner that is cut off
-from its shepherd alone is told by the holders that its attempt is over.
+its ranks are surely frozen (`authority.contact_book` has the argument).  Both ways are tried at the same time; an
+owner that is cut off from its shepherd alone is told by the holders that its attempt is over.
 """
 
 from collections.abc import Collection, Iterable

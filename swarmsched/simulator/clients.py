@@ -235,7 +235,14 @@ class Clients:
             holder = None if job_id is None else self._survivor(job_id)
             if job_id is not None and holder is not None:
                 self._ask(holder, RecoverJob(job_id))
+                self._cancel_again(submission)
         self._loop.post_later(RECOVER_S, self._recover)
+
+    def _cancel_again(self, submission: Submission) -> None:
+        """What the user was told may be lost with those holders, and the job comes back as if nobody had asked."""
+        if submission.cancelled:
+            submission.cancelled = False
+            self._cancel(submission, 0.0, CANCELS_MAX)
 
     def _survivor(self, job_id: JobId) -> Host | None:
         """Who has the newest record of a job that has lost a majority of its holders; None for one that has not."""

@@ -35,7 +35,7 @@ from swarmsched.simulator.plan_check import check_plan
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.workload import SCENES_NODES_MAX, Work, behave, draw_policy, draw_work, made_elastic
 
-SIZES = ((1, 20), (2, 20), (3, 25), (5, 25), (30, 8), (200, 2))  # nodes, weight (protocol notes, 9)
+SIZES = ((1, 20), (2, 20), (3, 25), (5, 25), (30, 8), (200, 2))  # nodes, weight
 BEGIN_S = 2.0  # of faults and work
 FAULTS_S = {1: (20.0, 60.0), 2: (20.0, 70.0), 3: (30.0, 90.0), 5: (30.0, 90.0), 30: (20.0, 35.0), 200: (5.0, 8.0)}
 STARVING_RATIO = 0.1  # of the small swarms: a gang waits until its place is kept for it

@@ -19,17 +19,17 @@ from swarmsched.view import PolicySetting
 Ends = Mapping[JobId, Collection[EndReason]]
 
 ACTING_S = 20.0
-"""One acting shepherd (protocol, invariant 14)."""
+"""One acting shepherd (docs/invariants.md, 14)."""
 
 HOLD_SLACK_S = 1.0
 STUCK_S = 660.0
-"""No hold outlives its deadline + 1 s; nothing is draining or orphaned for over 11 min (protocol, invariant 15)."""
+"""No hold outlives its deadline + 1 s; nothing is draining or orphaned for over 11 min (docs/invariants.md, 15)."""
 
 TOP_PLACED_S = 10.0
-"""The top-ranked gang is placed, if capacity suffices (protocol, invariant 16)."""
+"""The top-ranked gang is placed, if capacity suffices (docs/invariants.md, 16)."""
 
 QUEUE_EMPTY_S = 5.0
-"""A queue that fits what is free is empty (protocol, invariant 17)."""
+"""A queue that fits what is free is empty (docs/invariants.md, 17)."""
 
 LAS_THRESHOLD_GPU_S = 3_250.0
 """Of the first class, where the setting says nothing."""

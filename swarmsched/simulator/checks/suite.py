@@ -32,7 +32,7 @@ from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
 
 LOOK_INTERVAL = 1_000
-"""Steps of the swarm between two full checks (protocol, how to test)."""
+"""Steps of the swarm between two full checks."""
 
 C = TypeVar("C", bound=Checker)
 Stepped = Callable[[Host, Event, Sequence[Effect]], None]
