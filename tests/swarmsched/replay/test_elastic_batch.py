@@ -84,6 +84,7 @@ def compared(gap_s: float, accumulates: bool) -> tuple[float, float]:
     return done[0] / done[1], times_s[1] / times_s[0]
 
 
+@pytest.mark.acceptance
 def test_twice_as_many_jobs_ten_times_as_fast_where_a_fixed_batch_cannot_start_on_few_gpus() -> None:
     """The paper's abstract, against its own baseline: the largest batch, without accumulation, on 8 GPUs or more."""
     done, faster = compared(120.0, accumulates=False)
@@ -91,6 +92,7 @@ def test_twice_as_many_jobs_ten_times_as_fast_where_a_fixed_batch_cannot_start_o
     assert 8.0 < faster < 12.0
 
 
+@pytest.mark.acceptance
 def test_nothing_is_gained_at_low_load_or_where_the_fixed_batch_is_accumulated() -> None:
     assert compared(480.0, accumulates=False) == pytest.approx((1.0, 1.0), abs=0.05)
     assert compared(120.0, accumulates=True) == pytest.approx((1.0, 1.0), abs=0.02)
