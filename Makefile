@@ -76,7 +76,7 @@ breaks: bytecode
 chaos: bytecode $(TRAIN_STAMP) $(PROGRAMS_STAMP)
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'chaos and not acceptance' tests/chaos $(PYTEST_ARGS)
 
-# What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone, hosts that boot, and half a
+# What takes minutes: thirty agents, kills under load and training, the demo from a fresh clone, hosts that boot, half a
 # million hostile inputs to codec and sealing, and the longest of the papers' experiments.
 acceptance: bytecode $(TRAIN_STAMP) $(ANSIBLE_STAMP) $(API_STAMP) $(HOSTS_STAMP)
 	$(BIN)/pytest -m acceptance tests/acceptance tests/chaos tests/cluster tests/swarmsched/replay tests/swarmsched/wire $(PYTEST_ARGS)
