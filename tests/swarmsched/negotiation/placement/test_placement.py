@@ -110,7 +110,7 @@ class Scene:
         return Clock(self.now_s, UTC + self.now_s)
 
     def submit(self, letter, ranks, utc_s):
-        self.placement.add(record_of(letter, ranks, utc_s)).accepted(self.clock)
+        self.placement.shepherds.add(record_of(letter, ranks, utc_s)).accepted(self.clock)
         self.placement.look_soon(self.now_s)
 
     def look(self):
@@ -123,7 +123,7 @@ class Scene:
 
     def answer_plan(self, *decisions, elapsed_s=0.01, memory=b"", advice=()):
         version = self.plans[-1].view.version
-        plan = Plan(tuple(decisions), memory, version, self.placement.policy_id, elapsed_s, advice=advice)
+        plan = Plan(tuple(decisions), memory, version, self.placement.policy.policy_id, elapsed_s, advice=advice)
         self.placement.plan_computed(plan, self.clock)
 
 
@@ -157,7 +157,7 @@ def test_under_the_default_policy_a_job_that_fits_starts_without_a_plan():
 def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_to_those_behind_it():
     scene = Scene([node(A, 4)], policy="swarm")
     spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
-    scene.placement.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
     scene.submit("b", 1, UTC + 1)
     assert scene.look() == []
     assert len(scene.plans) == 1
@@ -220,7 +220,7 @@ def test_a_plan_lets_a_job_pass_once():
     scene.answer_plan(start("b", (A, 1)))
     assert scene.look() == ["b"]
     (hold,) = scene.holds
-    scene.placement.jobs[job_id("b")].owner_answered(answer_to(hold, A, Refusal.DOES_NOT_FIT), scene.clock)
+    scene.placement.shepherds.jobs[job_id("b")].owner_answered(answer_to(hold, A, Refusal.DOES_NOT_FIT), scene.clock)
     scene.now_s += 3.0  # past every backoff
     assert scene.look() == []
 
@@ -324,7 +324,7 @@ def test_a_node_that_is_not_available_gets_nothing():
     scene.submit("a", 1, UTC)
     scene.look()
     assert [hold.shepherd for hold in scene.holds] == [ME]
-    assert scene.placement.jobs[job_id("a")].unanswered_holds[0].node == B
+    assert scene.placement.shepherds.jobs[job_id("a")].unanswered_holds[0].node == B
 
 
 def test_the_start_delay_grows_with_the_foreign_jobs_ahead():
@@ -352,7 +352,9 @@ def test_a_refused_job_looks_again_as_soon_as_the_node_that_refused_it_is_asked_
     scene.submit("a", 1, UTC)
     scene.look()
     hold = scene.holds[-1]
-    scene.placement.jobs[job_id("a")].owner_answered(answer_to(hold, A, Refusal.RELEASED_ATTEMPT), scene.clock)
+    scene.placement.shepherds.jobs[job_id("a")].owner_answered(
+        answer_to(hold, A, Refusal.RELEASED_ATTEMPT), scene.clock
+    )
     scene.placement.look_soon(scene.now_s)  # as its node does
     for _ in range(5):  # backoffs, as long as the only node is avoided
         scene.now_s = max(scene.now_s, scene.placement.look_due_s)
@@ -410,7 +412,7 @@ def test_a_start_goes_to_the_hosts_that_the_plan_names():
     scene.look()
     scene.answer_plan(start("b", (B, 3), (A, 1)))
     assert scene.look() == ["b"]
-    assert [share.ranks for share in scene.placement.jobs[job_id("b")].unanswered_holds] == [3, 1]
+    assert [share.ranks for share in scene.placement.shepherds.jobs[job_id("b")].unanswered_holds] == [3, 1]
     assert [hold.ranks for hold in scene.holds] == [3, 1]
 
 
@@ -429,7 +431,7 @@ def test_a_start_that_cannot_be_followed_is_told_and_planned_anew(decision, reas
     scene.look()
     scene.answer_plan(decision)
     assert scene.look() == []
-    assert reason in scene.placement.jobs[job_id("b")].record.reason
+    assert reason in scene.placement.shepherds.jobs[job_id("b")].record.reason
     scene.now_s += 1.1
     scene.look()
     assert len(scene.plans) == 2
@@ -452,7 +454,7 @@ def running_elastic(scene, *, saved=True):
     checkpoint = Checkpoint("step-1", attempt=1 if saved else 0, node=A)
     running = {"state": JobState.RUNNING, "attempt": 1, "shares": (Share(A, 2),), "started_utc_s": UTC + 1}
     spec = replace(record.spec, ranks_most=6, batches=BatchRange(64, 256, 1, 64))
-    job = scene.placement.add(replace(record, spec=spec, checkpoint=checkpoint, **running))
+    job = scene.placement.shepherds.add(replace(record, spec=spec, checkpoint=checkpoint, **running))
     job.take_up((), scene.clock)
     scene.submit("b", 9, UTC + 1)  # so that somebody waits, and plans are asked for
     scene.look()
@@ -476,7 +478,7 @@ def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_whe
     assert scene.placement.estimated(job, A, told, scene.clock) == answered
     assert scene.placement.estimated(job, A, replace(told, global_batch=128), scene.clock) == []
     assert scene.placement.estimated(job, A, replace(told, attempt=0), scene.clock) == []  # of ranks that are gone
-    assert scene.placement.view_of(job, scene.clock).card.elastic.global_batch == 128
+    assert scene.placement.shepherds.view_of(job, scene.clock).card.elastic.global_batch == 128
     assert job.estimate.warmup_s == 0.0, "who has taken it up did not see it begin"
 
 
@@ -624,7 +626,7 @@ def test_a_plan_is_asked_for_when_somebody_comes_to_wait_for_whom_a_job_of_ours_
 def test_no_plan_is_made_of_a_job_that_is_between_two_places():
     scene = Scene([node(A, 2), node(B, 4)], policy="swarm")
     spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
-    scene.placement.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
     scene.look()
     scene.answer_plan(start("a", (A, 1)))
     scene.now_s += 2.0
@@ -678,12 +680,12 @@ def test_a_job_that_has_ended_is_history_for_the_next_plan():
     scene = Scene([node(A, 2)])
     scene.submit("b", 1, UTC)
     scene.submit("a", 3, UTC)
-    scene.placement.cluster_view(scene.clock)
-    shepherd = scene.placement.jobs[job_id("b")]
+    scene.placement.policy.cluster_view(scene.clock)
+    shepherd = scene.placement.shepherds.jobs[job_id("b")]
     ended = replace(shepherd.record, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=UTC + 9)
     shepherd.decided = ended
     scene.placement.let_go(job_id("b"))
-    (past,) = scene.placement.cluster_view(scene.clock).history
+    (past,) = scene.placement.policy.cluster_view(scene.clock).history
     assert (past.card.job_id, past.has_completed, past.ended_utc_s) == (job_id("b"), True, UTC + 9)
 
 
@@ -708,11 +710,11 @@ def test_nobody_plans_for_a_job_that_fits_nowhere_or_is_far_from_the_head():
 def test_a_view_of_a_job_is_made_once_for_each_news():
     scene = Scene([node(A, 2)], [foreign("a", 9, UTC)])
     scene.submit("b", 9, UTC + 1)
-    first = scene.placement.cluster_view(scene.clock)
+    first = scene.placement.policy.cluster_view(scene.clock)
     scene.now_s += 5.0
-    second = scene.placement.cluster_view(scene.clock)
+    second = scene.placement.policy.cluster_view(scene.clock)
     assert all(before is after for before, after in zip(first.jobs, second.jobs, strict=True))
-    scene.placement.jobs[job_id("b")].explain("something new")
-    third = scene.placement.cluster_view(scene.clock)
+    scene.placement.shepherds.jobs[job_id("b")].explain("something new")
+    third = scene.placement.policy.cluster_view(scene.clock)
     assert third.jobs[0] is not second.jobs[0]
     assert third.jobs[0].queued_s(scene.now_s) == second.jobs[0].queued_s(scene.now_s) == 5.0
