@@ -90,19 +90,19 @@ class Holding:
     ) -> None:
         self._own, self._me = life.own, life.own.holder
         self._records, self._register = records, records.register
-        self._placement, self._swarm = placement, swarm
+        self._placement, self._shepherds, self._swarm = placement, placement.shepherds, swarm
         self._lease_book, self._contact_book = lease_book, contact_book
         self._keeper = LeaseKeeper(self._me.node, life.generation, life.quorum)
         rng = fork()
         self._presence = Presence(self._me.node)
         self._election = Election(self._me.node, life.generation, lease_book, rng)
-        self._replacement = Replacement(life.own, placement, rng)
+        self._replacement = Replacement(life.own, self._shepherds, rng)
         self._read_repair = ReadRepair()
-        self._recovery = Recovery(life.own, life.generation, placement)
+        self._recovery = Recovery(life.own, life.generation, self._shepherds)
         self._retention = Retention(
             self._me,
             self._register,
-            placement,
+            self._shepherds,
             self._read_repair,
             contact_book,
             fork(),
@@ -150,13 +150,13 @@ class Holding:
     @property
     def known(self) -> Mapping[JobId, JobRecord]:
         """Jobs that this node shepherds or holds, ended ones as long as they are kept."""
-        live = {job_id: shepherd.record for job_id, shepherd in self._placement.jobs.items()}
+        live = {job_id: shepherd.record for job_id, shepherd in self._shepherds.jobs.items()}
         held = {job_id: record for job_id, record in self._register.records.items() if self._may_tell(record)}
         return {**held, **live}
 
     def record(self, job_id: JobId) -> JobRecord | None:
         """One of `known`."""
-        shepherd = self._placement.jobs.get(job_id)
+        shepherd = self._shepherds.jobs.get(job_id)
         if shepherd is not None:
             return shepherd.record
         held = self._register.records.get(job_id)
@@ -226,8 +226,8 @@ class Holding:
                 if self._lease_book.may_change(record.shepherd, record.shepherd_generation, now_s):
                     self._read_repair.suspect(record.job_id)
             held = {}
-        acting = {*self._placement.jobs, *self._records.asked_by((Asker.CREATION, Asker.RECOVERY))}
-        return self._election.on_timer(held, acting, self._placement.update_ids, now_s)
+        acting = {*self._shepherds.jobs, *self._records.asked_by((Asker.CREATION, Asker.RECOVERY))}
+        return self._election.on_timer(held, acting, self._shepherds.update_ids, now_s)
 
     def _elected(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
         if isinstance(answer.result, UpdateDecided):
@@ -251,7 +251,7 @@ class Holding:
 
     def _take_up(self, record: JobRecord, clock: Clock) -> Iterable[NodeEffect]:
         """The register names us: act from now on."""
-        shepherd = self._placement.add(record)
+        shepherd = self._shepherds.add(record)
         text = f"{self._me.node} shepherds it in epoch {record.epoch}"
         self._placement.look_soon(clock.now_s)
         taken = Announce("job.taken_over", text, record.job_id, self._me.node, {"epoch": record.epoch})
@@ -269,7 +269,7 @@ class Holding:
 
     def check_authority(self, job_id: JobId, clock: Clock) -> list[ShepherdEffect]:
         """Before a client is told anything: after a pause, another may act for the job already."""
-        job = self._placement.jobs.get(job_id)
+        job = self._shepherds.jobs.get(job_id)
         if job is None or self._has_authority(job.record, clock.now_s):
             return []
         return self._step_back(job_id, job)
@@ -325,11 +325,11 @@ class Holding:
 
     def _look_after_jobs(self, clock: Clock) -> list[ShepherdEffect]:
         """Give up gangs whose nodes are lost, and step back where the leases have run out."""
-        now_s, jobs = clock.now_s, self._placement.jobs
+        now_s, jobs = clock.now_s, self._shepherds.jobs
         nodes = {holder.node for job in jobs.values() for holder in job.record.configuration.members}
         self._keeper.set_holders(sorted(nodes - {self._me.node}), now_s)
         effects: list[ShepherdEffect] = [*self._renew(now_s)] if now_s >= self._keeper.next_deadline_s else []
-        effects += self._read_repair.on_timer(self._register.records, self._placement.update_ids, now_s)
+        effects += self._read_repair.on_timer(self._register.records, self._shepherds.update_ids, now_s)
         self._presence.look_for_strangers(jobs.values(), now_s)
         lost = self._presence.lost(now_s)
         for job_id, job in list(jobs.items()):
@@ -365,14 +365,14 @@ class Holding:
         locations = self._swarm.locations
         for job_id, record in self._register.records.items():
             location = None if record.is_ended else locations.get(job_id)
-            if location is not None and location.state is JobState.ENDED and job_id not in self._placement.jobs:
+            if location is not None and location.state is JobState.ENDED and job_id not in self._shepherds.jobs:
                 self._read_repair.suspect(job_id)
 
     def _step_back_where_succeeded(self) -> list[ShepherdEffect]:
         """Others tell of a later epoch: were it wrong, this node would take the job up again."""
         locations = self._swarm.locations
         effects: list[ShepherdEffect] = []
-        for job_id, job in list(self._placement.jobs.items()):
+        for job_id, job in list(self._shepherds.jobs.items()):
             location = locations.get(job_id)
             if location is None or location.epoch <= job.record.epoch or location.shepherd == self._me.node:
                 continue

@@ -17,7 +17,7 @@ from swarmsched.holder.retention import past_retention
 from swarmsched.holders import HOLDERS_WANTED
 from swarmsched.ids import JobId
 from swarmsched.jobs.update import Asker, UpdateConflicted, UpdateDecided, UpdateRequested, UpdateUncertain
-from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect, WriteRecord
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.record import FORCED_LEAP, JobRecord
@@ -26,10 +26,10 @@ from swarmsched.record import FORCED_LEAP, JobRecord
 class Recovery:
     """Forced takeovers under way on this node."""
 
-    def __init__(self, own: Candidate, generation: int, placement: Placement) -> None:
+    def __init__(self, own: Candidate, generation: int, shepherds: Shepherds) -> None:
         self._own = own
         self._generation = generation
-        self._placement = placement
+        self._shepherds = shepherds
         self._under_way: dict[JobId, list[int]] = {}  # who asked
 
     def begin(
@@ -41,7 +41,7 @@ class Recovery:
         clock: Clock,
     ) -> list[ShepherdEffect]:
         """`record` is what this node holds of the job; refused where nothing has to be forced."""
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is not None and shepherd.waits_for_lost:
             effects = shepherd.declare_lost(clock)
             return [*effects, ReplyToClient(request_id, JobAccepted(shepherd.record))]
@@ -65,7 +65,7 @@ class Recovery:
         )
         self._under_way[record.job_id] = [request_id]
         asked, before = value.configuration, record.stamp
-        update = UpdateRequested(next(self._placement.update_ids), record.job_id, asked, before, value)
+        update = UpdateRequested(next(self._shepherds.update_ids), record.job_id, asked, before, value)
         return [WriteRecord(replace(update, takes_over=True, is_forced=True, asker=Asker.RECOVERY))]
 
     def _refusal(

@@ -8,7 +8,7 @@ from swarmsched.holder.machine import Answered
 from swarmsched.holders import Configuration, Holders
 from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.update import Asker, ReadDecided, ReadRequested
-from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ReadRecord, ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 
@@ -19,9 +19,9 @@ SETTLED_S = 30.0  # that a gang runs before its nodes are relieved of holding: s
 class Replacement:
     """Exchanges holders that are lost, and hands jobs over where this node has far more than its share."""
 
-    def __init__(self, own: Candidate, placement: Placement, rng: random.Random) -> None:
+    def __init__(self, own: Candidate, shepherds: Shepherds, rng: random.Random) -> None:
         self._own, self._me = own, own.holder.node
-        self._placement = placement
+        self._shepherds = shepherds
         self._rng = rng
         self._probes: dict[JobId, Holders] = {}  # who would be the holders if the new ones among them answer
 
@@ -34,7 +34,7 @@ class Replacement:
         """
         effects: list[ShepherdEffect] = []
         changes = 0
-        for job in [job for job in self._placement.jobs.values() if _is_quiet(job, failed)]:
+        for job in [job for job in self._shepherds.jobs.values() if _is_quiet(job, failed)]:
             if changes >= CHANGES_PER_REVIEW:
                 break
             made = self._mend(job, candidates, gone, clock)
@@ -61,13 +61,13 @@ class Replacement:
         if job_id in self._probes:
             return []
         self._probes[job_id] = chosen
-        update_id, asked = next(self._placement.update_ids), Configuration(newcomers)
+        update_id, asked = next(self._shepherds.update_ids), Configuration(newcomers)
         return [ReadRecord(ReadRequested(update_id, job_id, asked, asker=Asker.REPLACEMENT))]
 
     def probed(self, answer: Answered, clock: Clock) -> list[ShepherdEffect]:
         """The new holders have answered, or have not."""
         chosen = self._probes.pop(answer.request.job_id)
-        job = self._placement.jobs.get(answer.request.job_id)
+        job = self._shepherds.jobs.get(answer.request.job_id)
         is_answered = isinstance(answer.result, ReadDecided)
         if job is None or not is_answered or not job.is_calm or job.record.leaving_holders:
             return []
@@ -76,8 +76,8 @@ class Replacement:
     def hand_over(self, candidates: list[Candidate], clock: Clock) -> list[ShepherdEffect]:
         """What is too much, to holders that shepherd less."""
         effects: list[ShepherdEffect] = []
-        surplus = min(CHANGES_PER_REVIEW, excess_jobs(len(self._placement.jobs), candidates, self._me))
-        for job in list(self._placement.jobs.values()):
+        surplus = min(CHANGES_PER_REVIEW, excess_jobs(len(self._shepherds.jobs), candidates, self._me))
+        for job in list(self._shepherds.jobs.values()):
             if surplus <= 0:
                 break
             to = successor(job.record, self._me, candidates) if job.is_calm else None

@@ -17,7 +17,7 @@ from swarmsched.holder.read_repair import ReadRepair
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId
 from swarmsched.jobs.register import Register
-from swarmsched.negotiation.placement.placement import Placement
+from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.record import JobRecord
 
 ASKED_AT_ONCE = 4  # at each look: after a restart they are many, and other reads wait in the same queue
@@ -35,7 +35,7 @@ class Retention:
         self,
         me: Holder,
         register: Register,
-        placement: Placement,
+        shepherds: Shepherds,
         read_repair: ReadRepair,
         contact_book: ContactBook,
         rng: random.Random,
@@ -44,7 +44,7 @@ class Retention:
     ) -> None:
         """`limit`: of how many ended jobs the records are kept."""
         self._me = me
-        self._register, self._placement = register, placement
+        self._register, self._shepherds = register, shepherds
         self._read_repair, self._contact_book = read_repair, contact_book
         self._limit = limit
         ended = sorted((each for each in register.records.values() if each.is_ended), key=lambda each: each.ended_utc_s)
@@ -57,7 +57,7 @@ class Retention:
         if not record.is_ended:
             self._is_decided.pop(record.job_id, None)
             self._untold.settled(record.job_id)
-        elif record.job_id not in self._placement.jobs:
+        elif record.job_id not in self._shepherds.jobs:
             self._untold.accepted(record.job_id, now_s)
             return self._retain(record.job_id, is_decided=False)
         return []
@@ -84,7 +84,7 @@ class Retention:
 
     def is_in_doubt(self, record: JobRecord) -> bool:
         """True for an end that this node has accepted and that may turn out not to be decided; it finds out then."""
-        is_acting = record.job_id in self._placement.jobs
+        is_acting = record.job_id in self._shepherds.jobs
         is_in_doubt = record.is_ended and not is_acting and not self._is_known(record.job_id)
         if is_in_doubt:
             self._read_repair.suspect(record.job_id)
@@ -98,7 +98,7 @@ class Retention:
             record = self._register.records[job_id]
             if self._is_known(job_id):
                 effects.append(self._tell(record))
-            elif job_id not in self._placement.jobs and presence.may_answer(record):
+            elif job_id not in self._shepherds.jobs and presence.may_answer(record):
                 self._read_repair.suspect(job_id)
                 asked += 1
             if asked == ASKED_AT_ONCE:

@@ -73,7 +73,7 @@ class Clients:
         self._generation = config.generation
         self._has_seeds = bool(config.seeds)
         self._cluster = cluster
-        self._placement = placement
+        self._placement, self._shepherds = placement, placement.shepherds
         self._holding = holding
         self._rng = rng
         self._open_since_s = float("inf")  # before that no command is taken
@@ -152,7 +152,7 @@ class Clients:
         if holder != own.holder:
             return True
         lacks_gpus = not own.total_gpus and any(other.total_gpus for other in candidates)
-        return not lacks_gpus and not excess_jobs(len(self._placement.jobs), candidates, own.holder.node)
+        return not lacks_gpus and not excess_jobs(len(self._shepherds.jobs), candidates, own.holder.node)
 
     # Submits.
 
@@ -164,7 +164,7 @@ class Clients:
         refusal = self._refusal(command, known, clock)
         if refusal is not None:
             return [ReplyToClient(request_id, refusal)]
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if known is not None and shepherd is not None:  # otherwise the register must be asked
             if command.is_dry_run:
                 return [self._forecast(request_id, JobAccepted(known, was_known=True), clock)]
@@ -185,17 +185,17 @@ class Clients:
     def _create(self, record: JobRecord, request_id: int) -> WriteRecord:
         job_id, holders = record.job_id, record.configuration
         self._creations[job_id] = _Creation(record, [request_id])
-        update = UpdateRequested(next(self._placement.update_ids), job_id, holders, None, record)
+        update = UpdateRequested(next(self._shepherds.update_ids), job_id, holders, None, record)
         is_new = job_id in self._issued
         self._issued.pop(job_id, None)
         return WriteRecord(replace(update, is_issued_here=is_new, asker=Asker.CREATION))
 
     def _forecast(self, request_id: int, reply: JobAccepted, clock: Clock) -> ReplyToClient:
         """The same acceptance with a sentence on what would happen, for a dry run."""
-        view, record = self._placement.cluster_view(clock), reply.record
+        view, record = self._placement.policy.cluster_view(clock), reply.record
         view = replace(view, jobs=(*view.jobs, JobView(card_of(record), clock.now_s)))  # nobody else shows it
-        told = self._placement.told
-        reason = explain(record, view, self._placement.setting, clock.now_s, told=told).forecast()
+        told = self._placement.plans.told
+        reason = explain(record, view, self._placement.policy.setting, clock.now_s, told=told).forecast()
         return ReplyToClient(request_id, replace(reply, record=replace(record, reason=reason[:1024])))
 
     def _capacities(self, now_s: float) -> Mapping[NodeId, Free] | None:
@@ -240,7 +240,7 @@ class Clients:
         effects: list[NodeEffect] = []
         match answer.result:
             case UpdateDecided(record=record):
-                effects += self._placement.add(record).accepted(clock)
+                effects += self._shepherds.add(record).accepted(clock)
                 self._placement.look_soon(clock.now_s)
                 reply: Reply = JobAccepted(record)
             case UpdateConflicted(current=JobRecord() as current):
@@ -259,7 +259,7 @@ class Clients:
     def _cancel(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Stop a job; one that has ended stays as it is, and that is no error."""
         command: CancelJob = asked.command
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(asked.request_id, self._known_or_not(command.job_id))]
         return shepherd.cancel(asked.request_id, command.grace_s, command.reason, clock)
@@ -268,7 +268,7 @@ class Clients:
         """Send a signal to running ranks."""
         command: SignalJob = asked.command
         request_id = asked.request_id
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if not 1 <= command.signal <= SIGNAL_LIMIT:
             problem = FieldProblem("/signal", f"{command.signal} is not a signal", f"1 to {SIGNAL_LIMIT}")
             return [ReplyToClient(request_id, Refused("invalid", problem.problem, problem.remedy, (problem,)))]
@@ -283,7 +283,7 @@ class Clients:
     def _scale(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Other numbers of ranks, for a job that waits or runs."""
         command: ScaleJob = asked.command
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(asked.request_id, self._ended_or_not(command.job_id))]
         try:
@@ -296,15 +296,15 @@ class Clients:
         error = impossible(spec, capacities) if capacities is not None else None
         if error is not None:
             return [ReplyToClient(asked.request_id, _too_much(error, spec))]
-        return self._placement.scale(asked.request_id, shepherd, spec, clock)
+        return self._placement.moves.scale(asked.request_id, shepherd, spec, clock)
 
     def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
         """Other hosts, for a job that runs."""
         command: MigrateJob = asked.command
-        shepherd = self._placement.jobs.get(command.job_id)
+        shepherd = self._shepherds.jobs.get(command.job_id)
         if shepherd is None:
             return [ReplyToClient(asked.request_id, self._ended_or_not(command.job_id))]
-        return self._placement.migrate(asked.request_id, shepherd, command, clock)
+        return self._placement.moves.migrate(asked.request_id, shepherd, command, clock)
 
     def _ended_or_not(self, job_id: JobId) -> Reply:
         """Of a job that nobody acts for here, and that must not have ended."""

@@ -58,7 +58,7 @@ class Jobs:
         self, me: NodeId, placement: Placement, state: StatePlane, resources: Resources, holding: Holding
     ) -> None:
         self._me = me
-        self._placement = placement
+        self._placement, self._shepherds = placement, placement.shepherds
         self._state = state
         self._resources = resources
         self._holding = holding
@@ -94,7 +94,7 @@ class Jobs:
 
     def _shepherd(self, job_id: JobId) -> JobShepherd | None:
         """Whoever is told something on this node's behalf; None when this node acts for that job no more."""
-        shepherd = self._placement.jobs.get(job_id)
+        shepherd = self._shepherds.jobs.get(job_id)
         if shepherd is not None:
             self._changed[job_id] = None
         return shepherd
@@ -157,7 +157,7 @@ class Jobs:
         return job.commit_checkpoint(request, clock)
 
     def _preempt(self, job: JobShepherd, sender: NodeId, request: PreemptRequest, clock: Clock) -> Iterable[NodeEffect]:
-        return job.preempt(request, self._placement.refuses_to_make_room(request, clock), clock)
+        return job.preempt(request, self._placement.plans.refuses_to_make_room(request, clock), clock)
 
     def _undelivered(self, event: PeerSendFailed, clock: Clock) -> Iterable[NodeEffect]:
         command = event.message
@@ -169,7 +169,7 @@ class Jobs:
 
     def _plan_computed(self, event: PlanComputed, clock: Clock) -> Iterable[NodeEffect]:
         told = self._placement.plan_computed(event.plan, clock)
-        self._changed |= dict.fromkeys(self._placement.jobs)
+        self._changed |= dict.fromkeys(self._shepherds.jobs)
         return told
 
     def _plan_failed(self, event: PlanFailed, clock: Clock) -> None:
@@ -177,7 +177,7 @@ class Jobs:
 
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
         effects: list[NodeEffect] = []
-        for shepherd in self._placement.due(clock.now_s):
+        for shepherd in self._shepherds.due(clock.now_s):
             self._changed[shepherd.job_id] = None
             effects += shepherd.on_timer(clock)
         return [*effects, *self._invite(clock)] if self._is_awake else effects
@@ -195,7 +195,7 @@ class Jobs:
             self._openings = self._state.opening_count
             self._capacity_released(clock)
         if self._state.has_job_news and (self._free.gpus or self._free.cpus):
-            self._placement.others_wait(clock.now_s)
+            self._placement.inviter.queued(clock.now_s)
         if self._state.has_job_news and self._placement.may_change_jobs:
             self._placement.make_room_for_others(clock)
 
@@ -203,10 +203,10 @@ class Jobs:
         before, self._free = self._free, self._resources.ledger.free
         if self._free.gpu_count > before.gpu_count or self._free.cpus > before.cpus:
             self._capacity_released(clock)
-            self._placement.has_freed(clock.now_s)
+            self._placement.inviter.freed(clock.now_s)
 
     def _capacity_released(self, clock: Clock) -> None:
-        if self._placement.may_change_jobs or self._placement.waits_for_room:
+        if self._placement.may_change_jobs or self._shepherds.waits_for_room:
             self._placement.capacity_released(clock)
 
     def _setting_changed(self, told: SettingChanged, clock: Clock) -> None:
@@ -216,7 +216,7 @@ class Jobs:
         member = change.member
         self._placement.look_soon(clock.now_s)
         effects: list[NodeEffect] = []
-        for job_id, shepherd in self._placement.jobs.items():
+        for job_id, shepherd in self._shepherds.jobs.items():
             if member.status is MemberStatus.FAILED and shepherd.note_silent_node(member.node_id):
                 self._changed[job_id] = None
             if member.status is MemberStatus.ALIVE and (made := shepherd.note_returned_node(member.node_id, clock)):
@@ -227,7 +227,7 @@ class Jobs:
     def _accepted(self, told: RecordAccepted, clock: Clock) -> Iterable[NodeEffect]:
         """A record came into our store, by our own hand or by another's."""
         record = told.record
-        shepherd = self._placement.jobs.get(record.job_id)
+        shepherd = self._shepherds.jobs.get(record.job_id)
         if shepherd is None or record.shepherd == self._me or record.epoch <= shepherd.record.epoch:
             return []
         return self._placement.step_down(shepherd, f"epoch {record.epoch} is {record.shepherd}'s")
@@ -239,13 +239,13 @@ class Jobs:
     def _answered(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
         """The register has spoken about an update of a shepherd's."""
         result = answer.result
-        shepherd = self._placement.jobs.get(answer.request.job_id)
+        shepherd = self._shepherds.jobs.get(answer.request.job_id)
         if shepherd is None:
             return []
         match result:
             case UpdateDecided(record=record):
                 effects = shepherd.written(result.update_id, record, clock)
-                if self._placement.decided(shepherd) or shepherd.is_waiting:
+                if self._shepherds.decided(shepherd) or shepherd.is_waiting:
                     self._placement.look_soon(clock.now_s)
                 return effects
             case UpdateRefused():
@@ -262,7 +262,7 @@ class Jobs:
     def _over(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
         """It had ended long ago: whatever is here of it is old."""
         job_id = answer.request.job_id
-        shepherd = self._placement.jobs.get(job_id)
+        shepherd = self._shepherds.jobs.get(job_id)
         if shepherd is None:
             return []
         self._placement.let_go(job_id)
@@ -284,10 +284,10 @@ class Jobs:
         effects: list[NodeEffect] = []
         if self._is_awake and self._placement.look_due_s <= clock.now_s:
             effects += self._placement.look(clock)
-            self._changed |= dict.fromkeys(self._placement.placing)
+            self._changed |= dict.fromkeys(self._shepherds.placing)
         effects += self._invite(clock)
         changed, self._changed = self._changed, {}
-        jobs = self._placement.jobs
+        jobs = self._shepherds.jobs
         news = [told for job_id in changed if job_id in jobs for told in self._tell(job_id, jobs[job_id], clock)]
         return [*news, *effects]
 

@@ -69,7 +69,7 @@ class Publication:
         self._state = state
         self._cluster = cluster
         self._ledger = ledger
-        self._placement = placement
+        self._shepherds, self._policy = placement.shepherds, placement.policy
         self._records = records
         self._telemetry: ResourcesRead | None = None
         self._is_in_conflict = False
@@ -156,7 +156,7 @@ class Publication:
             foreign_gpus=health.count(GpuHealth.FOREIGN),
             stale_gpus=health.count(GpuHealth.STALE),
             running_ranks=self._ledger.report().running_ranks,
-            live_jobs=len(self._placement.jobs),
+            live_jobs=len(self._shepherds.jobs),
             flags=int(self._flags()),
             software_version=self._config.software_version[:24],
             ledger_version=self._ledger.version,
@@ -179,10 +179,10 @@ class Publication:
 
     def _tell_job(self, told: JobChanged, clock: Clock) -> Iterable[NodeEffect]:
         """A live job's card and, when it is new here, its location."""
-        job = self._placement.jobs.get(told.job_id)
+        job = self._shepherds.jobs.get(told.job_id)
         if job is None:
             return []
-        record, card = job.record, self._placement.card(job, clock)
+        record, card = job.record, self._policy.card(job, clock)
         return [*self._state.publish_card(card, clock.now_s), *self._locate(record, clock)]
 
     def _job_closed(self, told: JobClosed, clock: Clock) -> Iterable[NodeEffect]:

@@ -106,7 +106,7 @@ class Snapshot:
 
     def is_shepherd(self, job_id: JobId) -> bool:
         """True while this node acts for the job."""
-        return job_id in self._placement.jobs
+        return job_id in self._placement.shepherds.jobs
 
     def foreign_jobs(self) -> Sequence[JobView]:
         """Live jobs that others shepherd, by their gossiped cards."""
@@ -131,11 +131,11 @@ class Snapshot:
     @property
     def policy_id(self) -> str:
         """The policy in canonical form."""
-        return self._placement.policy_id
+        return self._placement.policy.policy_id
 
     def cluster_view(self, now_s: float) -> ClusterView:
         """What a policy would see now."""
-        return self._placement.cluster_view(Clock(now_s, now_s + self._utc_offset_s))
+        return self._placement.policy.cluster_view(Clock(now_s, now_s + self._utc_offset_s))
 
     def why(self, job_id: JobId, now_s: float) -> WhyReport | None:
         """Why a job that is known here waits, or has what it has."""
@@ -146,12 +146,13 @@ class Snapshot:
         records = (status.record for status in self.node_records(now_s))
         notes = {each.node_id: "draining" for each in records if each.has(NodeFlag.DRAINING)}
         notes |= {each.node_id: f"{each.status.value}, {each.since_s:.0f} s ago" for each in away}
-        told = self._placement.told
-        return explain(record, self.cluster_view(now_s), self._placement.setting, now_s, node_notes=notes, told=told)
+        setting, told = self._placement.policy.setting, self._placement.plans.told
+        return explain(record, self.cluster_view(now_s), setting, now_s, node_notes=notes, told=told)
 
     def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
         """What to ask the planner for the model of a job's speed; None of one size, and where nothing was measured."""
-        job, heard, record = self._placement.jobs.get(job_id), self._state.jobs.get(job_id), self.record(job_id)
+        job, heard = self._placement.shepherds.jobs.get(job_id), self._state.jobs.get(job_id)
+        record = self.record(job_id)
         estimate = job.estimate if job is not None else heard.card.estimate if heard is not None else None
         if estimate is None or not estimate.points or record is None or not record.spec.is_resizable:
             return None
@@ -164,4 +165,4 @@ class Snapshot:
             return waits_for(record)
         if not record.spec.is_resizable or not record.shares:
             return ""
-        return size_reason(record, self._placement.setting, self._placement.told.get(record.job_id))
+        return size_reason(record, self._placement.policy.setting, self._placement.plans.told.get(record.job_id))

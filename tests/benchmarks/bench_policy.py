@@ -207,7 +207,7 @@ def slice_milliseconds(nodes: int = 1_000, jobs: int = 5_000, own: int = 50) -> 
         view = _job(rng, JobState.QUEUED, 1, Demand(gpus=1), (), ME)
         spec = JobSpec(("x",), ranks=1, demand=Demand(gpus=1))
         utc_s = view.card.submitted_utc_s
-        placement.add(JobRecord(view.job_id, spec, utc_s, 1, 4, ME, 1, ())).accepted(Clock(0.0, utc_s))
+        placement.shepherds.add(JobRecord(view.job_id, spec, utc_s, 1, 4, ME, 1, ())).accepted(Clock(0.0, utc_s))
     placement.look(Clock(1.0, 1.0))
     looks, delays = [], []
     for turn in range(2, 2 + REPEATS):
@@ -218,7 +218,7 @@ def slice_milliseconds(nodes: int = 1_000, jobs: int = 5_000, own: int = 50) -> 
             started = time.perf_counter()
             work(Clock(100.0 * turn, 100.0 * turn))
             times.append(time.perf_counter() - started)
-    setting, cluster_view = PolicySetting(), placement.cluster_view(Clock(1.0, 1.0))
+    setting, cluster_view = PolicySetting(), placement.policy.cluster_view(Clock(1.0, 1.0))
     frames = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -239,8 +239,8 @@ def refill(nodes: int = 30, jobs: int = 300, duration_s: float = 5.0, seed: int 
         ticket = swarm.ask(NodeId(f"n{number * 7 % nodes:03}"), CreateTicket())
         assert isinstance(ticket, TicketIssued)
         swarm.begin(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
-    swarm.run_until(lambda: any(host.node._placement.jobs for host in swarm.up), 10.0)
-    swarm.run_until(lambda: not any(host.node._placement.jobs for host in swarm.up), 600.0)
+    swarm.run_until(lambda: any(host.node._placement.shepherds.jobs for host in swarm.up), 10.0)
+    swarm.run_until(lambda: not any(host.node._placement.shepherds.jobs for host in swarm.up), 600.0)
     return (swarm.loop.now_s - started_s) / (-(-jobs // (2 * nodes)) * duration_s)
 
 

@@ -1,5 +1,7 @@
 """What models predicted of the sizes that plans gave to jobs, held against what their ranks then report."""
 
+from collections.abc import Set as AbstractSet
+
 from swarmsched.effects import Announce
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId
@@ -11,6 +13,11 @@ class Foretold:
 
     def __init__(self) -> None:
         self._decisions: dict[JobId, Decision] = {}
+
+    @property
+    def jobs(self) -> AbstractSet[JobId]:
+        """Of which there is a prediction."""
+        return self._decisions.keys()
 
     def note(self, decision: Decision) -> None:
         """A plan's decision is followed."""

@@ -35,7 +35,7 @@ def node():
 
 
 def job_in(node, state):
-    return next(job for job in node._placement.jobs.values() if job.record.state is state)
+    return next(job for job in node._placement.shepherds.jobs.values() if job.record.state is state)
 
 
 def asks_a_stranger(node):

@@ -38,7 +38,7 @@ def test_short_jobs_of_many_shepherds_keep_the_gpus_busy(seed):
     begun_s = swarm.loop.now_s
     for number in range(120):
         submit(swarm, number, 5.0)
-    assert swarm.run_until(lambda: not any(host.node._placement.jobs for host in swarm.up), 60.0)
+    assert swarm.run_until(lambda: not any(host.node._placement.shepherds.jobs for host in swarm.up), 60.0)
     assert swarm.loop.now_s - begun_s <= 1.25 * 25.0
 
 

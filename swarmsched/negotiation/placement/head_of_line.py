@@ -1,0 +1,101 @@
+"""What a job's place in the queue alone decides, without a plan, under a policy that declares an order."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from swarmsched.ids import JobId
+from swarmsched.negotiation.pacing import BACKOFF_S_MAX
+from swarmsched.negotiation.placement.cluster import Cluster
+from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
+from swarmsched.negotiation.placement.precondition import expected_start_s
+from swarmsched.negotiation.placement.shepherds import Shepherds
+from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.policies.placement import place_in
+from swarmsched.policies.registry import kind_of
+from swarmsched.policies.room import Room
+from swarmsched.view import Elasticity, NodeView
+
+WALK_MAX = 400
+"""Jobs that one look places or reserves for; those behind them have their turn when these are gone."""
+CONTENDERS_MIN = 16
+"""So many of the first that fit may hope to be started by a plan, and as many more as devices are free."""
+
+
+class HeadOfLine:
+    """The jobs of one agent that are first in line, or near enough."""
+
+    def __init__(self, cluster: Cluster, shepherds: Shepherds, policy: PolicyInForce, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._shepherds = shepherds
+        self._policy = policy
+        self._rng = rng
+
+    def start(
+        self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock, *, is_invited: bool
+    ) -> list[ShepherdEffect]:
+        """Start ours from the head of the queue as long as all ahead fit too; who is invited passes others' jobs."""
+        effects: list[ShepherdEffect] = []
+        left, walked = len(mine), 0
+        setting = self._policy.setting
+        sizes_are_chosen = kind_of(setting).resizes and setting.elasticity is not Elasticity.OFF
+        for job in self._policy.queue if self._policy.order is not None else ():
+            shepherd = mine.get(job.job_id)
+            if shepherd is None and not self._policy.stands(job, clock.now_s):
+                continue
+            walked += 1
+            if sizes_are_chosen and job.card.elastic is not None:
+                break  # with which size it starts, and what that leaves to those behind it, a plan says
+            if not left or walked > WALK_MAX or self._shepherds.window.is_full(clock.now_s):
+                break
+            if shepherd is not None:
+                left, job = left - 1, self._shepherds.view_of(shepherd, clock)  # it may avoid other nodes by now
+            shares = place_in(room, job, self._rng if shepherd is not None else None)
+            pause_s = shepherd.pacing.may_try_after_s - clock.now_s if shepherd is not None else 0.0
+            if shares is None and pause_s <= 0.0:
+                break
+            if shares is None or pause_s > BACKOFF_S_MAX or (shepherd is None and is_invited):
+                continue  # it has had its chance, or has none for long
+            room.take(shares, job.demand)
+            if shepherd is not None and pause_s <= 0.0:
+                effects += shepherd.place(shares, self._policy.ranking(job, clock.now_s), clock)
+        return effects
+
+    def claim_place(
+        self, mine: Mapping[JobId, JobShepherd], nodes: Sequence[NodeView], clock: Clock
+    ) -> list[ShepherdEffect]:
+        """Have a place kept for a job of ours that is the first in line and has waited for long.
+
+        Without an order nobody is first but in plans: a place kept from the job that they start would keep both out.
+        """
+        policy, now_s = self._policy, clock.now_s
+        if policy.order is None or not any(job.is_starving(now_s) and not job.claim.is_open for job in mine.values()):
+            return []
+        first = next((job for job in policy.queue if job.job_id in mine or policy.stands(job, now_s)), None)
+        job = mine.get(first.job_id) if first is not None else None
+        if first is None or job is None or not job.is_starving(now_s) or job.claim.is_open:
+            return []
+        place = place_in(Room(nodes).emptied(), first)
+        if place is None:
+            return []
+        starts_s = expected_start_s(place, [view for view in policy.views(clock) if view.shares], now_s)
+        return job.claim_place(place, {}, policy.ranking(first, now_s), starts_s, clock)
+
+    def may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
+        """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near."""
+        if self._policy.order is None:
+            return True
+        contenders, is_first = 0, True
+        limit = CONTENDERS_MIN + 2 * sum(node.free.gpu_count for node in self._cluster.nodes() if node.is_available)
+        for job in self._policy.queue:
+            shepherd = waiting.get(job.job_id)
+            if shepherd is None and not self._policy.stands(job, now_s):
+                continue
+            does_fit = room.ranks(job.demand) >= job.ranks
+            if shepherd is not None and (is_first or (does_fit and shepherd.pacing.may_try_after_s <= now_s)):
+                return True
+            is_first = False
+            contenders += does_fit
+            if contenders > limit:
+                break
+        return False

@@ -1,0 +1,168 @@
+"""What plans want of jobs of ours: done as told where it still can be, and otherwise not at all."""
+
+from collections.abc import Mapping
+
+from swarmsched.api import JobState
+from swarmsched.effects import Announce
+from swarmsched.ids import JobId, NodeId
+from swarmsched.ledger.message import PreemptRequest
+from swarmsched.negotiation.placement.foretold import Foretold
+from swarmsched.negotiation.placement.planning import Planning
+from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
+from swarmsched.negotiation.placement.precondition import RESCALES, cannot_change, cannot_rescale, cannot_start
+from swarmsched.negotiation.placement.shepherds import Shepherds
+from swarmsched.negotiation.record_writer import ShepherdEffect
+from swarmsched.negotiation.regrouping import holds_off
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.policies.registry import kind_of
+from swarmsched.policies.room import Room
+from swarmsched.view import Change, Decision, Plan
+
+
+class PlanFollower:
+    """Carries out one agent's plans."""
+
+    def __init__(self, me: NodeId, shepherds: Shepherds, policy: PolicyInForce, planning: Planning) -> None:
+        self._me = me
+        self._shepherds = shepherds
+        self._policy = policy
+        self._planning = planning
+        self._said: dict[JobId, str] = {}  # of wishes of a plan that are not carried out, as last announced
+        self._fault = ""  # of the policy, as last announced
+        self.foretold = Foretold()
+
+    @property
+    def told(self) -> Mapping[JobId, Decision]:
+        """What the last plan said of each live job, and its advice where it had any."""
+        told, advice = self._planning.told, self._planning.advice
+        return {**told, **{each.job_id: each for each in advice}} if advice else told
+
+    def explain(self, plan: Plan) -> list[Announce]:
+        """Tell jobs why they wait by a plan that has just come, and people once that the policy failed."""
+        for job_id, job in self._shepherds.jobs.items():
+            decision = self._planning.told.get(job_id)
+            if decision is not None and decision.change is Change.WAIT:
+                job.explain(decision.reason)
+        is_news, self._fault = plan.fault not in ("", self._fault), plan.fault
+        text = f"{plan.fault}; backfill plans in its place"
+        return [Announce("plan.fell_back", text, node=self._me)] if is_news else []
+
+    def forget(self, job_id: JobId) -> None:
+        """It is not shepherded here any more."""
+        self._said.pop(job_id, None)
+        self.foretold.forget(job_id)
+
+    def follow_starts(self, room: Room, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Jobs that the plan starts, where it says; each decision is used once, and only while it holds."""
+        effects: list[ShepherdEffect] = []
+        unused = []
+        for decision in self._planning.fresh(clock.now_s):
+            job = mine.get(decision.job_id)
+            is_start = decision.change is Change.START and job is not None
+            if job is None or not is_start:
+                unused.append(decision)
+                continue
+            if not job.is_waiting:
+                continue
+            if job.pacing.may_try_after_s > clock.now_s or self._shepherds.window.is_full(clock.now_s):
+                unused.append(decision)
+                continue
+            view = self._shepherds.view_of(job, clock)
+            problem = cannot_start(decision, view, room)
+            if problem:
+                job.explain(f"{decision.reason}; {problem}")
+                self._planning.has_news = True
+                continue
+            room.take(decision.target.shares, view.demand)
+            target = decision.target
+            self.foretold.note(decision)
+            effects += job.place(target.shares, self._policy.ranking(view, clock.now_s), clock, target.global_batch)
+        self._planning.open = unused
+        return effects
+
+    def follow_changes(self, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        """What the plan wants of running jobs of ours: done where it can be, otherwise said once.
+
+        Another size or place is a pause for the job: two plans must agree on it.
+        """
+        effects: list[ShepherdEffect] = []
+        for decision in list(self._planning.fresh(clock.now_s)):
+            job = self._shepherds.jobs.get(decision.job_id)
+            if job is None or job.is_writing:
+                continue
+            is_running = job.decided.state is JobState.RUNNING
+            is_late = is_running and not job.is_steady
+            if decision.change in RESCALES and (is_late or not self._planning.is_confirmed(decision)):
+                self._planning.has_news = True
+                continue
+            problem = self._problem_of(decision, job, room, clock)
+            if problem:
+                effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
+            elif decision.change in RESCALES:
+                self._planning.open.remove(decision)
+                self.foretold.note(decision)
+                ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
+                effects += job.rescale(decision.target, decision.reason, ranking, clock)
+            elif decision.change is Change.REBATCH:
+                self._planning.open.remove(decision)
+                effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
+        for decision in self._planning.advice:
+            if decision.job_id in self._shepherds.jobs:
+                size = f" to {decision.target.ranks} ranks" if decision.target.ranks else ""
+                wish = f"would {decision.change.value}{size} with elasticity=on"
+                effects += self._say(decision, "plan.advised", wish, decision.reason)
+        return effects
+
+    def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
+        if decision.change not in (*RESCALES, Change.REBATCH):
+            return cannot_change(decision)
+        if holds_off(job, decision.target, clock.now_s):
+            return "those that joined it last, or members of it, have just failed"
+        is_there = self._policy.is_known(JobId(decision.taker))
+        return cannot_rescale(decision, self._shepherds.view_of(job, clock), room, is_taker_there=is_there)
+
+    def _say(self, decision: Decision, kind: str, text: str, reason: str = "") -> list[ShepherdEffect]:
+        """Once, until there is something else to say of that job; that its reason has changed is no news."""
+        if self._said.get(decision.job_id) == text:
+            return []
+        self._said[decision.job_id] = text
+        text = f"{text}: {reason}" if reason else text
+        return [Announce(kind, text, decision.job_id, self._me, {"change": decision.change.value})]
+
+    def follow_stops(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
+        """Where the plan keeps a place for a job of ours, and others make room for it."""
+        fresh = self._planning.fresh(clock.now_s)
+        victims: dict[str, list[JobId]] = {}
+        for decision in fresh:
+            if decision.change is Change.STOP:
+                victims.setdefault(decision.taker, []).append(decision.job_id)
+        effects: list[ShepherdEffect] = []
+        for decision in fresh if victims else ():
+            job = mine.get(decision.job_id)
+            wanted = victims.get(decision.job_id, [])
+            is_claim = decision.change is Change.WAIT and bool(decision.target.shares and wanted)
+            if not is_claim or job is None or job.claim.is_open or not job.is_waiting:
+                continue
+            acting = {victim: self._policy.shepherd_of(victim) for victim in wanted}
+            shepherds = {victim: shepherd for victim, shepherd in acting.items() if shepherd is not None}
+            if len(shepherds) == len(wanted):
+                ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
+                effects += job.claim_place(decision.target.shares, shepherds, ranking, 0.0, clock)
+        return effects
+
+    def refuses_to_make_room(self, request: PreemptRequest, clock: Clock) -> str:
+        """Why a job of ours need not stop for another, by the policy and our own fresh figures."""
+        job = self._shepherds.jobs[request.job_id]
+        if request.policy_id != self._policy.policy_id:
+            return f"the policy here is {self._policy.policy_id}, not {request.policy_id}"
+        if self._policy.order is not None and not kind_of(self._policy.setting).spares_rigid:
+            view = self._shepherds.view_of(job, clock)
+            return self._policy.order.refuses_to_make_room(view, request.rank_key, clock.now_s)
+        decision = self._planning.told.get(request.job_id)
+        is_told = decision is not None and decision.change is Change.STOP and decision.taker == request.taker
+        return "" if is_told else "no plan here gives its place to that job"
+
+    def validate(self) -> None:
+        """Nothing is kept of jobs that are not ours."""
+        assert self._said.keys() <= self._shepherds.jobs.keys()
+        assert self.foretold.jobs <= self._shepherds.jobs.keys()

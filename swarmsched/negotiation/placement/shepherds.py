@@ -1,0 +1,144 @@
+"""The shepherds of one agent: for which jobs it acts, what is kept of each beside its shepherd, whose timer is due."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from msgspec.structs import replace
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.card import card_of
+from swarmsched.deadlines import Deadlines
+from swarmsched.ids import JobId, NodeId
+from swarmsched.negotiation.placement.cluster import Cluster
+from swarmsched.negotiation.placement.own_view import OwnViews
+from swarmsched.negotiation.placement.resizing import Misfits
+from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.negotiation.shepherd_state import ShepherdParts
+from swarmsched.negotiation.window import Window
+from swarmsched.policies.room import Room
+from swarmsched.record import JobRecord
+from swarmsched.view import HISTORY_LIMIT, EndedJob, JobView, NodeView
+
+
+class Shepherds:
+    """One for each job of this agent that has not ended; of those that have ended a short history."""
+
+    def __init__(self, me: NodeId, cluster: Cluster, rng: random.Random, parts: ShepherdParts) -> None:
+        self._me = me
+        self._cluster = cluster
+        self._parts = parts
+        self._rng = rng
+        self.jobs: dict[JobId, JobShepherd] = {}
+        self.elastic: dict[JobId, None] = {}  # those of them that take several sizes
+        self.live: dict[JobId, None] = {}  # those that change while they train
+        self.misfits = Misfits()  # those of them that are to have another one
+        self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
+        self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
+        self.history: deque[EndedJob] = deque(maxlen=HISTORY_LIMIT)  # of jobs that ended here, the oldest first
+        self._views = OwnViews()
+        self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
+        self._moved: dict[JobId, None] = {}  # jobs of ours that may stand elsewhere in the queue, or nowhere
+        self._deadlines: Deadlines[JobId] = Deadlines()
+
+    def add(self, record: JobRecord) -> JobShepherd:
+        """Shepherd this job."""
+        shepherd = JobShepherd(record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window)
+        told = self._cluster.jobs.get(record.job_id)
+        shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
+        if shepherd.estimate is None and record.spec.is_resizable:
+            shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
+        self.jobs[record.job_id] = shepherd
+        self.decided(shepherd)
+        self._stir(record.job_id)
+        return shepherd
+
+    def decided(self, job: JobShepherd) -> bool:
+        """The record of a job of ours is another one; true if it is to have another size than it has."""
+        record = job.decided
+        if record.spec.is_resizable:
+            self.elastic[record.job_id] = None
+        else:
+            self.elastic.pop(record.job_id, None)
+        if record.spec.elastic:
+            self.live[record.job_id] = None
+        return self.misfits.note(record)
+
+    def let_go(self, job_id: JobId) -> None:
+        """Stop acting for a job: it has ended, or another shepherd has it."""
+        job = self.jobs.pop(job_id, None)
+        self.elastic.pop(job_id, None)
+        self.live.pop(job_id, None)
+        self.misfits.forget(job_id)
+        self._views.drop(job_id)
+        self._deadlines.drop(job_id)
+        self.window.forget(job_id)
+        self._moved[job_id] = None
+        if job is not None and job.decided.is_ended:
+            record = job.record
+            card = replace(card_of(record), attained_gpu_s=record.attained_gpu_s)
+            has_completed = record.end_reason is EndReason.COMPLETED
+            self.history.append(EndedJob(card, has_completed, record.ended_utc_s))
+
+    # Their timers, and news of them.
+
+    @property
+    def next_deadline_s(self) -> float:
+        """Earliest of the jobs' own timers."""
+        self._note_deadlines()
+        return self._deadlines.next_s
+
+    def due(self, now_s: float) -> list[JobShepherd]:
+        """Jobs whose own timers have something to do."""
+        self._note_deadlines()
+        return [self.jobs[job_id] for job_id in self._deadlines.due(now_s)]
+
+    def _note_deadlines(self) -> None:
+        for job_id in self._stirred:
+            if (job := self.jobs.get(job_id)) is not None:
+                self._deadlines.put(job_id, job.next_deadline_s)
+        self._stirred.clear()
+
+    def _stir(self, job_id: JobId) -> None:
+        self._stirred[job_id] = self._moved[job_id] = None
+
+    def take_moved(self) -> Sequence[JobId]:
+        """Jobs of ours that may stand elsewhere in the queue, or nowhere, since this was last asked."""
+        moved, self._moved = tuple(self._moved), {}
+        return moved
+
+    # What they have, and what they wait for.
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether jobs of this agent are queued, or run and are to have more."""
+        return bool(self.misfits.jobs) or any(job.decided.state is JobState.QUEUED for job in self.jobs.values())
+
+    @property
+    def placing(self) -> list[JobId]:
+        """Jobs whose placement is under way."""
+        return [job_id for job_id, job in self.jobs.items() if job.attempt is not None]
+
+    def view_of(self, job: JobShepherd, clock: Clock) -> JobView:
+        """A shepherded job as a policy sees it: the same object until something of it has changed."""
+        return self._views.of(job, clock)
+
+    def room(self, nodes: Sequence[NodeView]) -> Room:
+        """Free resources less what our own unanswered holds will take."""
+        room = Room(nodes)
+        for job in self.jobs.values():
+            demand = job.decided.spec.demand
+            for share in job.unanswered_holds:
+                ranks = min(share.ranks, room.fits(demand).get(share.node, 0))
+                if ranks:
+                    room.take([replace(share, ranks=ranks)], demand)
+        return room
+
+    def validate(self) -> None:
+        """Re-derive what is kept of our jobs."""
+        assert self._views.jobs <= self.jobs.keys()
+        assert self.elastic.keys() == {job_id for job_id, job in self.jobs.items() if job.decided.spec.is_resizable}
+        for job_id, job in self.jobs.items():
+            assert job_id == job.job_id
+            job.validate()

@@ -1,0 +1,137 @@
+"""Jobs start without a plan as long as all ahead of them fit; nobody passes a job that waits."""
+
+from msgspec.structs import replace
+
+from swarmsched.gossip.setting import SwarmSetting
+from swarmsched.negotiation.placement.placement import INVITED_S
+from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
+from swarmsched.view import Elasticity, PolicySetting
+from tests.swarmsched.negotiation.placement.scene import ME, UTC, A, B, Scene, foreign, job_id, node, record_of
+
+
+def test_every_job_starts_while_all_ahead_of_it_fit():
+    scene = Scene([node(A, 4)])
+    scene.submit("a", 1, UTC)
+    scene.submit("b", 3, UTC + 1)
+    assert scene.look() == ["a", "b"]
+    assert scene.plans == []
+
+
+def test_under_the_default_policy_a_job_that_fits_starts_without_a_plan():
+    scene = Scene([node(A, 4)], policy=SwarmSetting().policy)
+    scene.submit("a", 1, UTC)
+    assert scene.look() == ["a"]
+    assert scene.plans == []
+
+
+def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_to_those_behind_it():
+    scene = Scene([node(A, 4)], policy="swarm")
+    spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
+    scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec)).accepted(scene.clock)
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+    assert len(scene.plans) == 1
+    scene.placement.set_policy(PolicySetting("swarm", {}, Elasticity.OFF), scene.now_s)
+    assert scene.look() == ["a", "b"]
+
+
+def test_no_more_is_begun_than_is_answered_in_time():
+    scene = Scene([node(A, 40)])
+    letters = "0123456789abcdefghjkmnpqrs"
+    for number, letter in enumerate(letters):
+        scene.submit(letter, 1, UTC + number)
+    scene.look()
+    assert [hold.job_id for hold in scene.holds] == [job_id(letter) for letter in letters[: int(LIMIT_START)]]
+    scene.placement.let_go(job_id("0"))
+    scene.look()
+    assert scene.holds[-1].job_id == job_id(letters[int(LIMIT_START)])
+    scene.now_s += LATE_S + 0.1
+    scene.placement.let_go(job_id("1"))
+    scene.look()
+    assert len(scene.holds) == LIMIT_START + 1
+    assert scene.placement.look_due_s < scene.now_s + GIVEN_UP_S
+
+
+def test_without_a_plan_nobody_passes_a_waiting_job():
+    scene = Scene([node(A, 2)])
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+    assert len(scene.plans) == 1
+
+
+def test_a_foreign_job_ahead_is_not_passed_either():
+    scene = Scene([node(A, 2)], [foreign("a", 2, UTC)])
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+    scene.cluster.show()
+    scene.placement.look_soon(scene.now_s)
+    assert scene.look() == ["b"]
+
+
+def test_holds_that_are_not_answered_yet_are_not_given_twice():
+    scene = Scene([node(A, 2)])
+    scene.submit("a", 2, UTC)
+    assert scene.look() == ["a"]
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+
+
+def test_a_node_that_is_not_available_gets_nothing():
+    scene = Scene([node(A, 4, is_available=False), node(B, 1)])
+    scene.submit("a", 1, UTC)
+    scene.look()
+    assert [hold.shepherd for hold in scene.holds] == [ME]
+    assert scene.placement.shepherds.jobs[job_id("a")].unanswered_holds[0].node == B
+
+
+def test_whoever_is_invited_need_not_wait_for_those_ahead_who_would_fit_as_well():
+    scene = Scene([node(A, 1)], [foreign("a", 1, UTC)])
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == []
+    scene.placement.invited(scene.now_s)
+    assert scene.placement.look_due_s == scene.now_s
+    assert scene.look() == ["b"]
+
+
+def test_an_invitation_lets_nobody_pass_a_job_that_does_not_fit():
+    scene = Scene([node(A, 1)], [foreign("a", 2, UTC)])
+    scene.submit("b", 1, UTC + 1)
+    scene.placement.invited(scene.now_s)
+    assert scene.look() == []
+
+
+def test_an_invitation_is_soon_forgotten():
+    scene = Scene([node(A, 1)], [foreign("a", 1, UTC)])
+    scene.submit("b", 1, UTC + 1)
+    scene.placement.invited(scene.now_s)
+    scene.now_s += INVITED_S
+    assert scene.look() == []
+
+
+def test_jobs_of_a_dead_shepherd_and_jobs_that_hide_where_they_may_go_stand_in_nobodys_way():
+    scene = Scene([node(A, 1)], [foreign("a", 1, UTC)])
+    scene.submit("b", 1, UTC + 1)
+    scene.cluster.dead = {B}
+    assert scene.look() == ["b"]
+    scene = Scene([node(A, 1)], [foreign("a", 1, UTC, hides_constraints=True)])
+    scene.submit("b", 1, UTC + 1)
+    assert scene.look() == ["b"]
+
+
+def test_nobody_plans_for_a_job_that_fits_nowhere_or_is_far_from_the_head():
+    """A hundred others stand before it; a plan could start any of them, and moves nothing here."""
+    others = [foreign("a", 1, UTC, number) for number in range(100)]
+    scene = Scene([node(A, 2)], [*others, foreign("c", 9, UTC - 1)], policy="backfill")
+    scene.submit("b", 1, UTC + 1)
+    scene.look()
+    scene.answer_plan()
+    for _ in range(8):
+        scene.now_s += 2.0
+        scene.placement.look_soon(scene.now_s)
+        scene.look()
+    assert len(scene.plans) == 1
+    scene.cluster.show(foreign("c", 9, UTC - 1))
+    scene.placement.look_soon(scene.now_s)
+    scene.look()
+    assert len(scene.plans) == 2

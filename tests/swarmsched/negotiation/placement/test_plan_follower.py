@@ -1,0 +1,287 @@
+"""What a plan wants is done once, as told, or not at all: starts, other sizes and places for running jobs, batches."""
+
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.effects import Announce, ComputePlan, SendPeer
+from swarmsched.estimate import Estimate
+from swarmsched.ids import NodeId
+from swarmsched.ledger.message import ClaimRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.negotiation.claiming import ANSWER_S
+from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
+from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.resources import Share
+from swarmsched.view import Allocation, Change, Decision, Plan
+from tests.swarmsched.building import answer_to
+from tests.swarmsched.negotiation.placement.scene import UTC, A, B, Scene, change, job_id, node, running_elastic, start
+
+
+def plan_twice(scene, *decisions):
+    """Running jobs get other sizes by two plans that agree; what was announced after the first."""
+    scene.answer_plan(*decisions)
+    scene.now_s += 1.1
+    scene.placement.look_soon(scene.now_s)
+    effects = scene.placement.look(scene.clock)
+    assert [each for each in effects if isinstance(each, WriteRecord)] == []
+    scene.plans += [each for each in effects if isinstance(each, ComputePlan)]
+    scene.answer_plan(*decisions)
+    return [each for each in effects if isinstance(each, Announce)]
+
+
+def test_a_policy_that_raised_is_told_of_once():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    told = []
+    for fault in ("", "it raised", "it raised", "", "it raised", "it raised otherwise"):
+        scene.now_s += 30.0
+        scene.look()
+        plan = Plan((), version=scene.plans[-1].view.version, policy_id="backfill", fault=fault)
+        told += [event.text for event in scene.placement.plan_computed(plan, scene.clock)]
+    once, otherwise = "it raised; backfill plans in its place", "it raised otherwise; backfill plans in its place"
+    assert told == [once, once, otherwise]
+
+
+def test_a_plan_lets_a_job_pass_once():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 1, UTC + 1)
+    scene.look()
+    scene.answer_plan(start("b", (A, 1)))
+    assert scene.look() == ["b"]
+    (hold,) = scene.holds
+    scene.placement.shepherds.jobs[job_id("b")].owner_answered(answer_to(hold, A, Refusal.DOES_NOT_FIT), scene.clock)
+    scene.now_s += 3.0  # past every backoff
+    assert scene.look() == []
+
+
+def test_an_old_plan_is_not_followed():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 1, UTC + 1)
+    scene.look()
+    scene.answer_plan(start("b", (A, 1)))
+    scene.now_s += PLAN_AGE_S_MAX + 0.1
+    assert scene.look() == []
+
+
+def test_a_plan_is_checked_against_the_room_that_is_left():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 2, UTC + 1)
+    scene.look()
+    scene.answer_plan(start("b", (A, 1)))
+    scene.cluster.there = [node(A, 1)]
+    assert scene.look() == []
+
+
+def test_an_answer_to_an_older_question_is_ignored():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 1, UTC + 1)
+    scene.look()
+    late = Plan((start("b", (A, 1)),), version=99, policy_id="backfill")
+    scene.placement.plan_computed(late, scene.clock)
+    assert scene.look() == []
+
+
+def test_a_start_goes_to_the_hosts_that_the_plan_names():
+    scene = Scene([node(A, 4), node(B, 4)], policy="backfill")
+    scene.submit("a", 9, UTC)
+    scene.submit("b", 4, UTC + 1)
+    scene.look()
+    scene.answer_plan(start("b", (B, 3), (A, 1)))
+    assert scene.look() == ["b"]
+    assert [share.ranks for share in scene.placement.shepherds.jobs[job_id("b")].unanswered_holds] == [3, 1]
+    assert [hold.ranks for hold in scene.holds] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("decision", "reason"),
+    [
+        (start("b", (B, 4)), "the plan's place on b is taken"),
+        (start("b", (A, 2)), "it takes 4 ranks, and the plan gives it 2"),
+        (start("b", (A, 4), batch=64), "it names no batches, and the plan gives it one of 64"),
+    ],
+)
+def test_a_start_that_cannot_be_followed_is_told_and_planned_anew(decision, reason):
+    scene = Scene([node(A, 4), node(B, 3)], policy="backfill")
+    scene.submit("a", 9, UTC)
+    scene.submit("b", 4, UTC + 1)
+    scene.look()
+    scene.answer_plan(decision)
+    assert scene.look() == []
+    assert reason in scene.placement.shepherds.jobs[job_id("b")].record.reason
+    scene.now_s += 1.1
+    scene.look()
+    assert len(scene.plans) == 2
+
+
+def test_what_a_plan_wants_of_running_jobs_and_cannot_have_is_said_once():
+    scene = Scene([node(A, 4)])
+    scene.submit("a", 9, UTC)
+    scene.look()
+    grow = Decision(job_id("a"), Change.GROW, "pays", Allocation((Share(A, 8),)))
+    plan_twice(scene, grow)
+    told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    assert [effect.text for effect in told] == ["grow ignored: it is queued"]
+
+
+def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_when_they_report():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    scene.answer_plan(change(Change.REBATCH, (A, 2), batch=128))
+    (update,) = [each.update for each in scene.placement.look(scene.clock) if isinstance(each, WriteRecord)]
+    assert (update.value.state, update.value.global_batch) == (JobState.RUNNING, 128)
+    assert job.written(update.update_id, update.value, scene.clock) == []
+    told = TaskEstimate(job.job_id, 1, Estimate(done=5.0), 64)
+    answered = [SendPeer(A, TaskBatch(job.job_id, 1, 128))]
+    assert scene.placement.estimated(job, A, told, scene.clock) == answered
+    assert scene.placement.estimated(job, A, replace(told, global_batch=128), scene.clock) == []
+    assert scene.placement.estimated(job, A, replace(told, attempt=0), scene.clock) == []  # of ranks that are gone
+    assert scene.placement.shepherds.view_of(job, scene.clock).card.elastic.global_batch == 128
+    assert job.estimate.warmup_s == 0.0, "who has taken it up did not see it begin"
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        change(Change.GROW, (A, 2), (B, 4)),
+        change(Change.SHRINK, (A, 2), (B, 1), taker=job_id("b")),
+        change(Change.MOVE, (B, 2), taker=job_id("b")),
+    ],
+)
+def test_a_running_job_is_rescaled_as_planned(decision):
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, decision)
+    claims = claims_of(scene)
+    assert {claim.owner: claim.message.ranks for claim in claims} == {
+        share.node: share.ranks for share in decision.target.shares
+    }
+    assert all(claim.message.must_be_free for claim in claims)
+    assert not job.is_writing  # it runs until all keep its place
+    for claim in claims:
+        effects = job.owner_answered(answer_to(claim.message, claim.owner), scene.clock)
+    (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
+    assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
+    assert job.take_next_place() == decision.target
+    assert scene.placement.look(scene.clock) == []  # once
+
+
+class Sent(NamedTuple):
+    """A claim, and who is asked."""
+
+    owner: NodeId
+    message: ClaimRequest
+
+
+def claims_of(scene):
+    effects = [effect for effect in scene.placement.look(scene.clock) if isinstance(effect, SendPeer)]
+    return [Sent(each.recipient, each.message) for each in effects if isinstance(each.message, ClaimRequest)]
+
+
+def test_a_job_whose_next_place_is_not_kept_runs_on():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    first, second = claims_of(scene)
+    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
+    refused = answer_to(second.message, second.owner, Refusal.DOES_NOT_FIT, detail="1 of 4 GPUs")
+    effects = job.owner_answered(refused, scene.clock)
+    assert [effect.text for effect in effects if isinstance(effect, Announce)] == ["b keeps nothing: 1 of 4 GPUs"]
+    sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
+    assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
+    assert not job.claim.is_open
+    assert not job.is_writing
+    assert job.take_next_place() == Allocation()
+
+
+def test_the_next_place_of_a_job_that_has_to_end_meanwhile_is_given_up():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    first, second = claims_of(scene)
+    assert [type(effect) for effect in job.cancel(1, 0.0, "cancelled", scene.clock)] == [WriteRecord]
+    assert job.owner_answered(answer_to(first.message, first.owner), scene.clock) == []
+    effects = job.owner_answered(answer_to(second.message, second.owner), scene.clock)
+    sent = [effect.message for effect in effects if isinstance(effect, SendPeer)]
+    assert [message.ranks for message in sent if isinstance(message, ClaimRequest)] == [0, 0]
+    assert not job.claim.is_open
+    assert job.take_next_place() == Allocation()
+
+
+def test_a_job_that_nobody_answers_runs_on():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    plan_twice(scene, change(Change.GROW, (A, 2), (B, 4)))
+    assert len(claims_of(scene)) == 2
+    scene.now_s += ANSWER_S
+    effects = job.on_timer(scene.clock)
+    assert "the place did not come free in time" in [each.text for each in effects if isinstance(each, Announce)]
+    assert not job.claim.is_open
+    assert not job.is_writing
+
+
+def test_what_one_plan_alone_wants_of_a_running_job_is_asked_once_more():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    for wanted in (Change.GROW, Change.KEEP, Change.GROW, Change.SHRINK):
+        scene.answer_plan(change(wanted, (A, 2), (B, 2), taker=job_id("b")))
+        scene.look()
+        assert not job.is_writing
+        scene.now_s += 1.1
+        asked = len(scene.plans)
+        scene.placement.look_soon(scene.now_s)
+        scene.look()
+        assert len(scene.plans) == asked + 1
+
+
+@pytest.mark.parametrize(
+    ("decision", "saved", "problem"),
+    [
+        (change(Change.GROW, (A, 2), (B, 4)), False, "its present attempt has no checkpoint"),
+        (change(Change.GROW, (A, 2), (B, 5)), True, "it takes 2 to 6 ranks, and the plan gives it 7"),
+        (change(Change.GROW, (A, 6)), True, "the plan's place on a is taken"),
+        (change(Change.MOVE, (A, 2), taker=job_id("b")), True, "it has just that"),
+        (change(Change.MOVE, (B, 2)), True, "GPUs are given up to a named job only"),
+        (change(Change.MOVE, (B, 2), taker=job_id("f")), True, "GPUs are given up to a named job only"),
+        (change(Change.GROW, (B, 4), batch=512), True, "it takes global batches of 64 to 256"),
+        (change(Change.REBATCH, (A, 2), batch=32), True, "and the plan gives it one of 32"),
+        (change(Change.REBATCH, (A, 1), (B, 1), batch=128), True, "its hosts are other ones"),
+    ],
+)
+def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, problem):
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene, saved=saved)
+    told = plan_twice(scene, decision)
+    told += [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    assert len(told) == 1
+    assert problem in told[0].text
+    assert not job.is_writing
+
+
+def test_what_is_only_advised_is_said_once_and_not_done():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    told = []
+    for reason in ("pays", "still pays"):
+        grow = replace(change(Change.GROW, (A, 2), (B, 4)), reason=reason)
+        scene.now_s += 30.0
+        scene.look()
+        scene.answer_plan(advice=(grow,))
+        told += [effect for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
+    text = "would grow to 6 ranks with elasticity=on: pays"
+    assert [(each.kind, each.text) for each in told] == [("plan.advised", text)]
+    assert not job.is_writing
+
+
+def test_nobody_is_stopped_for_a_job_that_the_plan_gives_no_place():
+    scene = Scene([node(A, 0), node(B, 0)], policy="las")
+    running_elastic(scene)
+    waits = Decision(job_id("b"), Change.WAIT, "needs more")
+    scene.answer_plan(change(Change.STOP, taker=job_id("b")), waits)
+    assert [each for each in scene.look() if isinstance(each, SendPeer)] == []
+    scene.placement.validate()

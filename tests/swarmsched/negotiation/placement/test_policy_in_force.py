@@ -1,0 +1,58 @@
+"""What policies see of jobs, and what they are given back."""
+
+from msgspec.structs import replace
+
+from swarmsched.api import EndReason, JobState
+from swarmsched.card import card_of
+from swarmsched.estimate import Estimate
+from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
+from swarmsched.record import Rescaling
+from swarmsched.view import PolicySetting
+from tests.swarmsched.negotiation.placement.scene import UTC, A, Scene, foreign, job_id, node, record_of
+
+
+def test_until_it_is_known_when_ranks_train_the_pause_until_they_run_is_not_taken_for_all_of_it():
+    change = Rescaling(UTC, 2, ranks_after=4, pause_s=0.5)
+    record = replace(record_of("a", 2, UTC), rescalings=(change,))
+    assert card_of(record).pause_s == card_of(record, estimate=Estimate(done=5.0)).pause_s == 0.0
+    assert card_of(record, estimate=Estimate(done=5.0, warmup_s=20.0)).pause_s == 20.5
+
+
+def test_a_plan_is_given_back_its_memory_until_the_policy_changes():
+    scene = Scene([node(A, 2)])
+    scene.submit("a", 3, UTC)
+    scene.look()
+    scene.answer_plan(memory=b"remember")
+    scene.now_s += PLAN_REFRESH_S
+    scene.look()
+    assert scene.plans[-1].view.memory == b"remember"
+    scene.placement.set_policy(PolicySetting("las"), scene.now_s)
+    scene.now_s += 1.1
+    scene.look()
+    assert scene.plans[-1].view.memory == b""
+
+
+def test_a_job_that_has_ended_is_history_for_the_next_plan():
+    scene = Scene([node(A, 2)])
+    scene.submit("b", 1, UTC)
+    scene.submit("a", 3, UTC)
+    scene.placement.policy.cluster_view(scene.clock)
+    shepherd = scene.placement.shepherds.jobs[job_id("b")]
+    ended = replace(shepherd.record, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=UTC + 9)
+    shepherd.decided = ended
+    scene.placement.let_go(job_id("b"))
+    (past,) = scene.placement.policy.cluster_view(scene.clock).history
+    assert (past.card.job_id, past.has_completed, past.ended_utc_s) == (job_id("b"), True, UTC + 9)
+
+
+def test_a_view_of_a_job_is_made_once_for_each_news():
+    scene = Scene([node(A, 2)], [foreign("a", 9, UTC)])
+    scene.submit("b", 9, UTC + 1)
+    first = scene.placement.policy.cluster_view(scene.clock)
+    scene.now_s += 5.0
+    second = scene.placement.policy.cluster_view(scene.clock)
+    assert all(before is after for before, after in zip(first.jobs, second.jobs, strict=True))
+    scene.placement.shepherds.jobs[job_id("b")].explain("something new")
+    third = scene.placement.policy.cluster_view(scene.clock)
+    assert third.jobs[0] is not second.jobs[0]
+    assert third.jobs[0].queued_s(scene.now_s) == second.jobs[0].queued_s(scene.now_s) == 5.0
