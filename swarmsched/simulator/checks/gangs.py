@@ -19,6 +19,7 @@ from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.ledger_view import changed_bookings
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
+from swarmsched.task import TaskOrder
 
 
 class GangChecker(Checker):
@@ -69,8 +70,10 @@ class GangChecker(Checker):
 
     def _starts(self, host: Host, effect: StartTask) -> None:
         order = effect.order
+        self._decided.settle(host)
+        record = self._decided.last(order.job_id)
         committed = self._committed.get(order.key.of_attempt, {})
-        wanted = {share.place: share.ranks for share in order.shares}
+        wanted = wanted_by(order, record)
         # A part that joins an elastic gang is ordered with those that were there before it, and may be gone by now.
         is_complete = committed.items() >= wanted.items() if order.part else committed == wanted
         if not is_complete:
@@ -79,8 +82,6 @@ class GangChecker(Checker):
             )
         if len(effect.gpus) != order.local_ranks * order.spec.demand.gpus:
             raise Violation(5, f"{order.job_id}/{order.attempt} starts on {host.node_id} with {len(effect.gpus)} GPUs")
-        self._decided.settle(host)
-        record = self._decided.last(order.job_id)
         if record is None or record.attempt < order.attempt:
             raise Violation(5, f"{order.job_id}/{order.attempt} starts on {host.node_id}, and was never prepared")
         is_left = Leftover(host.node_id, order.attempt, part=order.part) in record.leftovers
@@ -92,6 +93,19 @@ class GangChecker(Checker):
             )
         self.started_count += 1
         self.widest_gang = max(self.widest_gang, len(wanted))
+
+
+def wanted_by(order: TaskOrder, record: JobRecord | None) -> dict[Place, int]:
+    """Ranks of the parts without which this one may not start.
+
+    Others of an elastic gang count until the record has them no more: a newcomer whose node was lost before it committed
+    need not come for the next one to start, although the order of that one names it.
+    """
+    shares = order.shares
+    if order.part and record is not None and record.attempt == order.attempt and record.world.version:
+        there = {share.place for share in (*record.members, *record.joining)}
+        shares = tuple(share for share in shares if share.place in there or share.part == order.part)
+    return {share.place: share.ranks for share in shares}
 
 
 def is_over(record: JobRecord, attempt: int) -> bool:

@@ -1,6 +1,7 @@
 """Invariant 5: nobody starts before all have committed, nor once it is over."""
 
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.effects import StartTask
@@ -8,11 +9,13 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.message import CommitRequest
 from swarmsched.record import Leftover, PlanState
+from swarmsched.resources import Share
 from swarmsched.simulator.checks.bookings import BookingChecker
 from swarmsched.simulator.checks.decided import DecidedRecords
-from swarmsched.simulator.checks.gangs import GangChecker
+from swarmsched.simulator.checks.gangs import GangChecker, wanted_by
 from swarmsched.simulator.checks.suite import Suite
 from swarmsched.simulator.checks.violation import Violation
+from swarmsched.world import World
 from tests.swarmsched.simulator.checks.testing import JOB, History, gang, gpus_of, order_of, written
 
 
@@ -120,3 +123,18 @@ def test_a_start_whose_time_is_over_runs_nothing(history, prepared):
     give_up(history, prepared)
     history.wait(5.0)
     start(history, prepared, "b", until_s=4.0)
+
+
+def test_a_newcomer_waits_for_those_that_are_to_come_with_it_until_the_record_has_them_no_more(history, prepared):
+    shares = tuple(Share(NodeId(name), 1, part=part) for part, name in enumerate("abc", 1))
+    world = World(1, (1,), (2, 3))
+    record = replace(prepared, state=JobState.RUNNING, shares=shares, world=world)
+    newcomer = replace(order_of(record, "b"), part=2)
+    parts = {share.part: share.place for share in shares}
+    assert wanted_by(newcomer, record).keys() == {parts[1], parts[2], parts[3]}
+    lost = replace(record, shares=shares[:2], world=replace(world, joining=(2,)))
+    assert wanted_by(newcomer, lost).keys() == {parts[1], parts[2]}
+    given_up = replace(record, world=replace(world, joining=()))
+    assert wanted_by(newcomer, given_up).keys() == {parts[1], parts[2]}
+    next_attempt = replace(lost, attempt=record.attempt + 1)
+    assert wanted_by(newcomer, next_attempt) == wanted_by(newcomer, None) == dict.fromkeys(parts.values(), 1)
