@@ -12,6 +12,7 @@ from swarmsched.holders import Holder
 from swarmsched.ids import NodeId, TaskKey
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_majority
+from swarmsched.simulator.checks.gangs import is_over
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
 from swarmsched.simulator.tasks import RunningTask, TaskChange
@@ -21,14 +22,14 @@ FROZEN_S = 10.0
 """Contacts are 2 s apart; a life that has just begun must first learn where the holders are."""
 ACTING_S = 20.0
 """A holder that was away while it became one, or when a record was decided, has none or an old one, until the next
-shepherd gives it one."""
+shepherd gives it one; and one that alone has accepted a record waits for him to decide it or not."""
 LOOK_S = 0.5
 DISK_S = 0.1  # an owner's or holder's commits take no longer, or it is not counted
 
 
 @dataclass(slots=True)
 class _Frozen:
-    """A frozen task, and since when without a break a majority of its holders is reached, and has its record too."""
+    """A frozen task, and since when without a break a majority of its holders is reached, and agrees on it too."""
 
     host: Host
     task: RunningTask
@@ -70,9 +71,9 @@ class FreezeChecker(Checker):
         for each in self._frozen.values():
             is_killed = each.task.kill_s <= now_s
             reached = [] if is_killed else self._reached(each.host)
-            informed = [host for host in reached if self._is_informed(host, each.task)]
+            is_settled = any(self._is_majority(each.task, hosts) for hosts in self._by_verdict(each.task, reached))
             each.reached_s = min(each.reached_s, now_s) if self._is_majority(each.task, reached) else math.inf
-            each.informed_s = min(each.informed_s, now_s) if self._is_majority(each.task, informed) else math.inf
+            each.informed_s = min(each.informed_s, now_s) if is_settled else math.inf
             if now_s - each.informed_s > FROZEN_S or now_s - each.reached_s > ACTING_S + FROZEN_S:
                 still_s = now_s - min(each.informed_s, each.reached_s)
                 raise Violation(
@@ -84,11 +85,19 @@ class FreezeChecker(Checker):
         if self._is_looking:
             any_host.loop.post_later(LOOK_S, self._look, any_host)
 
-    def _is_informed(self, host: Host, task: RunningTask) -> bool:
-        """An older record is as good as none: some would let the ranks run on, and others end them."""
-        record = host.node and host.node.record(task.order.job_id)
+    def _by_verdict(self, task: RunningTask, hosts: Collection[Host]) -> Collection[Collection[Host]]:
+        """Those whose record lets its ranks run on, and those whose record ends them.
+
+        A record older than the decided one is as good as none.  A newer one that few have accepted says what only the
+        next shepherd can decide.
+        """
         last = self._decided.last(task.order.job_id)
-        return bool(record and (last is None or record.stamp >= last.stamp))
+        verdicts: dict[bool, list[Host]] = {False: [], True: []}
+        for host in hosts:
+            record = host.node and host.node.record(task.order.job_id)
+            if record and (last is None or record.stamp >= last.stamp):
+                verdicts[is_over(record, task.key.attempt)].append(host)
+        return verdicts.values()
 
     def _is_majority(self, task: RunningTask, hosts: Collection[Host]) -> bool:
         record = self._decided.last(task.order.job_id)

@@ -52,6 +52,24 @@ def test_holders_without_the_record_are_given_the_time_that_a_new_shepherd_takes
         history.wait(3.0)
 
 
+def test_so_are_those_of_whom_one_alone_has_accepted_that_it_is_over(history):
+    freeze(history)
+    history["b"].is_up = False
+    running = history["c"].node.held
+    history["c"].node.held = replace(running, version=running.version + 1, plan_state=PlanState.ABORTED)
+    history.wait(ACTING_S + FROZEN_S - 1.0)
+    with pytest.raises(Violation):
+        history.wait(3.0)
+
+
+def test_a_majority_that_agrees_need_not_wait_for_him(history):
+    freeze(history)
+    running = history["c"].node.held
+    history["c"].node.held = replace(running, version=running.version + 1, plan_state=PlanState.ABORTED)
+    with pytest.raises(Violation):
+        history.wait(LONG_S)
+
+
 def test_one_of_three_holders_may_be_down(history):
     freeze(history)
     history["c"].is_up = False
