@@ -270,9 +270,9 @@ class JobShepherd(ShepherdState):
         self._see(clock)
         self.silent.pop(node, None)
         self.namesakes.met(node)
-        if not self.has_share(node) or (self.attempt is not None and self.attempt.awaits(node)):
-            return []
-        return [*self.ask_status([share.place for share in self.shares_on(node)])]
+        asked = self.attempt if self.attempt is not None and self.attempt.awaits(node) else None
+        places = [share.place for share in self.shares_on(node) if asked is None or not asked.has(share.place)]
+        return [*self.ask_status(places)] if places and not self.decided.is_ended else []
 
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.

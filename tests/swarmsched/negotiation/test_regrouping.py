@@ -10,6 +10,7 @@ from swarmsched.ledger.message import (
     LaunchRequest,
     Refusal,
     ReleaseRequest,
+    StatusRequest,
     StopRequest,
     TaskReportReceived,
     WorldRequest,
@@ -254,6 +255,20 @@ def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(tra
     assert training.record.leftovers == ()
     training.leaves(3)
     assert training.record.end_reason is EndReason.COMPLETED
+
+
+def test_a_node_that_is_back_while_it_is_asked_for_newcomers_is_asked_for_its_members_too(training):
+    """It may have lost its memory, and what it says of a newcomer says nothing of them."""
+    training.wish((A, 3), (B, 1))
+    training.granted(HoldRequest)
+    (commit,) = training.take(CommitRequest)
+    training.do(training.shepherd.note_returned_node(A, training.clock))
+    asked = training.take(StatusRequest)
+    assert {(node, request.part) for node, request in asked} == {(A, 1), (A, 2)}
+    training.answer([commit], refusal=Refusal.EXPIRED)
+    training.answer(asked, refusal=Refusal.UNKNOWN)
+    assert training.members == (3,)
+    assert training.record.state is JobState.RUNNING
 
 
 def test_the_loss_of_a_node_with_newcomers_alone_is_nothing_to_those_that_train(training):
