@@ -201,10 +201,15 @@ class Acceptor:
 
 
 def _is_by_shepherd(request: AcceptRequest, present: JobRecord | None) -> bool:
-    """True for a new record from the shepherd that it names, or from the one that hands the job over to that."""
+    """True for a new record from the shepherd that it names, or from the one that hands the job over to that.
+
+    A hand-over names its successor in no life.  A former shepherd that brings itself up to date writes as well, and what
+    it then names may have died long ago.
+    """
     writer, value = (request.ballot.node, request.ballot.generation), request.value
-    shepherds = [(record.shepherd, record.shepherd_generation) for record in (value, present) if record is not None]
-    return value != present and writer in shepherds
+    named_by = present if value.shepherd_generation == 0 else value
+    is_named = named_by is not None and writer == (named_by.shepherd, named_by.shepherd_generation)
+    return value != present and is_named
 
 
 def _read_entries(entries: Mapping[str, bytes]) -> list[Slot]:

@@ -483,6 +483,14 @@ def test_a_job_that_is_handed_over_gives_its_successor_time() -> None:
     assert taken_over(handed, B, 4, acceptor).is_by_shepherd
 
 
+def test_a_former_shepherd_that_brings_itself_up_to_date_says_nothing_of_its_successor() -> None:
+    holders = (A, B, C)
+    acceptor = make_acceptor()
+    taken_over(record(1, shepherd=B, holders=holders), B, 2, acceptor)
+    found = replace(record(2, shepherd=C, holders=holders), epoch=2)
+    assert not taken_over(found, B, 4, acceptor).is_by_shepherd
+
+
 def test_a_record_that_is_accepted_again_shows_nothing() -> None:
     value = record(1, shepherd=B, holders=(A, B, C))
     acceptor = make_acceptor()
