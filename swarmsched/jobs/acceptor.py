@@ -203,8 +203,8 @@ class Acceptor:
 def _is_by_shepherd(request: AcceptRequest, present: JobRecord | None) -> bool:
     """True for a new record from the shepherd that it names, or from the one that hands the job over to that.
 
-    A hand-over names its successor in no life.  A former shepherd that brings itself up to date writes as well, and what
-    it then names may have died long ago.
+    A hand-over names its successor in no life.  A former shepherd that brings itself up to date writes as well, and
+    what it then names may have died long ago.
     """
     writer, value = (request.ballot.node, request.ballot.generation), request.value
     named_by = present if value.shepherd_generation == 0 else value

@@ -98,8 +98,8 @@ class GangChecker(Checker):
 def wanted_by(order: TaskOrder, record: JobRecord | None) -> dict[Place, int]:
     """Ranks of the parts without which this one may not start.
 
-    Others of an elastic gang count until the record has them no more: a newcomer whose node was lost before it committed
-    need not come for the next one to start, although the order of that one names it.
+    Others of an elastic gang count until the record has them no more: a newcomer whose node was lost before it
+    committed need not come for the next one to start, although the order of that one names it.
     """
     shares = order.shares
     if order.part and record is not None and record.attempt == order.attempt and record.world.version:
