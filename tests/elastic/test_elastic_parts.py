@@ -215,3 +215,19 @@ def test_the_noise_scale_of_known_gradients_is_found():
     assert kept.value == noise.value
     noise.measure([said(8, 1.0)], 1.0)
     assert kept.value == noise.value
+
+
+ENDS_LATE = """
+from swarm_elastic import _background
+def late():
+    time.sleep(0.2)
+    _background.start("late", print, "late")
+threading.Thread(target=late, daemon=True).start()
+_background.start("long", lambda: (time.sleep(0.6), print("was waited for")))
+"""
+
+
+def test_nothing_is_begun_in_a_process_that_ends(tmp_path: Path) -> None:
+    script = Script(tmp_path, "import threading, time\n" + ENDS_LATE)
+    out, err = script.process.communicate(timeout=DEADLINE_S)
+    assert (script.process.returncode, out, err) == (0, "was waited for\n", "")
