@@ -128,3 +128,13 @@ def running_elastic(scene, *, saved=True):
 def change(kind, *shares, taker="", batch=0):
     target = Allocation(tuple(Share(*share) for share in shares), batch)
     return Decision(job_id("a"), kind, "pays", target, taker=taker)
+
+
+def planned_past(*, ranks=1):
+    """The plan starts job b, with one rank, past job a, which is first in line and fits nowhere."""
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", ranks, UTC + 1)
+    scene.look()
+    scene.answer_plan(start("b", (A, 1)))
+    return scene

@@ -22,6 +22,7 @@ from tests.swarmsched.negotiation.placement.scene import (
     foreign,
     job_id,
     node,
+    planned_past,
     record_of,
     running_elastic,
     start,
@@ -71,11 +72,7 @@ def test_a_failed_plan_is_asked_for_again():
 
 
 def test_another_policy_plans_anew_and_drops_the_old_advice():
-    scene = Scene([node(A, 2)], policy="backfill")
-    scene.submit("a", 3, UTC)
-    scene.submit("b", 1, UTC + 1)
-    scene.look()
-    scene.answer_plan(start("b", (A, 1)))
+    scene = planned_past()
     scene.placement.set_policy(PolicySetting("las"), scene.now_s)
     assert scene.placement.look_due_s <= scene.now_s
     assert scene.look() == []

@@ -16,7 +16,18 @@ from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, Decision, Plan
 from tests.swarmsched.building import answer_to
-from tests.swarmsched.negotiation.placement.scene import UTC, A, B, Scene, change, job_id, node, running_elastic, start
+from tests.swarmsched.negotiation.placement.scene import (
+    UTC,
+    A,
+    B,
+    Scene,
+    change,
+    job_id,
+    node,
+    planned_past,
+    running_elastic,
+    start,
+)
 
 
 def plan_twice(scene, *decisions):
@@ -45,11 +56,7 @@ def test_a_policy_that_raised_is_told_of_once():
 
 
 def test_a_plan_lets_a_job_pass_once():
-    scene = Scene([node(A, 2)], policy="backfill")
-    scene.submit("a", 3, UTC)
-    scene.submit("b", 1, UTC + 1)
-    scene.look()
-    scene.answer_plan(start("b", (A, 1)))
+    scene = planned_past()
     assert scene.look() == ["b"]
     (hold,) = scene.holds
     scene.placement.shepherds.jobs[job_id("b")].owner_answered(answer_to(hold, A, Refusal.DOES_NOT_FIT), scene.clock)
@@ -58,21 +65,13 @@ def test_a_plan_lets_a_job_pass_once():
 
 
 def test_an_old_plan_is_not_followed():
-    scene = Scene([node(A, 2)], policy="backfill")
-    scene.submit("a", 3, UTC)
-    scene.submit("b", 1, UTC + 1)
-    scene.look()
-    scene.answer_plan(start("b", (A, 1)))
+    scene = planned_past()
     scene.now_s += PLAN_AGE_S_MAX + 0.1
     assert scene.look() == []
 
 
 def test_a_plan_is_checked_against_the_room_that_is_left():
-    scene = Scene([node(A, 2)], policy="backfill")
-    scene.submit("a", 3, UTC)
-    scene.submit("b", 2, UTC + 1)
-    scene.look()
-    scene.answer_plan(start("b", (A, 1)))
+    scene = planned_past(ranks=2)
     scene.cluster.there = [node(A, 1)]
     assert scene.look() == []
 
