@@ -59,9 +59,19 @@ class Claiming:
         return self._phase is not ClaimPhase.NONE
 
     @property
+    def place(self) -> Shares:
+        """That which is wanted; empty where none is."""
+        return self._shares
+
+    @property
     def is_kept(self) -> bool:
         """Every owner has said that it keeps the place, which needs no victims."""
         return self._phase is ClaimPhase.STANDING
+
+    @property
+    def stands_in_line(self) -> bool:
+        """It is kept until all of it is free, for as long as the job waits."""
+        return self.is_kept and not self._must_be_free
 
     @property
     def next_deadline_s(self) -> float:

@@ -11,7 +11,7 @@ from swarmsched.negotiation.placement.precondition import expected_start_s
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
-from swarmsched.policies.placement import place_in
+from swarmsched.policies.placement import place_in, take_if_there
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
 from swarmsched.view import Elasticity, NodeView
@@ -45,7 +45,10 @@ class HeadOfLine:
                 continue
             walked += 1
             if sizes_are_chosen and job.card.elastic is not None:
-                break  # with which size it starts, and what that leaves to those behind it, a plan says
+                # With which size it starts, and what that leaves to those behind it, a plan says: unless its place has
+                # been kept from all others until it is free.
+                effects += self._start_where_kept(shepherd, room, clock)
+                break
             if not left or walked > WALK_MAX or self._shepherds.window.is_full(clock.now_s):
                 break
             if shepherd is not None:
@@ -61,25 +64,39 @@ class HeadOfLine:
                 effects += shepherd.place(shares, self._policy.ranking(job, clock.now_s), clock)
         return effects
 
+    def _start_where_kept(self, job: JobShepherd | None, room: Room, clock: Clock) -> list[ShepherdEffect]:
+        if job is None or not job.claim.stands_in_line or job.pacing.may_try_after_s > clock.now_s:
+            return []
+        place = job.claim.place
+        if not take_if_there(room, place, job.decided.spec.demand):
+            return []
+        return job.place(place, self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s), clock)
+
     def claim_place(
         self, mine: Mapping[JobId, JobShepherd], nodes: Sequence[NodeView], clock: Clock
     ) -> list[ShepherdEffect]:
         """Have a place kept for a job of ours that is the first in line and has waited for long.
 
         Without an order nobody is first but in plans: a place kept from the job that they start would keep both out.
+        Neither is one kept for a job that takes several sizes where running jobs make room for it: it starts when by a
+        plan it makes more of its place than others do, and until then nobody would use that.
         """
         policy, now_s = self._policy, clock.now_s
-        if policy.order is None or not any(job.is_starving(now_s) and not job.claim.is_open for job in mine.values()):
-            return []
+        is_dealt = kind_of(policy.setting).resizes and policy.setting.elasticity is Elasticity.ON
+        others = {job_id: job for job_id, job in mine.items() if not (is_dealt and job_id in self._shepherds.elastic)}
+        dealt = [job for job_id, job in mine.items() if job_id not in others and job.claim.stands_in_line]
+        effects: list[ShepherdEffect] = [each for job in dealt for each in job.claim.withdraw(job.decided)]
+        if policy.order is None or not any(job.is_starving(now_s) and not job.claim.is_open for job in others.values()):
+            return effects
         first = next((job for job in policy.queue if job.job_id in mine or policy.stands(job, now_s)), None)
-        job = mine.get(first.job_id) if first is not None else None
+        job = others.get(first.job_id) if first is not None else None
         if first is None or job is None or not job.is_starving(now_s) or job.claim.is_open:
-            return []
+            return effects
         place = place_in(Room(nodes).emptied(), first)
         if place is None:
-            return []
+            return effects
         starts_s = expected_start_s(place, [view for view in policy.views(clock) if view.shares], now_s)
-        return job.claim_place(place, {}, policy.ranking(first, now_s), starts_s, clock)
+        return [*effects, *job.claim_place(place, {}, policy.ranking(first, now_s), starts_s, clock)]
 
     def may_be_moved(self, room: Room, waiting: Mapping[JobId, JobShepherd], now_s: float) -> bool:
         """Whether a plan could start a job of ours, or stop others for it: where one is first, or fits and is near."""

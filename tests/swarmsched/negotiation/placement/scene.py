@@ -30,8 +30,8 @@ def start(letter, *places, batch=0):
     return Decision(job_id(letter), Change.START, "fits", target)
 
 
-def node(name, gpus, is_available=True):
-    return make_node(name, gpus, gpus, is_available=is_available)
+def node(name, gpus, total=0, is_available=True):
+    return make_node(name, gpus, total or gpus, is_available=is_available)
 
 
 def record_of(letter, ranks, utc_s, shepherd=ME):

@@ -3,9 +3,12 @@
 from msgspec.structs import replace
 
 from swarmsched.gossip.setting import SwarmSetting
+from swarmsched.ledger.message import ClaimRequest, HoldRequest
 from swarmsched.negotiation.placement.placement import INVITED_S
+from swarmsched.negotiation.shepherd_state import STARVING_S
 from swarmsched.negotiation.window import GIVEN_UP_S, LATE_S, LIMIT_START
 from swarmsched.view import Elasticity, PolicySetting
+from tests.swarmsched.building import answer_to
 from tests.swarmsched.negotiation.placement.scene import ME, UTC, A, B, Scene, foreign, job_id, node, record_of
 
 
@@ -33,6 +36,57 @@ def test_with_which_size_a_job_starts_is_the_plans_word_and_so_is_what_is_left_t
     assert len(scene.plans) == 1
     scene.placement.set_policy(PolicySetting("swarm", {}, Elasticity.OFF), scene.now_s)
     assert scene.look() == ["a", "b"]
+
+
+class Line:
+    """One GPU, which another job has; a job of 1 to 4 ranks has waited for a minute and is first in line."""
+
+    def __init__(self, elasticity):
+        self.scene = Scene([node(A, 0, 1)])
+        self.use(elasticity)
+        spec = replace(record_of("a", 1, UTC).spec, ranks_most=4)
+        self.job = self.scene.placement.shepherds.add(replace(record_of("a", 1, UTC), spec=spec))
+        self.job.accepted(self.scene.clock)
+        self.scene.now_s += STARVING_S
+        self.claims = self.looked()
+
+    def use(self, elasticity):
+        self.scene.placement.set_policy(PolicySetting("swarm", {}, elasticity), self.scene.now_s)
+
+    def looked(self):
+        """What its agent asks owners to keep for it: ranks, 0 for no more."""
+        effects = self.scene.placement.look(self.scene.clock)
+        self.holds = [each.message for each in effects if type(getattr(each, "message", None)) is HoldRequest]
+        return [each.message for each in effects if type(getattr(each, "message", None)) is ClaimRequest]
+
+    def kept(self):
+        """Its owner keeps it."""
+        (claim,) = self.claims
+        self.job.owner_answered(answer_to(claim, A), self.scene.clock)
+        return self
+
+
+def test_nothing_is_kept_for_a_job_of_several_sizes_where_running_ones_make_room_for_it_as_plans_say():
+    """It waits while others make more of what there is; a GPU that is kept for it would be nobody's until it starts."""
+    assert Line(Elasticity.ON).claims == []
+    assert [claim.ranks for claim in Line(Elasticity.ADVISE).claims] == [1]
+
+
+def test_what_was_kept_for_it_is_given_back_when_they_begin_to_make_room():
+    line = Line(Elasticity.ADVISE).kept()
+    assert line.job.claim.stands_in_line
+    line.use(Elasticity.ON)
+    assert [claim.ranks for claim in line.looked()] == [0]
+    assert not line.job.claim.is_open
+
+
+def test_where_they_do_not_it_starts_as_soon_as_what_is_kept_for_it_is_free_whatever_plans_make_of_it():
+    line = Line(Elasticity.ADVISE).kept()
+    line.looked()
+    assert line.holds == []
+    line.scene.cluster.there = [node(A, 1, 1)]
+    line.looked()
+    assert [(hold.job_id, hold.ranks) for hold in line.holds] == [(job_id("a"), 1)]
 
 
 def test_no_more_is_begun_than_is_answered_in_time():
