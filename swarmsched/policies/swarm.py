@@ -8,7 +8,8 @@ At each look the plan maximises
 an equal share of the GPUs, so that a job that can use but one of them is not outweighed by one that can use all.
 `rank` counts the jobs from the one with most left: finishing a job relieves all that wait behind it.  Weights that
 grow with a power of the rank are optimal for jobs of equal, known, sublinear speed-up (Berg, Vesilo, Harchol-Balter,
-heSRPT, 2020).  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
+heSRPT, 2020); but whoever has waited `PATIENCE` times as long as it still takes counts the more the longer it waits, so
+that none starves.  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
 `horizon_s`, the rest of the job, or the time for which the job has kept what it has, whichever is shortest; a job that
 keeps its GPUs pays nothing.
 
@@ -47,6 +48,9 @@ from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 LEAST_LEFT_S = 1.0
+PATIENCE = 8.0
+"""A job that has waited for so many times as long as it still takes counts more than by its rank: as Tiresias promotes
+those (PROMOTEKNOB)."""
 LEAST_TOLD = 0.005  # of a gain in speed, to people
 ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
 """As `backfill` has it by default."""
@@ -172,7 +176,7 @@ class Swarm:
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
             waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause(found[row].job))
-            weights[row] = rank**self._exponent * (1.0 + waited)
+            weights[row] = rank**self._exponent * max(1.0, waited / PATIENCE)
         value *= weights
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]

@@ -11,6 +11,7 @@ from swarmsched.api import JobState
 from swarmsched.estimate import BatchRange, Elastic, Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.policies.registry import compute_plan
+from swarmsched.policies.swarm import PATIENCE
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, PolicySetting
 from tests.swarmsched.building import job_id, make_node
@@ -118,6 +119,16 @@ def test_of_jobs_of_the_same_length_the_first_comes_first_and_who_runs_is_not_st
         begun = held(number, Share(A, 1), running_s=1.0)
         plan = decided(ClusterView(1, (make_node(A, 0, 1),), (begun, *queue)))
         assert plan[job_id(number)].change is Change.KEEP
+
+
+def test_who_has_waited_many_times_as_long_as_it_takes_passes_those_with_less_left_and_nobody_does_for_less() -> None:
+    """Else jobs that are shorter, and come again and again, would keep it from the GPU for ever."""
+    short = msgspec.structs.replace(MEASURED, remaining=5_000.0)
+    shorter = job(2, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=short)
+    for times, first in ((1.0, 2), (PATIENCE, 2), (4 * PATIENCE, 1)):
+        longer = job(1, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=MEASURED, queued_s=times * 10_030.0)
+        plan = decided(ClusterView(1, (make_node(A, 1),), (longer, shorter)))
+        assert [number for number in (1, 2) if plan[job_id(number)].change is Change.START] == [first]
 
 
 def test_what_is_left_of_a_job_is_told_in_time_whatever_its_steps_take() -> None:
