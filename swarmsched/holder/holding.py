@@ -357,15 +357,19 @@ class Holding:
         return [*succeeded, *reminders, *mended, *handed_over]
 
     def _compare_with_locations(self) -> None:
-        """Jobs that have ended without this node's hearing of it.
+        """Jobs that have ended, or that others hold by now, without this node's hearing of it.
 
-        A former holder keeps what it has until then: whoever looks for the present ones by an old record must not find
-        it empty.
+        A former holder keeps what it has until the job has ended: whoever looks for the present ones by an old record
+        must not find it empty.
         """
         locations = self._swarm.locations
         for job_id, record in self._register.records.items():
             location = None if record.is_ended else locations.get(job_id)
-            if location is not None and location.state is JobState.ENDED and job_id not in self._shepherds.jobs:
+            if location is None or job_id in self._shepherds.jobs:
+                continue
+            is_succeeded = location.stamp > record.stamp and self._me.node not in location.holders
+            is_news = is_succeeded and job_id in self._register.open_records
+            if is_news or location.state is JobState.ENDED:
                 self._read_repair.suspect(job_id)
 
     def _step_back_where_succeeded(self) -> list[ShepherdEffect]:

@@ -70,7 +70,7 @@ class Retention:
         """A read has found it, or has had it decided; perhaps nobody else can tell of it."""
         if record is None:
             return []
-        if record.is_ended and self._is_former(record.job_id):
+        if record.is_ended and self._is_former(record):
             return self.bury(record.job_id)
         if record.job_id not in self._is_decided:
             return []
@@ -80,6 +80,10 @@ class Retention:
     def closed(self, job_id: JobId) -> Sequence[RetentionEffect]:
         """A shepherd of ours has brought it to its end; keep ended jobs up to a number, the oldest go first."""
         self._untold.settled(job_id)
+        record = self._register.records.get(job_id)
+        if record is not None and not record.is_ended:
+            self._read_repair.suspect(job_id)  # the others have it: our own vote was promised to somebody else
+            return []
         return self._retain(job_id, is_decided=True)
 
     def is_in_doubt(self, record: JobRecord) -> bool:
@@ -131,10 +135,10 @@ class Retention:
                 self._read_repair.suspect(job_id)
         return effects
 
-    def _is_former(self, job_id: JobId) -> bool:
-        """True for a record that others hold by now: this node has no part in the job's end, and nobody tells it."""
-        held = self._register.records.get(job_id)
-        return held is not None and not held.is_ended and self._me not in held.configuration.members
+    def _is_former(self, ended: JobRecord) -> bool:
+        """True where others hold that end, and an older record is here: nobody will tell this node of anything."""
+        held = self._register.records.get(ended.job_id)
+        return held is not None and not held.is_ended and self._me not in ended.configuration.members
 
     def _is_known(self, job_id: JobId) -> bool:
         record = self._register.records.get(job_id)

@@ -87,9 +87,9 @@ class Proposer:
     """Rounds of this node; requests for one job are served one after the other, in order of arrival."""
 
     def __init__(
-        self, node_id: NodeId, generation: int, rng: random.Random, quorum: Quorum, update_timeout_s: float
+        self, me: Holder, generation: int, rng: random.Random, quorum: Quorum, update_timeout_s: float
     ) -> None:
-        self._node_id = node_id
+        self._me = me
         self._generation = generation
         self._rng = rng
         self._quorum = quorum
@@ -120,7 +120,7 @@ class Proposer:
         """A ballot above all that were used or reported for the job."""
         counter = max(self._counters.get(job_id, 0), self._counter_floor) + 1
         self._counters[job_id] = counter
-        return Ballot(counter, self._node_id, self._generation)
+        return Ballot(counter, self._me.node, self._generation)
 
     def observe(self, job_id: JobId, ballot: Ballot) -> None:
         """Somebody uses this ballot: the next own one goes above it."""
@@ -145,7 +145,7 @@ class Proposer:
         """Have a first record accepted without a prepare; who may, and when: see the module text."""
         round_ = Round(request, now_s + self._update_timeout_s, request.value.configuration)
         self._rounds[request.job_id] = round_
-        round_.ballot = Ballot(FIRST_COUNTER, self._node_id, self._generation)
+        round_.ballot = Ballot(FIRST_COUNTER, self._me.node, self._generation)
         self.observe(request.job_id, round_.ballot)
         return self._propose_own(round_, request, now_s)
 
@@ -335,14 +335,22 @@ class Proposer:
             return self._propose_own(round_, request, now_s)
         self._remember(round_, proposal.next_ballot, proposal.value)
         self._await_others(proposal, round_.silent)
-        return [*self._tell_end(proposal.ballot, proposal.value), *self._finish(round_, round_.outcome, now_s)]
+        told = [*self._tell_end(proposal.ballot, proposal.value), *self._tell_reader(request, proposal)]
+        return [*told, *self._finish(round_, round_.outcome, now_s)]
 
     def _tell_end(self, ballot: Ballot, record: JobRecord | None) -> list[SendPeer]:
         """The other holders may drop the record when its time comes, and need not ask before."""
         if record is None or not record.is_ended:
             return []
-        others = (holder for holder in record.configuration.members if holder.node != self._node_id)
+        others = (holder for holder in record.configuration.members if holder.node != self._me.node)
         return [SendPeer(holder.node, EndDecided(record.job_id, ballot, holder.store)) for holder in others]
+
+    def _tell_reader(self, request: Request, proposal: AcceptRequest) -> list[SendPeer]:
+        """Who was down while others took its place as a holder gets the record that says so: by its old one it would
+        stand for shepherd for ever."""
+        value, is_spread = proposal.value, isinstance(request, ReadRequested) and request.spreads
+        is_former = is_spread and not value.is_ended and self._me not in value.configuration.members
+        return [SendPeer(self._me.node, replace(proposal, store=self._me.store))] if is_former else []
 
     def _on_refusal(self, round_: Round, holder: Holder, now_s: float) -> Output:
         round_.refusals[holder] = None
@@ -395,7 +403,7 @@ class Proposer:
 
     def _await_others(self, proposal: AcceptRequest, silent: list[Holder]) -> None:
         members = proposal.value.configuration.members
-        behind = {holder: None for holder in silent if holder in members and holder.node != self._node_id}
+        behind = {holder: None for holder in silent if holder in members and holder.node != self._me.node}
         self._behind.pop(proposal.job_id, None)
         if behind:
             self._behind[proposal.job_id] = (proposal, behind)

@@ -80,7 +80,7 @@ class Register:
     ) -> None:
         self._me = Holder(node_id, store_id)
         self._acceptor = Acceptor(self._me, may_change_shepherd, tombstones_max)
-        self._proposer = Proposer(node_id, generation, rng, quorum, update_timeout_s)
+        self._proposer = Proposer(self._me, generation, rng, quorum, update_timeout_s)
         self._dropped_messages: dict[str, int] = {}
 
     def restore(self, entries: Mapping[str, bytes], tombstones: Mapping[str, bytes] = MappingProxyType({})) -> None:

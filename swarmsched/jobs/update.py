@@ -57,7 +57,8 @@ class UpdateRequested(Value):
 class ReadRequested(Value):
     """Read linearizably.  Answered by `ReadDecided`, `JobOver`, or `UpdateUncertain` when no majority answers.
 
-    With `spreads` the record is also sent to all its holders again: one that has missed it gets it so.
+    With `spreads` the record is also sent to all its holders again, and, while it is open, to whoever asks: one that
+    has missed it gets it so, and one that is no holder any more learns that.
     """
 
     update_id: int

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarmsched.api import EndReason, JobState
+from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.booking import BookingState
 from swarmsched.record import JobRecord
@@ -20,6 +21,9 @@ Ends = Mapping[JobId, Collection[EndReason]]
 
 ACTING_S = 20.0
 """One acting shepherd (docs/invariants.md, 14)."""
+
+FORMER_S = 90.0
+"""Where a job is held by now comes with the full exchange of every minute at the latest; then it is read."""
 
 HOLD_SLACK_S = 1.0
 STUCK_S = 660.0
@@ -55,6 +59,27 @@ class OneShepherd(Rule):
             acting = [host.node_id for host in healed.up if host.node and host.node.is_shepherd(record.job_id)]
             if acting != [record.shepherd]:
                 return f"{', '.join(acting) or 'nobody'} acts for {record.job_id}; the record names {record.shepherd}"
+        return ""
+
+
+class FormerHoldersKnow(Rule):
+    """Nobody goes on as a holder of an open job that others hold by now: it would stand for shepherd for ever."""
+
+    invariant = "former"
+
+    def __init__(self) -> None:
+        super().__init__(FORMER_S)
+
+    def missing(self, healed: Healed) -> str:
+        """The first that has an older record, of a configuration with itself in it."""
+        for record in healed.open_records():
+            for host in healed.up:
+                held = host.node.record(record.job_id) if host.node else None
+                is_holder = Holder(host.node_id, host.storage.store_id) in record.configuration.members
+                if held is not None and held.stamp < record.stamp and not is_holder:
+                    return (
+                        f"{host.node_id} knows {record.job_id} as of {held.stamp}, held by itself; it is {record.stamp}"
+                    )
         return ""
 
 

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from swarmsched.simulator.checks.healed_jobs import AllEnded, Ends, NothingStuck, OneShepherd, QueueEmpties, TopIsPlaced
+from swarmsched.simulator.checks.healed_jobs import (
+    AllEnded,
+    Ends,
+    FormerHoldersKnow,
+    NothingStuck,
+    OneShepherd,
+    QueueEmpties,
+    TopIsPlaced,
+)
 from swarmsched.simulator.checks.healed_placed import PlacedGoOn, WorldsSettle
 from swarmsched.simulator.checks.healed_views import DeadAreKnown, EqualMembership, EqualState, LiveStayKnown
 from swarmsched.simulator.checks.healing import Rule
@@ -16,6 +24,7 @@ def all_rules(node_count: int, jobs_bound_s: float, ends: Callable[[], Ends] = d
         DeadAreKnown(node_count),
         LiveStayKnown(),
         OneShepherd(),
+        FormerHoldersKnow(),
         NothingStuck(),
         TopIsPlaced(),
         QueueEmpties(),

@@ -1,13 +1,22 @@
 """Ends that perhaps nobody tells of: each is due when its shepherd has had its time, until it is settled."""
 
 import random
-from itertools import islice
+from itertools import count, islice
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
-from swarmsched.holder.retention import RECENT_S, WAIT_S, WAIT_S_MAX, UntoldEnds
+from swarmsched.authority.contact_book import ContactBook
+from swarmsched.events import PeerMessageReceived
+from swarmsched.holder.read_repair import ReadRepair
+from swarmsched.holder.retention import RECENT_S, WAIT_S, WAIT_S_MAX, Retention, UntoldEnds
+from swarmsched.holders import Holder, majority
+from swarmsched.ids import NodeId
+from swarmsched.jobs.message import AcceptRequest, Ballot
+from swarmsched.jobs.register import Register
 from tests.swarmsched.building import job_id, make_record
 
 JOBS = [job_id(number) for number in range(4)]
@@ -66,3 +75,17 @@ def test_the_last_ends_of_an_earlier_life_are_due_at_once_and_the_newest_first(e
     ]
     ends.restore(records, 5.0)
     assert due(ends, 5.0) == [JOBS[2], JOBS[1]]
+
+
+def test_an_end_that_its_shepherd_had_decided_by_others_alone_is_brought_to_it_before_it_is_kept():
+    """Its own vote was promised to somebody who wanted to take the job over; what it has is the record before."""
+    me = Holder(NodeId("a"), 1)
+    register, repair = Register(me.node, 1, me.store, random.Random(1)), ReadRepair()
+    nobody: Any = SimpleNamespace(jobs={})
+    retention = Retention(me, register, nobody, repair, ContactBook(0.0, majority), random.Random(1), 10, 0.0)
+    accept = AcceptRequest(JOB, Ballot(2, me.node, 1), OPEN, Ballot(3, me.node, 1), me.store)
+    register.step(PeerMessageReceived(me.node, accept), 0.0)
+    assert register.records[JOB] == OPEN
+    assert retention.closed(JOB) == []
+    retention.validate()
+    assert [each.read.job_id for each in repair.on_timer(register.records, count(1), 1.0)] == [JOB]

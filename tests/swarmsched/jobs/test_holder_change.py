@@ -277,6 +277,26 @@ def test_a_spreading_read_brings_the_record_to_a_holder_that_missed_it(swarm):
     assert swarm.registers[C].records[JOB] == record(2)
 
 
+def test_who_was_down_while_it_was_replaced_learns_by_such_a_read_that_it_holds_nothing(swarm):
+    swarm.cut = {A}
+    swarm.finish(B, update(record(2, ABC_TO_CDE)))
+    swarm.finish(B, update(record(3, CDE), ABC_TO_CDE))
+    swarm.cut = set()
+    register = swarm.registers[A]
+    assert register.is_holder(JOB)
+    assert swarm.finish(A, read()) == ReadDecided(99, record(3, CDE))
+    assert register.is_holder(JOB), "by one that spreads alone: whoever asks for others keeps nothing"
+    assert swarm.finish(A, replace(read(), spreads=True)) == ReadDecided(99, record(3, CDE))
+    assert register.records[JOB] == record(3, CDE)
+    assert not register.is_holder(JOB)
+    assert JOB not in register.open_records
+    register.validate()
+    swarm.ask(C, update(record(4, CDE), CDE))
+    swarm.ask(C, update(replace(record(5, CDE), state=JobState.ENDED), CDE))
+    swarm.ask(A, replace(read(CDE), spreads=True))
+    assert register.records[JOB] == record(3, CDE), "who keeps no more than that it is over needs no end"
+
+
 # --- votes
 
 

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec, JobState
@@ -121,6 +122,36 @@ def test_a_former_holder_drops_its_copy_once_the_job_has_ended():
     watched.swarm.run_for(60.0)
     assert all(not host.node.is_shepherd(job) for host in watched.swarm.up for job in jobs)
     assert watched.swarm.run_until(lambda: not any(former_copies(host) for host in watched.swarm.up), 120.0)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_holder_that_was_down_while_it_was_replaced_stands_for_nothing_and_keeps_nothing(seed):
+    """By its old record it would hold: without leases it would stand for shepherd of each such job all the time."""
+    watched = Watched(6, 4, seed)
+    jobs = [watched.submit(1, "sleep", "200", node=node) for node in (*watched.nodes, *watched.nodes)]
+    assert watched.swarm.run_until(lambda: all(watched.state(job) is JobState.RUNNING for job in jobs), 20.0)
+    host = watched.swarm.hosts[SHEPHERD]
+    host.cut_power()
+    watched.swarm.run_for(100.0)
+    host.bring_up()
+    assert watched.swarm.run_until(lambda: any(takes_itself_for_a_holder(host, watched, job) for job in jobs), 5.0)
+    watched.swarm.run_for(30.0)
+    assert not any(takes_itself_for_a_holder(host, watched, job) for job in jobs)
+    before = [dict(each.disk["register"]) for each in watched.swarm.up]
+    watched.swarm.run_for(20.0)
+    assert [dict(each.disk["register"]) for each in watched.swarm.up] == before, "nobody votes"
+    watched.finish(jobs, 300.0)
+    assert watched.swarm.run_until(lambda: not former_copies(host), 60.0)
+    assert all(record.is_ended for record in host.node.records().values())
+
+
+def takes_itself_for_a_holder(host, watched, job):
+    held, decided = host.node.record(job), watched.swarm.record(job)
+    return (
+        held is not None
+        and host.node_id in held.configuration.nodes
+        and host.node_id not in decided.configuration.nodes
+    )
 
 
 def former_copies(host):

@@ -21,8 +21,10 @@ from swarmsched.simulator.checks.decided import DecidedRecords
 from swarmsched.simulator.checks.durability import DurabilityChecker
 from swarmsched.simulator.checks.healed_jobs import (
     ACTING_S,
+    FORMER_S,
     STUCK_S,
     AllEnded,
+    FormerHoldersKnow,
     NothingStuck,
     OneShepherd,
     QueueEmpties,
@@ -223,6 +225,21 @@ def test_a_job_of_which_a_holder_has_a_newer_record_without_a_majority_needs_no_
     joint = record.updated(holders=pair, leaving_holders=record.holders)
     swarm.history.accept(joint, ["a"], swarm.history.ballot("a"))
     assert watch(swarm, OneShepherd(), 60.0) is False
+
+
+# --- former
+
+
+def test_a_node_that_takes_itself_for_a_holder_although_others_hold_the_job_is_found(swarm):
+    before = swarm.accept()
+    after = swarm.history.decide(before.updated(holders=swarm.history.holders[:2]))
+    swarm.hosts["b"].node.held = before  # it will have the newer one
+    assert Healing(swarm, swarm.history.suite, [FormerHoldersKnow()]).run(0.0)
+    swarm.hosts["c"].node.held = after
+    assert Healing(swarm, swarm.history.suite, [FormerHoldersKnow()]).run(0.0)
+    swarm.hosts["c"].node.held = before
+    expect(swarm, FormerHoldersKnow(), 200.0, "c knows", "former")
+    assert swarm.loop.now_s > FORMER_S
 
 
 # --- 15
