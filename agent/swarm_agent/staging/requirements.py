@@ -163,15 +163,23 @@ class EnvironmentStore:
         ids = ",".join(map(str, (account.uid, account.gid, *account.groups))) if account else "-1,-1"
         home = {"HOME": account.home, "USER": account.name} if account else {}
         output = b""
-        process = await asyncio.create_subprocess_exec(
-            *(self.python, "-I", "-S", shim.__file__, "confine", ids, *argv),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**self.base_env, **home, **BUILD_ENV},
-            cwd=cwd,
-            start_new_session=True,
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *(self.python, "-I", "-S", shim.__file__, "confine", ids, *argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**self.base_env, **home, **BUILD_ENV},
+                cwd=cwd,
+                start_new_session=True,
+            )
         )
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A start that is cancelled kills the one that confines at once, who then ends nothing of what it has begun.
+            await _end(await starting)
+            raise
         assert process.stdout is not None
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
@@ -183,10 +191,7 @@ class EnvironmentStore:
                 f"not done within {self.timeout_s:g} s", output.decode("utf-8", "replace")
             ) from error
         finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.terminate()
-                await asyncio.shield(process.wait())
+            await _end(process)
 
     def _evict(self, keep: Collection[Path]) -> None:
         """Remove the least recently used while all are larger than the limit, and those with a damaged mark."""
@@ -198,6 +203,14 @@ class EnvironmentStore:
                 mark.unlink(missing_ok=True)
                 remove_tree(path)
                 total -= size_bytes
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """With all that it has begun."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.shield(process.wait())
 
 
 def _read_mark(mark: Path) -> tuple[float, Path, int] | None:

@@ -129,6 +129,29 @@ async def test_a_build_goes_on_for_others_and_ends_with_the_last(tmp_path: Path)
     assert list((tmp_path / "envs").iterdir()) == [path]
 
 
+async def test_a_build_that_is_cancelled_while_its_installer_starts_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs, _ = store(tmp_path, wait=f"echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done")
+    start = asyncio.create_subprocess_exec
+
+    async def start_and_be_cancelled(*argv, **options):
+        process = await start(*argv, **options)
+        if "install" in argv:
+            while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+                await asyncio.sleep(0.005)
+            asked.cancel()
+            await asyncio.sleep(0.05)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_be_cancelled)
+    asked = asyncio.ensure_future(envs.ensure(b"x\n", ACCOUNT))
+    await asyncio.wait([asked])
+    assert asked.cancelled()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+    assert list((tmp_path / "envs").iterdir()) == []
+
+
 async def test_who_asks_while_a_given_up_build_is_tidied_gets_one_of_its_own(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     envs, calls = store(tmp_path, wait=f"while [ ! -e {gate} ]; do sleep 0.01; done")
