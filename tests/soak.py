@@ -1,10 +1,11 @@
-"""Many seeds of one commit, in as many sittings and on as many machines as it takes: `make soak`.
+"""Many seeds of one commit of the core, in as many sittings and on as many machines as it takes: `make soak`.
 
 SOAK_SEEDS=0:20000 says which seeds, SOAK_SHARD=1/4 that this machine takes the first quarter of the blocks,
 SOAK_RECORD where to write (docs/soak.csv).  Each finished block is appended to the record with its commit; a block
-that the record has is not run again, so a soak that was stopped goes on where it was.  A tree with changes is
-refused: its results would belong to no commit.  Exits with 1 if any block of this run found a violation, or if the
-record has all blocks, of all shards, and some rare path was walked in none of them.
+that the record has is not run again, so a soak that was stopped goes on where it was, also where a later commit has
+changed no more than what is around the core.  A tree with changes is refused: its results would belong to no commit.
+Exits with 1 if any block of this run found a violation, or if the record has all blocks, of all shards, and some rare
+path was walked in none of them.
 """
 
 import csv
@@ -22,6 +23,7 @@ from swarmsched.simulator.checks.sometimes import NAMES
 from swarmsched.simulator.seeds import SeedOptions
 
 BLOCK = 250  # seeds
+CODE = ("swarmsched",)
 COLUMNS = ("commit", "first", "last", "events", "cpu_s", "violations", "sometimes")
 
 
@@ -141,7 +143,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     if changed := _changed_files(plan.record):
         print(f"soak: commit these first, so that the record can name what was run:\n{changed}", file=sys.stderr)
         return 2
-    commit = _git("rev-parse", "--short=12", "HEAD")
+    commit = _git("log", "-1", "--format=%h", "--abbrev=12", "--", *(f":(top){folder}" for folder in CODE))
     failed = soak(plan, commit, os.cpu_count() or 1)
     missed = never_walked(plan, commit)
     for name in missed:

@@ -58,7 +58,7 @@ def test_a_soak_fails_for_a_path_that_was_never_walked_and_says_which(tmp_path, 
     rare, *others = NAMES
     monkeypatch.setenv("SOAK_RECORD", str(tmp_path / "soak.csv"))
     monkeypatch.setenv("SOAK_SEEDS", "0:2")
-    monkeypatch.setattr(soak, "_git", lambda *arguments: "abc" if "rev-parse" in arguments else "")
+    monkeypatch.setattr(soak, "_git", lambda *arguments: "abc" if "log" in arguments else "")
     append(tmp_path / "soak.csv", "abc", range(2), found_in(0, dict.fromkeys(others, 1)))
     assert soak.main() == 1
     assert rare in capsys.readouterr().err
