@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from swarm_agent.http.exchange import Answer, Call, answer, limited
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import Problem, invalid
-from swarm_agent.staging.blobs import BlobError, is_digest
+from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, is_digest
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 PACK_TYPE = "application/vnd.swarmsched.blobs"
 PACK_BYTES_LIMIT = 2**30
 PACKED_BLOB_BYTES_LIMIT = 2**24
 DIGESTS_LIMIT = 10_000
-SMALL_BYTES = 2**16  # blobs up to this are stored many at a time
 SMALL_AT_ONCE = 64
 HEAD_BYTES = 40  # 32 of the digest, 8 of the length
 

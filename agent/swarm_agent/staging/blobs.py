@@ -20,6 +20,7 @@ from swarmsched.errors import SwarmError
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 CHUNK_BYTES = 2**18
+SMALL_BYTES = 2**16  # blobs up to this are stored many at a time, each of them would wait for a thread
 IMPORT_BYTES = 2**20
 EVICTIONS_AT_ONCE = 64
 _HEX = frozenset("0123456789abcdef")
@@ -267,6 +268,8 @@ class BlobStore:
         with path.open("rb", buffering=0) as file:
             while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
                 yield data
+                if len(data) < CHUNK_BYTES:
+                    return
 
     def pin(self, digests: Iterable[str]) -> None:
         """Keep these until `drop`; each pin needs its own."""
@@ -291,8 +294,12 @@ class BlobStore:
             self._unpin(mine)
 
     def _unpin(self, digests: Iterable[str]) -> None:
-        self._pins.subtract(digests)
-        self._pins = +self._pins
+        for digest in digests:
+            left = self._pins[digest] - 1
+            if left > 0:
+                self._pins[digest] = left
+            else:
+                del self._pins[digest]  # not `+self._pins`: of a large tree all are pinned while each arrives
 
     def _new_draft(self) -> Path:
         folder = self.directory / "incoming"

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from swarm_agent.staging.blobs import BlobError, BlobStore, is_digest
+from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, BlobStore, is_digest
 from swarmsched.errors import SwarmError
 from swarmsched.ids import NodeId
 
@@ -89,13 +89,17 @@ class BlobFetcher:
     async def _fetch_batch(self, source: NodeId, digests: list[str], patience_s: float | None) -> None:
         answers = self._peers.query_stream(source, QUERY, {"digests": digests})
         answer = await self._first(source, answers, patience_s)
+        small: dict[str, bytes] = {}
         while answer is not None:
-            digest = answer.get("digest")
+            digest, data = answer.get("digest"), answer.get("data")
             if digest not in digests:
                 raise BlobError(str(digest)[:64], f"{source} sent what was not asked for")
-            if not answer.get("is_missing"):
+            if answer.get("is_last") and isinstance(data, bytes) and len(data) <= SMALL_BYTES:
+                small[digest] = data
+            elif not answer.get("is_missing"):
                 await self._blobs.put(digest, _content(answer, answers, digest))
             answer = await anext(answers, None)
+        await self._blobs.put_all(small)
 
     async def _first(
         self, source: NodeId, answers: AsyncIterator[dict[str, Any]], patience_s: float | None
