@@ -153,8 +153,10 @@ class Job:
 
     async def _stop(self) -> None:
         self._sockets.stop()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        for _ in range(3):  # connections that were accepted this instant have no task yet
+            await asyncio.sleep(0.01)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
 
     def _do(self, act: Callable):
         async def acted():
