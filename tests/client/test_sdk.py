@@ -95,6 +95,13 @@ async def test_a_command_line_in_one_text_is_refused_before_anything_is_sent():
             await swarm.submit("echo hi", ranks=1)
 
 
+@pytest.mark.parametrize("command", [None, 5, [], {"sh": 1}])
+async def test_what_is_no_command_is_refused_before_anything_is_sent(command):
+    async with SwarmClient(["127.0.0.1:1"], token=TOKEN) as swarm:
+        with pytest.raises(JobRejected, match="command: must be a list of at least one word"):
+            await swarm.submit(command)
+
+
 @pytest.mark.parametrize(("spec", "user"), [({}, "ada"), ({"user": "eve"}, "eve")])
 async def test_a_job_belongs_to_the_caller_unless_a_user_is_named(serve, monkeypatch, spec, user):
     monkeypatch.setenv("LOGNAME", "ada")

@@ -20,7 +20,7 @@ from swarmsched.errors import SwarmError
 from swarmsched.tree import FILE_BYTES_LIMIT
 
 CHUNK_BYTES = 2**18
-SMALL_BYTES = 2**16  # blobs up to this are stored many at a time, each of them would wait for a thread
+SMALL_BYTES = 2**16  # blobs up to this are stored many at a time: one at a time, each would wait for a thread
 IMPORT_BYTES = 2**20
 EVICTIONS_AT_ONCE = 64
 _HEX = frozenset("0123456789abcdef")
