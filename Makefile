@@ -22,7 +22,8 @@ unexport PYTHONPATH
 
 all: lint test
 
-setup: bytecode
+# All that `make test` needs.
+setup: bytecode $(TRAIN_STAMP) $(INTEGRATIONS_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_STAMP)
 
 # An interpreter that may not write bytecode would otherwise compile every agent and command anew at each start.
 bytecode: $(STAMP)
@@ -65,7 +66,7 @@ $(API_STAMP): $(STAMP)
 demo: bytecode $(TRAIN_STAMP)
 	$(BIN)/python docs/examples/demo.py --venv $(CURDIR)/$(TRAIN)
 
-test: bytecode $(TRAIN_STAMP) $(INTEGRATIONS_STAMP) $(ANSIBLE_STAMP) $(PROGRAMS_STAMP)
+test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
 
 # Each rule of the protocol, broken on purpose, is missed by a checker.
