@@ -90,16 +90,18 @@ class BlobFetcher:
         answers = self._peers.query_stream(source, QUERY, {"digests": digests})
         answer = await self._first(source, answers, patience_s)
         small: dict[str, bytes] = {}
-        while answer is not None:
-            digest, data = answer.get("digest"), answer.get("data")
-            if digest not in digests:
-                raise BlobError(str(digest)[:64], f"{source} sent what was not asked for")
-            if answer.get("is_last") and isinstance(data, bytes) and len(data) <= SMALL_BYTES:
-                small[digest] = data
-            elif not answer.get("is_missing"):
-                await self._blobs.put(digest, _content(answer, answers, digest))
-            answer = await anext(answers, None)
-        await self._blobs.put_all(small)
+        try:
+            while answer is not None:
+                digest, data = answer.get("digest"), answer.get("data")
+                if digest not in digests:
+                    raise BlobError(str(digest)[:64], f"{source} sent what was not asked for")
+                if answer.get("is_last") and isinstance(data, bytes) and len(data) <= SMALL_BYTES:
+                    small[digest] = data
+                elif not answer.get("is_missing"):
+                    await self._blobs.put(digest, _content(answer, answers, digest))
+                answer = await anext(answers, None)
+        finally:  # what came before a stream broke is kept
+            await self._blobs.put_all(small)
 
     async def _first(
         self, source: NodeId, answers: AsyncIterator[dict[str, Any]], patience_s: float | None

@@ -280,6 +280,21 @@ async def test_a_lying_peer_is_passed_over(tmp_path: Path, answers: list[dict[st
     assert await content(me.blobs, digest) == b"good"
 
 
+async def test_what_came_before_a_stream_broke_is_kept(tmp_path: Path) -> None:
+    net = Network()
+    breaks, other, me = (LoneAgent(node, tmp_path / node, net=net) for node in (N2, N3, N1))
+
+    async def half(_: NodeId, __: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"digest": digest_of(b"first"), "data": b"first", "is_last": True}
+        raise ConnectionResetError("broken")
+
+    breaks.on_stream("blob", half)
+    BlobFetcher(other.blobs, other, N3).serve()
+    second = await other.blobs.put_bytes(b"second")
+    assert await BlobFetcher(me.blobs, me, N1).ensure([digest_of(b"first"), second], [N2, N3]) == 2
+    assert await content(me.blobs, digest_of(b"first")) == b"first"
+
+
 class Careful(LoneAgent):
     """An agent that notes whom it asks, and believes only some of the others alive."""
 
