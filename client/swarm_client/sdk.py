@@ -181,8 +181,7 @@ class SwarmClient:
         if isinstance(command, str):
             remedy = f"give a list of words, or ['sh', '-c', {command[:60]!r}]"
             raise JobRejected([FieldProblem("/command", "is one text, not a list of words", remedy)])
-        words = list(command) if isinstance(command, Sequence) else command
-        keys = words.to_json() if isinstance(words, JobSpec) else {"command": words, **spec}
+        keys = command.to_json() if isinstance(command, JobSpec) else {"command": command, **spec}
         checked = JobSpec.from_json({**keys, "user": keys.get("user") or caller(os.environ)})
         await self._learn()
         ticket = await self._call("POST", "/v1/tickets", body={})
