@@ -12,6 +12,7 @@ With QUICK=1 one workload of each is run, and the tables go to the folder of res
 import csv
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,6 +178,7 @@ def _git(*arguments: str) -> str:
 
 def main() -> int:
     """Run what the environment describes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its processes would go on for hours
     try:
         if changed := _git("status", "--porcelain", "--untracked-files=no", "--", *CODE):
             raise UsageProblem(f"commit these first, so that the results can name what was run:\n{changed}")

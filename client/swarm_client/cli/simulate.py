@@ -57,7 +57,7 @@ COMMAND = Command(
         "concerned, and the command that finds it again.\n"
         "-q and -o name print the seeds that failed, one a line, and nothing if none did.\n"
         "\n"
-        "replay runs the jobs of a CSV file under a policy, on the exact view, and prints completion times; it exits\n"
+        "replay runs the jobs of a CSV file under a policy and prints completion times; it exits\n"
         "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md.\n"
         "-q and -o name print the jobs that did not finish, one a line, and nothing if all did."
     ),
