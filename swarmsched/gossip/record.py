@@ -95,7 +95,7 @@ class NodeRecord(Value):
 
     def has(self, flag: NodeFlag) -> bool:
         """True when the flag is set."""
-        return self.flags & flag._value_ != 0  # of plain numbers: it is asked of every node at each look
+        return bool(self.flags & flag)
 
     def check(self) -> None:
         """Raise RemoteProtocolError for values that no honest owner writes."""

@@ -10,7 +10,6 @@ itself stands later, by the score that Lifeguard takes for accusations, and no n
 are decided in time.
 """
 
-import math
 import random
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ class Election:
 
     @property
     def next_deadline_s(self) -> float:
-        """When to look again; infinite where nothing is held."""
+        """When to look again."""
         return self._look_s
 
     def lagged(self, lag_s: float, now_s: float) -> None:
@@ -68,13 +67,9 @@ class Election:
         """True for a while after `lagged`."""
         return self._health.score > 0
 
-    def look_for(self, record: JobRecord, now_s: float) -> None:
-        """A record of an open job came in: at once where it names this node, in good time where somebody else acts."""
-        self._look_s = min(self._look_s, now_s if record.shepherd == self._me else now_s + LOOK_INTERVAL_S)
-
-    def rest(self) -> None:
-        """Nothing is held here: look again when a record comes in."""
-        self._look_s = math.inf
+    def look_soon(self, now_s: float) -> None:
+        """A record came in that may name this node."""
+        self._look_s = min(self._look_s, now_s)
 
     def on_timer(
         self, held: Mapping[JobId, JobRecord], acting: Container[JobId], update_ids: Iterator[int], now_s: float

@@ -196,8 +196,8 @@ class Holding:
         self._contact_book.accepted(record, now_s)
         if told.is_by_shepherd:
             self._lease_book.touch(record.shepherd, record.shepherd_generation, now_s)
-        if not record.is_ended:
-            self._election.look_for(record, now_s)
+        if record.shepherd == self._me.node and not record.is_ended:
+            self._election.look_soon(now_s)
         return self._retention.accepted(record, now_s)
 
     def _closed(self, told: JobClosed, clock: Clock) -> Iterable[NodeEffect]:
@@ -227,10 +227,7 @@ class Holding:
                     self._read_repair.suspect(record.job_id)
             held = {}
         acting = {*self._shepherds.jobs, *self._records.asked_by((Asker.CREATION, Asker.RECOVERY))}
-        writes = self._election.on_timer(held, acting, self._shepherds.update_ids, now_s)
-        if not self._register.open_records:
-            self._election.rest()
-        return writes
+        return self._election.on_timer(held, acting, self._shepherds.update_ids, now_s)
 
     def _elected(self, answer: Answered, clock: Clock) -> Iterable[NodeEffect]:
         if isinstance(answer.result, UpdateDecided):
@@ -288,7 +285,8 @@ class Holding:
     # Time, and what happens to this node and to others.
 
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
-        return self._whatever_is_due(clock)
+        told = self._retention.on_timer(self._presence, clock.now_s)
+        return [*told, *self._whatever_is_due(clock), LookedAfterJobs()]
 
     def _awoke(self, told: Awoke, clock: Clock) -> Iterable[NodeEffect]:
         self._is_awake = True
@@ -299,8 +297,7 @@ class Holding:
         effects: list[NodeEffect] = []
         if now_s >= self._look_s:
             self._look_s = self._next_look_s(now_s)
-            effects += self._retention.on_timer(self._presence, now_s)
-            effects += [*self._look_after_jobs(clock), LookedAfterJobs()]
+            effects += self._look_after_jobs(clock)
         if now_s >= self._review_s:
             self._review_s = now_s + REVIEW_INTERVAL_S
             effects += self._review(clock)
@@ -391,5 +388,3 @@ class Holding:
         """Re-derive who is asked for what, and what is kept."""
         for part in (self._election, self._read_repair, self._presence, self._recovery, self._retention):
             part.validate()
-        is_resting = self._election.next_deadline_s == float("inf")
-        assert not (is_resting and self._register.open_records), "nobody would stand for what is held here"

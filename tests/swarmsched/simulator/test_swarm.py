@@ -314,16 +314,6 @@ def test_an_unknown_job_is_said_to_be_unknown():
         swarm.record(make_job_id(1.0, swarm.rng))
 
 
-def test_a_node_that_holds_nothing_wakes_for_telemetry_and_one_look_a_second_alone():
-    swarm = SimulatedSwarm(1, 1, seed=1)
-    swarm.start()
-    swarm.run_for(10.0)
-    (host,) = swarm.hosts.values()
-    before = host.step_count
-    swarm.run_for(60.0)
-    assert host.step_count - before <= 60 + 60 / 5
-
-
 def test_a_second_machine_of_one_name_puts_it_in_conflict_until_one_is_left():
     watched = Watched(3, 2, 21)
     swarm, name = watched.swarm, NodeId("n001")
