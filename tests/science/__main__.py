@@ -44,7 +44,7 @@ KEY: tuple[str, ...] = (
     "cluster",
     "gpus_most",
 )
-KEY += ("view", "loss", "churn", "membership")
+KEY += ("view", "loss", "churn")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")

@@ -41,7 +41,6 @@ class Line:
     view: str = ""  # perfect or gossip: jobs ask for their least; empty: on the exact view as the trace says
     loss: str = ""  # ratio of messages
     churn: str = ""  # a table beside this one
-    membership: str = ""  # swim or ideal; empty: swim
 
     @property
     def heading(self) -> str:
@@ -66,18 +65,7 @@ class Cell:
         """All that its result depends on, beside the code."""
         one = self.line
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
-        return (
-            *how,
-            one.trace,
-            one.load,
-            self.workload,
-            one.cluster,
-            one.gpus_most,
-            one.view,
-            one.loss,
-            one.churn,
-            one.membership,
-        )
+        return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
 
     def settings(self) -> Replay:
         """How it is run."""
@@ -93,7 +81,7 @@ class Cell:
             Pacing(float(one.tick_s), float(one.pause_s)),
             gpus_most={model: int(most) for model, most in _numbers(one.gpus_most).items()},
             view=one.view or "perfect",
-            membership=one.membership or "swim",
+            membership="swim" if one.churn or one.loss else "ideal",  # probes matter where something goes wrong
             faults=NetworkFaults(loss_ratio=float(one.loss or 0.0)),
             asks_least=bool(one.view),
         )
