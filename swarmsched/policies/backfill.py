@@ -139,7 +139,7 @@ def _wait(job: JobView, room: Room, reservation: _Reservation | None, ahead: Seq
     elif reservation.head is job:
         known = math.isfinite(reservation.shadow_s)
         promise = (
-            f"next in line, in {reservation.shadow_s:.0f} s at the latest"
+            f"next in line, expected within {reservation.shadow_s:.0f} s"
             if known
             else "next in line, when the running jobs end"
         )

@@ -1,16 +1,25 @@
 """From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
 first, the largest job before the smaller, each where it is already before elsewhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import replace
 
 from swarmsched.estimate import Elastic, Estimate
-from swarmsched.ids import JobId, handle
+from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
-from swarmsched.policies.base import SubmitOrder, in_rank_order, is_waiting, joined, keep, taker_of, wait
+from swarmsched.policies.base import (
+    SubmitOrder,
+    in_rank_order,
+    inverse_priority,
+    is_waiting,
+    joined,
+    keep,
+    taker_of,
+    wait,
+)
 from swarmsched.policies.placement import is_there, place_in, start_or_claim, take_if_there
 from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
@@ -180,18 +189,19 @@ def _gives_nothing_up(sized: Sized) -> bool:
     return sized.ranks >= sized.held
 
 
-def at_least(view: ClusterView) -> ClusterView:
-    """The swarm if every job that may be resized had only the least that it takes, on the first of its hosts."""
+def at_least(view: ClusterView, least: Callable[[JobView], int] | None = None) -> ClusterView:
+    """The swarm if every job that may be resized had only the least that it takes, on the first of its hosts; or, of
+    what it has, only `least`."""
     room = Room(view.nodes)
     jobs = []
     for job in view.jobs:
-        least = elastic_of(job).ranks_least
+        ranks = elastic_of(job).ranks_least
         if not may_resize(job, room):
             jobs.append(job)
             continue
-        kept, given_up = _split(job.shares, least)
+        kept, given_up = _split(job.shares, least(job) if least else ranks)
         room.release(given_up, job.demand)
-        jobs.append(replace(job, card=replace(job.card, ranks=least, shares=kept)))
+        jobs.append(replace(job, card=replace(job.card, ranks=ranks, shares=kept)))
     nodes = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
     return replace(view, nodes=tuple(nodes), jobs=tuple(jobs))
 
@@ -222,6 +232,55 @@ def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
         reason = f"makes room for {handle(taker)}"
         decisions.append(Decision(job.job_id, Change.SHRINK, reason, target, taker=taker))
     return decisions
+
+
+def place_made(view: ClusterView, job: JobView) -> tuple[list[Decision], ClusterView]:
+    """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them: who is
+    in its way gives up what it has there, the last started first.  The swarm after that, without those; both empty
+    where there is no such place."""
+
+    def kept(other: JobView) -> int:
+        is_urgent = inverse_priority(other) < inverse_priority(job)
+        return world_size(other.shares) if is_urgent else never_given_up(other)
+
+    bare = at_least(view, kept)
+    waiting = next(each for each in bare.jobs if each.job_id == job.job_id)
+    shares = place_in(Room(bare.nodes), waiting)
+    if shares is None:
+        return [], view
+    nodes, room = {share.node for share in shares}, Room(view.nodes)
+    left = {each.job_id: each.shares for each in bare.jobs}
+    decisions = [start_or_claim(job, Allocation(shares), Room(view.nodes), start_reason(job, shares))]
+    for each in sorted(view.jobs, key=lambda each: (each.card.running_s, each.job_id)):
+        if is_there(room, shares, job.demand):
+            break
+        if left[each.job_id] != each.shares and any(share.node in nodes for share in each.shares):
+            decision = _giving_way(each, left[each.job_id], nodes, job)
+            room.release(each.shares, each.demand)
+            room.take(decision.target.shares, each.demand)
+            decisions.append(decision)
+    room.take(shares, job.demand)
+    free = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
+    decided = {each.job_id for each in decisions}
+    others = [each for each in view.jobs if each.job_id not in decided]
+    return decisions, replace(view, nodes=tuple(free), jobs=tuple(others))
+
+
+def _giving_way(job: JobView, least: tuple[Share, ...], nodes: Container[NodeId], taker: JobView) -> Decision:
+    """It keeps what it has elsewhere, if that is enough; else no more than it must."""
+    elsewhere = tuple([share for share in job.shares if share.node not in nodes])
+    elastic = elastic_of(job)
+    stays = elsewhere if world_size(elsewhere) >= elastic.ranks_least else least
+    target = Allocation(stays, job.card.elastic.global_batch if job.card.elastic and stays else 0)
+    reason = f"makes room for {handle(taker.job_id)}, which has waited long and fits nowhere else"
+    return Decision(job.job_id, Change.SHRINK if stays else Change.STOP, reason, target, taker=taker.job_id)
+
+
+def never_given_up(job: JobView) -> int:
+    """Ranks that a job that may be resized keeps in any case: one that changes while it trains needs no checkpoint, so
+    that it cannot be stopped."""
+    elastic = elastic_of(job)
+    return min(world_size(job.shares), elastic.ranks_least) if elastic.is_live else 0
 
 
 def elastic_of(job: JobView) -> Elastic:

@@ -8,10 +8,11 @@ At each look the plan maximises
 an equal share of the GPUs, so that a job that can use but one of them is not outweighed by one that can use all.
 `rank` counts the jobs from the one with most left: finishing a job relieves all that wait behind it.  Weights that
 grow with a power of the rank are optimal for jobs of equal, known, sublinear speed-up (Berg, Vesilo, Harchol-Balter,
-heSRPT, 2020); but whoever has waited `PATIENCE` times as long as it still takes counts the more the longer it waits, so
-that none starves.  The last factor is what a change is worth after its pause: `h` is how long it is likely to last, the
-`horizon_s`, the rest of the job, or the time for which the job has kept what it has, whichever is shortest; a job that
-keeps its GPUs pays nothing.
+heSRPT, 2020).  That none starves, whoever has waited `PATIENCE` times as long as it still takes counts the more the
+longer it waits; and where those that nobody can stop leave it no place, nobody starts who would delay it, as under
+`backfill`, by what jobs are expected to take.  The last factor is what a change is worth after its pause: `h` is how
+long it is likely to last, the `horizon_s`, the rest of the job, or the time for which the job has kept what it has,
+whichever is shortest; a job that keeps its GPUs pays nothing.
 
 The sum is maximised by `dealing`, for jobs of higher priority before others.  Running jobs of unknown length are taken
 to have as much left as they have had, as heavy tails go (Tiresias).
@@ -21,23 +22,26 @@ ground that each job that takes several sizes needs its least alone, and only wh
 Where no job takes several sizes, `backfill` plans in its place (`registry.policy_for`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 from msgspec.structs import replace
 
+from swarmsched.card import RankKey
 from swarmsched.ids import JobId
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.backfill import Backfill
-from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined, seconds_left
+from swarmsched.policies.base import inverse_priority, is_known, is_waiting, joined, milliseconds, seconds_left
 from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import (
     Sized,
     at_least,
     elastic_of,
+    never_given_up,
     opened,
+    place_made,
     placed,
     question,
     ranks_looked_at,
@@ -72,9 +76,8 @@ class Candidate(Sized):
 
     @property
     def least(self) -> int:
-        """What it keeps in any case: of one that changes while it trains there need be no checkpoint."""
-        elastic = elastic_of(self.job)
-        return min(self.held, elastic.ranks_least) if elastic.is_live else 0
+        """What it keeps in any case."""
+        return never_given_up(self.job)
 
     @property
     def why(self) -> str:
@@ -131,20 +134,46 @@ class Swarm:
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Who starts, if nothing is known of some that wait; then sizes; then hosts, the largest job first."""
         if not any(is_waiting(job) and not is_known(job) for job in view.jobs):
-            return Plan(tuple(self._dealt(view, now_s)))
+            held_back = self._held_back(view, now_s)
+            return Plan((*self._dealt(_without(view, held_back), now_s), *held_back.values()))
         admitted = self._admission.plan(at_least(view), now_s).decisions
         waiting = {each.job_id: each for each in admitted if each.change is Change.WAIT}
-        others = replace(view, jobs=tuple([job for job in view.jobs if job.job_id not in waiting]))
+        others = _without(view, waiting)
         decisions = self._dealt(others, now_s, is_admitted=True)
         started = {each.job_id for each in admitted if each.change is Change.START}
         if any(each.job_id in started and not each.target.shares for each in decisions):
             decisions = shrunk(others, admitted)  # what keeps its hosts leaves them no place
         return Plan((*decisions, *waiting.values()))
 
-    def _dealt(self, view: ClusterView, now_s: float, *, is_admitted: bool = False) -> list[Decision]:
+    def _held_back(self, view: ClusterView, now_s: float) -> dict[JobId, Decision]:
+        """Who waits, that those be served first who have waited for too long: none may start that would delay them,
+        were all else given up that can be."""
+        found = [job for job in view.jobs if self._may_be_impatient(job, now_s)]
+        gpus = sum([node.total_gpus for node in view.nodes])
+        candidates = self._candidates(found, gpus, view, now_s) if found else []
+        waited = {each.job.job_id: self._patience(each, now_s) for each in candidates}
+        first = {job_id: times for job_id, times in waited.items() if times > 1.0}
+        if not first:
+            return {}
+        bare = at_least(view, never_given_up)
+        admitted = InTurn(first).plan(replace(bare, jobs=tuple([_expected(job, now_s) for job in bare.jobs])), now_s)
+        return {each.job_id: each for each in admitted.decisions if each.change is Change.WAIT}
+
+    def _may_be_impatient(self, job: JobView, now_s: float) -> bool:
+        """False, at a glance, of most."""
+        return job.demand.gpus > 0 and job.queued_s(now_s) > PATIENCE * (seconds_left(job) + self._pause(job))
+
+    def _patience(self, candidate: Candidate, now_s: float) -> float:
+        """How much of it is used up by waiting; 0 of whoever runs."""
+        return candidate.job.queued_s(now_s) / (candidate.left_s + self._pause(candidate.job)) / PATIENCE
+
+    def _dealt(
+        self, view: ClusterView, now_s: float, *, is_admitted: bool = False, moves: bool = True
+    ) -> list[Decision]:
         """All GPUs that may be decided on by gain, those of higher priority first; `is_admitted`: each has its least.
 
-        Whoever keeps its size keeps its hosts.
+        Whoever keeps its size keeps its hosts, unless one that has waited for too long has no other place; one at a
+        look, and none without `moves`.
         """
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
@@ -156,7 +185,15 @@ class Swarm:
             for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
                 each.ranks = ranks
                 left -= ranks * each.per_rank
-        return [*kept, *placed(candidates, room, Room(view.nodes))]
+        impatient = [each.job for each in candidates if each.ranks and self._patience(each, now_s) > 1.0]
+        decisions = [*kept, *placed(candidates, room, Room(view.nodes))]
+        placeless = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
+        for job in impatient:
+            if job.job_id in placeless and not is_admitted and moves:
+                made, others = place_made(view, job)
+                if made:
+                    return [*made, *self._dealt(others, now_s, moves=False)]
+        return decisions
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
         share = max(1, gpus // max(1, len(jobs)))
@@ -175,8 +212,7 @@ class Swarm:
         order = sorted(range(len(found)), key=lambda row: found[row].precedence, reverse=True)
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
-            waited = found[row].job.queued_s(now_s) / (found[row].left_s + self._pause(found[row].job))
-            weights[row] = rank**self._exponent * max(1.0, waited / PATIENCE)
+            weights[row] = rank**self._exponent * max(1.0, self._patience(found[row], now_s))
         value *= weights
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
@@ -217,6 +253,32 @@ class Swarm:
     def _pause(self, job: JobView) -> float:
         """Seconds that a change of its GPUs costs it: as measured, or as assumed."""
         return job.card.pause_s or self._pause_s
+
+
+class InTurn(Backfill):
+    """The `first` of each priority before others, by how often each has waited for its time (highest response ratio
+    next, Brinch Hansen 1971); and of the others who has least left."""
+
+    def __init__(self, first: Mapping[JobId, float]) -> None:
+        super().__init__(ADMISSION)
+        self._first = first
+
+    def rank_key(self, job: JobView, now_s: float) -> RankKey:
+        """Smaller runs earlier."""
+        times = self._first.get(job.job_id)
+        place = (1, milliseconds(seconds_left(job))) if times is None else (0, milliseconds(1.0 / times))
+        return (inverse_priority(job), *place, milliseconds(job.card.submitted_utc_s))
+
+
+def _expected(job: JobView, now_s: float) -> JobView:
+    """Limited to what it is expected to take."""
+    left_s = seconds_left(job)
+    ends_s = min(job.running_s(now_s) + left_s, job.card.time_limit_s or inf)
+    return replace(job, card=replace(job.card, time_limit_s=ends_s)) if left_s else job
+
+
+def _without(view: ClusterView, jobs: Container[JobId]) -> ClusterView:
+    return replace(view, jobs=tuple([job for job in view.jobs if job.job_id not in jobs]))
 
 
 def _left_s(job: JobView, goodput: Goodput | None, usual: float, share_gpus: int, now_s: float) -> float:

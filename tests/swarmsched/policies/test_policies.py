@@ -148,7 +148,7 @@ def test_backfill_starts_a_short_job_that_ends_before_the_shadow_time() -> None:
     ]
     plan = plan_of(BACKFILL, nodes, jobs)
     assert started(plan) == [job_id(4)]
-    assert "next in line, in 60 s at the latest" in plan.decisions[1].reason
+    assert "next in line, expected within 60 s" in plan.decisions[1].reason
     assert "would delay the head of the line" in plan.decisions[2].reason
 
 

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import assume, given, settings
 
 from swarmsched.api import JobState
@@ -129,6 +130,60 @@ def test_who_has_waited_many_times_as_long_as_it_takes_passes_those_with_less_le
         longer = job(1, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=MEASURED, queued_s=times * 10_030.0)
         plan = decided(ClusterView(1, (make_node(A, 1),), (longer, shorter)))
         assert [number for number in (1, 2) if plan[job_id(number)].change is Change.START] == [first]
+
+
+def takes(seconds: float) -> Estimate:
+    return Estimate(points=(SpeedPoint(1, 1, 64, 1.0),), remaining=seconds)
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_for_a_wide_job_that_has_waited_for_too_long_nobody_starts_who_would_delay_it(is_live: bool) -> None:
+    """Those that run can't be stopped for it, and small ones would take each GPU as it comes free."""
+    sizes = Elastic(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True) if is_live else None
+    stays = held(1, Share(A, 1), elastic=sizes, estimate=takes(100.0), running_s=40.0)
+    for waited_s, short, first in ((600.0, 99.0, [2, 3]), (700.0, 99.0, [2]), (700.0, 101.0, [])):
+        wide = job(4, JobState.QUEUED, 4, ONE_GPU, estimate=takes(50.0), queued_s=waited_s)
+        behind = [
+            job(number, JobState.QUEUED, 1, ONE_GPU, estimate=takes(seconds))
+            for number, seconds in ((2, short), (3, 102.0))
+        ]
+        plan = decided(ClusterView(1, (make_node(A, 3, 4),), (stays, wide, *behind)))
+        assert [number for number in (2, 3) if plan[job_id(number)].change is Change.START] == first
+        assert plan[job_id(1)].change is Change.KEEP
+        assert plan[job_id(4)].change is Change.WAIT
+
+
+def test_of_a_job_that_is_too_large_for_the_swarm_nothing_is_kept_from_others() -> None:
+    wide = job(4, JobState.QUEUED, 5, ONE_GPU, estimate=takes(50.0), queued_s=1e6)
+    plan = decided(ClusterView(1, (make_node(A, 4),), (wide, job(2, JobState.QUEUED, 1, ONE_GPU, estimate=takes(9.0)))))
+    assert plan[job_id(2)].change is Change.START
+
+
+def test_where_gpus_for_one_that_has_waited_for_too_long_lie_apart_those_in_its_way_make_it_a_place() -> None:
+    """The one elsewhere, the one that may not be stopped and the more urgent one stay as they are."""
+    one = msgspec.structs.replace(SIZES, ranks_most=1)
+    live = msgspec.structs.replace(SIZES, ranks_least=2, ranks_most=2, is_live=True)
+    jobs = (
+        held(1, Share(A, 1), elastic=one, priority=1),
+        held(2, Share(A, 2), elastic=live),
+        held(3, Share(B, 1), elastic=one, priority=1),
+        held(4, Share(B, 1), elastic=one),
+        job(5, JobState.QUEUED, 1, Demand(gpus=2), estimate=takes(50.0), queued_s=1e4),
+        job(6, JobState.QUEUED, 1, Demand(gpus=9), estimate=takes(50.0), queued_s=1e5),
+    )
+    plan = decided(ClusterView(1, (make_node(A, 1, 4), make_node(B, 1, 3)), jobs))
+    stopped = [number for number in range(1, 7) if plan[job_id(number)].change is Change.STOP]
+    assert stopped == [4]
+    assert plan[job_id(4)].taker == job_id(5)
+    assert (plan[job_id(5)].change, plan[job_id(5)].target.shares) == (Change.WAIT, (Share(B, 1),))
+
+
+def test_who_is_in_the_way_keeps_what_it_has_elsewhere() -> None:
+    spread = held(1, Share(B, 2), Share(A, 2))
+    only = job(2, JobState.QUEUED, 1, ONE_GPU, estimate=takes(50.0), queued_s=1e7, nodes=(A,))
+    plan = decided(ClusterView(1, (make_node(A, 0, 2), make_node(B, 0, 2)), (spread, only)))
+    assert (plan[job_id(1)].change, plan[job_id(1)].target.shares) == (Change.SHRINK, (Share(B, 2),))
+    assert plan[job_id(2)].target.shares == (Share(A, 1),)
 
 
 def test_what_is_left_of_a_job_is_told_in_time_whatever_its_steps_take() -> None:

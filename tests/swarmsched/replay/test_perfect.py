@@ -9,6 +9,7 @@ from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
 from swarmsched.policies.registry import POLICIES, compute_plan
+from swarmsched.policies.swarm import PATIENCE
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import PerfectKnowledge, all_points
@@ -45,6 +46,12 @@ def test_the_default_policy_gives_an_elastic_job_all_that_pays_and_shares_with_t
     assert alone.summary()["finished"] == 1
     assert len(shared.finished) == 2
     assert max(ends(shared).values()) < 2 * ends(alone)["job1"]
+
+
+def test_a_wide_job_of_known_length_is_served_though_small_ones_come_without_end() -> None:
+    jobs = [*(rigid(number, 25.6 * number, 1, 100.0) for number in range(1, 200)), rigid(200, 30.0, 4, 50.0)]
+    observer = replay(jobs, "swarm", Cluster.even(1, 4))
+    assert ends(observer)["job200"] < 30.0 + PATIENCE * (50.0 + 30.0) + 200.0
 
 
 def test_no_plan_books_a_gpu_twice_or_starves_anybody() -> None:
