@@ -11,7 +11,7 @@ grow with a power of the rank are optimal for jobs of equal, known, sublinear sp
 heSRPT, 2020).  That none starves, whoever has waited `PATIENCE` times as long as it still takes counts the more the
 longer it waits; and where those that nobody can stop leave it no place, nobody starts who would delay it, as under
 `backfill`, by what jobs are expected to take.  The last factor is what a change is worth after its pause: `h` is how
-long it is likely to last, the `horizon_s`, the rest of the job, or the time for which the job has kept what it has,
+long it is likely to last, the `horizon_s`, the rest of a job that runs, or the time for which it has kept what it has,
 whichever is shortest; a job that keeps its GPUs pays nothing.
 
 The sum is maximised by `dealing`, for jobs of higher priority before others.  Running jobs of unknown length are taken
@@ -232,13 +232,14 @@ class Swarm:
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
 
-        That is taken to be no longer than the job has kept its present GPUs, and to them there is no pause.
+        That is taken to be no longer than the job has kept its present GPUs, and to them there is no pause.  One that
+        waits pays for its start whenever that comes, so what is left of it says nothing against it.
         """
         rate = np.zeros((len(candidates), max([len(each.rate) for each in candidates], default=0)))
         for row, each in enumerate(candidates):
             rate[row, : len(each.rate)] = each.rate
         kept_s = [each.job.running_s(now_s) if each.held else inf for each in candidates]
-        left_s = [each.left_s if is_known(each.job) else inf for each in candidates]
+        left_s = [each.left_s if each.held and is_known(each.job) else inf for each in candidates]
         speed = rate / _column([each.usual for each in candidates])
         lasts_s = np.minimum(
             np.minimum(self._horizon_s, _column(kept_s)), _column(left_s) / np.maximum(speed, LEAST_GAIN)

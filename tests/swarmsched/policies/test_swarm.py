@@ -122,6 +122,14 @@ def test_of_jobs_of_the_same_length_the_first_comes_first_and_who_runs_is_not_st
         assert plan[job_id(number)].change is Change.KEEP
 
 
+def test_of_jobs_that_wait_the_shorter_comes_first_though_it_ends_soon_after_the_pause_of_its_start() -> None:
+    jobs = [
+        job(number, JobState.QUEUED, 1, ONE_GPU, estimate=takes(seconds)) for number, seconds in ((1, 1e3), (2, 10.0))
+    ]
+    plan = decided(ClusterView(1, (make_node(A, 1),), tuple(jobs)))
+    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.WAIT, Change.START]
+
+
 def test_who_has_waited_many_times_as_long_as_it_takes_passes_those_with_less_left_and_nobody_does_for_less() -> None:
     """Else jobs that are shorter, and come again and again, would keep it from the GPU for ever."""
     short = msgspec.structs.replace(MEASURED, remaining=5_000.0)
