@@ -68,3 +68,4 @@ class Worker(Value):
     pause_s: Seconds = 0.0  # that its last switch has cost it
     busy_s: Seconds = 0.0  # that its own part of a step takes, of late and roughly; 0: not known
     problem: Text = ""
+    is_silent: bool = False  # by its agent: it does not even ask for plans any more, so all of the process stands still

@@ -226,13 +226,14 @@ def _plan(job: ShepherdState) -> WorldPlan | None:
 
 
 def stop_leaving(job: ShepherdState) -> list[ShepherdEffect]:
-    """Those that have not left by themselves, or never trained."""
+    """Those that have not left by themselves, never trained, or stand still."""
     record, regrouping = job.decided, job.regrouping
     effects: list[ShepherdEffect] = []
     for share in record.leaving:
         since_s = regrouping.leaving_since_s.setdefault(share.part, job.now_s)
         patience_s = LEAVE_S if is_settled(record) else STUCK_S
-        due_s = since_s + patience_s if _worker(job, share).trains else since_s
+        may_leave = _worker(job, share).trains and share.part not in record.world.lost
+        due_s = since_s + patience_s if may_leave else since_s
         due_s = max(due_s, regrouping.stopped_s.get(share.part, 0.0) + STOP_AGAIN_S)
         if job.now_s >= due_s and not job.gang.has_exited(share.place):
             regrouping.stopped_s[share.part] = job.now_s
@@ -304,11 +305,19 @@ def _has_trained(job: ShepherdState, share: Share) -> bool:
 
 
 def _gone(job: ShepherdState) -> tuple[int, ...]:
-    """Members that failed, and those that ended as if all were done while others miss them."""
+    """Members that failed, and those that others miss: that ended as if all were done, or stand still.
+
+    Whoever waits for one that stands still tells so only after a while.  It is not given up for members without state.
+    """
+    world = job.decided.world
     tasks = [(share.part, task) for share in job.decided.members if (task := _task(job, share)) is not None]
-    over = [(part, task) for part, task in tasks if task.stage is TaskStage.EXITED]
-    are_missed = any(task.worker.problem for _, task in tasks if task.stage is not TaskStage.EXITED)
-    return tuple(part for part, task in over if are_missed or not is_clean(task))
+    over = [part for part, task in tasks if task.stage is TaskStage.EXITED]
+    still = [part for part, task in tasks if part not in over and task.worker.is_silent and not task.is_frozen]
+    others = [task for part, task in tasks if part not in (*over, *still)]
+    if any(task.worker.problem for task in others):
+        goes_on = not world.has_trained or any(task.worker.trains for task in others)
+        return (*over, *(still if goes_on else ()))
+    return tuple(part for part, task in tasks if part in over and not is_clean(task))
 
 
 def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:
@@ -317,7 +326,8 @@ def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:
         task = _task(job, share)
         if share.part in gone and task is not None:
             how = [f"signal {each.signal}" if each.signal else f"code {each.exit_code}" for each in task.exits]
-            told.append(f"worker {share.part} on {share.node} ended: {', '.join(how) or task.detail}")
+            ended = f"ended: {', '.join(how) or task.detail}" if task.stage is TaskStage.EXITED else "stands still"
+            told.append(f"worker {share.part} on {share.node} {ended}")
     return "; ".join(told)
 
 

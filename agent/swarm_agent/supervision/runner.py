@@ -660,7 +660,8 @@ class TaskRunner:
 
     def _worker_told(self, key: TaskKey, told: Standing) -> None:
         problem = cleaned(told.problem)
-        news = (WorkerState(told.state), told.address, told.version, told.trains, told.pause_s, told.busy_s, problem)
+        seconds, is_silent = (told.pause_s, told.busy_s), told.is_silent
+        news = (WorkerState(told.state), told.address, told.version, told.trains, *seconds, problem, is_silent)
         self._post(WorkerTold.about(key, Worker(*news)))
 
     def _extend(self, task: _Task, until_s: float) -> None:

@@ -1,7 +1,8 @@
 """Which workers of an elastic job have come, and which of them are to train: requests of type `member`.
 
 Each worker asks again and again, and is answered when there is a plan newer than the one it knows, or after a while.
-What it says of itself with each request is kept, so the last word of each is how it stands.
+What it says of itself with each request is kept, so the last word of each is how it stands.  A thread does the asking,
+whatever training waits for: who asks no more stands still as a process, stopped or stuck in its kernel or a library.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm_agent.task.tasksocket import Refusal, Request
@@ -17,6 +18,7 @@ from swarmsched.ids import TaskKey
 from swarmsched.task import TaskOrder
 
 ANSWER_S = 20.0
+SILENT_S = 30.0  # after an answer; a thread may wait for the interpreter while training loads something large
 WORKERS_MAX = 1_024  # of one task
 NAME_LENGTH_MAX = 200
 PROBLEM_LENGTH_MAX = 500
@@ -47,11 +49,13 @@ class Standing:
     pause_s: float
     busy_s: float
     heard_s: float
+    is_silent: bool = False  # it has not asked again
 
     @property
     def news(self) -> tuple[object, ...]:
         """What others should hear of, which is not each step."""
-        return (self.state, self.address, self.version, self.trains, self.problem, self.pause_s, self.busy_s)
+        numbers = (self.version, self.trains, self.pause_s, self.busy_s)
+        return (self.state, self.address, self.problem, self.is_silent, *numbers)
 
 
 @dataclass(slots=True)
@@ -132,7 +136,18 @@ class TaskMemberships:
             async with asyncio.timeout(ANSWER_S):
                 while not is_answered():
                     await task.news.wait()
+        asyncio.get_running_loop().call_later(SILENT_S, self._listen, key, task, standing, turn)
         return {"ok": True, "plan": newer()}
+
+    def _listen(self, key: TaskKey, task: Membership, told: Standing, turn: int) -> None:
+        """Some time after an answer: tell of a worker that has not asked again, and does not leave."""
+        is_over = task.asked[told.worker] != turn or self._tasks.get(key) is not task
+        if is_over or told.state in ("left", "refused"):
+            return
+        task.standings[told.worker] = replace(told, is_silent=True)
+        if told.worker == str(key.part):
+            self._tell(key, task.standings[told.worker])
+        task.tell()
 
 
 def _standing(request: Request, now_s: float) -> Standing:

@@ -74,6 +74,36 @@ async def test_a_worker_that_asks_anew_has_its_older_request_answered(desk) -> N
     assert desk.members(KEY) == {}
 
 
+async def test_of_a_worker_that_asks_no_more_it_is_told_that_it_stands_still(monkeypatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    told = []
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, standing: told.append(standing.is_silent))
+    worker = {"worker": str(KEY.part), "state": "training"}
+    for _ in range(10):
+        await desk.handle(KEY, WHO | worker)
+    assert told == [False]
+    await asyncio.sleep(0.2)
+    assert told == [False, True]
+    assert desk.members(KEY)[str(KEY.part)].is_silent
+    await desk.handle(KEY, WHO | worker)
+    assert told == [False, True, False], "it goes on"
+    await desk.handle(KEY, WHO | worker | {"state": "left"})
+    await asyncio.sleep(0.2)
+    assert told == [False, True, False, False], "nobody waits for one that leaves"
+
+
+async def test_of_a_task_that_is_over_nothing_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(module, "SILENT_S", 0.01)
+    told = []
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, standing: told.append(standing))
+    await desk.handle(KEY, WHO | {"worker": str(KEY.part)})
+    desk.forget(KEY)
+    await asyncio.sleep(0.1)
+    assert [standing.is_silent for standing in told] == [False]
+
+
 async def test_one_can_wait_for_workers(desk) -> None:
     waiting = asyncio.create_task(desk.wait(KEY, lambda known: "a" in known and known["a"].step == 2))
     first = await asking(desk, step=1)

@@ -456,3 +456,46 @@ def test_a_member_that_ends_well_while_others_miss_it_is_left_behind(training):
     training.told(2, worker=problem)
     assert training.members == (2, 3)
     assert training.record.shepherd == ME
+
+
+WAITS = "has waited for 30 s for all ranks to call step(), in round 7"
+
+
+def stands(training, part, **more):
+    """It trains, as told last."""
+    training.told(part, worker=Worker(WorkerState.TRAINING, f"10.0.0.{part}:7000", 1, 1, **more))
+
+
+def test_a_member_that_stands_still_is_left_behind_once_others_wait_for_it_and_is_stopped(training):
+    stands(training, 1, is_silent=True)
+    training.wait(600.0)
+    assert training.members == (1, 2, 3), "the others train: it may be its agent that is busy"
+    stands(training, 2, problem=WAITS)
+    world = training.record.world
+    assert (world.version, world.members, world.lost) == (2, (2, 3), (1,))
+    assert training.record.rescalings[-1].reason == "worker 1 on a stands still"
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(A, 1)]
+    training.trains(2, 3)
+    training.dies(1)
+    assert [share.part for share in training.record.shares] == [2, 3]
+
+
+def test_a_member_that_waits_too_or_that_its_agent_has_paused_is_left_to_others(training):
+    stands(training, 1, problem=WAITS)
+    stands(training, 2, problem=WAITS)
+    training.told(3, is_frozen=True, worker=Worker(WorkerState.TRAINING, "10.0.0.3:7000", 1, 1, is_silent=True))
+    training.wait(600.0)
+    assert training.members == (1, 2, 3)
+
+
+def test_the_only_member_with_the_state_of_the_training_is_not_given_up(training):
+    training.wish((A, 2), (B, 2))
+    training.join()
+    training.told(4)
+    training.ready(4)
+    assert training.members == (1, 2, 3, 4)
+    training.dies(1)
+    training.dies(2)
+    stands(training, 3, is_silent=True)
+    training.told(4, worker=Worker(WorkerState.READY, "10.0.0.4:7000", problem=WAITS))
+    assert training.members == (3, 4)
