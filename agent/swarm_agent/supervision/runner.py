@@ -793,6 +793,8 @@ class TaskRunner:
         if facts.is_damaged:
             self._tell_damaged(task)
         self._open_socket_again(task)
+        if task.order.part:
+            self.memberships.expect(task.key)
         log.info("task found job_id=%s attempt=%d shim_pid=%d", *task.key.of_attempt, facts.shim_pid)
 
     def _open_socket_again(self, task: _Task) -> None:

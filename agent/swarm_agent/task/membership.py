@@ -16,6 +16,7 @@ from typing import Any
 from swarm_agent.task.tasksocket import Refusal, Request
 from swarmsched.ids import TaskKey
 from swarmsched.task import TaskOrder
+from swarmsched.world import WorkerState
 
 ANSWER_S = 20.0
 SILENT_S = 30.0  # after an answer; a thread may wait for the interpreter while training loads something large
@@ -104,6 +105,12 @@ class TaskMemberships:
         while not is_so(task.standings):
             await task.news.wait()
 
+    def expect(self, key: TaskKey) -> None:
+        """The worker of an elastic part that ran already when this agent started: it asks soon, or stands still."""
+        unheard = Standing(str(key.part), "", 0, 0, -1, "", WorkerState.UNKNOWN.value, "", 0.0, 0.0, self._now())
+        task = self._tasks.setdefault(key, Membership())
+        asyncio.get_running_loop().call_later(ANSWER_S + SILENT_S, self._listen, key, task, unheard, 0)
+
     def forget(self, key: TaskKey) -> None:
         """The task is no more."""
         task = self._tasks.pop(key, None)
@@ -140,8 +147,8 @@ class TaskMemberships:
         return {"ok": True, "plan": newer()}
 
     def _listen(self, key: TaskKey, task: Membership, told: Standing, turn: int) -> None:
-        """Some time after an answer: tell of a worker that has not asked again, and does not leave."""
-        is_over = task.asked[told.worker] != turn or self._tasks.get(key) is not task
+        """Tell of a worker that has not asked again, and does not leave."""
+        is_over = task.asked.get(told.worker, 0) != turn or self._tasks.get(key) is not task
         if is_over or told.state in ("left", "refused"):
             return
         task.standings[told.worker] = replace(told, is_silent=True)

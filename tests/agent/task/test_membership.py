@@ -88,9 +88,28 @@ async def test_of_a_worker_that_asks_no_more_it_is_told_that_it_stands_still(mon
     assert desk.members(KEY)[str(KEY.part)].is_silent
     await desk.handle(KEY, WHO | worker)
     assert told == [False, True, False], "it goes on"
+    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    older, newer = await asking(desk, **worker), await asking(desk, **worker)
+    await older
+    await asyncio.sleep(0.1)
+    assert told == [False, True, False], "the newer one waits for its answer"
+    await newer
     await desk.handle(KEY, WHO | worker | {"state": "left"})
     await asyncio.sleep(0.2)
     assert told == [False, True, False, False], "nobody waits for one that leaves"
+
+
+async def test_a_worker_that_stood_still_before_its_agent_started_again_is_told_of_too(monkeypatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(module, "SILENT_S", 0.05)
+    told = []
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, standing: told.append((key, standing.is_silent)))
+    asks = TaskKey(KEY.job_id, KEY.attempt, 2)
+    desk.expect(KEY)
+    desk.expect(asks)
+    await desk.handle(asks, WHO | {"worker": "2", "state": "left"})
+    await asyncio.sleep(0.2)
+    assert told == [(asks, False), (KEY, True)]
 
 
 async def test_of_a_task_that_is_over_nothing_is_told(monkeypatch) -> None:
