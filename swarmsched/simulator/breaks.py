@@ -259,6 +259,14 @@ def _a_world_ahead(original: Callable[..., Any]) -> Callable[..., Any]:
     return plan
 
 
+def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gone(job: ShepherdState) -> tuple[int, ...]:
+        over = [share.part for share in job.decided.members if job.gang.has_exited(share.place)]
+        return tuple(part for part in original(job) if part in over)
+
+    return gone
+
+
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -349,6 +357,9 @@ BREAKS: Mapping[str, Break] = {
     "lost-node-forgotten": Break(
         "what a gang has on a lost node is not remembered",
         patches={(Regrouped, "_fields"): _with_fields(lambda record: {"leftovers": record.leftovers})},
+    ),
+    "still-member-kept": Break(
+        "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
     ),
 }
 NO_BREAK = Break("nothing is broken")

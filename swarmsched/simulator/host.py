@@ -33,7 +33,7 @@ from swarmsched.events import (
     TimerFired,
     WorkLagged,
 )
-from swarmsched.ids import Address, AttemptKey, NodeId
+from swarmsched.ids import Address, NodeId
 from swarmsched.node.config import RETAINED_JOBS, NodeConfig, Restored
 from swarmsched.node.lanes import Lanes
 from swarmsched.node.node import Node
@@ -48,6 +48,7 @@ from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
 from swarmsched.simulator.tasks import (
     TASK_EFFECTS,
     Behaviour,
+    ElasticAttempts,
     RunningTask,
     TaskChange,
     TaskModel,
@@ -105,7 +106,7 @@ class Host:
         clock: HostClock | None = None,
         is_witness: bool = False,
         retained_jobs: int = RETAINED_JOBS,
-        begun_s: dict[AttemptKey, float] | None = None,
+        attempts: ElasticAttempts | None = None,
     ) -> None:
         self.node_id = node_id
         self.address = address
@@ -123,7 +124,7 @@ class Host:
         self.plan_s = PLAN_S  # until its planner answers
         self.make_plan: MakePlan = plan_anyway
         self.planner_fails = False
-        watch = (self._commit, self._task_changed, begun_s)
+        watch = (self._commit, self._task_changed, attempts)
         self.tasks = TaskModel(loop, address[0], self.post, behaviour, self.clock, *watch)
         self._seeds = seeds
         self._rng = rng

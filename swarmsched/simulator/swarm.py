@@ -9,7 +9,7 @@ from swarmsched.commands import Command, CreateTicket, JobAccepted, SubmitJob, T
 from swarmsched.effects import SendDatagram, SendPeer
 from swarmsched.errors import JobError, UnknownJob
 from swarmsched.events import DatagramReceived, DatagramSendFailed, PeerMessageReceived, PeerSendFailed
-from swarmsched.ids import AttemptKey, JobId, NodeId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.jobs.message import AcceptRequest, PrepareRequest
 from swarmsched.ledger.message import HoldRequest
 from swarmsched.node.config import RETAINED_JOBS
@@ -25,7 +25,7 @@ from swarmsched.simulator.host import Host, MakeNode
 from swarmsched.simulator.loop import EventLoop
 from swarmsched.simulator.network import Network, NetworkFaults
 from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
-from swarmsched.simulator.tasks import Behaviour, read_command
+from swarmsched.simulator.tasks import Behaviour, ElasticAttempts, read_command
 
 PORT = 7400
 SEED_COUNT = 3
@@ -79,7 +79,7 @@ class SimulatedSwarm:
         clocks = {name: make_clock(self.loop, stream(seed, f"clock {name}")) for name in names}
 
         counts = gpu_counts or {}
-        begun_s: dict[AttemptKey, float] = {}
+        attempts = ElasticAttempts()
 
         def maker(name: NodeId) -> MakeNode:
             return make_node if make_parts is None else partial(Node, parts=make_parts(clocks[name]))
@@ -100,7 +100,7 @@ class SimulatedSwarm:
                 clock=clocks[name],
                 is_witness=name in witnesses,
                 retained_jobs=retained_jobs,
-                begun_s=begun_s,
+                attempts=attempts,
             )
             for name in names
         }

@@ -74,6 +74,8 @@ START_S = 0.020
 SWITCH_S = 0.050  # from the news of a world until a worker trains in it, or has left
 ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
+SILENT_S = 2.0  # until an agent knows of a worker that it stands still
+WAITS_S = 3.0  # until others say that they wait for it
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
@@ -90,7 +92,8 @@ class RankPlan:
     A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
     the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
     running, and takes that much off its duration for each one that it resumes from.  One that outlives SIGKILL computes
-    no more.  The duration of an elastic part counts from the first start of its attempt.
+    no more.  The duration of an elastic part counts from the first start of its attempt; once one stands still the
+    others wait until they train without it, and nothing but SIGKILL ends it while any is there.
     """
 
     duration_s: float
@@ -101,6 +104,7 @@ class RankPlan:
     outlives_kill_s: float = 0.0  # the kernel lets go of it only then
     ready_s: float = 0.3  # from its start until the worker of an elastic part is
     refuses: bool = False  # to train in whatever world names it
+    stands_still_s: float = math.inf  # after it has begun to train
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -155,6 +159,8 @@ class RunningTask:
     global_batch: int = 0  # with which its ranks train
     worker: Worker = field(default_factory=Worker)  # of an elastic part
     plan: WorldPlan | None = None  # the newest that reached it
+    is_still: bool = False
+    is_waiting: bool = False  # for another part that stands still
 
     @property
     def key(self) -> TaskKey:
@@ -185,6 +191,18 @@ class RunningTask:
         )
 
 
+@dataclass(slots=True)
+class ElasticAttempts:
+    """On all machines together: when each began to train, and its parts."""
+
+    begun_s: dict[AttemptKey, float] = field(default_factory=dict)
+    parts: dict[AttemptKey, list[tuple["TaskModel", RunningTask]]] = field(default_factory=dict)
+
+    def trainers(self, attempt: AttemptKey) -> list[tuple["TaskModel", RunningTask]]:
+        """Parts that train, or stand still."""
+        return [(model, task) for model, task in self.parts.get(attempt, ()) if task.worker.trains and not task.is_over]
+
+
 class TaskModel:
     """All tasks of one machine.  Facts go to `tell`, which drops them while the agent is down.
 
@@ -200,9 +218,9 @@ class TaskModel:
         clock: HostClock | None = None,
         commit: Callable[[RunningTask, Checkpoint], None] = lambda task, checkpoint: None,
         watch: Callable[[RunningTask, TaskChange], None] = lambda task, change: None,
-        begun_s: dict[AttemptKey, float] | None = None,
+        attempts: ElasticAttempts | None = None,
     ) -> None:
-        """`begun_s`: when elastic attempts began to train, on all machines together."""
+        """`attempts` are shared by all machines."""
         self._loop = loop
         self._host = host
         self._tell = tell
@@ -210,7 +228,7 @@ class TaskModel:
         self._clock = clock or HostClock(loop)
         self._commit = commit
         self._watch = watch
-        self._begun_s = {} if begun_s is None else begun_s
+        self._attempts = attempts or ElasticAttempts()
         self._tasks: dict[TaskKey, RunningTask] = {}
         self._staging: dict[TaskKey, Timer] = {}
         self._ports: dict[TaskKey, int] = {}
@@ -353,6 +371,8 @@ class TaskModel:
         batch = order.global_batch or order.spec.batches.first
         task = RunningTask(order, uuids, plans, effect.until_s, began_s=self._loop.now_s, global_batch=batch)
         self._tasks[key] = task
+        if order.part:
+            self._attempts.parts.setdefault(key.of_attempt, []).append((self, task))
         self.start_count += 1
         self._watch(task, TaskChange.STARTED)
         self._keep_time(task)
@@ -376,7 +396,7 @@ class TaskModel:
             if not math.isinf(plan.checkpoint_period_s):
                 done_s = task.checkpoint_count * plan.checkpoint_period_s
             if order.part:
-                begun_s = self._begun_s.setdefault(task.key.of_attempt, self._loop.now_s)
+                begun_s = self._attempts.begun_s.setdefault(task.key.of_attempt, self._loop.now_s)
                 done_s = self._loop.now_s - begun_s
                 self._loop.post_later(plan.ready_s, self._ready, task)
             left_s = max(0.0, plan.duration_s - done_s)
@@ -401,7 +421,9 @@ class TaskModel:
         self._tell(WorkerTold.about(task.key, task.worker))
 
     def _ask_again(self, task: RunningTask) -> None:
-        if not task.is_over and not task.is_frozen:
+        if task.is_still:  # it says nothing, and what it has said is forgotten
+            self._loop.post_later(SILENT_S, self._is_silent, task, Worker())
+        elif not task.is_over and not task.is_frozen:
             self._tell(WorkerTold.about(task.key, task.worker))
 
     def _publish(self, key: TaskKey, plan: WorldPlan) -> None:
@@ -413,7 +435,8 @@ class TaskModel:
 
     def _hear(self, task: RunningTask) -> None:
         """A frozen worker hears nothing; it asks when it goes on."""
-        if task.plan is None or task.is_over or task.is_frozen or task.plan.version <= task.worker.heard:
+        is_deaf = task.is_over or task.is_frozen or task.is_still
+        if task.plan is None or is_deaf or task.plan.version <= task.worker.heard:
             return
         self._say(task, heard=task.plan.version)
         self._loop.post_later(SWITCH_S, self._switch, task, task.plan)
@@ -421,20 +444,65 @@ class TaskModel:
     def _switch(self, task: RunningTask, plan: WorldPlan) -> None:
         if task.is_over or plan is not task.plan:
             return
-        if task.is_frozen:
+        if task.is_frozen or task.is_still:
             self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan)
             return
         (rank, does), part = next(iter(task.plans.items())), task.order.part
-        if part not in [member.part for member in plan.members]:
+        members = [member.part for member in plan.members]
+        if part not in members:
             self._say(task, state=WorkerState.LEFT)
             self._exit_later(task, RankExit(rank, 0), SWITCH_S)
         elif does.refuses:
             self._say(task, state=WorkerState.REFUSED)
             self._exit_later(task, RankExit(rank, 1), SWITCH_S)
+        elif any(other.is_still and other.order.part in members for _, other in self._trainers(task)):
+            self._says_that_it_waits(task)
+            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan)
         else:
-            pause_s = SWITCH_S if task.worker.trains else 0.0
-            self._say(task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s)
-            self._watch(task, TaskChange.REGROUPED)
+            self._train(task, plan, does)
+
+    def _train(self, task: RunningTask, plan: WorldPlan, does: RankPlan) -> None:
+        if not task.worker.trains and not math.isinf(does.stands_still_s):
+            self._loop.post_later(does.stands_still_s, self._stand_still, task)
+        pause_s = SWITCH_S if task.worker.trains else 0.0
+        task.is_waiting = False
+        self._go_on(task)
+        self._say(task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s, problem="")
+        self._watch(task, TaskChange.REGROUPED)
+
+    def _trainers(self, task: RunningTask) -> list[tuple["TaskModel", RunningTask]]:
+        return self._attempts.trainers(task.key.of_attempt)
+
+    def _stand_still(self, task: RunningTask) -> None:
+        others = [(model, other) for model, other in self._trainers(task) if other is not task]
+        if task.is_over or task.is_frozen or not others:
+            return
+        task.is_still = True
+        self._hold_up(task)
+        self._loop.post_later(SILENT_S, self._is_silent, task, task.worker)
+        for model, other in others:
+            model.wait_for_another(other)
+
+    def wait_for_another(self, task: RunningTask) -> None:
+        """One that it trains with stands still."""
+        task.is_waiting = True
+        self._hold_up(task)
+        self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
+
+    def _is_silent(self, task: RunningTask, told: Worker) -> None:
+        if task.is_still and not task.is_over:
+            self._tell(WorkerTold.about(task.key, replace(told, is_silent=True)))
+
+    def _says_that_it_waits(self, task: RunningTask) -> None:
+        if not (task.is_over or task.is_frozen or task.is_still or task.worker.problem):
+            self._say(task, problem="waits for a rank that stands still")
+
+    def wake(self, task: RunningTask) -> None:
+        """It goes on after it has stood still."""
+        task.is_still = False
+        self._go_on(task)
+        self._say(task)
+        self._hear(task)
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
         plan = task.plans.get(0)  # rank 0 writes for the gang
@@ -455,7 +523,7 @@ class TaskModel:
     def _exit_later(self, task: RunningTask, rank_exit: RankExit, delay_s: float) -> None:
         """Whatever ends a rank first ends it; a frozen one has to run that long when it goes on."""
         rank, end_s = rank_exit.rank, self._loop.now_s + delay_s
-        if task.is_frozen:
+        if task.is_frozen or task.is_still or (task.is_waiting and not rank_exit.signal):
             if rank not in task.left_s or delay_s < task.left_s[rank][0]:
                 task.left_s[rank] = (delay_s, rank_exit)
             return
@@ -482,6 +550,9 @@ class TaskModel:
             timer.cancel()
         task.plans, task.ends, task.left_s, task.is_frozen = {}, {}, {}, False
         self._watch(task, TaskChange.ENDED)
+        left = self._trainers(task) if task.order.part else []
+        if len(left) == 1 and left[0][1].is_still:  # nobody waits for it any more: only a person would end it
+            left[0][0].wake(left[0][1])
 
     # The time that ranks may run.
 
@@ -508,23 +579,33 @@ class TaskModel:
                 self._keep_time(task)
             return
         task.is_frozen = True
+        self._hold_up(task)
+        self._watch(task, TaskChange.FROZEN)
+        self._tell(TaskFreezeChanged.about(task.key, is_frozen=True))
+
+    def _hold_up(self, task: RunningTask) -> None:
         now_s = self._loop.now_s
         for rank, (end_s, timer, rank_exit) in task.ends.items():
             timer.cancel()
             task.left_s[rank] = (max(0.0, end_s - now_s), rank_exit)
         task.ends = {}
-        self._watch(task, TaskChange.FROZEN)
-        self._tell(TaskFreezeChanged.about(task.key, is_frozen=True))
+
+    def _go_on(self, task: RunningTask) -> None:
+        if task.is_frozen or task.is_still or task.is_waiting:
+            return
+        waiting, task.left_s = task.left_s, {}
+        for left_s, rank_exit in waiting.values():
+            self._exit_later(task, rank_exit, left_s)
 
     def _thaw(self, task: RunningTask) -> None:
         if not task.is_frozen:
             return
         task.is_frozen = False
-        waiting, task.left_s = task.left_s, {}
-        for left_s, rank_exit in waiting.values():
-            self._exit_later(task, rank_exit, left_s)
+        self._go_on(task)
         self._watch(task, TaskChange.THAWED)
         self._tell(TaskFreezeChanged.about(task.key, is_frozen=False))
+        if task.is_waiting:
+            self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
         self._hear(task)
 
     # Stopping.

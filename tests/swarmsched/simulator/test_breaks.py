@@ -36,6 +36,7 @@ NOTICED = {
     "unnamed-newcomers": (THREE, {"worlds", "5", "machines"}),
     "parts-again": (THREE, {"worlds"}),
     "lost-node-forgotten": (THREE, {"worlds", "attempts"}),
+    "still-member-kept": (THREE, {"ended"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
 
