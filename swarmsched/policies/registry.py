@@ -19,6 +19,7 @@ from swarmsched.models.kinds import informed
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
 from swarmsched.policies.base import PolicyKind, is_known, is_waiting
+from swarmsched.policies.checked import BadPlan, checked
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, Order, Plan, Policy, PolicySetting
 
 ID_LENGTH_MAX = 63
@@ -182,15 +183,21 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
 
 def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    """As `compute_plan`; where the policy raises, or its import does, `backfill` plans, and `Plan.fault` says why."""
+    """As `compute_plan`; where the policy or its import raises, or nobody could follow what it planned, `backfill` plans.
+
+    Then `Plan.fault` says why, and what the policy remembered stays as it was.
+    """
     try:
-        return compute_plan(setting, view, now_s)
+        return checked(compute_plan(setting, view, now_s), view)
+    except BadPlan as error:
+        problem = str(error)
     except (Exception, SystemExit) as error:
         if setting.name not in POLICIES:
             raise
-        fault = cleaned(f"{setting.name} raised {type(error).__name__}: {error}")
+        problem = f"raised {type(error).__name__}: {error}"
     plan = compute_plan(PolicySetting(FALLBACK, {}, Elasticity.OFF), view, now_s)
-    return replace(plan, policy_id=policy_id(setting), fault=fault)
+    fault = cleaned(f"{setting.name} {problem}")
+    return replace(plan, memory=view.memory, policy_id=policy_id(setting), fault=fault)
 
 
 def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:

@@ -2,8 +2,7 @@
 
 No nodes, no gossip: what a policy is worth when everybody knows everything.  With a tick the policy is asked at its
 multiples alone, as central schedulers are; without one at each arrival, end, failure and return of a node, when its
-plan asked for it, and, while jobs that it may resize train and report, as often as agents ask at least.  A policy that
-raises, or plans GPUs that are not there, is counted; then `FALLBACK` plans.
+plan asked for it, and, while jobs that it may resize train and report, as often as agents ask at least.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +18,16 @@ from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import JobId, NodeId
 from swarmsched.models.kinds import GpuClasses
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
-from swarmsched.policies.registry import compute_plan
+from swarmsched.policies.checked import is_wish
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge
 from swarmsched.replay.results import Observer
 from swarmsched.replay.table import SECONDS_MOST
 from swarmsched.resources import Share
-from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan, PolicySetting
+from swarmsched.view import Change, ClusterView, Decision, EndedJob, JobView, Plan
 
 HISTORY = 256
-FALLBACK = PolicySetting("fifo")
-"""Keeps what runs, and starts in order."""
 Planner = Callable[[ClusterView, float], Plan]
 PLANS_MOST = 2_000_000
 """Enough for three years with a plan a minute."""
@@ -175,8 +172,11 @@ class PerfectReplay:
         self._report()
         view = self._view()
         began_s = self._clock()
-        plan = self._planned(view)
+        plan = self._plan(view, self._now_s + EPOCH_UTC_S)
         self.observer.planned(self._clock() - began_s)
+        if plan.fault:
+            self.observer.policy_failed(plan.fault)
+        self._memory = plan.memory
         self._follow(plan)
         self._review_s = self._now_s + min(plan.review_s or inf, self._news_in_s)
         self.observer.decided(self._live, self._now_s)
@@ -187,32 +187,13 @@ class PerfectReplay:
         is_reporting = any(job.elastic and job.shares for job in self._live)
         return PLAN_REFRESH_S if is_reporting else inf
 
-    def _planned(self, view: ClusterView) -> Plan:
-        now_s = self._now_s + EPOCH_UTC_S
-        try:
-            plan = self._plan(view, now_s)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a policy raises is a result of this replay
-            self.observer.policy_failed(f"{type(error).__name__}: {error}")
-            return compute_plan(FALLBACK, view, now_s)
-        if node := self._cluster.overbooked(self._holdings(plan)):
-            self.observer.policy_failed(f"planned more GPUs on {node} than it has")
-            return compute_plan(FALLBACK, view, now_s)
-        self._memory = plan.memory
-        return plan
-
-    def _holdings(self, plan: Plan) -> list[tuple[Share, ...]]:
-        """What jobs would have if the plan were followed to the letter."""
-        held = {job.job_id: job.shares for job in self._live}
-        held.update({each.job_id: each.target.shares for each in _wanted(plan) if each.job_id in held})
-        return list(held.values())
-
     def _follow(self, plan: Plan) -> None:
         """All at once, in the plan's order: what does not fit beside the rest keeps its place, or has none.
 
         Nobody takes time to leave here: a place that is kept for a job is its own at once.
         """
         by_id = {job.job_id: job for job in self._live}
-        wanted = [(by_id[each.job_id], each) for each in _wanted(plan) if each.job_id in by_id]
+        wanted = [(by_id[each.job_id], each) for each in plan.decisions if each.job_id in by_id and is_wish(each)]
         moving = {job.job_id for job, _ in wanted}
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
         for job, decision in wanted:
@@ -277,11 +258,6 @@ class PerfectReplay:
             elastic=job.elastic and with_batch(job.elastic, job.batch),
             estimate=self._told.get(job.job_id),
         )
-
-
-def _wanted(plan: Plan) -> list[Decision]:
-    """The decisions that change or claim something."""
-    return [each for each in plan.decisions if each.change is Change.STOP or each.target.shares]
 
 
 def with_batch(elastic: Elastic, batch: int) -> Elastic:

@@ -10,7 +10,7 @@ from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
 from swarmsched.ids import JobId
 from swarmsched.node.config import Timings
-from swarmsched.policies.registry import check_setting, compute_plan, kind_of
+from swarmsched.policies.registry import check_setting, kind_of, plan_anyway
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.gossip import GossipReplay
 from swarmsched.replay.job import ReplayJob
@@ -85,7 +85,7 @@ def prepared(
     knowledge = _knowledge(settings, cluster)
     match settings.view:
         case "perfect":
-            plan = partial(compute_plan, settings.policy)
+            plan = partial(plan_anyway, settings.policy)
             return PerfectReplay(jobs, cluster, plan, knowledge, pacing, clock)
         case "gossip":
             how = (pacing, settings.seed, settings.faults, clock, _timings(settings))

@@ -86,7 +86,10 @@ class Raising(Counting):
 class Unbuilt(Counting):
     def __init__(self, parameters): raise KeyError("parameters")
 
-for name in ("Counting", "Raising", "Unbuilt"):
+class Nonsense(Counting):
+    def plan(self, view, now_s): return Plan(None)
+
+for name in ("Counting", "Raising", "Unbuilt", "Nonsense"):
     registry.POLICIES[name.lower()] = PolicyKind(name.lower(), "x", (), f"somebodys:{name}")
 for name in ("gone", "misspelt", "leaving"):
     registry.POLICIES[name] = PolicyKind(name, "x", (), f"somebodys_{name}:Policy")
@@ -142,13 +145,14 @@ async def test_where_a_policy_raises_backfill_plans_in_its_place_and_that_is_cou
 @pytest.mark.parametrize(
     ("policy", "fault"),
     [
-        ("gone", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("misspelt", "SyntaxError: "),
-        ("leaving", "SystemExit: 3"),
-        ("unbuilt", "KeyError: 'parameters'"),
+        ("gone", "raised ModuleNotFoundError: No module named 'no_such_package'"),
+        ("misspelt", "raised SyntaxError: "),
+        ("leaving", "raised SystemExit: 3"),
+        ("unbuilt", "raised KeyError: 'parameters'"),
+        ("nonsense", "made no plan that can be read: Plan: decisions: "),
     ],
 )
-async def test_a_policy_that_cannot_be_imported_or_made_is_as_one_that_raises(
+async def test_a_policy_that_cannot_be_imported_or_made_or_plans_nonsense_is_as_one_that_raises(
     make: Callable[..., tuple[Planner, list[Event]]], policy: str, fault: str
 ) -> None:
     planner, events = make()
@@ -163,7 +167,7 @@ async def test_a_policy_that_cannot_be_imported_or_made_is_as_one_that_raises(
     assert child_pid(planner) == pid
     for event in events:
         assert isinstance(event, PlanComputed), event
-        assert event.plan.fault.startswith(f"{policy} raised {fault}")
+        assert event.plan.fault.startswith(f"{policy} {fault}")
         assert [(each.job_id, each.change) for each in event.plan.decisions] == [(JOB, Change.START)]
     assert seen == [(policy, "fell_back")] * 2
 

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ from swarmsched.replay.knowledge import PerfectKnowledge, all_points
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Pace, RigidPhysics
+from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
-from swarmsched.replay.workload import trace_jobs
+from swarmsched.replay.workload import TraceJob, trace_jobs
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, Plan, PolicySetting
 from tests.swarmsched.replay.testing import BATCHES, elastic, ends, made_up, replay, rigid, traces
@@ -117,27 +119,76 @@ class Raises:
 
 
 class Overbooks(Raises):
-    """Gives the first node to every job, twice over."""
+    """Gives every job twice what the first node has."""
+
+    ranks = 4
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
-        place = Allocation((Share(view.nodes[0].node, 2 * view.nodes[0].total_gpus),))
-        return Plan(tuple([Decision(job.job_id, Change.START, "", place) for job in view.jobs]), memory=b"bad")
+        return Plan(
+            tuple([Decision(job.job_id, Change.START, "", self.target(view)) for job in view.jobs]), memory=b"bad"
+        )
+
+    def target(self, view: ClusterView) -> Any:
+        return Allocation((Share(view.nodes[0].node, self.ranks),))
 
 
+class TakesNothing(Overbooks):
+    ranks = 0
+
+
+class TakesLessThanNothing(Overbooks):
+    ranks = -1
+
+
+class GoesElsewhere(Overbooks):
+    def target(self, view: ClusterView) -> Any:
+        return Allocation((Share(NodeId("nowhere"), 2),))
+
+
+class GoesNowhere(Overbooks):
+    def target(self, view: ClusterView) -> Any:
+        return None
+
+
+class DecidesTwice(Raises):
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        return Plan(tuple([Decision(job.job_id, Change.KEEP, "") for job in view.jobs for _ in range(2)]))
+
+
+class DecidesNothing(Raises):
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        nothing: Any = None
+        return Plan(nothing)
+
+
+@pytest.mark.parametrize("view", ["perfect", "gossip"])
 @pytest.mark.parametrize(
     ("policy", "problem"),
-    [("Raises", "ZeroDivisionError: nobody runs"), ("Overbooks", "planned more GPUs on n001 than it has")],
+    [
+        (Raises, "raised ZeroDivisionError: nobody runs"),
+        (Overbooks, "planned more GPUs on n00"),
+        (GoesElsewhere, "planned more GPUs on nowhere than it has"),
+        (GoesNowhere, "made no plan that can be read: Plan: decisions[0].target: "),
+        (DecidesNothing, "made no plan that can be read: Plan: decisions: "),
+        (TakesLessThanNothing, "made no plan that can be read: Plan: decisions[0].target.shares[0].ranks: "),
+        (TakesNothing, "planned no ranks of job "),
+        (DecidesTwice, "decided twice on job "),
+    ],
 )
-def test_a_policy_that_fails_is_counted_and_jobs_start_in_order_meanwhile(
-    policy: str, problem: str, monkeypatch: pytest.MonkeyPatch
+def test_a_policy_that_fails_is_counted_and_backfill_plans_meanwhile(
+    policy: type, problem: str, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(POLICIES, policy, PolicyKind(policy, "fails", (), f"{__name__}:{policy}"))
-    jobs = [rigid(1, 0.0, 2, 2.0), rigid(2, 0.5, 2, 6.0), rigid(3, 1.0, 1, 8.0)]
-    observer = replay(jobs, policy)
-    assert ends(observer) == {"job1": 2.0, "job2": 8.0, "job3": 16.0}
-    assert observer.first_policy_error == problem
+    name = policy.__name__
+    monkeypatch.setitem(POLICIES, name, PolicyKind(name, "fails", (), f"{__name__}:{name}"))
+    jobs = [TraceJob("a", 0.0, 2, 2.0), TraceJob("b", 0.5, 2, 6.0), TraceJob("c", 1.0, 1, 8.0)]
+    settings = Replay(PolicySetting(name), Cluster.even(1, 2), pacing=Pacing(0.0, 0.0), view=view)
+    observer = prepared(jobs, {}, settings).run()
+    assert [*ends(observer)] == ["a", "b", "c"]
+    if view == "perfect":
+        assert ends(observer) == {"a": 2.0, "b": 8.0, "c": 16.0}
+        assert observer.refused_holds == 0
+    assert observer.first_policy_error.startswith(f"{name} {problem}"), observer.first_policy_error
     assert observer.summary()["policy_errors"] == observer.policy_errors > 2
-    assert observer.refused_holds == 0
 
 
 def test_slowdown_is_over_the_best_possible_time_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.ids import JobId, NodeId
-from swarmsched.policies.registry import compute_plan
+from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
@@ -79,7 +79,7 @@ def replay(
     return PerfectReplay(
         jobs,
         servers,
-        partial(compute_plan, PolicySetting(policy, parameters)),
+        partial(plan_anyway, PolicySetting(policy, parameters)),
         known,
         pacing or Pacing(0, 0),
     ).run()
