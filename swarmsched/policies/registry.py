@@ -183,7 +183,7 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 
 
 def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
-    """As `compute_plan`; where the policy or its import raises, or nobody could follow what it planned, `backfill` plans.
+    """As `compute_plan`; where the policy or its import raises, or its plan is a bad one, `backfill` plans.
 
     Then `Plan.fault` says why, and what the policy remembered stays as it was.
     """

@@ -97,7 +97,7 @@ class ReplayJob:
         ranks, shape = self.ranks, self.shape
         left_s = to_s - now_s
         while self.ended_s is None:
-            taken_s = self._to_next(shape, left_s)
+            taken_s = self._to_next(shape, to_s - left_s, left_s)
             self.attained_gpu_s += ranks * taken_s
             left_s -= taken_s
             if self.progress >= self.physics.total * (1.0 - SLACK):
@@ -118,18 +118,22 @@ class ReplayJob:
             progress = pace.until * (1.0 + SLACK)
         return total_s
 
-    def _to_next(self, shape: Shape, left_s: float) -> float:
-        """Go on to the next change of pace or checkpoint, or for `left_s`; tells the seconds that this took."""
+    def _to_next(self, shape: Shape, now_s: float, left_s: float) -> float:
+        """Go on to the next change of pace or checkpoint, or for `left_s`; tells the seconds that this took.
+
+        What takes less than the clock can show is over at once: nobody could be woken for its end.
+        """
         if self.pause_s:
             taken_s = min(self.pause_s, left_s)
-            self.pause_s -= taken_s
+            self.pause_s = 0.0 if now_s + self.pause_s == now_s else self.pause_s - taken_s
             return taken_s
         pace = self.physics.pace(shape, self.batch, self.progress)
         taken_s = min(left_s, self.checkpoint_s - self.unsaved_s)
-        if pace.rate * taken_s < pace.until - self.progress:
+        is_over = pace.rate > 0.0 and now_s + (pace.until - self.progress) / pace.rate == now_s
+        if pace.rate * taken_s < pace.until - self.progress and not is_over:
             self.progress += pace.rate * taken_s
         else:
-            taken_s = (pace.until - self.progress) / pace.rate
+            taken_s = 0.0 if is_over else (pace.until - self.progress) / pace.rate
             self.progress = pace.until * (1.0 + SLACK)
         self.unsaved_s += taken_s
         if self.unsaved_s >= self.checkpoint_s:

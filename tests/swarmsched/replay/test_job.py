@@ -4,8 +4,9 @@ import pytest
 
 from swarmsched.api import JobState
 from swarmsched.ids import NodeId
+from swarmsched.replay.perfect import Pacing
 from swarmsched.resources import Share
-from tests.swarmsched.replay.testing import elastic, made_up, rigid
+from tests.swarmsched.replay.testing import elastic, made_up, replay, rigid
 
 HERE, TWO = (Share(NodeId("n001"), 1),), (Share(NodeId("n001"), 2),)
 
@@ -56,3 +57,11 @@ def test_changes_are_counted_by_what_they_cost() -> None:
     job.allocate((), 0, 60.0, 30.0)
     assert (job.preemptions, job.state, job.changed_s) == (1, JobState.QUEUED, 60.0)
     assert job.ends_in_s() == float("inf")
+
+
+def test_a_job_ends_where_what_is_left_of_it_takes_less_than_the_clock_can_show() -> None:
+    """A late moment is known to a nanosecond alone: without a tick the replay came back to it for ever."""
+    jobs = [rigid(number, 5e6 + 0.013 * number, 1, 0.01 + 0.0071 * number) for number in range(40)]
+    observer = replay(jobs, "fifo", pacing=Pacing(0.0, 0.0, plans_most=1_000))
+    assert len(observer.finished) == 40
+    assert sum(observer.times_s) >= sum(job.physics.total for job in jobs) - 1e-6
