@@ -10,12 +10,15 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.ranked import may_move
 from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
 from swarmsched.policies.room import Room
 from swarmsched.policies.tiresias import Place, Tiresias
-from swarmsched.view import ClusterView, Plan
+from swarmsched.resources import world_size
+from swarmsched.view import ClusterView, JobView, Plan
 
 
 @dataclass
@@ -60,6 +63,7 @@ class ElasticTiresias(Tiresias):
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """The line, compaction, expansion, hosts."""
+        view = replace(view, jobs=tuple([_as_it_runs(job) for job in view.jobs]))
         line = self._line(view, now_s)
         jobs, kept, room, free = opened(view, may_move)
         ids = {job.job_id for job in jobs}
@@ -90,6 +94,12 @@ class ElasticTiresias(Tiresias):
                     free += (each.ranks - each.least) * each.per_rank
                     each.ranks = each.least
         return free
+
+
+def _as_it_runs(job: JobView) -> JobView:
+    """Where no size is to be chosen, the one that it has: it may have been chosen when it started."""
+    held = world_size(job.shares)
+    return job if job.card.elastic or held in (0, job.ranks) else replace(job, card=replace(job.card, ranks=held))
 
 
 def _dealt(grown: Sequence[Grown], free: int) -> int:

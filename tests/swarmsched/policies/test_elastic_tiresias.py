@@ -61,6 +61,15 @@ def test_sizes_are_changed_as_far_as_the_setting_goes(elasticity, running, waits
     assert (sizes(plan), plan.advice) == ({job_id(1): waits}, ())
 
 
+@pytest.mark.parametrize("elasticity", [Elasticity.ADVISE, Elasticity.OFF])
+def test_where_its_size_may_not_change_a_job_keeps_the_one_it_has_and_nobody_grows_into_that(elasticity) -> None:
+    """It asked for 2 ranks and was started with 4; the other one could have four if it shrank."""
+    larger, other = elastic(1, 4, FIRST), elastic(2, 2, FIRST, elastic=Elastic(1, 8, BATCHES, 256, is_live=True))
+    view = ClusterView(1, (make_node("n1", 0, 6),), (larger, other))
+    plan = compute_plan(PolicySetting("elastic-tiresias", {}, elasticity), view, NOW_S)
+    assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.KEEP, 0)}
+
+
 def test_a_waiting_job_counts_more_than_growth() -> None:
     plan = plan_of(2, elastic(1, 2, FIRST), elastic(2, 0, 0.0))
     assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.START, 2)}
