@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
-from swarmsched.commands import CommitCheckpoint, SetSwarmSetting, SettingStored
+from swarmsched.commands import CommitCheckpoint, Refused, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, SendPeer
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import Estimate, coarse
@@ -46,6 +46,8 @@ START_S = 10.0
 """In which the swarm finds itself, before the replay begins."""
 STEP_S = 60.0
 STUCK_S = 1_800.0
+PATIENCE_S = 60.0
+"""Users whose job nobody has accepted by then submit it anew: too many of those who were to keep it may be down."""
 MAX_RESTARTS = 1_000
 GRACE_S = 5.0
 
@@ -122,6 +124,7 @@ class GossipReplay:
             host.make_plan = self._planned
         self._gangs: dict[JobId, Gang] = {}
         self._open: dict[str, ReplayJob] = {}  # not ended, by the name under which they were submitted
+        self._ids: dict[str, JobId] = {}  # of those that have run, by the same
         self._advanced_s = self._begin_s = self._busy_s = 0.0
         self._commits = 0
         self.observer = Observer(cluster, len(jobs))
@@ -163,7 +166,7 @@ class GossipReplay:
         for number, job in enumerate(self._jobs):
             self._loop.post_at(self._begin_s + job.submitted_s, self._submit, number, job)
         for event in self._cluster.events:
-            self._loop.post_at(self._begin_s + event.time_s, self._churn, event.node)
+            self._loop.post_at(self._begin_s + event.time_s, self._churn, event.time_s)
 
     @property
     def _now_s(self) -> float:
@@ -186,29 +189,49 @@ class GossipReplay:
         )
         if elastic:
             spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)
-        node = self._swarm.rng.choice([host.node_id for host in self._swarm.up])
-        self._clients.submit(number, Submission(spec, node))
+        self._ask_to_accept(number, spec)
 
-    def _churn(self, node: NodeId) -> None:
-        """A machine loses power, or has it again."""
-        was_down = node in self._cluster.down
-        failed = self._cluster.pass_to(self._now_s)
+    def _ask_to_accept(self, number: int, spec: JobSpec) -> None:
+        """By any server; while none is up, by whichever is there first."""
+        there = [host.node_id for host in self._swarm.up or self._swarm.hosts.values()]
+        submission = Submission(spec, self._swarm.rng.choice(there))
+        self._clients.submit(number, submission)
+        self._loop.post_later(PATIENCE_S, self._insist, number, submission)
+
+    def _insist(self, number: int, submission: Submission) -> None:
+        if submission.is_settled:
+            return
+        if submission.ticket is None:  # nobody was there to give one: it is asked for all the time
+            self._loop.post_later(PATIENCE_S, self._insist, number, submission)
+            return
+        submission.refusal = Refused("unavailable", "too few holders answered")
+        self._ask_to_accept(number, submission.spec)
+
+    def _churn(self, at_s: float) -> None:
+        """Machines lose power, or have it again: all of one moment at once, which the clock here may round down."""
+        were_down = set(self._cluster.down)
+        failed = self._cluster.pass_to(at_s)
         if failed:
             self.observer.nodes_failed(len(failed), [])
             for each in failed:
                 self._hosts[each].cut_power()
-        if was_down and node not in self._cluster.down:
-            self._hosts[node].bring_up()
+        for each in sorted((were_down | failed) - self._cluster.down):
+            self._hosts[each].bring_up()
         self._decided()
 
     def _ranks_of(self, order: TaskOrder, rank: int) -> RankPlan:
         """They run until this replay ends them; those of a job that is done have nothing to do."""
         del rank
-        return RankPlan(FOR_EVER_S if order.spec.command[1] in self._open else 0.0)
+        return RankPlan(FOR_EVER_S if self._job_of(order) else 0.0)
+
+    def _job_of(self, order: TaskOrder) -> ReplayJob | None:
+        """None where it is done, or has run under the id of another submission: one is as good as the other."""
+        name = order.spec.command[1]
+        return self._open.get(name) if self._ids.setdefault(name, order.job_id) == order.job_id else None
 
     def task_changed(self, host: Host, task: RunningTask, change: TaskChange) -> None:
         """Training begins when all ranks of a gang live, and stands when one does not."""
-        job = self._open.get(task.order.spec.command[1])
+        job = self._job_of(task.order)
         if job is None:
             return
         gang = self._gangs.setdefault(task.order.job_id, Gang(job))

@@ -9,7 +9,7 @@ from swarmsched.estimate import Estimate, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
 from swarmsched.replay.cluster import Cluster
-from swarmsched.replay.gossip import GossipReplay
+from swarmsched.replay.gossip import PATIENCE_S, GossipReplay
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
@@ -88,6 +88,22 @@ def test_nothing_is_lost_with_messages_and_machines() -> None:
     summary = gossip(jobs, "backfill", cluster, 1.0, faults=NetworkFaults(loss_ratio=0.05)).summary()
     assert (summary["finished"], summary["node_failures"], summary["restarts"]) == (4, 1, 1)
     assert 0.0 < summary["lost_gpu_s"] <= 20.0
+
+
+def test_a_job_that_comes_while_all_servers_are_down_is_submitted_once_one_is_there() -> None:
+    cluster = Cluster.even(2, 2)
+    nodes = [NodeId("n001"), NodeId("n002")]
+    cluster.events = [NodeEvent(at_s, node, at_s > 10.0) for at_s in (10.0, 60.0) for node in nodes]
+    assert 70.0 < ends(gossip([rigid(1, 20.0, 1, 10.0)], "fifo", cluster))["job1"] < 100.0
+
+
+def test_a_job_is_submitted_anew_where_those_who_were_to_keep_it_went_down_at_that_moment() -> None:
+    """Two servers keep a job together: without one of them nobody can accept it."""
+    cluster = Cluster.even(2, 2)
+    cluster.events = [NodeEvent(20.0, NodeId("n001"), False)]
+    found = ends(gossip([rigid(number, 20.0, 1, 10.0) for number in range(8)], "fifo", cluster))
+    assert len(found) == 8
+    assert max(found.values()) > 20.0 + PATIENCE_S, "one of them had been lost"
 
 
 def test_what_a_job_has_measured_itself_comes_before_its_kind_and_its_kind_before_the_last_one_of_its_name() -> None:
