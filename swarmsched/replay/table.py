@@ -13,6 +13,8 @@ COUNT_MOST = 10**9
 AMOUNT_MOST = 1e12
 SECONDS_MOST = 1e8
 """Some three years: there replays give up."""
+TEXT_MOST = 255
+"""Characters of a name: all of it is told to people."""
 SHOWN = 60
 """Characters of a cell in an error."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -42,6 +44,8 @@ class Row(dict[str, str]):
             raise self.error(
                 column, f"{shown(cell)} cannot be used", "letters, digits and signs, no control characters"
             )
+        if len(cell) > TEXT_MOST:
+            raise self.error(column, f"{shown(cell)} has {len(cell):,} characters", f"at most {TEXT_MOST}")
         return cell
 
     def name(self, column: str) -> str:

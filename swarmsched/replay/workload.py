@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmsched.card import NAME_LENGTH
-from swarmsched.replay.table import Row
+from swarmsched.replay.table import SECONDS_MOST, Row
 
 JOBS = ("job_id", "submit_time_s", "num_gpus")
 """Columns that a table of jobs must have."""
@@ -53,14 +53,14 @@ def trace_jobs(table: Iterable[Row]) -> list[TraceJob]:
         if jobs.setdefault(job.job_id, job) is not job:
             remedy = "a name of its own for each job, or --select the rows of one workload"
             raise row.error("job_id", f"{job.job_id!r} is there twice, first in {jobs[job.job_id].row}", remedy)
-    return sorted(jobs.values(), key=lambda job: (job.submitted_s, job.job_id))
+    return sorted(jobs.values(), key=lambda job: job.submitted_s)  # of one moment, in the order of their rows
 
 
 def _trace_job(row: Row) -> TraceJob:
     duration, steps = (next((column for column in columns if row.get(column)), "") for columns in (DURATIONS, STEPS))
     return TraceJob(
         job_id=row.name("job_id"),
-        submitted_s=row.seconds("submit_time_s"),
+        submitted_s=row.amount("submit_time_s", 0.0, SECONDS_MOST, "seconds since the first submission,"),
         gpus=row.count("num_gpus", least=1),
         duration_s=row.seconds(duration) if duration else 0.0,
         model=row.text("model"),

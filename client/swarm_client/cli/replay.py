@@ -140,6 +140,7 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
     """Replay the jobs of a file; exits with 1 unless all have finished."""
     from swarm_client import plot
     from swarmsched.errors import ConfigError
+    from swarmsched.fields import cleaned
     from swarmsched.models import ONE_THREAD
     from swarmsched.policies.registry import policy_id
 
@@ -156,8 +157,8 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
         _check_limits(settings[0].gpus_most, profiles)
         jobs = read_jobs(file, arguments["select"])
         runs = [(each, _observed(session, jobs, profiles, each)) for each in settings]
-    except ConfigError as error:
-        raise UsageError(str(error), error.remedy) from error
+    except (ConfigError, UsageError) as error:  # what was typed and what files hold is told on one line
+        raise UsageError(cleaned(str(error)), cleaned(error.remedy)) from error
     for each, observer in runs:
         _tell_unfinished(session, each, observer)
     if picture:
@@ -310,6 +311,8 @@ def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
     if network and view != "gossip":
         option = f"--{network[0].replace('_', '-')}"
         raise UsageError(f"{option} needs a network", "add --view gossip")
+    if arguments["checkpoint_s"] is not None and not arguments["churn"]:
+        raise UsageError("--checkpoint-s counts where servers fail", "add --churn, or leave it out")
     if view == "gossip" and arguments["tick_s"] is not None:
         raise UsageError("--tick-s is for --view perfect", "with --view gossip nodes plan when there is news")
     delay_s = arguments.get("delay_s", usual.delay_median_s) or usual.delay_median_s

@@ -23,6 +23,13 @@ def test_jobs_come_in_order_of_their_submission() -> None:
     assert (second.submitted_s, second.kind, first.user, second.user) == (10.0, "", "", "ada")
     assert (first.place, second.place) == ("jobs.csv, row 3, job 'a'", "jobs.csv, row 2, job 'b'")
     assert "bert" not in first.kind
+    assert [job.job_id for job in read("j10,0,1,7,,", "j9,0,1,7,,")] == ["j10", "j9"], "names decide nothing"
+
+
+def test_times_of_a_calendar_are_answered_by_where_to_count_from() -> None:
+    with pytest.raises(ConfigError) as found:
+        read("a,1700000000,1,7,,")
+    assert found.value.remedy == "seconds since the first submission, from 0 to 100,000,000"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,7 @@ def test_jobs_come_in_order_of_their_submission() -> None:
         ("a,0,1,1e308,,", "duration_s: '1e308'"),
         ("a,0,1,7,be\trt,", "model: 'be\\trt'"),
         ("a,0,1,7,,\x07", "user: '\\x07'"),
+        ("a" * 256 + ",0,1,7,,", f"job_id: '{'a' * 57}...' has 256 characters"),
     ],
 )
 def test_a_cell_that_cannot_be_used_is_named(row: str, told: str) -> None:
