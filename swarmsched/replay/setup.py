@@ -104,7 +104,11 @@ def _timings(settings: Replay) -> Timings:
     if found is None:
         raise ConfigError("membership", f"{settings.membership!r} is not known", f"one of {', '.join(MEMBERSHIPS)}")
     if settings.cluster.events and settings.membership != "swim":
-        raise ConfigError("membership", f"with {settings.membership!r} nobody would see that nodes fail", "take swim, or leave out --churn")
+        raise ConfigError(
+            "membership",
+            f"with {settings.membership!r} nobody would see that nodes fail",
+            "take swim, or leave out --churn",
+        )
     return found
 
 

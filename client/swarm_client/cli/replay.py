@@ -335,12 +335,14 @@ def _cluster(arguments: Arguments) -> Cluster:
 
 
 def _servers(text: str | None) -> int:
+    from swarmsched.replay.table import shown
+
     if text is None:
         return NODES_DEFAULT
     try:
         return whole(1, NODES_MOST)(text)
     except ValueError:
-        raise UsageError(f"--nodes {text!r} is no number of servers", f"--nodes takes 1 to {NODES_MOST}") from None
+        raise UsageError(f"--nodes {shown(text)} is no number of servers", f"--nodes takes 1 to {NODES_MOST}") from None
 
 
 def _limits(arguments: Arguments) -> dict[str, int]:
