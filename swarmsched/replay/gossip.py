@@ -127,7 +127,7 @@ class GossipReplay:
         self._ids: dict[str, JobId] = {}  # of those that have run, by the same
         self._advanced_s = self._begin_s = self._busy_s = 0.0
         self._commits = 0
-        self.observer = Observer(cluster, len(jobs))
+        self.observer = Observer(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
         self._start()
         self._clients = Clients(self._swarm)
 

@@ -48,6 +48,11 @@ class ReplayJob:
         return sum([share.ranks for share in self.shares])
 
     @property
+    def least(self) -> int:
+        """GPUs without which it does not start."""
+        return self.elastic.ranks_least if self.elastic else self.gpus
+
+    @property
     def shape(self) -> Shape:
         """GPUs on each of its nodes, by name of the node."""
         return tuple([share.ranks for share in sorted(self.shares, key=lambda one: one.node)])

@@ -119,8 +119,11 @@ class LearnedKnowledge:
         place = (job.ranks, len(job.shape), dealt.local_batch)
         return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
 
-    def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured:
-        """Nothing is known of the gradient, nor of the parts of a step."""
-        step_s = 1.0 / physics.rate(job.shape) * self._rng.lognormvariate(0.0, self._spread)
+    def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured | None:
+        """Nothing is known of the gradient, nor of the parts of a step; nothing at all where it makes none."""
+        rate = physics.rate(job.shape)
+        if not rate:
+            return None
+        step_s = 1.0 / rate * self._rng.lognormvariate(0.0, self._spread)
         place = (job.ranks, len(job.shape), max(1, -(-physics.batches.first // job.ranks)))
         return _Measured(place, step_s, 0.0, physics.batches.first, 0.0)

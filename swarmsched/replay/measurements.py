@@ -13,7 +13,7 @@ MODELS = ("model", "init_batch_size", "max_batch_size", "min_local_bsz", "max_lo
 SUFFIXES = ("throughput.csv", "validation.csv", "models.csv")
 """What the names of the three end in."""
 STEP_LEAST_S = 1e-9
-GRADIENT_MOST = 1e30
+GRADIENT_LEAST, GRADIENT_MOST = 1e-30, 1e30
 
 
 class Source(NamedTuple):
@@ -97,8 +97,9 @@ def _statistics(table: Iterable[Row]) -> dict[str, dict[int, list[EpochStatistic
             problem = f"{row['progress']!r} is no more than before that epoch"
             raise row.error("progress", problem, "steps of the first batch since the beginning of training")
         sqr, var = (row.amount(column, most=GRADIENT_MOST) for column in ("grad_sqr", "grad_var"))
-        if not sqr + var:
-            raise row.error("grad_var", f"{row['grad_var']!r} beside a grad_sqr of 0", "one of the two above 0")
+        if sqr + var < GRADIENT_LEAST:
+            problem = f"{row['grad_var']!r} beside a grad_sqr of {row['grad_sqr']}"
+            raise row.error("grad_var", problem, f"one of the two from {GRADIENT_LEAST:g}")
         before.append(EpochStatistics(progress, sqr, var))
     return found
 

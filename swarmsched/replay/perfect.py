@@ -79,7 +79,7 @@ class PerfectReplay:
         self._review_s = inf
         self._now_s = 0.0
         self._idle_plans = 0
-        self.observer = Observer(cluster, len(jobs))
+        self.observer = Observer(cluster, len(jobs), min([job.submitted_s for job in jobs], default=0.0))
 
     def run(self) -> Observer:
         """Until all jobs have ended, or nothing will ever happen again."""
@@ -121,14 +121,15 @@ class PerfectReplay:
     def _is_stuck(self) -> bool:
         """Nothing will happen, and nothing runs that would end: these jobs never will.
 
-        A policy that wants to be asked again, or moves what stands, is given some more plans.
+        A policy that is asked again, or moves what stands, is given some more plans while there is room for a job.
         """
         if self._to_come or self._cluster.next_event_s < inf or any(job.ends_in_s() < inf for job in self._live):
             self._idle_plans = 0
             return False
         self._idle_plans += 1
-        is_waiting = self._review_s == inf and not any(job.shares for job in self._live)
-        return is_waiting or self._idle_plans > IDLE_PLANS
+        is_asked_again = self._pacing.tick_s or self._review_s < inf or any(job.shares for job in self._live)
+        has_room = any(job.least <= self._cluster.usable for job in self._live)
+        return not (is_asked_again and has_room) or self._idle_plans > IDLE_PLANS
 
     def _next_s(self) -> float:
         arrival_s = self._to_come[-1].submitted_s if self._to_come else inf

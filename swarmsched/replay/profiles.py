@@ -133,7 +133,9 @@ class Profile:
         sizes = self._sizes
         above = min(max(bisect_right(sizes, batch), 1), len(sizes) - 1)
         low, high = (self.statistics[size][epoch] for size in sizes[above - 1 : above + 1])
-        part = (min(batch, sizes[-1]) - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        if batch >= sizes[-1]:
+            return high.grad_sqr, high.grad_var  # as measured: beside a far larger `low` nothing would be left of it
+        part = (batch - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
         grad_sqr = low.grad_sqr + part * (high.grad_sqr - low.grad_sqr)
         return grad_sqr, low.grad_var + part * (high.grad_var - low.grad_var)
 

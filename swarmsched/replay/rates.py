@@ -22,6 +22,8 @@ from swarmsched.replay.workload import TraceJob
 SPEEDS = ("iterations_per_s", "steps_per_s")
 BATCHES = ("global_batch_size", "batch_size")
 SPEED_LEAST = 1e-9
+GPUS_MOST = 65_535
+"""That a job can have."""
 TOGETHER = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
@@ -139,7 +141,7 @@ def read_rates(name: str, lines: Iterable[str]) -> Table:
     speed, batch = _column(name, table, SPEEDS), _column(name, table, BATCHES)
     found: dict[str, dict[int, dict[Where, float]]] = {}
     for row in table:
-        where = Where(row.text("gpu"), _is_together(row), row.count("num_gpus", least=1))
+        where = Where(row.text("gpu"), _is_together(row), row.count("num_gpus", 1, GPUS_MOST))
         by_batch = found.setdefault(row.name("model"), {}).setdefault(row.count(batch), {})
         if where in by_batch:
             problem = f"{row['num_gpus']!r} is there twice with model {row['model']!r} and {batch} {row[batch]!r}"

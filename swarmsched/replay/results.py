@@ -34,6 +34,7 @@ class Observer:
 
     cluster: Cluster
     jobs: int
+    first_s: float = 0.0  # when the first of them comes: before that there is no use to be made of GPUs
     finished: list[ReplayJob] = field(default_factory=list)
     busy_gpu_s: float = 0.0
     idle_gpu_s_while_work_waits: float = 0.0
@@ -63,7 +64,7 @@ class Observer:
         self.slices.append(Slice(seconds, self.cluster.usable, tuple(held)))
         self.elapsed_s += seconds
         self.busy_gpu_s += seconds * sum(held)
-        self.capacity_gpu_s += seconds * self.cluster.usable
+        self.capacity_gpu_s += min(seconds, max(0.0, self.elapsed_s - self.first_s)) * self.cluster.usable
         self.idle_gpu_s_while_work_waits += seconds * self._idle_while_waiting
 
     def planned(self, seconds: float) -> None:
@@ -116,7 +117,7 @@ class Observer:
         return [{"job_id": job.label, "reason": self._why_unfinished(job)} for job in self.left]
 
     def _why_unfinished(self, job: ReplayJob) -> str:
-        least = job.elastic.ranks_least if job.elastic else job.gpus
+        least = job.least
         if least > self.cluster.total:
             return f"needs {least} GPUs, and there are {self.cluster.total}"
         if least > self.cluster.usable and not self.gave_up:

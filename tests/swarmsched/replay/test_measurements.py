@@ -4,7 +4,8 @@ import pytest
 
 from swarmsched.errors import ConfigError
 from swarmsched.replay.measurements import Source, folder_profiles, profiles
-from swarmsched.replay.profiles import Profile
+from swarmsched.replay.profiles import EpochStatistics, Profile
+from tests.swarmsched.replay.testing import made_up
 
 TABLES = {
     "throughput": [
@@ -72,6 +73,7 @@ def test_profiles_that_lack_something_say_what(table: str, lines: list[str], tol
         ("validation", "toy,8,1,0,1,2", "progress: '0' is no more than before"),
         ("validation", "toy,8,1,1e308,1,2", "progress: '1e308' cannot be used"),
         ("validation", "toy,8,1,10,0,0", "grad_var: '0' beside a grad_sqr of 0"),
+        ("validation", "toy,8,1,10,0,5e-324", "grad_var: '5e-324' beside a grad_sqr of 0"),
         ("validation", "toy,8,1,10,-1,2", "grad_sqr: '-1' cannot be used"),
         ("models", "toy,8,1e308,4,8,1", "max_batch_size: '1e308' cannot be used"),
         ("models", "toy,8,4,4,8,1", "max_batch_size: 4 is less than init_batch_size 8"),
@@ -84,6 +86,12 @@ def test_a_cell_that_cannot_be_used_is_named_by_file_row_and_column(table: str, 
         read(table, TABLES[table][0], row)
     assert str(refused.value).startswith(f"{table}.csv, row 2, {told}")
     assert refused.value.remedy
+
+
+def test_the_largest_batch_is_worth_what_was_measured_of_it_however_far_the_others_are_from_that() -> None:
+    toy = made_up()
+    statistics = {32: [EpochStatistics(1.0, 1e30, 1e30)], 256: [EpochStatistics(1.0, 1.0, 1.0)]}
+    assert Profile("toy", toy.limits, toy.measured, statistics).gain(256, 0) == 2.0 / (1.0 / 8.0 + 1.0)
 
 
 def test_a_model_is_described_once() -> None:

@@ -242,6 +242,28 @@ def test_a_replay_that_gives_up_says_why(pacing: Pacing, reason: str) -> None:
     assert (len(observer.finished), observer.unfinished()) == (1, [{"job_id": "job1", "reason": reason}])
 
 
+class Hesitates(Raises):
+    """Starts nothing in the first minute, and everything after it."""
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        return compute_plan(PolicySetting("fifo"), view, now_s) if now_s > 60.0 else Plan(())
+
+
+def test_with_a_tick_a_policy_is_asked_again_that_has_started_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "hesitates", PolicyKind("hesitates", "", (), f"{__name__}:Hesitates"))
+    jobs = [rigid(1, 0.0, 1, 50.0), rigid(2, 0.0, 3, 1.0)]
+    observer = replay(jobs, "hesitates", pacing=Pacing(20.0, 0.0))
+    assert ends(observer) == {"job1": 110.0}
+    assert len(observer.plan_s) < 10, "the other needs more GPUs than there are: nobody is asked for it"
+
+
+def test_gpus_count_as_unused_from_the_first_submission_on() -> None:
+    """With a tick it waits for one, and holds its GPU until the next."""
+    for tick_s, ratio in ((0.0, 80.0 / 160.0), (70.0, 140.0 / 360.0)):
+        summary = replay([rigid(1, 100.0, 1, 80.0)], "fifo", pacing=Pacing(tick_s, 0.0)).summary()
+        assert summary["gpu_utilisation_ratio"] == round(ratio, 4)
+
+
 class Stands(RigidPhysics):
     """Takes GPUs and does nothing with them, where more than one is there."""
 

@@ -44,6 +44,7 @@ def test_a_step_waits_for_the_slowest_class_and_is_slower_apart_where_that_was_m
         (["model,num_gpus,batch_size", "a,1,1"], "has no column 'iterations_per_s'"),
         (["model,batch_size,steps_per_s", "a,1,1"], "has no column 'num_gpus'"),
         ([GLOBAL[0], "a,64,0,1.0"], "row 2, num_gpus: '0' cannot be used"),
+        ([GLOBAL[0], "a,64,1000000000,1.0"], "row 2, num_gpus: '1000000000' cannot be used"),
         ([GLOBAL[0], "a,64,1,1.0", "a,64,2,-1"], "row 3, iterations_per_s: '-1' cannot be used"),
         ([GLOBAL[0], "a,64,1,nan"], "row 2, iterations_per_s: 'nan' cannot be used"),
     ],
@@ -52,6 +53,15 @@ def test_what_cannot_be_used_is_named_by_file_row_and_column(lines: list[str], t
     with pytest.raises(ConfigError, match=r"speeds\.csv") as refused:
         read_rates("speeds.csv", lines)
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize("policy", ["swarm", "fifo"])
+def test_a_job_that_does_not_fit_its_gpus_reports_no_step(policy: str) -> None:
+    table = read_rates("speeds.csv", [GLOBAL[0], "a,64,1,0", "a,64,2,0", "a,64,4,3"])
+    settings = Replay(PolicySetting(policy), Cluster.even(1, 4), "learned")
+    jobs = [TraceJob(name, 0.0, 1, model="a", batch=64, steps=50.0) for name in "78"]
+    observer = prepared(jobs, table, settings).run()
+    assert observer.unfinished()[0]["reason"].startswith("makes no progress on the ")
 
 
 def test_a_batch_that_was_not_measured_is_named_with_those_that_were() -> None:
