@@ -6,10 +6,12 @@ policy itself to the planner's process.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
+from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from swarmsched.api import nearest
@@ -161,6 +163,41 @@ POLICIES: dict[str, PolicyKind] = {
         ),
     )
 }
+
+
+def add(kind: object) -> PolicyKind:
+    """Make a policy of somebody's own known in this process; ConfigError where what describes it cannot be used."""
+    remedy = 'KIND = PolicyKind("a-name", "what it is for", (), "module:Class")'
+    if not isinstance(kind, PolicyKind):
+        raise ConfigError("KIND", "does not say what the file holds", remedy)
+    try:
+        convert(asdict(kind), PolicyKind)
+        _complete(kind, {spec.name: spec.default for spec in kind.parameters})
+    except (ValidationError, ConfigError) as error:
+        raise ConfigError("KIND", str(error), remedy) from error
+    if not 0 < len(kind.name) <= ID_LENGTH_MAX or not kind.name.isprintable() or {",", " ", ":"} & {*kind.name}:
+        raise ConfigError(
+            "KIND.name", f"{kind.name[:ID_LENGTH_MAX]!r} is no name", "letters, digits and -, as in my-own"
+        )
+    if POLICIES.get(kind.name, kind) is not kind:
+        raise ConfigError("KIND.name", f"there is a policy {kind.name!r} already", "give KIND another name")
+    _check_class("KIND.policy", kind.policy, "plan")
+    if kind.order:
+        _check_class("KIND.order", kind.order, "rank_key")
+    POLICIES[kind.name] = kind
+    return kind
+
+
+def _check_class(key: str, path: str, method: str) -> None:
+    try:
+        found = _class_at(path)
+    except (Exception, SystemExit) as error:
+        problem = f"{path!r} leads nowhere: {type(error).__name__}: {error}"
+        raise ConfigError(key, problem, "module:Class, as it could be imported") from error
+    if not (isinstance(found, type) and hasattr(found, method)):
+        raise ConfigError(
+            key, f"{path!r} is no class with a method {method!r}", "module:Class, as it could be imported"
+        )
 
 
 def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:

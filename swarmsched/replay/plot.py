@@ -27,11 +27,11 @@ def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
 
     columns = 2 if len(runs) == 4 else min(3, len(runs))
     rows = -(-len(runs) // columns)
-    runs = [(name, observer) for name, observer in runs if observer.elapsed_s]
+    runs = [(_plain(name), observer) for name, observer in runs if observer.elapsed_s]
     if not runs:
         raise ValueError("no time has passed in any of the runs")
     drawn: Any = Figure(figsize=(12.0, 4.6 + 2.9 * rows), layout="constrained")
-    drawn.suptitle(title, fontsize=13, x=0.01, ha="left")
+    drawn.suptitle(_plain(title), fontsize=13, x=0.01, ha="left")
     above, below = drawn.subfigures(2, 1, height_ratios=[4.4, 2.9 * rows])
     times, use = above.subplots(1, 2)
     _completion_times(times, runs)
@@ -49,6 +49,11 @@ def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
     for axes in (times, use, *panels):
         axes.spines[["top", "right"]].set_visible(False)
     return drawn
+
+
+def _plain(text: str) -> str:
+    """As it is: matplotlib takes what stands between two dollar signs for a formula."""
+    return text.replace("$", r"\$")
 
 
 def _look(number: int) -> dict[str, str]:

@@ -3,16 +3,18 @@
 import base64
 import io
 import json
+import os
 import re
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from swarm_client import progress
 from swarm_client.progress import Progress
-from tests.client.test_replay import jobs, replay  # noqa: F401  # the fixture
+from tests.client.test_replay import JOBS, jobs, replay  # noqa: F401  # the fixture
 
 WORDS = ("--select", "cluster=x", "--tick-s", "0", "--rescale-cost-s", "0")
 
@@ -55,12 +57,34 @@ def test_a_picture_names_each_policy_and_its_axes_and_loads_nothing(capsys, jobs
 
 
 def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(capsys, jobs, tmp_path, monkeypatch):  # noqa: F811
-    for file, told in ((tmp_path / "p.jpg", "is no picture"), (tmp_path / "no" / "p.png", "there is no folder")):
+    (tmp_path / "folder.png").mkdir()
+    for file, told in (
+        (tmp_path / "p.jpg", "is no picture"),
+        (tmp_path / "no" / "p.png", "there is no folder"),
+        (tmp_path / "folder.png", "is there, and no file"),
+        (Path("/proc/p.png"), "--plot cannot be written: "),
+        (tmp_path / f"{'p' * 300}.png", "--plot cannot be written: File name too long: "),
+        (tmp_path / ("p" * 300) / "p.png", "--plot cannot be written: File name too long: "),
+    ):
         code, out, error = replay(capsys, str(jobs), "--plot", str(file))
         assert (code, out) == (2, "")
         assert told in error
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "pip install 'swarmsched[plots]'" in replay(capsys, str(jobs), "--plot", str(tmp_path / "p.png"))[2]
+
+
+def test_a_picture_that_has_become_impossible_costs_no_result_and_dollars_are_no_formula(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "$x_{$.csv", tmp_path / "p.svg"
+    file.write_text(JOBS)
+    words = [str(file), *WORDS, "--policy", "fifo", "-o", "json", "--plot", str(picture)]
+    code, out, _ = replay(capsys, *words)
+    assert (code, json.loads(out)["finished"]) == (0, 2)
+    drawn = picture.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", lambda self, data: os.write(os.open("/dev/full", os.O_WRONLY), data))
+    code, out, error = replay(capsys, *words)
+    assert (code, json.loads(out)["finished"], "No space left" in error) == (2, 2, True), error
+    assert picture.read_bytes() == drawn
 
 
 def test_where_nothing_ran_there_is_nothing_to_draw(capsys, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from swarm_client.cli import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "smallest_first.py"
+KIND = "from swarmsched.policies.base import ParameterSpec as Spec, PolicyKind\nKIND = PolicyKind"
 JOBS = "job_id,submit_time_s,num_gpus,duration_s,cluster\na,0,2,100,x\nb,10,4,50,x\nc,20,80,5,y\n"
 
 
@@ -88,16 +89,32 @@ def test_a_policy_in_a_file_of_ones_own_is_compared_with_others(capsys, jobs):
         ("1 +", "SyntaxError"),
         ("raise ValueError('not today')", "ValueError: not today"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("KIND = 1", "does not say what it holds"),
-        ("from swarmsched.policies.base import PolicyKind\nKIND = PolicyKind('fifo', '', (), '')", "'fifo' already"),
+        ("KIND = 1", "KIND: does not say what the file holds"),
+        (f"{KIND}('fifo', '', (), '')", "KIND.name: there is a policy 'fifo' already"),
+        (f"{KIND}(5, '', (), 'a:b')", "KIND: Expected `str`, got `int` - at `$.name`"),
+        (f"{KIND}('x,y', '', (), 'a:b')", "KIND.name: 'x,y' is no name"),
+        (f"{KIND}('own', '', None, 'a:b')", "KIND: Expected `array`, got `null` - at `$.parameters`"),
+        (f"{KIND}('own', '', (Spec('a', '', 'much', 0, 1),), 'a:b')", "KIND: Expected `float`, got `str`"),
+        (f"{KIND}('own', '', (Spec('a', '', 5, 0, 1),), 'a:b')", "KIND: parameters.a: 5 is out of range"),
+        (f"{KIND}('own', '', (), 'own')", "KIND.policy: 'own' leads nowhere: ValueError: "),
+        (f"{KIND}('own', '', (), 'no_such:Own')", "KIND.policy: 'no_such:Own' leads nowhere: ModuleNotFoundError"),
+        (f"{KIND}('own', '', (), 'math:pi')", "KIND.policy: 'math:pi' is no class with a method 'plan'"),
+        (f"{KIND}('own', '', (), 'swarmsched.policies.fifo:Fifo', 'math:pi')", "KIND.order: 'math:pi' is no class"),
     ],
 )
 def test_a_file_that_holds_no_policy_is_refused_with_what_is_wrong(capsys, jobs, tmp_path, text, told):
-    file = tmp_path / f"own_{len(text or '')}.py"
+    file = tmp_path / f"own_{abs(hash(text))}.py"
     if text is not None:
         file.write_text(text)
     code, _, err = replay(capsys, str(jobs), "--policy", str(file))
     assert (code, told in err, str(file) in err) == (2, True, True), err
+
+
+@pytest.mark.parametrize("name", ["v1.2.py", ".py", "my-own.py", "class.py"])
+def test_a_policy_comes_from_a_file_that_python_can_import(capsys, jobs, tmp_path, name):
+    (tmp_path / name).write_text("KIND = 1")
+    code, _, err = replay(capsys, str(jobs), "--policy", str(tmp_path / name))
+    assert (code, f"no module can be called {Path(name).stem!r}" in err) == (2, True), err
 
 
 @pytest.mark.parametrize("view", ["perfect", "gossip"])
@@ -109,6 +126,7 @@ def test_a_policy_that_ends_the_process_has_failed_and_its_file_is_named(capsys,
         "class Leaves:\n"
         "    def __init__(self, parameters):\n"
         "        raise SystemExit('enough')\n"
+        "    def plan(self, view, now_s): ...\n"
     )
     words = ["--select", "cluster=x", "--policy", str(file), "--view", view, "--nodes", "2"]
     code, _, err = replay(capsys, str(jobs), *words)

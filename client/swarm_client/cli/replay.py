@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from keyword import iskeyword
 from pathlib import Path
 
 from swarm_client.failure import FAILED, OK, UsageError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 NODES_DEFAULT, NODES_MOST = 16, 10_000
 GPUS_MOST = 10**6  # of one job
 TABLE_BYTES_MOST = 2**28
+TITLE_MOST = 120
 NAMED = 3  # jobs that are named where they have not finished
 KNOWS_DEFAULT = "perfect"
 COLUMNS = (
@@ -149,9 +151,9 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
         # An unset variable of a script: the replay of something else would look like an answer.
         raise UsageError(f"{empty} '' names nothing", f"leave {empty} out, or give it a value")
     picture = Path(arguments["plot"]) if arguments["plot"] else None
-    if picture:
-        plot.check(picture)
     try:
+        if picture:
+            plot.check(picture)
         settings = _settings(arguments)
         profiles = read_profiles(arguments["profiles"])
         _check_limits(settings[0].gpus_most, profiles)
@@ -161,11 +163,12 @@ def replay(session: Session, arguments: Arguments, file: str) -> int:
         raise UsageError(cleaned(str(error)), cleaned(error.remedy)) from error
     for each, observer in runs:
         _tell_unfinished(session, each, observer)
-    if picture:
-        title = f"{Path(file).name} {arguments['select'] or ''}: {len(jobs)} jobs, {settings[0].cluster.total} GPUs"
-        plot.draw(picture, [(policy_id(each.policy), observer) for each, observer in runs], title)
     summaries = [summary(each, observer) for each, observer in runs]
     _print(session, summaries)
+    if picture:
+        what = cleaned(f"{Path(file).name} {arguments['select'] or ''}", TITLE_MOST)
+        title = f"{what}: {len(jobs)} jobs, {settings[0].cluster.total} GPUs"
+        plot.draw(picture, [(policy_id(each.policy), observer) for each, observer in runs], title)
     return OK if all(each["finished"] == each["jobs"] for each in summaries) else FAILED
 
 
@@ -257,22 +260,21 @@ def _policies(arguments: Arguments) -> list[PolicySetting]:
 
 def _policy_of(file: Path) -> str:
     """The name of the policy in a file of somebody's own, known from now on; UsageError says what is wrong with it."""
-    from swarmsched.policies.base import PolicyKind
-    from swarmsched.policies.registry import POLICIES
+    from swarmsched.errors import ConfigError
+    from swarmsched.policies.registry import add
 
     name, file = file.stem, file.resolve()
+    if not name.isidentifier() or iskeyword(name):
+        raise UsageError(f"--policy {file}: no module can be called {name!r}", "letters, digits and _, as in my_own.py")
     there = sys.modules.get(name)
     if there is None or getattr(there, "__file__", "") != str(file):  # what is built in has none
         if there or find_spec(name):
             raise UsageError(f"--policy {file}: Python has another module {name!r}", "give the file a name of its own")
         _import(name, file)
-    kind = getattr(sys.modules[name], "KIND", None)
-    if not isinstance(kind, PolicyKind):
-        remedy = f'KIND = PolicyKind("a-name", "what it is for", (), "{name}:TheClass")'
-        raise UsageError(f"--policy {file} does not say what it holds", remedy)
-    if POLICIES.setdefault(kind.name, kind) is not kind:
-        raise UsageError(f"--policy {file}: there is a policy {kind.name!r} already", "give KIND another name")
-    return kind.name
+    try:
+        return add(getattr(sys.modules[name], "KIND", None)).name
+    except ConfigError as error:
+        raise UsageError(f"--policy {file}: {error}", error.remedy) from error
 
 
 def _import(name: str, file: Path) -> None:
