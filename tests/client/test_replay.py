@@ -131,6 +131,7 @@ def test_a_policy_that_ends_the_process_has_failed_and_its_file_is_named(capsys,
     words = ["--select", "cluster=x", "--policy", str(file), "--view", view, "--nodes", "2"]
     code, _, err = replay(capsys, str(jobs), *words)
     assert (code, f"leaves-{view} ({file}): " in err, "SystemExit: enough" in err) == (0, True, True), err
+    assert "errors; backfill planned in its place" in err
 
 
 @pytest.mark.parametrize("module", ["graphlib", "sys"])

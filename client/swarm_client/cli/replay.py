@@ -207,9 +207,8 @@ def _observed(session: Session, jobs: list[TraceJob], profiles: Measured, settin
             finished = len(observer.finished)
             progress.show(finished / len(jobs), f"{finished} of {len(jobs)} jobs, {show_duration(now_s)} of their time")
     if observer.policy_errors:
-        session.warn(
-            f"{_called(settings.policy)}: {observer.first_policy_error} (first of {observer.policy_errors} errors)"
-        )
+        count = f"first of {observer.policy_errors} errors; backfill planned in its place"
+        session.warn(f"{_called(settings.policy)}: {observer.first_policy_error} ({count})")
     return observer
 
 
