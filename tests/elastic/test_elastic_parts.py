@@ -12,6 +12,7 @@ import pytest
 
 from swarm_elastic._link import AgentLink
 from swarm_elastic._noise import NoiseScale
+from swarm_elastic._own_time import OwnTime
 from swarm_elastic._plan import Member, Plan, PlanInvalid, parse
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict, judge
 from tests.elastic.testing import DEADLINE_S, MANY_FILES, Script, ScriptedAgent
@@ -25,6 +26,24 @@ def test_a_plan_is_read_as_it_was_sent():
     assert plan == Plan(3, 1, (Member("a", "127.0.0.1:9001"), Member("b", "127.0.0.1:9002")), frozenset("c"))
     assert (plan.workers, plan.rank_of("b"), plan.rank_of("c")) == (("a", "b"), 1, -1)
     assert Member("a", "[::1]:80").endpoint == ("::1", 80)
+
+
+def test_of_its_own_time_a_worker_tells_what_lasts_for_some_steps_and_seconds():
+    now = [0.0]
+    own = OwnTime(lambda: now[0])
+
+    def told(*steps_s):
+        found = []
+        for step_s in steps_s:
+            now[0] += step_s
+            found.append(own.news(step_s))
+        return [(number, each) for number, each in enumerate(found, 1) if each]
+
+    assert told(*[0.125] * 80) == [(80, 0.125)]
+    assert told(*[1.0] * 4, *[0.125] * 48) == [], "slow for a moment"
+    assert told(*[0.13] * 77) == [], "no news"
+    assert told(*[0.25] * 40) == [(40, 0.25)]
+    assert told(*[2.0] * 30) == [(21, 2.0)]
 
 
 BAD = [
