@@ -609,6 +609,8 @@ def test_what_changes_of_an_elastic_job_cost_is_told_to_the_millisecond(swarm, a
     out = swarm("status", HANDLE)[1]
     assert "Rescaled:      2 to 4 ranks, 2025-01-31T12:00:00Z, paused 0.043 s: it gains\n" in out
     assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, under way: it gains\n" in out
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = elastic(trains(1, 2), rescalings=changes[::-1])
+    assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, overtaken: it gains\n" in swarm("status", HANDLE)[1]
 
 
 def test_an_elastic_job_is_scaled_and_migrated_while_it_trains(swarm, agent):

@@ -121,8 +121,10 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if job.get("progress"):
         yield from _progress(job["progress"])
     yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
-    for each in job.get("rescalings") or []:
-        yield "Rescaled", _rescaling(each, is_elastic=bool(spec.get("elastic")))
+    changes = job.get("rescalings") or []
+    for number, each in enumerate(changes, 1):
+        is_last = number == len(changes) and job.get("state") != "ended"
+        yield "Rescaled", _rescaling(each, is_elastic=bool(spec.get("elastic")), is_last=is_last)
     if job.get("checkpoint"):
         yield "Checkpoint", _checkpoint(job["checkpoint"])
     if job.get("leftovers"):
@@ -198,15 +200,15 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
     return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
 
 
-def _rescaling(change: Mapping[str, Any], *, is_elastic: bool) -> str:
-    """One change of its size or place: from what to what, when, at what cost and why."""
+def _rescaling(change: Mapping[str, Any], *, is_elastic: bool, is_last: bool) -> str:
+    """One change of its size or place: from what to what, when, at what cost and why; only the last is under way."""
     before, after = change["ranks_before"], change.get("ranks_after")
     size = f"{before} to {show_count(after, 'rank')}" if after else f"from {show_count(before, 'rank')}"
     pause_s = change.get("pause_seconds") or 0.0
     pause = f"{pause_s:.{1 if pause_s >= 1 else 3}f} s"
-    cost = f"its ranks ran again after {pause}" if after else "not running again yet"
-    if is_elastic:
-        cost = f"paused {pause}" if after else "under way"
+    unfinished = ("under way" if is_elastic else "not running again yet") if is_last else "overtaken"
+    finished = f"paused {pause}" if is_elastic else f"its ranks ran again after {pause}"
+    cost = finished if after else unfinished
     return f"{size}, {_when(change['decided_at'])}, {cost}: {plain(change['reason'])}"
 
 
