@@ -8,7 +8,7 @@ Behind the words stands for each parameter how many ranks have used it: what non
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +51,6 @@ class Bucket:
         gradient, view = self.parameters[index].grad, self.views[index]
         if gradient is None or not scale:  # of a rank without samples even what is not finite counts for nothing
             view.zero_()
-        elif gradient.is_sparse:
-            raise TypeError("sparse gradients cannot be reduced; use sparse=False in the embedding")
         else:
             torch.mul(gradient, scale, out=view)
         self.parameters[index].grad = view
@@ -74,8 +72,9 @@ class Bucket:
 class Gradients:
     """All gradients of a model.  Call `attach` for each group, then for each step `begin` and `finish`."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, named: Mapping[str, torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._parameters = [parameter for parameter in named.values() if parameter.requires_grad]
+        self._names = {id(parameter): name for name, parameter in named.items()}
         self._buckets = _dealt(self._parameters, bucket_bytes)
         self._where = {
             id(parameter): (bucket, index)
@@ -173,8 +172,7 @@ class Gradients:
                 "a gradient came twice in one step; call step() after each backward pass, give Elastic a micro_batch, "
                 "and use checkpoint(..., use_reentrant=False)"
             )
-        with torch.no_grad():
-            bucket.fill(index, self._scale)
+        self._fill(bucket, index)
         # In the same order on all ranks, whatever the order of their layers; the last one waits for the words.
         while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].awaited:
             self._launch()
@@ -187,12 +185,20 @@ class Gradients:
 
     def _complete(self, bucket: Bucket) -> None:
         """Take over what no backward pass has reached; then measure."""
-        with torch.no_grad():
-            for index, is_filled in enumerate(bucket.is_filled):
-                if not is_filled:
-                    bucket.fill(index, self._scale)
-            if self._is_measured and bucket.length:
+        for index, is_filled in enumerate(bucket.is_filled):
+            if not is_filled:
+                self._fill(bucket, index)
+        if self._is_measured and bucket.length:
+            with torch.no_grad():
                 self._norms.append(bucket.squared_norm)
+
+    def _fill(self, bucket: Bucket, index: int) -> None:
+        parameter = bucket.parameters[index]
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            name = self._names[id(parameter)]
+            raise TypeError(f"the gradient of {name} is sparse and cannot be summed; use sparse=False in its layer")
+        with torch.no_grad():
+            bucket.fill(index, self._scale)
 
     def _leave_out(self, used: Sequence[float]) -> None:
         """No gradient, as on one rank alone, for parameters that no rank has used: an optimizer must pass them over."""

@@ -19,8 +19,10 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from swarm_elastic._arguments import check_loader, shown, whole
 from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Table, is_between, share
 
+SEED_LEAST, SEED_MOST = -(1 << 63), (1 << 64) - 1  # as torch has it
 MODES = ("reproducible", "on_demand")
 NAMED_MAX = 8  # indices in an error
 NO_SAMPLES = "the dataset yields no samples: there is nothing to train on"
@@ -92,15 +94,18 @@ class Batches:
         processes: int = 0,
         device: torch.device | None = None,
     ) -> None:
+        check_loader(dataset)
         is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         mode = mode or ("on_demand" if is_stream else "reproducible")
+        if shuffle is not None and not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle is {shown(shuffle)}; it must be True, False or left out")
         is_shuffled = not is_stream if shuffle is None else shuffle
         _check(dataset, is_stream, mode, is_shuffled)
-        if threads < 1 or processes < 0 or prefetch < 0 or micro_batch < 0:
-            raise ValueError(
-                f"threads must be at least 1, processes, prefetch and micro_batch 0; they are {threads}, {processes}, "
-                f"{prefetch} and {micro_batch}"
-            )
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn is {shown(collate_fn)}; it must be a function of a list, or left out")
+        epochs, seed = whole("epochs", epochs, 0), whole("seed", seed, SEED_LEAST, SEED_MOST)
+        threads, processes = whole("threads", threads, 1), whole("processes", processes, 0)
+        micro_batch, prefetch = whole("micro_batch", micro_batch, 0), whole("prefetch", prefetch, 0)
         length, order = None if is_stream else len(dataset), seed if is_shuffled else None
         if length == 0:
             raise DatasetError(NO_SAMPLES)

@@ -54,6 +54,8 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch i
 class BackwardElastic(Elastic):
     """An `Elastic` whose steps are made of the script's own calls."""
 
+    _is_stepping = False
+
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         for name in ("clip_norm", "micro_batch"):
             if options.get(name):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from swarm_elastic import _membership, _reports
+from swarm_elastic._arguments import bound, check_objects, number, whole
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import checkpoint, warn
@@ -23,7 +24,7 @@ from swarm_elastic._noise import EVERY_STEPS, NoiseScale
 from swarm_elastic._ranges import RanksDiffer
 from swarm_elastic._rate import exponent, scale_rates
 from swarm_elastic._seat import MembersLost, Seat
-from swarm_elastic._words import SLOT_WORDS, Words
+from swarm_elastic._words import SAMPLES_MAX, SLOT_WORDS, Words
 
 FORMAT = "swarm_elastic 1"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
@@ -36,6 +37,8 @@ class Elastic:
     All workers must make the same model and optimizer.  `global_batch` samples, of all ranks together, make a step;
     of more than `micro_batch` on one rank gradients are summed in several passes.
     """
+
+    _is_stepping = True  # optimizer, schedule and scaler by itself
 
     def __init__(
         self,
@@ -58,12 +61,13 @@ class Elastic:
         learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself;
         `parts` are more objects with `state_dict` and `load_state_dict`, by name, that newcomers and checkpoints get.
         """
-        if global_batch < 1 or micro_batch < 0:
-            raise ValueError(f"global_batch must be at least 1 and micro_batch 0, not {global_batch} and {micro_batch}")
+        check_objects(model, optimizer, scheduler, scaler, parts, are_stepped=self._is_stepping)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._parameters = list(model.parameters())
-        self._clip_norm, self._exponent, self._lr_rule = clip_norm, exponent(lr_rule), lr_rule
-        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self._clip_norm = bound("clip_norm", clip_norm)
+        self._exponent, self._lr_rule = exponent(lr_rule), lr_rule
+        self.global_batch = whole("global_batch", global_batch, 1, SAMPLES_MAX)
+        self.micro_batch = whole("micro_batch", micro_batch, 0)
         self.step_number = self.samples = 0
         self.rounds = 0  # sums that succeeded, with or without samples in them
         self._finished = 0  # the round after which all members had come to the end of their steps
@@ -80,11 +84,11 @@ class Elastic:
         self._epochs = 0  # of all calls of `batches`
         self._data_state: Mapping[str, Any] | None = None
         self._is_readable = False  # whether a checkpoint of this was found to be
-        self._noise = NoiseScale(global_batch)
-        self._gradients = Gradients(self._parameters)
+        self._noise = NoiseScale(self.global_batch)
+        self._gradients = Gradients(dict(model.named_parameters()))
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
-        start, may_start = self._find_start(start_step)
+        start, may_start = self._find_start(whole("start_step", start_step, -1))
         layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
         self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change)
         self._began_s = 0.0
@@ -160,6 +164,7 @@ class Elastic:
         """
         if self._is_share:
             self._passes, self._is_share = [], False
+        samples = whole("samples", samples, 0, SAMPLES_MAX - sum(self._passes))
         if self._passes and samples:
             self._gradients.rescale(self._passes[-1] / samples)
         self._passes.append(samples)
@@ -187,7 +192,7 @@ class Elastic:
         """The first half of `step`: the caller updates the weights by itself if this is true, then calls `settle`."""
         if self._passes[-1]:
             value = float("nan") if loss is None else loss.detach() if isinstance(loss, torch.Tensor) else loss
-            self._loss_sum += float(value) * self._passes[-1]
+            self._loss_sum += number("loss", value) * self._passes[-1]
         if not self._is_last:
             return False
         self._reduce(self._said())
@@ -240,7 +245,7 @@ class Elastic:
         if said.samples and self._began_s:
             self._seat.was_busy(time.monotonic() - self._began_s)
         ready, self._candidate = self._seat.offer()
-        wanted = _reports.global_batch(self.global_batch) if self.is_first else 0
+        wanted = _reports.batch_up_to(SAMPLES_MAX, self.global_batch) if self.is_first else 0
         words = said._replace(ready=ready, batch=wanted)
         try:
             with self._seat.operating():

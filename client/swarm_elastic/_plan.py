@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from swarm_elastic._arguments import shown
+
 NAME_LENGTH_MAX = 200
 
 
@@ -49,18 +51,18 @@ class Plan(NamedTuple):
 def parse(value: object) -> Plan:
     """The plan that an agent sent as JSON.  Raises `PlanInvalid`."""
     if not isinstance(value, dict):
-        raise PlanInvalid(f"a plan must be an object, not {_shown(value)}; publish version, epoch and members")
+        raise PlanInvalid(f"a plan must be an object, not {shown(value)}; publish version, epoch and members")
     members = value.get("members")
     if not isinstance(members, list) or not members:
-        raise PlanInvalid(f"members of a plan must be a list that is not empty, not {_shown(members)}; cancel the job")
+        raise PlanInvalid(f"members of a plan must be a list that is not empty, not {shown(members)}; cancel the job")
     parsed = tuple(_member(each) for each in members)
     if len({member.worker for member in parsed}) < len(parsed):
         raise PlanInvalid(
-            f"members of a plan must differ, not {_shown([each.worker for each in parsed])}; name each once"
+            f"members of a plan must differ, not {shown([each.worker for each in parsed])}; name each once"
         )
     lost = value.get("lost", [])
     if not isinstance(lost, list) or not all(isinstance(each, str) for each in lost):
-        raise PlanInvalid(f"lost must be a list of names, not {_shown(lost)}; leave it out where nobody is lost")
+        raise PlanInvalid(f"lost must be a list of names, not {shown(lost)}; leave it out where nobody is lost")
     may_start = value.get("may_start") is True
     return Plan(_count("version", value), _count("epoch", value), parsed, frozenset(lost), may_start)
 
@@ -68,22 +70,15 @@ def parse(value: object) -> Plan:
 def _count(name: str, value: dict[str, object]) -> int:
     number = value.get(name)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise PlanInvalid(f"{name} of a plan must be a whole number from 0 on, not {_shown(number)}; count up from 1")
+        raise PlanInvalid(f"{name} of a plan must be a whole number from 0 on, not {shown(number)}; count up from 1")
     return number
 
 
 def _member(value: object) -> Member:
     worker, address = (value.get("worker"), value.get("address")) if isinstance(value, dict) else (None, None)
     if not isinstance(worker, str) or not 0 < len(worker) <= NAME_LENGTH_MAX:
-        raise PlanInvalid(
-            f"worker of a member must be its SWARM_WORKER, not {_shown(worker)}; take it from its request"
-        )
+        raise PlanInvalid(f"worker of a member must be its SWARM_WORKER, not {shown(worker)}; take it from its request")
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise PlanInvalid(f"address of {worker} must be host:port, not {_shown(address)}; take it from its request")
+        raise PlanInvalid(f"address of {worker} must be host:port, not {shown(address)}; take it from its request")
     return Member(worker, f"{host}:{port}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from swarm_elastic._arguments import shown
+
 RULES = {"fixed": 0.0, "linear": 1.0, "sqrt": 0.5}
 """The rate grows with this power of the batch."""
 
@@ -36,8 +38,8 @@ OWN_RATES: dict[str, tuple[str, ...]] = {
 
 def exponent(rule: str) -> float:
     """Raises ValueError for a rule that there is not."""
-    if rule not in RULES:
-        raise ValueError(f"lr_rule must be one of {', '.join(sorted(RULES))}, not {rule!r}")
+    if not isinstance(rule, str) or rule not in RULES:
+        raise ValueError(f"lr_rule must be one of {', '.join(sorted(RULES))}, not {shown(rule)}")
     return RULES[rule]
 
 

@@ -17,11 +17,13 @@ from collections import deque
 from functools import cache
 from typing import SupportsFloat
 
+from swarm_elastic._arguments import number, whole
 from swarm_elastic._commits import AWAY_S, VERSION, warn
 
 INTERVAL_S = 1.0
 QUEUE_MAX = 1_024  # beyond it the oldest are dropped
 ANSWER_BYTES_MAX = 1 << 16
+BATCH_MAX = (1 << 32) - 1  # as agents have it
 EXIT_WAIT_S = 1.0
 COUNTS = ("step", "samples", "epoch")
 GOALS = (
@@ -62,7 +64,7 @@ def report(
         "total_epochs": total_epochs,
         "target_loss": target_loss,
     }
-    return _reporter().put({name: _number(name, value) for name, value in given.items() if value is not None})
+    return _reporter().put({name: number(name, value) for name, value in given.items() if value is not None})
 
 
 def global_batch(default: int) -> int:
@@ -71,26 +73,23 @@ def global_batch(default: int) -> int:
     Ask on one rank, between two steps, and broadcast the answer: ranks hear of a change at different moments.  What was
     answered last is told with each report of this process.
     """
-    return _reporter().ask_batch(default)
+    return _reporter().ask_batch(whole("default", default, 1, BATCH_MAX))
+
+
+def batch_up_to(most: int, default: int) -> int:
+    """The same for a training whose steps have so many samples at most."""
+    return _reporter().ask_batch(default, most)
 
 
 def follow_batch(batch: int) -> None:
     """The job trains with this global batch, as its first rank was told: what this process was told is older."""
-    _reporter().told_batch = batch
+    if _reporter().told_batch:  # else nobody chooses one, and another training of this process keeps its own
+        _reporter().told_batch = batch
 
 
 def report_as_first() -> None:
     """This process has become the job's first rank, whatever it was called at the start."""
     _reporter().rank = 0
-
-
-def _number(name: str, value: Number) -> float:
-    if isinstance(value, (int, float)):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
 
 
 class Reporter:
@@ -121,9 +120,13 @@ class Reporter:
             atexit.register(self._flush_at_exit)
         return True
 
-    def ask_batch(self, default: int) -> int:
+    def ask_batch(self, default: int, most: int = BATCH_MAX) -> int:
         """See `global_batch`."""
-        self._batch = self.told_batch or self._batch or default
+        batch = self.told_batch or default
+        if batch > most and str(batch) not in self._warned:
+            self._warned.add(str(batch))
+            warn(f"the swarm chose a global batch of {batch}; {most} is trained with: submit with --batch up to that")
+        self._batch = min(batch, most)
         return self._batch
 
     def _flush_at_exit(self) -> None:

@@ -15,6 +15,7 @@ from swarm_elastic import _ranges
 
 DATA_WORDS = _ranges.WORDS
 WORD_MAX = 1 << 24  # up to here float32 is exact
+SAMPLES_MAX = WORD_MAX - 1  # of a step
 
 
 class Words(NamedTuple):

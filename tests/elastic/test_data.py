@@ -308,7 +308,6 @@ found = {
     "nothing": raised(one, Squares(0)),
 }
 """
-    settings = "threads must be at least 1, processes, prefetch and micro_batch 0; they are"
     no_dataset = "is no dataset: it needs an index and a length, or to begin anew each time it is iterated"
     no_index = "ValueError: Stream has no index: it can be neither reproducible nor shuffled here; shuffle it itself"
     assert told(tmp_path, text) == {
@@ -321,7 +320,7 @@ found = {
         "shuffled": no_index,
         "iterator": f"TypeError: list_iterator {no_dataset}",
         "mode": "ValueError: mode is 'any'; it must be one of reproducible, on_demand",
-        "threads": f"ValueError: {settings} 0, 0, 2 and 0",
+        "threads": "ValueError: threads is 0; it must be 1 or more",
         "batch": "ValueError: global_batch is 0; it must be from 1 to 16777215",
         "step": "RuntimeError: the batch before this one was not followed by training.step(loss)",
         "words": "RuntimeError: training.step(loss) came before the last batch of the step was taken",

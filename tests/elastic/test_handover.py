@@ -103,3 +103,16 @@ for value in (Part(1), numpy.ones(3), lambda: 1, numpy.float64(1)):
     kinds = ("__main__.Part", "numpy.ndarray", "builtins.function")
     refused = [line for kind in kinds for line in (f"mine['kept'][1], a {kind}, {problem}", "False")]
     assert told(tmp_path, text) == [*refused, "True"]
+
+
+def test_trainings_of_one_process_keep_their_own_global_batch(tmp_path: Path) -> None:
+    text = """
+def steps(batch):
+    model = torch.nn.Linear(4, 2)
+    training = swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), global_batch=batch)
+    for x, in training.batches(torch.utils.data.TensorDataset(torch.ones(12, 4))):
+        training.step(model(x).mean().backward())
+    return training.step_number
+print(steps(6), steps(2))
+"""
+    assert told(tmp_path, text) == ["2 6"]
