@@ -21,11 +21,14 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
+from swarm_elastic._arguments import shown
+
 VERSION = 1
 QUEUE_MAX = 256  # the thread empties the queue several times a second
 TURN_S = 0.2  # how often the thread looks at the queue while it waits for the agent
 AWAY_S = 0.5  # pause before the agent is tried again
 ANSWER_BYTES_MAX = 1 << 20
+NAME_LENGTH_MAX, NAME_BYTES_MAX = 200, 255  # as agents have it
 WAIT_S = 600.0
 EXIT_WAIT_S_MAX = 30.0
 EXIT_AWAY_S = 5.0  # an agent that has been away for so long is not waited for
@@ -46,8 +49,8 @@ class CheckpointRefused(Exception):
     """A checkpoint that does not count.  `error` is a stable code.
 
     conflict: a newer attempt of the job runs; end this process.  superseded: a newer checkpoint came first.
-    not_found, bad_name, changed, too_large and others: see `problem` and `remedy`.  timeout: no answer in time, so
-    the outcome is unknown.
+    not_found, bad_name, changed, too_large and others: see `problem` and `remedy`.  unwritten: `Elastic.checkpoint`
+    could not write it.  timeout: no answer in time, so the outcome is unknown.
     """
 
     def __init__(self, result: CheckpointResult) -> None:
@@ -99,9 +102,7 @@ class State:
 
     def commit(self, name: str | os.PathLike[str], wait: bool, timeout_s: float) -> bool:
         """See `checkpoint`."""
-        name = os.fspath(name) if isinstance(name, os.PathLike) else name
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a checkpoint must be text, not {type(name).__name__}")
+        name = as_text(name)
         if not self.path:
             self._tell_that_nothing_happens()
             return False
@@ -114,6 +115,13 @@ class State:
         else:
             self._drop(wish, "superseded", "too many checkpoints wait already")
         return self._await(wish, timeout_s) if wait else is_taken
+
+    def give_up(self, name: str, wait: bool, problem: str) -> bool:
+        """As if it was refused: it could not be written.  False, or CheckpointRefused where that is waited for."""
+        wish = _Wish(name, wait)
+        remedy = "make room, or have the folder there; training goes on"
+        self._settle(wish, CheckpointResult(name, False, error="unwritten", problem=problem, remedy=remedy))
+        return self._await(wish, 0.0) if wait else False
 
     def flush(self, timeout_s: float) -> bool:
         """See `swarm_elastic.flush`."""
@@ -236,6 +244,28 @@ def state() -> State:
 
 
 os.register_at_fork(after_in_child=state.cache_clear)
+
+
+def as_text(name: object) -> str:
+    """The name of a checkpoint, which may be a path.  Raises TypeError."""
+    text = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(text, str):
+        raise TypeError(f"the name of a checkpoint must be text, not {type(text).__name__}")
+    return text
+
+
+def name_in(folder: str, name: object) -> str:
+    """The name of a checkpoint that is to be written into this folder, by name or path.  Raises ValueError."""
+    text = as_text(name)
+    where, _, last = text.rpartition("/")
+    last = last if folder and where and os.path.realpath(where) == os.path.realpath(folder) else text
+    is_good = 0 < len(last) <= NAME_LENGTH_MAX and last.isprintable() and "/" not in last and last[0] != "."
+    if not is_good or len(last.encode("utf-8", "replace")) > NAME_BYTES_MAX:
+        raise ValueError(
+            f"the name of a checkpoint is {shown(text)}; it must be at most {NAME_LENGTH_MAX} printable characters, "
+            "not begin with a dot, and lead nowhere but into SWARM_CHECKPOINT_DIR"
+        )
+    return last
 
 
 def readable(timeout_s: float, *descriptors: int) -> list[int]:

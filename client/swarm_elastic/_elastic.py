@@ -6,17 +6,18 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from swarm_elastic import _membership, _reports
+from swarm_elastic import _commits, _membership, _reports
 from swarm_elastic._arguments import bound, check_objects, number, whole
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
-from swarm_elastic._commits import checkpoint, warn
+from swarm_elastic._commits import warn
 from swarm_elastic._data import Batches
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import TrainingState, plain
@@ -27,6 +28,8 @@ from swarm_elastic._seat import MembersLost, Seat
 from swarm_elastic._words import SAMPLES_MAX, SLOT_WORDS, Words
 
 FORMAT = "swarm_elastic 1"
+LOAD = "load it in the script and give start_step"
+SAME = "start the same script, or submit the job anew"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
 
 
@@ -355,23 +358,24 @@ class Elastic:
 
     # State.
 
-    def checkpoint(self, name: str, *, wait: bool = False) -> bool:
+    def checkpoint(self, name: str | os.PathLike[str], *, wait: bool = False) -> bool:
         """Write everything into SWARM_CHECKPOINT_DIR as `name` and commit it, on the first rank; false on the others.
 
-        A job that is started again goes on from there by itself.
+        A job that is started again goes on from there by itself.  One that cannot be written is as one that is refused.
         """
-        self.settle()
         folder = os.environ.get("SWARM_CHECKPOINT_DIR", "")
-        if not self.is_first or not folder:
+        name = _commits.name_in(folder, name)
+        self.settle()
+        if not folder:
             return False
-        if not self._is_readable:
+        if not self._is_readable:  # on all ranks: each would fail in its turn when it has become the first
             self._state.check()
             self._is_readable = True
-        path = Path(folder) / name
-        beside = path.with_name(f".{name}.part")
-        torch.save(self.full_state_dict(), beside)
-        beside.replace(path)
-        return checkpoint(name, wait=wait)
+        if not self.is_first:
+            return False
+        problem = _written(self.full_state_dict(), Path(folder) / name)
+        state = _commits.state()
+        return state.give_up(name, wait, problem) if problem else state.commit(name, wait, _commits.WAIT_S)
 
     def report(self, **figures: _reports.Number) -> bool:
         """As `swarm_elastic.report`, on the first rank; step, samples, loss and noise are told without it."""
@@ -412,19 +416,48 @@ class Elastic:
         path = os.environ.get("SWARM_RESUME_FROM", "")
         if start_step >= 0:
             self.rounds = self.step_number = start_step
-        elif path and Path(path).is_file():
+        elif path:
+            self._resume(path)
+        return self.rounds, bool(path) or start_step >= 0
+
+    def _resume(self, path: str) -> None:
+        named = f"SWARM_RESUME_FROM, {path},"
+        if not Path(path).is_file():
+            raise ValueError(f"{named} is no file that Elastic.checkpoint has written; {LOAD}")
+        try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-            if not isinstance(found, dict) or found.get("format") != FORMAT:
-                problem = f"SWARM_RESUME_FROM, {path}, was not written by Elastic.checkpoint"
-                raise ValueError(f"{problem}; load it in the script and give start_step")
+        except Exception as error:  # noqa: BLE001  # whatever torch, pickle and zip files raise
+            told = str(error).partition("\n")[0]
+            problem = f"{named} is damaged, or was not written by Elastic.checkpoint: {type(error).__name__}: {told}"
+            raise ValueError(f"{problem}; {LOAD}") from None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"{named} was not written by Elastic.checkpoint; {LOAD}")
+        difference = self._state.difference(found)
+        if difference:
+            raise ValueError(f"{named} is of another training: {difference}; {SAME}")
+        try:
             self._state.load_full(found)
             self._load(found["progress"])
-        elif path:
-            problem = f"SWARM_RESUME_FROM, {path}, is no file that Elastic.checkpoint has written"
-            raise ValueError(f"{problem}; load it in the script and give start_step")
-        return self.rounds, bool(path) or start_step >= 0
+        except Exception as error:
+            raise ValueError(f"{named} does not fit: {type(error).__name__}: {error}; {SAME}") from error
 
 
 def _is_agreed(table: list[Words]) -> bool:
     """Whether all ranks can switch to the same plan."""
     return table[0].ready > 0 and all(each.ready == table[0].ready for each in table)
+
+
+def _written(state: Mapping[str, Any], path: Path) -> str:
+    """Write a file that is there as a whole or not at all; returns what went wrong."""
+    beside = path.with_name(f".{os.getpid()}.part")
+    try:
+        with beside.open("wb") as stream:
+            torch.save(state, stream)
+        beside.replace(path)
+    except (OSError, RuntimeError) as error:  # behind an OSError in a write torch raises a RuntimeError of its own
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        return f"{path} could not be written: {cause}"
+    finally:
+        with suppress(OSError):
+            beside.unlink()
+    return ""

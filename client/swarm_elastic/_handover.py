@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from swarm_elastic._arguments import OWN_PARTS
 from swarm_elastic._group import Group
 
 PIECE_BYTES = 8 << 20
@@ -106,7 +107,8 @@ class TrainingState:
         """All of it in one piece, for a file."""
         parts = {name: plain(part.state_dict()) for name, part in self._parts.items()}
         optimizer, states = plain(self._optimizer.state_dict()), _random_states()
-        return {"model": self._named(), "optimizer": optimizer, "parts": parts, "random": states}
+        small = {"optimizer": optimizer, "parts": parts, "random": states}
+        return {"model": self._named(), "kinds": self._kinds, **small}
 
     def check(self) -> None:
         """Raises TypeError that names what nobody could read again: a checkpoint with it would be of no use."""
@@ -123,6 +125,24 @@ class TrainingState:
     def load_full(self, state: dict[str, Any]) -> None:
         """Take over what `full` gave."""
         self.load(state, [], is_new=True)
+
+    def difference(self, state: Mapping[str, Any]) -> str:
+        """Why what `full` gave is of another training; nothing where it can be taken over."""
+        there_kinds = state.get("kinds", self._kinds)  # files of the first versions have none
+        for own, found in ((_shapes(self._named()), _shapes(state.get("model"))), (self._kinds, there_kinds)):
+            for name in {**own, **found}:
+                there, here = found.get(name, "not there"), own.get(name, "not there")
+                if there != here:
+                    return f"{name} is {there} in it, and {here} in the script"
+        return ""
+
+    @property
+    def _kinds(self) -> dict[str, str]:
+        """The classes whose state means nothing to others; of a script's own parts only that they are there."""
+        own = {name: type(part).__name__ for name, part in self._parts.items() if name in OWN_PARTS}
+        rest = {f"parts[{name!r}]": "there" for name in self._parts if name not in OWN_PARTS}
+        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        return {"optimizer": f"{type(self._optimizer).__name__} of {sizes} parameters", **own, **rest}
 
 
 def send_document(group: Group, document: dict[str, Any], behind: Sequence[int]) -> None:
@@ -178,6 +198,12 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         yield from flat.split(max(1, PIECE_BYTES // tensor.element_size()))
+
+
+def _shapes(named: Any) -> dict[str, str]:
+    """Type and shape of tensors by name; nothing where it is none of that."""
+    named = named if isinstance(named, dict) else {}
+    return {name: f"{each.dtype} {tuple(each.shape)}" for name, each in named.items() if isinstance(each, torch.Tensor)}
 
 
 def _mapped(value: Any, function: Any) -> Any:

@@ -116,3 +116,86 @@ def steps(batch):
 print(steps(6), steps(2))
 """
     assert told(tmp_path, text) == ["2 6"]
+
+
+def test_a_checkpoint_may_be_named_by_its_path_and_a_bad_name_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    text = """
+import pathlib
+folder = os.environ["SWARM_CHECKPOINT_DIR"]
+_, training = train()
+training.checkpoint(os.path.join(folder, "a"))
+training.checkpoint(pathlib.Path("b"))
+print([name in os.listdir(folder) for name in "ab"])
+type(training).is_first = False
+for name in ("", "c/d", ".c", "c\\n", "/tmp/c", "c" * 201, None):
+    try:
+        training.checkpoint(name)
+    except (TypeError, ValueError) as error:
+        print(str(error).partition(";")[0])
+"""
+    shown = ["''", "'c/d'", "'.c'", r"'c\n'", "'/tmp/c'", "'" + "c" * 59 + "..."]
+    assert told(tmp_path, text) == [
+        "[True, True]",
+        *[f"the name of a checkpoint is {name}" for name in shown],
+        "the name of a checkpoint must be text, not NoneType",
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_does_not_end_training(tmp_path: Path) -> None:
+    text = """
+import resource
+_, training = train()
+folder = os.environ["SWARM_CHECKPOINT_DIR"]
+before = sorted(os.listdir(folder))
+os.environ["SWARM_CHECKPOINT_DIR"] = "/nowhere"
+print(training.checkpoint("a"), swarm_elastic.last_result.problem.partition(": ")[0])
+os.environ["SWARM_CHECKPOINT_DIR"] = folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+try:
+    training.checkpoint("a", wait=True)
+except swarm_elastic.CheckpointRefused as refused:
+    print(refused.error, refused.problem.partition(": ")[2], sorted(os.listdir(folder)) == before)
+"""
+    assert told(tmp_path, text) == [
+        "False /nowhere/a could not be written",
+        "unwritten [Errno 27] File too large True",
+    ]
+
+
+def test_a_checkpoint_that_is_damaged_or_of_another_training_is_refused(tmp_path: Path) -> None:
+    text = """
+_, training = train()
+training.checkpoint("all")
+path = os.path.join(os.environ["SWARM_CHECKPOINT_DIR"], "all")
+os.environ["SWARM_RESUME_FROM"] = path
+def other(width=4, kind=torch.optim.SGD, **options):
+    model = torch.nn.Linear(width, 2)
+    optimizer = kind(model.parameters(), lr=0.1)
+    options = {name: make(optimizer) for name, make in options.items()}
+    try:
+        swarm_elastic.Elastic(model, optimizer, global_batch=4, **options)
+    except ValueError as error:
+        print(str(error).partition("all, ")[2].partition(";")[0])
+other(width=5)
+other(kind=torch.optim.Adam)
+other()
+other(scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer))
+other(parts=lambda optimizer: {"x": optimizer})
+whole = open(path, "rb").read()
+for data in (whole[:600], b"hello", b""):
+    open(path, "wb").write(data)
+    other()
+torch.save({"format": "swarm_elastic 1", "model": 3}, path)
+other()
+"""
+    other = "is of another training:"
+    lines = told(tmp_path, text)
+    damaged = "is damaged, or was not written by Elastic.checkpoint: "
+    assert lines[:5] == [
+        f"{other} weight is torch.float32 (2, 4) in it, and torch.float32 (2, 5) in the script",
+        f"{other} optimizer is SGD of [2] parameters in it, and Adam of [2] parameters in the script",
+        f"{other} scheduler is ChainedScheduler in it, and not there in the script",
+        f"{other} scheduler is ChainedScheduler in it, and ConstantLR in the script",
+        f"{other} parts['x'] is not there in it, and there in the script",
+    ]
+    assert [line.startswith(damaged) for line in lines[5:]] == [True, True, True, False]
