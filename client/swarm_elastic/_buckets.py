@@ -87,8 +87,12 @@ class Gradients:
         self._scale, self._is_last, self._is_measured = 1.0, True, False
         self._norms: list[torch.Tensor] = []
         self._problem = ""  # why the group is lost
-        for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self.hooks = [each.register_post_accumulate_grad_hook(self._on_gradient) for each in self._parameters]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no parameter has a gradient here."""
+        return all(each.grad is None for each in self._parameters)
 
     @property
     def shape(self) -> list[Any]:

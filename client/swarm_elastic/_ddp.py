@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
 from types import MethodType
 from typing import Any
 
@@ -68,8 +69,7 @@ class BackwardElastic(Elastic):
         super().__init__(model, optimizer, **options)
         for parameter in self._parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        self._guard(optimizer)
+                self._undo.append(parameter.register_post_accumulate_grad_hook(self._on_gradient).remove)
         if self._scaler is not None:
             self._watch(self._scaler)
 
@@ -167,6 +167,7 @@ class BackwardElastic(Elastic):
         """Let its `step` do nothing where the sum was lost."""
         act: Callable[..., Any] = optimizer.step
 
+        @wraps(getattr(act, "__func__", act))  # with the marks that a schedule has made
         def step(_: Any, *arguments: Any, **named: Any) -> Any:
             if not self._is_summed:
                 self._sum_once()  # a backward pass that reached no parameter of this rank
@@ -174,6 +175,7 @@ class BackwardElastic(Elastic):
             return None if self._problem else act(*arguments, **named)
 
         optimizer.step = MethodType(step, optimizer)  # a method, as schedules expect
+        self._undo.append(partial(setattr, optimizer, "step", act))
 
     def _watch(self, scaler: Any) -> None:
         """A scaler makes no update where gradients are not finite."""
@@ -185,3 +187,4 @@ class BackwardElastic(Elastic):
             return result
 
         scaler.step = MethodType(step, scaler)
+        self._undo.append(partial(setattr, scaler, "step", act))

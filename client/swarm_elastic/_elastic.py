@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +30,8 @@ from swarm_elastic._words import SAMPLES_MAX, SLOT_WORDS, Words
 
 FORMAT = "swarm_elastic 1"
 LOAD = "load it in the script and give start_step"
+_of_models: WeakKeyDictionary[torch.nn.Module, list[Callable[[], object]]] = WeakKeyDictionary()
+"""What undoes the hooks of the training that each is in, for the next one of this process."""
 SAME = "start the same script, or submit the job anew"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
 
@@ -89,13 +92,30 @@ class Elastic:
         self._is_readable = False  # whether a checkpoint of this was found to be
         self._noise = NoiseScale(self.global_batch)
         self._gradients = Gradients(dict(model.named_parameters()))
+        self._undo: list[Callable[[], object]] = [each.remove for each in self._gradients.hooks]
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         start, may_start = self._find_start(whole("start_step", start_step, -1))
         layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
         self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change)
         self._began_s = 0.0
+        for undo in _of_models.pop(model, ()):
+            undo()
+        _of_models[model] = self._undo
+        self._guard(optimizer)
         self._seat.join(start, may_start=may_start)
+
+    def _guard(self, optimizer: torch.optim.Optimizer) -> None:
+        """Against a script that updates with gradients which are this rank's alone."""
+        if hasattr(optimizer, "register_step_pre_hook"):
+            self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
+
+    def _before_update(self, *_: Any) -> None:
+        if not self._is_summed and not self._gradients.is_empty:
+            raise RuntimeError(
+                "optimizer.step() came with gradients that are not summed over all ranks; leave it out, as "
+                "training.step(loss) updates the weights"
+            )
 
     # What a script asks.
 
@@ -198,6 +218,10 @@ class Elastic:
             self._loss_sum += number("loss", value) * self._passes[-1]
         if not self._is_last:
             return False
+        if self._passes[-1] and self._gradients.is_empty:
+            raise RuntimeError(
+                "step() came without a backward pass; call it behind loss.backward(), or expect(0) before it"
+            )
         self._reduce(self._said())
         if self._total:
             return True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import torch
+from torch.distributed import PrefixStore, Store
 
 from swarm_elastic._builder import BUILD_S, Builder, Candidate, Lodging
 from swarm_elastic._group import Alone, Group, build
@@ -16,16 +19,19 @@ from swarm_elastic._link import AgentLink
 from swarm_elastic._plan import Member, Plan
 
 FLUSH_S = 2.0
+RECOVERY_S = 600.0
 STATIC = Plan(1, 0, (Member("alone", "localhost:1"),))
 WORLD = ("WORLD_SIZE", "LOCAL_RANK")
 
 _hidden: dict[str, str] = {}  # of the environment
+_numbers = itertools.count()  # of the groups of this process
 
 
 class Membership(Protocol):
     """Where candidates come from; see `Builder` for all but `tell`."""
 
     worker: str
+    no_plan: str  # what is told where none came within RECOVERY_S
 
     def candidate(self, above: int) -> Candidate | None:
         """What may be switched to."""
@@ -52,6 +58,8 @@ class Membership(Protocol):
 class SwarmMembership(Builder):
     """By the plans of an agent."""
 
+    no_plan = f"no plan without it came within {RECOVERY_S:g} s"
+
     def __init__(self, path: str, device: torch.device) -> None:
         self.worker = os.environ["SWARM_WORKER"]
         job = f"{os.environ.get('SWARM_JOB_ID', 'job')}.{os.environ.get('SWARM_ATTEMPT', '1')}"
@@ -71,6 +79,8 @@ class SwarmMembership(Builder):
 
 class StaticMembership:
     """One group that never changes."""
+
+    no_plan = "outside of a swarm the others cannot go on without it: start the job again, from a checkpoint"
 
     def __init__(self, group: Group) -> None:
         members = tuple(Member(f"rank-{rank}", f"localhost:{rank + 1}") for rank in range(group.size))
@@ -106,21 +116,32 @@ class StaticMembership:
 
 def find(device: torch.device) -> Membership:
     """Of this process, by its environment."""
-    path = os.environ.get("SWARM_TASK_SOCKET", "")
-    if path and os.environ.get("SWARM_WORKER"):
+    path, worker = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_WORKER", "")
+    number = next(_numbers)
+    if path and worker:
+        if number:  # it would tell the agent that the worker has not trained, and the job be ended for that
+            problem = f"worker {worker} of this job has an Elastic already, and can train with one only"
+            raise RuntimeError(f"{problem}; put all that is trained into one module, or into a job of its own")
         return SwarmMembership(path, device)
-    return StaticMembership(_from_environment(device))
+    return StaticMembership(_from_environment(device, number))
 
 
-def _from_environment(device: torch.device) -> Group:
-    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them."""
+def _from_environment(device: torch.device, number: int) -> Group:
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them; groups come in one order on all ranks."""
     if int(_hidden.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1) == 1:
         return Alone()
+    store, rank, size = _meeting()
+    return build(PrefixStore(f"swarm_elastic/{number}", store), rank, size, device, _own_host(), BUILD_S)
+
+
+@cache
+def _meeting() -> tuple[Store, int, int]:
+    """Where all ranks meet, once in a process: the store of the first one has its port."""
     from torch.distributed import rendezvous
 
     with _shown():
         store, rank, size = next(iter(rendezvous("env://")))
-    return build(store, rank, size, device, _own_host(), BUILD_S)
+    return store, rank, size
 
 
 @contextmanager

@@ -18,13 +18,11 @@ from swarm_elastic._builder import Candidate
 from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
 from swarm_elastic._link import PROBLEM_LENGTH
-from swarm_elastic._membership import Membership
+from swarm_elastic._membership import RECOVERY_S, Membership
 from swarm_elastic._own_time import OwnTime
 from swarm_elastic._plan import Plan
 from swarm_elastic._stall import StallWatch
 from swarm_elastic._switch import Claim, SwitchRefused, Verdict
-
-RECOVERY_S = 600.0
 
 
 class Left(SystemExit):
@@ -159,7 +157,7 @@ class Seat:
         while True:
             candidate = self._membership.wait(self.version, RECOVERY_S, as_member=False)
             if candidate is None:
-                raise MembersLost(f"a rank was lost and no plan without it came within {RECOVERY_S:g} s")
+                raise MembersLost(f"a rank was lost, and {self._membership.no_plan}")
             if self.switch(candidate):
                 return
 

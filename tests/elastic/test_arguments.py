@@ -36,6 +36,17 @@ def step(loss):
     training = make()
     training._parameters[0].sum().backward()
     training.step(loss)
+def backward():
+    model, optimizer = parts_of()
+    training = Elastic(model, optimizer, global_batch=4)
+    model(torch.ones(4, 4)).mean().backward()
+    return training, optimizer
+def update_beside():
+    backward()[1].step()
+def update_again():
+    training, optimizer = backward()
+    training.step()
+    optimizer.step()
 found = {}
 for call in json.loads(sys.stdin.read()):
     try:
@@ -82,6 +93,10 @@ REFUSED = {
     "expect(1 << 24)": "ValueError: samples is 16777216; it must be from 0 to 16777215",
     "expect(-1)": "ValueError: samples is -1; it must be from 0 to 16777215",
     "expect(None)": "TypeError: samples is None; it must be a whole number, an int",
+    "make().step()": "RuntimeError: step() came without a backward pass; call it behind loss.backward(), or expect(0) "
+    "before it",
+    "update_beside()": "RuntimeError: optimizer.step() came with gradients that are not summed over all ranks; leave "
+    "it out, as training.step(loss) updates the weights",
     "step('0.5')": "TypeError: loss must be a number, not str",
     "step(torch.ones(3))": "TypeError: loss must be a number, not Tensor of shape (3,); give its mean or sum",
 }
@@ -92,6 +107,7 @@ TAKEN = {
     "batches(epochs=numpy.int64(0), seed=-1, shuffle=False)": "Batches",
     "expect(numpy.int64(4))": "NoneType",
     "step(numpy.float64(0.5))": "NoneType",
+    "update_again()": "NoneType",  # without gradients it changes nothing
     "step(torch.ones(1, requires_grad=True))": "NoneType",
 }
 

@@ -108,30 +108,33 @@ def test_its_weights_and_rates_are_those_of_a_job_that_never_changed(make_job: C
 
 def test_passes_without_sum_and_mistakes(tmp_path: Path, template: Template) -> None:
     text = """
-import json
+import json, warnings
 import torch
 from swarm_elastic import DistributedDataParallel
 def make(**options):
     torch.manual_seed(0)
     plain = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    return DistributedDataParallel(plain, optimizer, global_batch=4, **options), optimizer
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 1.0)
+    return DistributedDataParallel(plain, optimizer, global_batch=4, scheduler=schedule, **options), optimizer, schedule
 def raised(what):
     try:
         what()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 x = torch.arange(8.0).reshape(2, 4) / 8
-model, optimizer = make()
+model, optimizer, schedule = make()
 with model.no_sync():
     (model(x[:1]).sum() / 2).backward()
 (model(x[1:]).sum() / 2).backward()
 parted = model.module.weight.grad.tolist()
 looked = model(x).mean()
 optimizer.step()
+with warnings.catch_warnings(record=True) as warned:
+    schedule.step()
 first = model.elastic.step_number
 model.elastic.finish()
-whole, _ = make()
+whole, _, _ = make()
 whole(x).mean().backward()
 def twice():
     model(x).mean().backward()
@@ -141,7 +144,7 @@ print(json.dumps({
     "same": parted == whole.module.weight.grad.tolist(), "steps": [first, model.elastic.step_number],
     "keys": sorted(model.state_dict()), "twice": raised(twice),
     "early": raised(whole.elastic.finish), "moved": model(x).mean().item() < looked.item(),
-    "micro": raised(lambda: make(micro_batch=2)),
+    "micro": raised(lambda: make(micro_batch=2)), "warned": [str(each.message) for each in warned],
 }))
 """
     with elastic_job(tmp_path, template, text, SWARM_TASK_SOCKET="", SWARM_WORKER="") as job:
@@ -160,4 +163,5 @@ print(json.dumps({
         "early": f"RuntimeError: {early}",
         "moved": True,
         "micro": f"ValueError: {micro}",
+        "warned": [],
     }

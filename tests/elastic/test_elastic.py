@@ -452,7 +452,43 @@ def test_a_dead_rank_outside_of_a_swarm_ends_the_others(make_job) -> None:
         until(lambda: job["a"].step > 3, job.problems)
         job["b"].signal(signal.SIGKILL)
         assert job["a"].ended() == 1
-        assert "a rank was lost" in job["a"].err.read_text()
+        assert "a rank was lost, and outside of a swarm the others cannot go on" in job["a"].err.read_text()
+
+
+TWICE = """
+import json, os, torch, swarm_elastic
+def train(batch, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = swarm_elastic.Elastic(model, optimizer, global_batch=batch)
+    for x, in training.batches(torch.utils.data.TensorDataset(torch.ones(12, 4))):
+        loss = model(x).mean()
+        loss.backward()
+        training.step(loss)
+    print(json.dumps([training.world_size, training.step_number]), flush=True)
+model = torch.nn.Linear(4, 2)
+train(6, model)
+train(2, model)
+train(3, torch.nn.Linear(4, 2))
+"""
+
+
+def test_outside_of_a_swarm_trainings_may_follow_one_another_in_a_process(tmp_path: Path, template: Template) -> None:
+    world = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "MASTER_PORT": str(Job.free_port())}
+    with elastic_job(tmp_path, template, TWICE, SWARM_TASK_SOCKET="", SWARM_WORKER="", **world) as job:
+        job.start("a", RANK="0")
+        job.start("b", RANK="1")
+        assert (job["a"].ended(), job["b"].ended()) == (0, 0)
+        assert [job[name].lines for name in "ab"] == [[[2, 2], [2, 6], [2, 4]]] * 2
+
+
+def test_in_a_swarm_a_second_training_of_a_process_is_refused(tmp_path: Path, template: Template) -> None:
+    with elastic_job(tmp_path, template, TWICE) as job:
+        job.start("a")
+        job.publish("a")
+        assert job["a"].ended() == 1
+        problem = "worker a of this job has an Elastic already, and can train with one only; put all that is trained"
+        assert problem in job["a"].err.read_text()
+        assert job.standings["a"].trains == 1
 
 
 def test_alone_it_trains_without_any_group(make_job) -> None:
