@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Tabl
 
 SEED_LEAST, SEED_MOST = -(1 << 63), (1 << 64) - 1  # as torch has it
 MODES = ("reproducible", "on_demand")
+GUARD = "put what the script does behind `if __name__ == '__main__':`, as each of these processes imports it"
 NAMED_MAX = 8  # indices in an error
 NO_SAMPLES = "the dataset yields no samples: there is nothing to train on"
 
@@ -340,9 +341,19 @@ class _Map:
         return self._collate([future.result()[place] for future, place in samples], indices)
 
     def _fetch(self, indices: list[int]) -> list[Any]:
-        if self._processes is not None:
+        if self._processes is None:
+            return _fetch(self._dataset, indices)
+        named = f"batches(processes={self._workers})"
+        try:
             return self._processes.submit(_fetch_there, indices).result()
-        return _fetch(self._dataset, indices)
+        except DatasetError:
+            raise
+        except (BrokenExecutor, EOFError, OSError) as error:
+            problem = f"a process of {named} ended, of which its own lines may tell more: {_told(error)}"
+            raise DatasetError(f"{problem}; {GUARD}, and see that memory suffices") from None
+        except Exception as error:
+            problem = f"{named} gets the dataset, and gives its samples, as pickle does, which failed: {_told(error)}"
+            raise DatasetError(f"{problem}; have both be picklable, or use threads") from error
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
@@ -357,6 +368,12 @@ def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
     except Exception as error:
         raise DatasetError(f"dataset[{_listed(names)}] failed: {_told(error)}") from error
     return samples
+
+
+def refuse_import() -> None:
+    """Raises RuntimeError in a process that multiprocessing has started, and that imports the script to be ready."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # by which it refuses more of them itself
+        raise RuntimeError(f"Elastic is made in a process that loads samples, or helps in another way; {GUARD}")
 
 
 _served: dict[str, Any] = {}  # in a helper process: its copy of the dataset

@@ -19,7 +19,7 @@ from swarm_elastic._arguments import bound, check_objects, number, whole
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import warn
-from swarm_elastic._data import Batches
+from swarm_elastic._data import Batches, refuse_import
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import TrainingState, plain
 from swarm_elastic._noise import EVERY_STEPS, NoiseScale
@@ -67,6 +67,7 @@ class Elastic:
         learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself;
         `parts` are more objects with `state_dict` and `load_state_dict`, by name, that newcomers and checkpoints get.
         """
+        refuse_import()
         check_objects(model, optimizer, scheduler, scaler, parts, are_stepped=self._is_stepping)
         self._optimizer, self._scheduler, self._scaler = optimizer, scheduler, scaler
         self._parameters = list(model.parameters())

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.elastic.testing import TRAIN, Script, needs
 
 pytestmark = needs(TRAIN)
@@ -396,3 +398,39 @@ found = {"x": batch.x.device.type, "pair": [batch["pair"].a.device.type, batch["
          "many": [batch["many"][0].device.type, batch["many"][1][0].device.type, batch["many"][1][1]]}
 """
     assert told(tmp_path, text) == {"x": "meta", "pair": ["meta", "text"], "many": ["meta", "meta", 3]}
+
+
+MAIN = """
+import torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.ones(4)
+class Local(Data):
+    def __init__(self):
+        self.made = lambda: 1
+def main(dataset):
+    print("runs", flush=True)
+    model = torch.nn.Linear(4, 2)
+    training = swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), global_batch=4)
+    for x in training.batches(dataset, processes=1):
+        training.step(model(x).mean().backward())
+    print(training.step_number)
+"""
+GUARDED = "if __name__ == '__main__':\n    "
+PUT = "put what the script does behind `if __name__ == '__main__':`"
+
+
+@pytest.mark.parametrize(
+    ("text", "out", "told"),
+    [
+        (GUARDED + "main(Data())", ["runs", "1"], []),
+        (GUARDED + "main(Local())", ["runs"], ["DatasetError: batches(processes=1) gets the dataset", "use threads"]),
+        ("main(Data())", ["runs"] * 2, ["RuntimeError: Elastic is made in", "DatasetError: a process of", PUT]),
+    ],
+)
+def test_processes_load_samples_and_never_train(tmp_path: Path, text: str, out: list[str], told: list[str]) -> None:
+    alone = {"SWARM_TASK_SOCKET": "", "OMP_NUM_THREADS": "1"}
+    code, found, err = Script(tmp_path, MAIN + text, str(TRAIN), **alone).finish()
+    assert (code, found.split(), [each in err for each in told]) == (int(bool(told)), out, [True] * len(told)), err
