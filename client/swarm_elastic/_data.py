@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from swarm_elastic._arguments import check_loader, shown, whole
+from swarm_elastic._commits import warn
 from swarm_elastic._ranges import Cut, OnDemand, Permutation, Reproducible, Table, is_between, share
 
 SEED_LEAST, SEED_MOST = -(1 << 63), (1 << 64) - 1  # as torch has it
@@ -45,6 +46,9 @@ class Source(Protocol):
 
     def find_end(self, pieces: Sequence[Cut]) -> tuple[int, int] | None:
         """Wait for these; epoch and length, if the data end before the last of them."""
+
+    def check_end(self, epoch: int, length: int) -> None:
+        """All ranks take this for the length of an epoch: warn where there is more of it here."""
 
     def get(self, piece: Cut) -> Any:
         """Wait for a piece that is wanted; a batch on the CPU."""
@@ -222,7 +226,10 @@ class Batches:
 
     def agreed(self, words: Sequence[Sequence[int]]) -> None:
         """Count the step as done, by the words of all ranks in rank order."""
+        known = self._found
         self._table.agreed(words)
+        if self._found is not None and self._found != known:
+            self._source.check_end(*self._found)
         self._start_anew()
 
     def state(self) -> dict[str, Any]:
@@ -251,6 +258,10 @@ class Batches:
         self._is_taken = self._is_told = False
         if not self.is_over:
             self._load_ahead()
+
+    @property
+    def _found(self) -> tuple[int, int] | None:
+        return self._table.found if isinstance(self._table, OnDemand) else None
 
     def _met_end(self, epoch: int, length: int) -> None:
         if isinstance(self._table, OnDemand):
@@ -307,6 +318,9 @@ class _Map:
     def find_end(self, pieces: Sequence[Cut]) -> tuple[int, int] | None:
         """See `Source`; its length is known."""
         return None
+
+    def check_end(self, epoch: int, length: int) -> None:
+        """See `Source`; its length is known."""
 
     def get(self, piece: Cut) -> Any:
         """See `Source`."""
@@ -429,6 +443,10 @@ class _Stream:
                 return piece.epoch, end
         return None
 
+    def check_end(self, epoch: int, length: int) -> None:
+        """See `Source`.  Before anything of the next epoch is read: this one is open where it was left."""
+        self._pool.submit(self._check_end, epoch, length)
+
     def get(self, piece: Cut) -> Any:
         """See `Source`."""
         return self._batches[piece].result()
@@ -472,6 +490,15 @@ class _Stream:
             if (epoch, self._at) in wanted:
                 self._read[epoch, self._at] = sample
             self._at += 1
+
+    def _check_end(self, epoch: int, length: int) -> None:
+        if epoch == self._epoch and self._iterator is not None and epoch not in self.met:
+            self._read_to(epoch, max(length, self._at), frozenset())
+        if self.met.get(epoch, self._at if epoch == self._epoch else 0) > length:
+            warn(
+                f"epoch {epoch} has {length} samples on another rank and more on this one, and the rest is left out: "
+                "have the dataset yield the same on all ranks"
+            )
 
     def _open(self, epoch: int) -> Iterator[Any]:
         if hasattr(self._dataset, "set_epoch"):

@@ -268,6 +268,7 @@ class OnDemand:
         self._me = ""
         self._share = 0
         self._met: dict[int, int] = {}  # length of an epoch, as far as this rank alone knows
+        self.found: tuple[int, int] | None = None  # the last epoch whose length was agreed on, and that
         self._base = self._written()  # after the last step that counted
 
     @property
@@ -408,6 +409,8 @@ class OnDemand:
         """Cut off what was handed out behind the end of this epoch."""
         if end is None:
             return
+        if self._ends[0] is None:
+            self.found = (self._epoch, end)
         self._ends[0] = end
         self._held = {worker: _below(ranges, self._epoch, end) for worker, ranges in self._held.items()}
         self._returned = _below(self._returned, self._epoch, end)

@@ -400,6 +400,20 @@ found = {"x": batch.x.device.type, "pair": [batch["pair"].a.device.type, batch["
     assert told(tmp_path, text) == {"x": "meta", "pair": ["meta", "text"], "many": ["meta", "meta", 3]}
 
 
+@pytest.mark.parametrize(("lengths", "shorter"), [((9, 9), False), ((20, 9), True)])
+def test_a_stream_that_is_longer_on_one_rank_is_told_of(
+    tmp_path: Path, lengths: tuple[int, int], shorter: bool
+) -> None:
+    text = f"""
+lengths = iter({lengths})
+ranks = Ranks(lambda: Stream(next(lengths)), 2, epochs=2)
+print(ranks.finish() == once(9), flush=True)
+"""
+    code, out, err = Script(tmp_path, RANKS + text, str(TRAIN), OMP_NUM_THREADS="1").finish()
+    warning = "has 9 samples on another rank and more on this one, and the rest is left out: have the dataset yield"
+    assert (code, out, [f"epoch {epoch} {warning}" in err for epoch in (0, 1)]) == (0, "True\n", [shorter] * 2), err
+
+
 MAIN = """
 import torch
 class Data(torch.utils.data.Dataset):
