@@ -25,6 +25,8 @@ def shown(value: object) -> str:
 
 def whole(name: str, value: object, least: int, most: int | None = None) -> int:
     """A whole number, of numpy too, as one of Python.  Raises TypeError and ValueError."""
+    if type(value) is int and least <= value and (most is None or value <= most):
+        return value
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -39,21 +41,17 @@ def whole(name: str, value: object, least: int, most: int | None = None) -> int:
 
 def number(name: str, value: object) -> float:
     """A number of any kind; one that is too large for a float is infinite.  Raises TypeError."""
-    if type(value) is float:
-        return value
-    shape = tuple(getattr(value, "shape", ()))
-    if math.prod(shape) != 1:
-        raise TypeError(f"{name} must be a number, not {type(value).__name__} of shape {shape}; give its mean or sum")
-    try:
-        if isinstance(value, (bool, str, bytes, bytearray)):
-            raise TypeError
-        found = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
-    except (TypeError, ValueError):
-        found = None
+    found, shape = None, tuple(getattr(value, "shape", ()))
+    if not isinstance(value, (bool, str, bytes, bytearray)) and math.prod(shape) == 1:
+        try:
+            found = float(value)  # type: ignore[arg-type]
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+        except (TypeError, ValueError):
+            pass
     if found is None:
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+        of = f" of shape {shape}; give its mean or sum" if shape else ""
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}{of}")
     return value if isinstance(value, int) else found
 
 
