@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -61,6 +62,14 @@ def bound(name: str, value: object) -> float | None:
     if found is not None and not found > 0:
         raise ValueError(f"{name} is {shown(found)}; it must be above 0, or left out")
     return found
+
+
+def seconds(name: str, value: object) -> float:
+    """How long may be waited; no longer than threads can.  Raises TypeError and ValueError."""
+    found = number(name, value)
+    if math.isnan(found):
+        raise ValueError(f"{name} is nan; it must be a number of seconds")
+    return min(found, threading.TIMEOUT_MAX)
 
 
 def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, parts: Any, *, are_stepped: bool) -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-from swarm_elastic._arguments import shown
+from swarm_elastic._arguments import seconds, shown
 
 VERSION = 1
 QUEUE_MAX = 256  # the thread empties the queue several times a second
@@ -67,12 +67,12 @@ def checkpoint(name: str | os.PathLike[str], *, wait: bool = False, timeout_s: f
     when the checkpoint counts, and raises `CheckpointRefused` when it does not.  False outside of a swarm, or when it
     was dropped.
     """
-    return state().commit(name, wait, timeout_s)
+    return state().commit(name, wait, seconds("timeout_s", timeout_s))
 
 
 def flush(timeout_s: float = EXIT_WAIT_S_MAX) -> bool:
     """Wait until everything taken so far was answered; False if it was not in time.  Done at exit by itself."""
-    return state().flush(timeout_s)
+    return state().flush(seconds("timeout_s", timeout_s))
 
 
 class _Wish:

@@ -128,10 +128,13 @@ def find(device: torch.device) -> Membership:
 
 def _from_environment(device: torch.device, number: int) -> Group:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them; groups come in one order on all ranks."""
-    if int(_hidden.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1) == 1:
+    size = _hidden.get("WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdecimal():
+        raise ValueError(f"WORLD_SIZE is {size!r}; set it to the number of ranks, as torchrun does, or not at all")
+    if int(size) == 1:
         return Alone()
-    store, rank, size = _meeting()
-    return build(PrefixStore(f"swarm_elastic/{number}", store), rank, size, device, _own_host(), BUILD_S)
+    store, rank, world = _meeting()
+    return build(PrefixStore(f"swarm_elastic/{number}", store), rank, world, device, _own_host(), BUILD_S)
 
 
 @cache

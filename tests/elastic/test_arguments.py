@@ -16,6 +16,12 @@ import torch
 from torch.optim import SGD, Adam, LBFGS, lr_scheduler
 from swarm_elastic import DistributedDataParallel, Elastic
 data = torch.utils.data.TensorDataset(torch.ones(12, 4))
+def by_environment(size):
+    os.environ["WORLD_SIZE"] = size
+    try:
+        make()
+    finally:
+        del os.environ["WORLD_SIZE"]
 def parts_of(optimizer=SGD):
     model = torch.nn.Linear(4, 2)
     return model, optimizer(model.parameters(), lr=0.1)
@@ -97,6 +103,10 @@ REFUSED = {
     "before it",
     "update_beside()": "RuntimeError: optimizer.step() came with gradients that are not summed over all ranks; leave "
     "it out, as training.step(loss) updates the weights",
+    "by_environment('two')": "ValueError: WORLD_SIZE is 'two'; set it to the number of ranks, as torchrun does, or not "
+    "at all",
+    "swarm_elastic.checkpoint('a', wait=True, timeout_s='1')": "TypeError: timeout_s must be a number, not str",
+    "swarm_elastic.flush(float('nan'))": "ValueError: timeout_s is nan; it must be a number of seconds",
     "step('0.5')": "TypeError: loss must be a number, not str",
     "step(torch.ones(3))": "TypeError: loss must be a number, not Tensor of shape (3,); give its mean or sum",
 }
@@ -107,6 +117,7 @@ TAKEN = {
     "batches(epochs=numpy.int64(0), seed=-1, shuffle=False)": "Batches",
     "expect(numpy.int64(4))": "NoneType",
     "step(numpy.float64(0.5))": "NoneType",
+    "swarm_elastic.flush(10**400)": "bool",
     "update_again()": "NoneType",  # without gradients it changes nothing
     "step(torch.ones(1, requires_grad=True))": "NoneType",
 }
