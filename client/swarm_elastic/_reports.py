@@ -145,8 +145,12 @@ class Reporter:
                 moment_s, newer = self._queue.popleft()
                 figures.update(newer)
                 at_s = moment_s if at_s == 0.0 or any(name in newer for name in COUNTS) else at_s
-            if figures and self._send(figures, at_s):
+            try:
+                if figures and self._send(figures, at_s):
+                    figures, at_s = {}, 0.0
+            except Exception as error:  # noqa: BLE001  # without this thread nothing would be reported, and nobody told why
                 figures, at_s = {}, 0.0
+                warn(f"not reported: {type(error).__name__}: {error}")
             if not is_last:
                 self._ending.wait(INTERVAL_S)
         self._done.set()

@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch.optim import SGD, Adam, LBFGS, lr_scheduler
 from swarm_elastic import DistributedDataParallel, Elastic
+from swarm_elastic._buckets import Gradients
 data = torch.utils.data.TensorDataset(torch.ones(12, 4))
 def by_environment(size):
     os.environ["WORLD_SIZE"] = size
@@ -47,6 +48,13 @@ def backward():
     training = Elastic(model, optimizer, global_batch=4)
     model(torch.ones(4, 4)).mean().backward()
     return training, optimizer
+class Two:
+    rank, size = 0, 2
+def sparse():
+    layers = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True))
+    gradients = Gradients(dict(layers.named_parameters()))
+    gradients.attach(Two())
+    layers(torch.tensor([1])).sum().backward()
 def update_beside():
     backward()[1].step()
 def update_again():
@@ -103,6 +111,7 @@ REFUSED = {
     "before it",
     "update_beside()": "RuntimeError: optimizer.step() came with gradients that are not summed over all ranks; leave "
     "it out, as training.step(loss) updates the weights",
+    "sparse()": "TypeError: the gradient of 0.weight is sparse and cannot be summed; use sparse=False in its layer",
     "by_environment('two')": "ValueError: WORLD_SIZE is 'two'; set it to the number of ranks, as torchrun does, or not "
     "at all",
     "swarm_elastic.checkpoint('a', wait=True, timeout_s='1')": "TypeError: timeout_s must be a number, not str",
@@ -149,12 +158,22 @@ def test_no_number_ends_the_thread_that_reports(tmp_path: Path) -> None:
 class Index:
     def __index__(self):
         return 4
-print(swarm_elastic.global_batch(Index()))
-swarm_elastic.report(step=1, loss=10**5000)
+print(swarm_elastic.global_batch(Index()), flush=True)
+swarm_elastic.report(loss=10**5000)
+sys.stdin.readline()
+from swarm_elastic._reports import _reporter
+_reporter().put({"loss": Index()})
+while _reporter()._queue:
+    time.sleep(0.01)
+swarm_elastic.report(loss=1)
 """
     with ScriptedAgent(tmp_path / "s", lambda _: {"ok": True, "ignored": []}) as agent:
-        assert Script(tmp_path, text).finish() == (0, "4\n", "")
-        assert agent.requests.get_nowait()["loss"] == float("inf")
+        script = Script(tmp_path, text)
+        assert agent.requests.get(timeout=60)["loss"] == float("inf")
+        script.go_on()
+        code, out, err = script.finish()
+        assert (code, out, agent.requests.get_nowait()["loss"]) == (0, "4\n", 1), err
+    assert "not reported: TypeError" in err
 
 
 def test_a_global_batch_beyond_what_a_step_may_have_is_cut_and_told_of_once(tmp_path: Path) -> None:
