@@ -108,7 +108,7 @@ class Elastic:
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         """Against a script that updates with gradients which are this rank's alone."""
-        if hasattr(optimizer, "register_step_pre_hook"):
+        with suppress(AttributeError):  # of what stands around another library's
             self._undo.append(optimizer.register_step_pre_hook(self._before_update).remove)
 
     def _before_update(self, *_: Any) -> None:
