@@ -257,8 +257,10 @@ def as_text(name: object) -> str:
 def name_in(folder: str, name: object) -> str:
     """The name of a checkpoint that is to be written into this folder, by name or path.  Raises ValueError."""
     text = as_text(name)
+    if not folder:  # it will not be written
+        return text
     where, _, last = text.rpartition("/")
-    last = last if folder and where and os.path.realpath(where) == os.path.realpath(folder) else text
+    last = last if where and os.path.realpath(where) == os.path.realpath(folder) else text
     is_good = 0 < len(last) <= NAME_LENGTH_MAX and last.isprintable() and "/" not in last and last[0] != "."
     if not is_good or len(last.encode("utf-8", "replace")) > NAME_BYTES_MAX:
         raise ValueError(

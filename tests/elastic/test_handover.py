@@ -132,12 +132,15 @@ for name in ("", "c/d", ".c", "c\\n", "/tmp/c", "c" * 201, None):
         training.checkpoint(name)
     except (TypeError, ValueError) as error:
         print(str(error).partition(";")[0])
+os.environ["SWARM_CHECKPOINT_DIR"] = ""
+print(training.checkpoint("/tmp/c"))
 """
     shown = ["''", "'c/d'", "'.c'", r"'c\n'", "'/tmp/c'", "'" + "c" * 59 + "..."]
     assert told(tmp_path, text) == [
         "[True, True]",
         *[f"the name of a checkpoint is {name}" for name in shown],
         "the name of a checkpoint must be text, not NoneType",
+        "False",
     ]
 
 
