@@ -30,10 +30,11 @@ from swarm_elastic._words import SAMPLES_MAX, SLOT_WORDS, Words
 
 FORMAT = "swarm_elastic 1"
 LOAD = "load it in the script and give start_step"
-_of_models: WeakKeyDictionary[torch.nn.Module, list[Callable[[], object]]] = WeakKeyDictionary()
-"""What undoes the hooks of the training that each is in, for the next one of this process."""
 SAME = "start the same script, or submit the job anew"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
+
+_of_models: WeakKeyDictionary[torch.nn.Module, list[Callable[[], object]]] = WeakKeyDictionary()
+"""What undoes the hooks of the training that each is in, for the next one of this process."""
 
 
 class Elastic:

@@ -128,8 +128,8 @@ class TrainingState:
 
     def difference(self, state: Mapping[str, Any]) -> str:
         """Why what `full` gave is of another training; nothing where it can be taken over."""
-        there_kinds = state.get("kinds", self._kinds)  # files of the first versions have none
-        for own, found in ((_shapes(self._named()), _shapes(state.get("model"))), (self._kinds, there_kinds)):
+        kinds = state.get("kinds", self._kinds)  # files of the first versions have none
+        for own, found in ((_shapes(self._named()), _shapes(state.get("model"))), (self._kinds, kinds)):
             for name in {**own, **found}:
                 there, here = found.get(name, "not there"), own.get(name, "not there")
                 if there != here:
