@@ -606,6 +606,8 @@ class TaskModel:
         self._tell(TaskFreezeChanged.about(task.key, is_frozen=False))
         if task.is_waiting:
             self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
+        if task.worker.address:  # its agent may have started again meanwhile
+            self._loop.post_later(ASKS_AGAIN_S, self._ask_again, task)
         self._hear(task)
 
     # Stopping.
