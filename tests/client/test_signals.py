@@ -25,7 +25,9 @@ def start(agent):
 
     def begin(*words, window_s=2.0, **options):
         environment = {**os.environ, "SWARM_HOSTS": agent.address, "SWARM_TOKEN": TOKEN}
-        code = (
+        code = (  # in the background of a shell without job control these signals are ignored, and stay so
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+            "signal.signal(signal.SIGQUIT, signal.SIG_DFL);"
             "import sys; from swarm_client import attached, cli;"
             f"attached.QUIET_START_S = 300.0; attached.CANCEL_WINDOW_S = {window_s}; sys.exit(cli.main())"
         )
