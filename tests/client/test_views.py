@@ -613,6 +613,18 @@ def test_what_changes_of_an_elastic_job_cost_is_told_to_the_millisecond(swarm, a
     assert "Rescaled:      from 2 ranks, 2025-01-31T12:00:00Z, overtaken: it gains\n" in swarm("status", HANDLE)[1]
 
 
+def test_what_is_wrong_with_workers_is_told_once_for_those_that_say_the_same(swarm, agent):
+    waits = "has waited for 30 s for all ranks to call step(), in round 7"
+    job = elastic(trains(1, 2, 3))
+    for each in job["world"]["workers"]:
+        each["problem"] = "stands still: \x1b[31m" if each["worker"] == 2 else waits
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job
+    out = swarm("status", HANDLE)[1]
+    assert f"Problem:       worker 1 on n1 and 1 other: {waits}\n" in out
+    assert "Problem:       worker 2 on" in out
+    assert "\x1b" not in out
+
+
 def test_an_elastic_job_is_scaled_and_migrated_while_it_trains(swarm, agent):
     job = elastic(trains(1, 2), world_size=2)
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = job

@@ -16,7 +16,7 @@ from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.model import model_document
 from swarm_agent.http.parameter import choice, number, text
-from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
+from swarm_agent.http.pauses import pauses, tasks_here, with_pauses, with_problems
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
@@ -179,6 +179,7 @@ class Jobs:
         document["survives_deaths"] = None
         for share in document["nodes"]:
             share["is_paused"] = None
+        with_problems(document, {})
 
     async def _show(self, job_id: JobId, call: Call) -> Answer:
         record, fields = self._record(job_id), FIELDS.of(call)
@@ -202,7 +203,9 @@ class Jobs:
 
     async def _shown(self, document: Document, call: Call, headers: Mapping[str, str]) -> Answer:
         fields = FIELDS.of(call)
-        if document["state"] in ("running", "stopping") and (not fields or {"nodes", "progress"}.intersection(fields)):
+        if document["state"] in ("running", "stopping") and (
+            not fields or {"nodes", "progress", "world"}.intersection(fields)
+        ):
             await self._ask_owners(document)
         return answer(trimmed(document, fields), headers=headers)
 
@@ -213,6 +216,7 @@ class Jobs:
         fan_out = await self._peers.ask(others, "tasks", {"job_id": job_id}, LIST_TIMEOUT_S)
         parts = {own: self._own_part(job_id), **fan_out.answers}
         with_pauses(document, pauses(parts))
+        with_problems(document, parts)
         with_reports(document, [each for part in parts.values() for each in part.get("reports", [])])
 
     def _own_part(self, job_id: JobId) -> Document:

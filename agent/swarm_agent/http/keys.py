@@ -159,7 +159,14 @@ def address_text(address: ids.Address) -> str:
 
 
 def _worker(share: Share, state: str) -> Document:
-    return {"worker": share.part, "node": share.node, "state": state}
+    return {"worker": share.part, "node": share.node, "state": state, "problem": None}
+
+
+def _problem(task: TaskStatus) -> str:
+    """Of an elastic part's worker."""
+    is_gone = task.stage is TaskStage.EXITED or task.is_frozen
+    stands_still = "stands still: it asks for no plans any more" if task.worker.is_silent else ""
+    return "" if is_gone else stands_still or task.worker.problem
 
 
 def spec_document(spec: JobSpec) -> Document:
@@ -214,11 +221,12 @@ SHARE = record({"node": TEXT, "ranks": maybe(COUNT), "first_rank": maybe(COUNT),
 WORKER_STATE = choice("training", "joining", "leaving")
 WORLD = record({
     "version": COUNT,
-    "workers": array(record({"worker": COUNT, "node": TEXT, "state": WORKER_STATE})),
+    "workers": array(record({"worker": COUNT, "node": TEXT, "state": WORKER_STATE, "problem": maybe(TEXT)})),
     "lost": array(COUNT),
     "last_worker": COUNT,
 })
-"""Version 0: its attempt is being started.  Of numbers up to `last_worker` those that are not there have left."""
+"""Version 0: its attempt is being started.  Of numbers up to `last_worker` those that are not there have left.
+`problem` is empty where all is well, null where nobody says."""
 
 LEFTOVER = record({"node": TEXT, "attempt": COUNT})
 
@@ -347,4 +355,5 @@ TASK: tuple[Key[TaskStatus], ...] = (
     Key("worker", maybe(COUNT), lambda task: task.part or None),
     Key("stage", choice(*(stage.value for stage in TaskStage)), lambda task: task.stage.value),
     Key("is_paused", FLAG, lambda task: task.is_frozen),
+    Key("problem", TEXT, _problem),
 )

@@ -1,4 +1,5 @@
-"""Whether a job's ranks are frozen: what the tasks of its nodes tell, for one job and for lists."""
+"""Whether a job's ranks are frozen, and what its workers wait for: what the tasks of its nodes tell, for one job and
+for lists."""
 
 from collections.abc import Mapping
 
@@ -30,3 +31,14 @@ def with_pauses(job: Document, told: Pauses) -> None:
     """Say of each node of a job whether its ranks are frozen, null where it does not say."""
     for share in job.get("nodes") or ():
         share["is_paused"] = told.get((share["node"], job["id"], job.get("attempt", 0)))
+
+
+def with_problems(job: Document, parts: Mapping[NodeId, Document]) -> None:
+    """Say of each worker what its agent knows to be wrong with it, null where that does not say."""
+    told = {
+        (node, task["job_id"], task["attempt"], task.get("worker")): task.get("problem")
+        for node, part in parts.items()
+        for task in part.get("tasks", [])
+    }
+    for worker in (job.get("world") or {}).get("workers", ()):
+        worker["problem"] = told.get((worker["node"], job["id"], job["attempt"], worker["worker"]))

@@ -8,7 +8,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
 from swarm_client.cli.session import Session, one_positional
-from swarm_client.cli.workers import workers_line
+from swarm_client.cli.workers import problems, workers_line
 from swarm_client.failure import OK, Failure
 from swarm_client.job_id import job_path
 from swarm_client.job_request import word_list
@@ -146,6 +146,7 @@ def _place(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Has", plain(f"{show_count(job['world_size'], 'rank')}: {job['size_reason']}")
     if workers := workers_line(job):
         yield "Workers", workers
+        yield from [("Problem", plain(problem)) for problem in problems(job)]
     elif job.get("nodes"):
         yield "Nodes", ", ".join(_share(share) for share in job["nodes"])
 

@@ -32,6 +32,19 @@ def workers_line(job: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def problems(job: Mapping[str, Any]) -> list[str]:
+    """`worker 3 on n2: has waited for 30 s for ...`, of those with the same one the first and how many there are."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for each in (job.get("world") or {}).get("workers") or []:
+        if each.get("problem"):
+            alike.setdefault(each["problem"], []).append(each)
+    told = []
+    for problem, workers in alike.items():
+        more = f" and {show_count(len(workers) - 1, 'other')}" if len(workers) > 1 else ""
+        told.append(f"worker {workers[0]['worker']} on {workers[0]['node']}{more}: {problem}")
+    return told
+
+
 def _verb(job: Mapping[str, Any], version: int, count: int) -> str:
     if job.get("state") == "ended":
         return f"trained (world {version})" if version else "started"

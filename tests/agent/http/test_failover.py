@@ -429,7 +429,7 @@ async def test_a_job_tells_on_which_nodes_its_ranks_are_paused(desks, swarm, n1,
 async def test_a_node_shows_its_tasks(desks, n1, n2):
     n2.agent.known_tasks = [a_task(JOB, 2, is_frozen=True)]
     assert (await n1.get("/v1/nodes/n2"))["tasks"] == [
-        {"job_id": JOB, "attempt": 2, "worker": None, "stage": "started", "is_paused": True}
+        {"job_id": JOB, "attempt": 2, "worker": None, "stage": "started", "is_paused": True, "problem": ""}
     ]
     assert (await n1.get("/v1/nodes/n1"))["tasks"] == []
 

@@ -15,7 +15,7 @@ from swarmsched.card import card_of
 from swarmsched.commands import CancelJob, MigrateJob, ScaleJob, SignalJob
 from swarmsched.ids import NodeId
 from swarmsched.resources import Demand, Share
-from swarmsched.world import World
+from swarmsched.world import Worker, WorkerState, World
 from tests.agent.http.test_openapi import Checker
 from tests.agent.http.testing import SUBMITTED_UTC_S, a_card, a_record, a_task, an_elastic_record, job_id
 from tests.swarmsched.building import make_record
@@ -306,11 +306,11 @@ async def test_an_elastic_job_tells_which_workers_train_and_which_come_and_go(n1
         assert document["world"] == {
             "version": 4,
             "workers": [
-                {"worker": 2, "node": "n1", "state": "training"},
-                {"worker": 3, "node": "n2", "state": "training"},
-                {"worker": 5, "node": "n1", "state": "training"},
-                {"worker": 6, "node": "n3", "state": "joining"},
-                {"worker": 7, "node": "n1", "state": "leaving"},
+                {"worker": 2, "node": "n1", "state": "training", "problem": None},
+                {"worker": 3, "node": "n2", "state": "training", "problem": None},
+                {"worker": 5, "node": "n1", "state": "training", "problem": None},
+                {"worker": 6, "node": "n3", "state": "joining", "problem": None},
+                {"worker": 7, "node": "n1", "state": "leaving", "problem": None},
             ],
             "lost": [1],
             "last_worker": 8,
@@ -350,6 +350,21 @@ async def test_a_node_is_paused_if_any_of_its_workers_is_and_shows_each_as_a_tas
     assert [(each["node"], each["is_paused"]) for each in document["nodes"]] == [("n1", True)]
     tasks = (await n1.get("/v1/nodes/n1"))["tasks"]
     assert [(each["worker"], each["is_paused"]) for each in tasks] == [(2, False), (5, True)]
+
+
+async def test_of_each_worker_it_is_told_what_its_agent_knows_to_be_wrong_with_it(n1):
+    n1.agent.put(an_elastic_record(ALPHA, "n1", {2: "n1", 5: "n1", 6: "n1", 7: "n9"}))
+    waits = Worker(WorkerState.TRAINING, problem="has waited for 30 s")
+    n1.agent.known_tasks = [
+        a_task(ALPHA, 1, part=2, worker=waits),
+        a_task(ALPHA, 1, part=5, worker=Worker(is_silent=True)),
+        a_task(ALPHA, 1, part=6),
+        a_task(BETA, 1, part=7, worker=waits),
+    ]
+    document = await n1.get(f"/v1/jobs/{ALPHA}")
+    problems = {each["worker"]: each["problem"] for each in document["world"]["workers"]}
+    assert problems == {2: "has waited for 30 s", 5: "stands still: it asks for no plans any more", 6: "", 7: None}
+    assert (await n1.get(f"/v1/jobs/{ALPHA}?fields=world"))["world"] == document["world"]
 
 
 def test_the_service_of_an_elastic_job_is_that_of_its_members_since_it_was_counted_last():

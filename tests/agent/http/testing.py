@@ -56,7 +56,7 @@ from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Elasticity, JobView, PolicySetting
-from swarmsched.world import World
+from swarmsched.world import Worker, World
 
 TOKEN = "a-token-for-tests-only"  # not a secret
 SUBMITTED_UTC_S = 1_700_000_000.0
@@ -335,9 +335,12 @@ def a_reading(uuid: str, index: int) -> GpuReading:
     )
 
 
-def a_task(job: JobId, attempt: int, *, is_frozen: bool = False, part: int = 0) -> TaskStatus:
+def a_task(
+    job: JobId, attempt: int, *, is_frozen: bool = False, part: int = 0, worker: Worker | None = None
+) -> TaskStatus:
     """One whose ranks run."""
-    return TaskStatus(job, 1, attempt, NodeId("n1"), TaskStage.STARTED, is_frozen=is_frozen, part=part)
+    stage, told = TaskStage.STARTED, worker or Worker()
+    return TaskStatus(job, 1, attempt, NodeId("n1"), stage, is_frozen=is_frozen, part=part, worker=told)
 
 
 def job_id(number: int, *, random_part: str = "") -> JobId:
