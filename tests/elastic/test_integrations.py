@@ -9,6 +9,7 @@ TAKEN = {"v": 1, "type": "report", "ok": True, "ignored": []}
 pytestmark = needs(INTEGRATIONS)
 
 HUGGING_FACE = """
+import os
 import torch
 from transformers import Trainer, TrainingArguments
 from swarm_elastic.huggingface import ReportCallback
@@ -22,8 +23,8 @@ class Line(torch.nn.Module):
 
 data = [{"x": torch.tensor([float(n)]), "labels": torch.tensor([2.0 * n])} for n in range(32)]
 arguments = TrainingArguments(
-    "out", num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_steps=2,
-    learning_rate=1e-4, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    os.environ["HOME"] + "/out", num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    logging_steps=2, learning_rate=1e-4, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
 )
 Trainer(model=Line(), args=arguments, train_dataset=data, callbacks=[ReportCallback]).train()
 """
