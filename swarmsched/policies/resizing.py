@@ -236,8 +236,8 @@ def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
 
 def place_made(view: ClusterView, job: JobView) -> tuple[list[Decision], ClusterView]:
     """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them: who is
-    in its way gives up what it has there, the last started first.  The swarm after that, without those; both empty
-    where there is no such place."""
+    in its way gives up what it has there, the last started first.  And the swarm after that, without those jobs.  No
+    decisions, and the swarm as it is, where there is no such place."""
 
     def kept(other: JobView) -> int:
         is_urgent = inverse_priority(other) < inverse_priority(job)

@@ -67,6 +67,7 @@ class Candidate(Sized):
     rate: Floats
     usual: float  # its rate on an equal share
     left_s: float  # there
+    patience: float  # how much of it is used up by waiting; 0 of whoever runs
     value: Floats = field(init=False)
 
     @property
@@ -139,7 +140,7 @@ class Swarm:
         admitted = self._admission.plan(at_least(view), now_s).decisions
         waiting = {each.job_id: each for each in admitted if each.change is Change.WAIT}
         others = _without(view, waiting)
-        decisions = self._dealt(others, now_s, is_admitted=True)
+        decisions = self._dealt(others, now_s, is_admitted=True, moves=False)
         started = {each.job_id for each in admitted if each.change is Change.START}
         if any(each.job_id in started and not each.target.shares for each in decisions):
             decisions = shrunk(others, admitted)  # what keeps its hosts leaves them no place
@@ -151,8 +152,7 @@ class Swarm:
         found = [job for job in view.jobs if self._may_be_impatient(job, now_s)]
         gpus = sum([node.total_gpus for node in view.nodes])
         candidates = self._candidates(found, gpus, view, now_s) if found else []
-        waited = {each.job.job_id: self._patience(each, now_s) for each in candidates}
-        first = {job_id: times for job_id, times in waited.items() if times > 1.0}
+        first = {each.job.job_id: each.patience for each in candidates if each.patience > 1.0}
         if not first:
             return {}
         bare = at_least(view, never_given_up)
@@ -162,10 +162,6 @@ class Swarm:
     def _may_be_impatient(self, job: JobView, now_s: float) -> bool:
         """False, at a glance, of most."""
         return job.demand.gpus > 0 and job.queued_s(now_s) > PATIENCE * (seconds_left(job) + self._pause(job))
-
-    def _patience(self, candidate: Candidate, now_s: float) -> float:
-        """How much of it is used up by waiting; 0 of whoever runs."""
-        return candidate.job.queued_s(now_s) / (candidate.left_s + self._pause(candidate.job)) / PATIENCE
 
     def _dealt(
         self, view: ClusterView, now_s: float, *, is_admitted: bool = False, moves: bool = True
@@ -185,14 +181,13 @@ class Swarm:
             for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
                 each.ranks = ranks
                 left -= ranks * each.per_rank
-        impatient = [each.job for each in candidates if each.ranks and self._patience(each, now_s) > 1.0]
+        impatient = [each.job for each in candidates if each.ranks and each.patience > 1.0] if moves else []
         decisions = [*kept, *placed(candidates, room, Room(view.nodes))]
         placeless = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
         for job in impatient:
-            if job.job_id in placeless and not is_admitted and moves:
-                made, others = place_made(view, job)
-                if made:
-                    return [*made, *self._dealt(others, now_s, moves=False)]
+            made, others = place_made(view, job) if job.job_id in placeless else ([], view)
+            if made:
+                return [*made, *self._dealt(others, now_s, moves=False)]
         return decisions
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
@@ -212,7 +207,7 @@ class Swarm:
         order = sorted(range(len(found)), key=lambda row: found[row].precedence, reverse=True)
         weights = np.empty((len(found), 1))
         for rank, row in enumerate(order, start=1):
-            weights[row] = rank**self._exponent * max(1.0, self._patience(found[row], now_s))
+            weights[row] = rank**self._exponent * max(1.0, found[row].patience)
         value *= weights
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
@@ -227,7 +222,8 @@ class Swarm:
         share = min(max(share_gpus // per_rank, elastic.ranks_least), most)
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = max(LEAST_LEFT_S, _left_s(job, goodput, usual, share * per_rank, now_s))
-        return Candidate(job, goodput, rate, usual, left_s)
+        patience = job.queued_s(now_s) / (left_s + self._pause(job)) / PATIENCE
+        return Candidate(job, goodput, rate, usual, left_s, patience)
 
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
