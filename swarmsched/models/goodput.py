@@ -8,8 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import nsmallest
-from itertools import chain
+from itertools import chain, islice
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -249,15 +248,13 @@ class _Kept:
     points: Sequence[SpeedPoint]
     table: StepTable
     goodput: Goodput
-    asked: int = 0  # when it was asked for last
 
 
 class GoodputBook:
     """Goodput of estimates, kept from plan to plan: step times change seldom, the noise with each report."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, _Kept] = {}
-        self._asked = 0
+        self._kept: dict[_Key, _Kept] = {}  # the one asked for last comes last
 
     def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
         """The job's rates for 1 to `ranks_most` ranks."""
@@ -266,22 +263,16 @@ class GoodputBook:
     def goodputs(self, questions: Sequence[Question]) -> list[Goodput]:
         """The same of many, in less time than one after the other where some are new."""
         keys = [_key(*each) for each in questions]
-        found = [self._kept.get(key) for key in keys]
-        new = {key: each for key, each, known in zip(keys, questions, found, strict=True) if known is None}
+        new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
         for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
             self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
-        self._asked += 1
-        answers = [
-            self._answer(known or self._kept[key], each.estimate.noise)
-            for key, each, known in zip(keys, questions, found, strict=True)
-        ]
-        excess = len(self._kept) - KEPT
-        for key, _ in nsmallest(excess, self._kept.items(), key=lambda item: item[1].asked) if excess > 0 else ():
+        answers = [self._answer(key, each.estimate.noise) for key, each in zip(keys, questions, strict=True)]
+        for key in list(islice(self._kept, max(0, len(self._kept) - KEPT))):
             del self._kept[key]
         return answers
 
-    def _answer(self, kept: _Kept, noise: Sequence[NoisePoint]) -> Goodput:
-        kept.asked = self._asked
+    def _answer(self, key: _Key, noise: Sequence[NoisePoint]) -> Goodput:
+        kept = self._kept[key] = self._kept.pop(key)  # the first that are forgotten are those that nobody asks for
         if kept.goodput.noise != noise:
             kept.goodput = Goodput(kept.table, noise)
         return kept.goodput

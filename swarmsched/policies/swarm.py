@@ -151,8 +151,8 @@ class Swarm:
         were all else given up that can be."""
         found = [job for job in view.jobs if self._may_be_impatient(job, now_s)]
         gpus = sum([node.total_gpus for node in view.nodes])
-        candidates = self._candidates(found, gpus, view, now_s) if found else []
-        first = {each.job.job_id: each.patience for each in candidates if each.patience > 1.0}
+        known = self._known(found, gpus, view, now_s) if found else []
+        first = {each.job.job_id: each.patience for each in known if each.patience > 1.0}
         if not first:
             return {}
         bare = at_least(view, never_given_up)
@@ -161,7 +161,8 @@ class Swarm:
 
     def _may_be_impatient(self, job: JobView, now_s: float) -> bool:
         """False, at a glance, of most."""
-        return job.demand.gpus > 0 and job.queued_s(now_s) > PATIENCE * (seconds_left(job) + self._pause(job))
+        most_s = job.queued_s(now_s) / PATIENCE - self._pause(job)
+        return most_s > 0.0 and job.demand.gpus > 0 and seconds_left(job) < most_s
 
     def _dealt(
         self, view: ClusterView, now_s: float, *, is_admitted: bool = False, moves: bool = True
@@ -191,18 +192,8 @@ class Swarm:
         return decisions
 
     def _candidates(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
-        share = max(1, gpus // max(1, len(jobs)))
-        per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        most = [ranks_looked_at(job, gpus) for job in jobs]
-        asked = [
-            question(job, job.card.estimate, ranks, max(1, per_node // max(1, job.demand.gpus)))
-            for job, ranks in zip(jobs, most, strict=True)
-        ]
-        answers = iter(self._book.goodputs([each for each in asked if each]))
-        found = [
-            self._candidate(job, share, ranks, next(answers) if each else None, now_s)
-            for job, ranks, each in zip(jobs, most, asked, strict=True)
-        ]
+        """The jobs with what they are worth at each size."""
+        found = self._known(jobs, gpus, view, now_s)
         value = self._value(found, now_s)
         order = sorted(range(len(found)), key=lambda row: found[row].precedence, reverse=True)
         weights = np.empty((len(found), 1))
@@ -212,6 +203,21 @@ class Swarm:
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
         return found
+
+    def _known(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
+        """The jobs with what is known of them."""
+        share = max(1, gpus // max(1, len(jobs)))
+        per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
+        most = [ranks_looked_at(job, gpus) for job in jobs]
+        asked = [
+            question(job, job.card.estimate, ranks, max(1, per_node // max(1, job.demand.gpus)))
+            for job, ranks in zip(jobs, most, strict=True)
+        ]
+        answers = iter(self._book.goodputs([each for each in asked if each]))
+        return [
+            self._candidate(job, share, ranks, next(answers) if each else None, now_s)
+            for job, ranks, each in zip(jobs, most, asked, strict=True)
+        ]
 
     def _candidate(self, job: JobView, share_gpus: int, most: int, goodput: Goodput | None, now_s: float) -> Candidate:
         """Its rates, and what is left of it."""
