@@ -26,7 +26,7 @@ from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import card_document, job_document_now, why_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
-from swarmsched.api import API_VERSION, NODES_LIMIT, RANKS_LIMIT, nearest
+from swarmsched.api import API_VERSION, NODES_LIMIT, RANKS_LIMIT, JobState, nearest
 from swarmsched.commands import (
     CancelJob,
     Command,
@@ -119,7 +119,7 @@ class Jobs:
         if not nodes and not avoid:
             raise invalid("", "names no nodes", 'for example {"nodes": ["gpu4"]} or {"avoid": ["gpu1"]}')
         found = await self.find(call)
-        self._check_names(nodes)
+        self._check_names((*nodes, *avoid))
         return await self._change(found, call, MigrateJob(found.job_id, nodes, avoid))
 
     def _check_names(self, nodes: Iterable[NodeId]) -> None:
@@ -134,7 +134,14 @@ class Jobs:
             remedy = 'send {"force": true} once you are sure that the silent holders never come back with their disks'
             raise invalid("/force", "must be true", remedy)
         found = await self.find(call)
+        self._check_not_ended(found.job_id)
         return await self._at_holders(found, call, RecoverJob(found.job_id))
+
+    def _check_not_ended(self, job_id: JobId) -> None:
+        """What a record from before the end would run again."""
+        place, record = self._facts.places().get(job_id), self._facts.record(job_id)
+        if record and place and place.state is JobState.ENDED and record.stamp < place.stamp:
+            raise Problem("job_over", f"{job_id} has ended, as {place.shepherd} told before it was lost")
 
     async def wait_job(self, call: Call) -> Answer:
         """GET /v1/jobs/JOB/wait: woken by the change itself, wherever the shepherd is."""

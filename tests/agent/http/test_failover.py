@@ -219,6 +219,17 @@ async def test_recovery_finds_the_last_living_holder_as_well(swarm, n1, n3):
     assert n3.agent.commands == [RecoverJob(JOB)]
 
 
+async def test_what_is_known_to_have_ended_is_not_run_again_by_an_older_record(swarm, n1, n3):
+    record = lost_but_for(swarm, n3)
+    n3.agent.known_places = {JOB: structs.replace(STALE_PLACE, epoch=9, state=JobState.ENDED)}
+    for desk in (n1, n3):
+        problem = await desk.post(f"/v1/jobs/{JOB}/recover", {"force": True}, 410)
+        assert (problem["code"], "as n8 told" in problem["detail"]) == ("job_over", True)
+    assert n3.agent.commands == []
+    n3.agent.put(structs.replace(record, epoch=10))  # it was recovered before, and runs
+    await n1.post(f"/v1/jobs/{JOB}/recover", {"force": True}, 202)
+
+
 async def test_without_a_living_holder_gossip_tells_who_they_were_and_the_nodes_what_they_do(swarm, n1, n2, n3):
     lost_but_for(swarm, n3, place=STALE_PLACE)
     del n3.agent.known[JOB]

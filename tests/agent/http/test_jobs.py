@@ -181,7 +181,8 @@ async def test_a_change_of_size_or_place_is_the_shepherds_to_make(n1, n2):
     n1.agent.put(a_record(ALPHA, "n1", state=JobState.RUNNING))
     scaled = await n2.post(f"/v1/jobs/{ALPHA}/scale", {"ranks": 2, "ranks_most": 4}, 202)
     assert (scaled["ranks"], scaled["ranks_most"]) == (2, 4)
-    assert (await n2.post(f"/v1/jobs/{ALPHA}/migrate", {"nodes": ["n9"]}, 404))["code"] == "unknown_node"
+    for unknown in ({"nodes": ["n9"]}, {"avoid": ["n9"]}):
+        assert (await n2.post(f"/v1/jobs/{ALPHA}/migrate", unknown, 404))["code"] == "unknown_node"
     await n2.post(f"/v1/jobs/{ALPHA}/migrate", {"avoid": ["n2"]}, 202)
     assert n1.agent.commands == [ScaleJob(ALPHA, 2, 4), MigrateJob(ALPHA, (), (NodeId("n2"),))]
 
