@@ -69,3 +69,4 @@ class Worker(Value):
     busy_s: Seconds = 0.0  # that its own part of a step takes, of late and roughly; 0: not known
     problem: Text = ""
     is_silent: bool = False  # by its agent: it does not even ask for plans any more, so all of the process stands still
+    has_timed_out: bool = False  # it has waited for others for as long as its script allows

@@ -64,11 +64,13 @@ def bound(name: str, value: object) -> float | None:
     return found
 
 
-def seconds(name: str, value: object) -> float:
+def seconds(name: str, value: object, least: float = -math.inf) -> float:
     """How long may be waited; no longer than threads can.  Raises TypeError and ValueError."""
     found = number(name, value)
     if math.isnan(found):
         raise ValueError(f"{name} is nan; it must be a number of seconds")
+    if found < least:
+        raise ValueError(f"{name} is {shown(found)}; it must be {least:g} seconds or more, or math.inf for no limit")
     return min(found, threading.TIMEOUT_MAX)
 
 

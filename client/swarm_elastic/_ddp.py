@@ -31,7 +31,7 @@ class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]  # torch i
     def __init__(
         self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, *, global_batch: int, **options: Any
     ) -> None:
-        """Join the job; the options are `scheduler`, `scaler`, `lr_rule` and `start_step` of `Elastic`.
+        """Join the job; the options are `scheduler`, `scaler`, `lr_rule`, `start_step` and `timeout_s` of `Elastic`.
 
         The script calls `step` of both as it did; they are named here to be handed to newcomers.
         """

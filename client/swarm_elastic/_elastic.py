@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from swarm_elastic import _commits, _membership, _reports
-from swarm_elastic._arguments import bound, check_objects, number, whole
+from swarm_elastic._arguments import bound, check_objects, number, seconds, whole
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import warn
@@ -32,6 +32,8 @@ FORMAT = "swarm_elastic 1"
 LOAD = "load it in the script and give start_step"
 SAME = "start the same script, or submit the job anew"
 STEP_WEIGHT = 0.2  # of the newest step in the usual length of one
+TIMEOUT_S = 1_800.0  # that of torch's own process groups but for NCCL, which has 600
+TIMEOUT_LEAST_S = 60.0  # longer than until those that wait say so
 
 _of_models: WeakKeyDictionary[torch.nn.Module, list[Callable[[], object]]] = WeakKeyDictionary()
 """What undoes the hooks of the training that each is in, for the next one of this process."""
@@ -60,6 +62,7 @@ class Elastic:
         lr_rule: str = "fixed",
         start_step: int = -1,
         parts: Mapping[str, Any] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Join the job; returns when this worker is a member that has the present weights.
 
@@ -67,6 +70,7 @@ class Elastic:
         backward; `clip_norm` bounds the norm of the whole gradient; `lr_rule` says what another global batch does to
         learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself;
         `parts` are more objects with `state_dict` and `load_state_dict`, by name, that newcomers and checkpoints get.
+        A rank that keeps most others waiting in `step` for longer than `timeout_s` is replaced; inf: none is.
         """
         refuse_import()
         check_objects(model, optimizer, scheduler, scaler, parts, are_stepped=self._is_stepping)
@@ -98,8 +102,9 @@ class Elastic:
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         start, may_start = self._find_start(whole("start_step", start_step, -1))
+        limit_s = seconds("timeout_s", timeout_s, TIMEOUT_LEAST_S)
         layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
-        self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change)
+        self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change, limit_s)
         self._began_s = 0.0
         for undo in _of_models.pop(model, ()):
             undo()

@@ -27,7 +27,8 @@ class Standing(NamedTuple):
     """What an agent is told.
 
     `trains` is the version of the membership in which this worker trains, 0 for none; `pause_s` what the last switch
-    has cost, `busy_s` what this worker's own part of a step takes.
+    has cost, `busy_s` what this worker's own part of a step takes; `has_timed_out` tells that it has waited for others
+    for as long as its script allows.
     """
 
     state: str = "ready"
@@ -37,6 +38,7 @@ class Standing(NamedTuple):
     problem: str = ""
     pause_s: float = 0.0
     busy_s: float = 0.0
+    has_timed_out: bool = False
 
 
 class AgentLink:

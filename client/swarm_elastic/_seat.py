@@ -46,7 +46,8 @@ class Progress(Protocol):
 
 
 class Seat:
-    """Where this worker sits.  `on_change` is called after each switch, before training goes on."""
+    """Where this worker sits.  `on_change` is called after each switch, before training goes on; who keeps it waiting
+    for longer than `timeout_s` may be given up."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Seat:
         layout: str,
         progress: Progress,
         on_change: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         self._membership, self._state, self._layout, self._progress = membership, state, layout, progress
         self._on_change = on_change
@@ -67,7 +69,7 @@ class Seat:
         self.step_s = 0.0  # how long a step takes
         self._stands_since_s = 0.0  # when the last step of the former membership ended, or was lost; 0: it trains
         self._own_time = OwnTime()
-        self._stalls = StallWatch(self._tell_stall)
+        self._stalls = StallWatch(self._tell_stall, timeout_s)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -199,10 +201,10 @@ class Seat:
             self._membership.part()
             raise error
 
-    def _tell_stall(self, problem: str) -> None:
+    def _tell_stall(self, problem: str, has_timed_out: bool) -> None:
         if problem:
             print(f"swarm_elastic: {problem}", file=sys.stderr)
-        self._membership.tell(problem=problem)
+        self._membership.tell(problem=problem, has_timed_out=has_timed_out)
 
     def _leave(self, candidate: Candidate) -> NoReturn:
         self._membership.enter(candidate)

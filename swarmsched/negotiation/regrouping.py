@@ -11,7 +11,7 @@ shepherd that takes over leaves them to the next plan.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
@@ -305,19 +305,36 @@ def _has_trained(job: ShepherdState, share: Share) -> bool:
 
 
 def _gone(job: ShepherdState) -> tuple[int, ...]:
-    """Members that failed, and those that others miss: that ended as if all were done, or stand still.
+    """Members that failed, and those that others miss: that ended as if all were done, stand still, or hang.
 
     Whoever waits for one that stands still tells so only after a while.  It is not given up for members without state.
     """
     world = job.decided.world
     tasks = [(share.part, task) for share in job.decided.members if (task := _task(job, share)) is not None]
     over = [part for part, task in tasks if task.stage is TaskStage.EXITED]
-    still = [part for part, task in tasks if part not in over and task.worker.is_silent and not task.is_frozen]
-    others = [task for part, task in tasks if part not in (*over, *still)]
+    live = {part: task for part, task in tasks if part not in over and not task.is_frozen}
+    stuck = {part for part, task in live.items() if task.worker.is_silent} | _hanging(live)
+    others = [task for part, task in tasks if part not in over and part not in stuck]
     if any(task.worker.problem for task in others):
         goes_on = not world.has_trained or any(task.worker.trains for task in others)
-        return (*over, *(still if goes_on else ()))
+        return (*over, *(sorted(stuck) if goes_on else ()))
     return tuple(part for part, task in tasks if part in over and not is_clean(task))
+
+
+def _hanging(live: Mapping[int, TaskStatus]) -> set[int]:
+    """Members that at least as many others have waited for until that timed out: they run, and do not wait themselves.
+
+    One whose agent has started again has not told yet how it stands.
+    """
+    waiting = [part for part, task in live.items() if task.worker.problem and not task.worker.is_silent]
+    if not any(live[part].worker.has_timed_out for part in waiting):
+        return set()
+    idle = {
+        part
+        for part, task in live.items()
+        if not task.worker.problem and task.worker.state in (WorkerState.READY, WorkerState.TRAINING)
+    }
+    return idle if len(idle) <= len(waiting) else set()
 
 
 def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:
@@ -326,7 +343,8 @@ def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:
         task = _task(job, share)
         if share.part in gone and task is not None:
             how = [f"signal {each.signal}" if each.signal else f"code {each.exit_code}" for each in task.exits]
-            ended = f"ended: {', '.join(how) or task.detail}" if task.stage is TaskStage.EXITED else "stands still"
+            still = "stands still" if task.worker.is_silent else "does not come to its step, for which others wait"
+            ended = f"ended: {', '.join(how) or task.detail}" if task.stage is TaskStage.EXITED else still
             told.append(f"worker {share.part} on {share.node} {ended}")
     return "; ".join(told)
 

@@ -361,6 +361,9 @@ BREAKS: Mapping[str, Break] = {
     "still-member-kept": Break(
         "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
     ),
+    "hanging-member-kept": Break(
+        "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
+    ),
 }
 NO_BREAK = Break("nothing is broken")
 

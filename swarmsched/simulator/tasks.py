@@ -76,6 +76,7 @@ ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 SILENT_S = 2.0  # until an agent knows of a worker that it stands still
 WAITS_S = 3.0  # until others say that they wait for it
+TIMES_OUT_S = 4.0  # from then on until that has timed out
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
@@ -93,7 +94,8 @@ class RankPlan:
     the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
     running, and takes that much off its duration for each one that it resumes from.  One that outlives SIGKILL computes
     no more.  The duration of an elastic part counts from the first start of its attempt; once one stands still the
-    others wait until they train without it, and nothing but SIGKILL ends it while any is there.
+    others wait until they train without it, and nothing but SIGKILL ends it while any is there.  One that hangs goes
+    on asking its agent meanwhile.
     """
 
     duration_s: float
@@ -105,6 +107,7 @@ class RankPlan:
     ready_s: float = 0.3  # from its start until the worker of an elastic part is
     refuses: bool = False  # to train in whatever world names it
     stands_still_s: float = math.inf  # after it has begun to train
+    hangs: bool = False
 
 
 Behaviour = Callable[[TaskOrder, int], RankPlan]
@@ -171,6 +174,11 @@ class RunningTask:
     def is_over(self) -> bool:
         """True when no process is left."""
         return not self.plans
+
+    @property
+    def hangs(self) -> bool:
+        """Where it stands still: it asks its agent for plans all the same."""
+        return any(plan.hangs for plan in self.plans.values())
 
     def status(self) -> TaskStatus:
         """What a search of the disk finds."""
@@ -421,7 +429,7 @@ class TaskModel:
         self._tell(WorkerTold.about(task.key, task.worker))
 
     def _ask_again(self, task: RunningTask) -> None:
-        if task.is_still:  # it says nothing, and what it has said is forgotten
+        if task.is_still and not task.hangs:  # it says nothing, and what it has said is forgotten
             self._loop.post_later(SILENT_S, self._is_silent, task, Worker())
         elif not task.is_over and not task.is_frozen:
             self._tell(WorkerTold.about(task.key, task.worker))
@@ -467,7 +475,9 @@ class TaskModel:
         pause_s = SWITCH_S if task.worker.trains else 0.0
         task.is_waiting = False
         self._go_on(task)
-        self._say(task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s, problem="")
+        self._say(
+            task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s, problem="", has_timed_out=False
+        )
         self._watch(task, TaskChange.REGROUPED)
 
     def _trainers(self, task: RunningTask) -> list[tuple["TaskModel", RunningTask]]:
@@ -490,12 +500,19 @@ class TaskModel:
         self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
 
     def _is_silent(self, task: RunningTask, told: Worker) -> None:
-        if task.is_still and not task.is_over:
+        if task.is_still and not task.is_over and not task.hangs:
             self._tell(WorkerTold.about(task.key, replace(told, is_silent=True)))
 
     def _says_that_it_waits(self, task: RunningTask) -> None:
         if not (task.is_over or task.is_frozen or task.is_still or task.worker.problem):
             self._say(task, problem="waits for a rank that stands still")
+            self._loop.post_later(TIMES_OUT_S, self._times_out, task)
+
+    def _times_out(self, task: RunningTask) -> None:
+        if task.is_frozen:
+            self._loop.post_later(TIMES_OUT_S, self._times_out, task)
+        elif task.worker.problem and not (task.is_over or task.is_still):
+            self._say(task, has_timed_out=True)
 
     def wake(self, task: RunningTask) -> None:
         """It goes on after it has stood still."""

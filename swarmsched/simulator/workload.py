@@ -369,7 +369,7 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
         case "train":
             return RankPlan(duration_s, checkpoint_period_s=period_s)
         case "elastic":
-            return _worker(duration_s, rank, is_first=order.attempt == 1)
+            return _worker(duration_s, rank, is_first=order.attempt == 1, hangs=sum(order.job_id.encode()) % 2 == 1)
         case "code":  # one rank fails, the others would go on for ever
             return RankPlan(duration_s, 3) if rank == order.world_size - 1 else RankPlan(FOR_EVER_S)
         case "once" if order.attempt == 1 and order.node_rank == 1:  # not its fault: tried again
@@ -390,11 +390,11 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
             return RankPlan(duration_s)
 
 
-def _worker(duration_s: float, rank: int, *, is_first: bool) -> RankPlan:
-    """In the first attempt one of the first stands still for ever.  Of those that come later, some die, refuse the
-    world that names them, or never are ready for one."""
+def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> RankPlan:
+    """In the first attempt one of the first stands still for ever, or hangs.  Of those that come later, some die,
+    refuse the world that names them, or never are ready for one."""
     if rank == 1 and is_first:
-        return RankPlan(duration_s, stands_still_s=0.5 * duration_s)
+        return RankPlan(duration_s, stands_still_s=0.5 * duration_s, hangs=hangs)
     match rank % 8:
         case 3:
             return RankPlan(0.4 * duration_s, 9)

@@ -14,12 +14,15 @@ torch.manual_seed(1)
 x = torch.randn(512, 8)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 model = torch.nn.Linear(8, 1)
-training = swarm_elastic.Elastic(model, torch.optim.SGD(model.parameters(), 0.05), global_batch=32)
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+training = swarm_elastic.Elastic(model, optimizer, global_batch=32, timeout_s=60)
 for a, b in training.batches(data, epochs=EPOCHS):
     loss = torch.nn.functional.mse_loss(model(a), b)
     loss.backward()
     training.step(loss)
     if not os.path.exists(os.environ["HURRY"]):
+        if os.environ["SWARM_WORKER"] == os.environ.get("HANGING_WORKER") and training.step_number == 99:
+            time.sleep(1e6)
         time.sleep(0.15 if os.environ["SWARM_WORKER"] == os.environ.get("SLOW_WORKER") else 0.03)
     if training.step_number % 16 == 0:
         print(f"step {training.step_number} world {training.world_size} {training.workers}", flush=True)

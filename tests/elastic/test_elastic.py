@@ -319,13 +319,17 @@ def test_a_newcomer_without_memory_for_the_state_leaves_the_others_at_once(job: 
 
 def test_a_rank_that_does_not_step_is_told_as_a_stall_by_those_that_wait(job: Job) -> None:
     """In a step, and before it joins, since members switch in steps."""
-    job.start("a", STALL_S="1")
+    job.start("a", STALL_S="1", TIMEOUT_S="3")
     job.start("b", HOLD="20")
     job.publish("a", "b")
     until(lambda: "for all ranks to call step(), in round 20" in job.standings["a"].problem, job.problems)
-    assert "for all ranks to call step(), in round 20" in job["a"].err.read_text()
+    assert "has waited for 1 s for all ranks to call step(), in round 20" in job["a"].err.read_text()
+    assert not job.standings["a"].has_timed_out
+    until(lambda: job.standings["a"].has_timed_out, job.problems)
+    assert "has waited for 3 s for all ranks" in job.standings["a"].problem
     (job.folder / "go").touch()
     until(lambda: not job.standings["a"].problem, job.problems)
+    assert not job.standings["a"].has_timed_out
 
 
 def test_a_newcomer_tells_that_those_who_train_do_not_step(job: Job) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import swarm_elastic
-from swarm_elastic import _handover, _stall
+from swarm_elastic import _elastic, _handover, _stall
 from swarm_elastic._group import GroupLost
 
 SAMPLES, BATCH, FEATURES = 256, 30, 16
@@ -117,6 +117,7 @@ def main():
     if number("POOR"):
         _handover.TrainingState.places = lack_memory
     _stall.STALL_S = number("STALL_S", 30)
+    _elastic.TIMEOUT_LEAST_S = 1.0
     if number("LATE"):
         _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
@@ -138,6 +139,7 @@ def main():
         scaler=scaler,
         lr_rule=os.environ.get("LR_RULE", "fixed"),
         clip_norm=1.0 if number("CLIP") else None,
+        timeout_s=number("TIMEOUT_S", 1_800),
     )
     if "LOSES" in os.environ:
         spoil(training, training._gradients.finish)

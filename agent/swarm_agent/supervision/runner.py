@@ -660,9 +660,8 @@ class TaskRunner:
 
     def _worker_told(self, key: TaskKey, told: Standing) -> None:
         problem = cleaned(told.problem)
-        seconds, is_silent = (told.pause_s, told.busy_s), told.is_silent
-        news = (WorkerState(told.state), told.address, told.version, told.trains, *seconds, problem, is_silent)
-        self._post(WorkerTold.about(key, Worker(*news)))
+        news = (WorkerState(told.state), told.address, told.version, told.trains, told.pause_s, told.busy_s, problem)
+        self._post(WorkerTold.about(key, Worker(*news, told.is_silent, told.has_timed_out)))
 
     def _extend(self, task: _Task, until_s: float) -> None:
         is_sooner, task.until_s = until_s < task.until_s, until_s

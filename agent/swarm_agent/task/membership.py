@@ -36,7 +36,8 @@ class Standing:
 
     `version` is the newest plan that it has heard of, `trains` that in which it trains (0: none), `step` the last one
     that it has done (-1: none), `layout` a hash of its model; `pause_s` is what its last switch has cost, `busy_s` what
-    its own part of a step takes (0: not known).
+    its own part of a step takes (0: not known); one that has timed out has waited for others for as long as its script
+    allows.
     """
 
     worker: str
@@ -50,13 +51,14 @@ class Standing:
     pause_s: float
     busy_s: float
     heard_s: float
+    has_timed_out: bool = False
     is_silent: bool = False  # it has not asked again
 
     @property
     def news(self) -> tuple[object, ...]:
         """What others should hear of, which is not each step."""
         numbers = (self.version, self.trains, self.pause_s, self.busy_s)
-        return (self.state, self.address, self.problem, self.is_silent, *numbers)
+        return (self.state, self.address, self.problem, self.is_silent, self.has_timed_out, *numbers)
 
 
 @dataclass(slots=True)
@@ -171,6 +173,7 @@ def _standing(request: Request, now_s: float) -> Standing:
         pause_s=_seconds(request, "pause_s"),
         busy_s=_seconds(request, "busy_s"),
         heard_s=now_s,
+        has_timed_out=_flag(request, "has_timed_out"),
     )
 
 
@@ -193,6 +196,13 @@ def _seconds(request: Request, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= SECONDS_MOST:
         raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
     return float(value)
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.get(name, False)
+    if not isinstance(value, bool):
+        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", "send true or false")
+    return value
 
 
 def _shown(value: object) -> str:

@@ -31,7 +31,8 @@ NAMES = {
     "workers joined a gang that trains": "a decided world has members that the one before had not",
     "workers left a gang that trains": "a decided world lacks members of the one before that live",
     "worker lost by a gang that trains": "a decided world names one more that is gone",
-    "worker that stands still left behind": "a worker is lost that has not ended",
+    "worker that stands still left behind": "a worker is lost that asks its agent no more",
+    "worker that hangs left behind": "a worker is lost that goes on asking",
     "node lost by a gang that trains": "an attempt goes on, and its record names what it left on a lost node",
     "newcomer given up": "a decided record lets a part go that never was a member",
     "change of a gang taken over": "a decided record has parts that join, and another shepherd than the one before",
@@ -177,7 +178,9 @@ class Sometimes(Checker):
         self._count("workers left a gang that trains", bool(has_left - set(new.lost)))
         is_lost = bool(set(new.lost) - set(old.lost))
         self._count("worker lost by a gang that trains", is_lost)
-        self._count("worker that stands still left behind", is_lost and "stands still" in after.rescalings[-1].reason)
+        reason = after.rescalings[-1].reason if is_lost else ""
+        self._count("worker that stands still left behind", "stands still" in reason)
+        self._count("worker that hangs left behind", "does not come to its step" in reason)
         self._count("node lost by a gang that trains", len(after.leftovers) > len(before.leftovers))
         given_up = set(old.joining) - set(new.joining) - set(new.members)
         self._count("newcomer given up", bool(given_up & is_named))

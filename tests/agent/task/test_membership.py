@@ -154,6 +154,7 @@ BAD = [
     ("layout", "XYZ", "layout 'XYZ'"),
     ("state", "asleep", "state 'asleep'"),
     ("problem", [1], "problem [1]"),
+    ("has_timed_out", 1, "has_timed_out 1"),
 ]
 
 

@@ -480,6 +480,28 @@ def test_a_member_that_stands_still_is_left_behind_once_others_wait_for_it_and_i
     assert [share.part for share in training.record.shares] == [2, 3]
 
 
+def test_a_member_that_hangs_is_left_behind_once_the_wait_of_others_has_timed_out(training):
+    stands(training, 2, problem=WAITS)
+    stands(training, 3, problem=WAITS)
+    training.wait(1_700.0)
+    assert training.members == (1, 2, 3)
+    stands(training, 3, problem=WAITS, has_timed_out=True)
+    assert (training.members, training.record.world.lost) == ((2, 3), (1,))
+    told = "worker 1 on a does not come to its step, for which others wait"
+    assert training.record.rescalings[-1].reason == told
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(A, 1)]
+
+
+@pytest.mark.parametrize("state", [WorkerState.TRAINING, WorkerState.UNKNOWN])
+def test_more_members_than_wait_for_them_and_those_not_heard_of_again_are_not_given_up(training, state):
+    """Evaluation on all ranks but one, say, or an agent that has just started again."""
+    training.told(1, worker=Worker(state))
+    if state is WorkerState.UNKNOWN:
+        stands(training, 2, problem=WAITS)
+    stands(training, 3, problem=WAITS, has_timed_out=True)
+    assert training.members == (1, 2, 3)
+
+
 def test_a_member_that_waits_too_or_that_its_agent_has_paused_is_left_to_others(training):
     stands(training, 1, problem=WAITS)
     stands(training, 2, problem=WAITS)
