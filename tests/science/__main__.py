@@ -6,7 +6,8 @@ the tables that are wanted, since the one of the price takes hours and the other
 appended to `runs.csv` there with the commit of the code; what the file has for this commit is not run again, so a run
 that was stopped goes on where it was.  Code with changes is refused: its results would belong to no commit.
 
-With QUICK=1 one workload of each is run, and the tables go to the folder of results instead of the page.
+With QUICK=1 one workload of each is run, through gossip at the lowest load alone, and the tables go to the folder of
+results instead of the page.
 """
 
 import csv
@@ -106,7 +107,8 @@ class Science:
 def science(plan: Science) -> None:
     """Run what is missing, and write the tables and the picture."""
     lines = [line for line in read_lines(plan.lines) if plan.wants(line.table)]
-    cells = {cell.key: cell for line in lines if line.table != PICTURE for cell in line.cells(is_quick=plan.is_quick)}
+    run_here = [line for line in lines if line.table != PICTURE and (line.is_quick or not plan.is_quick)]
+    cells = {cell.key: cell for line in run_here for cell in line.cells(is_quick=plan.is_quick)}
     done = plan.done()
     missing = sorted([cell for key, cell in cells.items() if key not in done], key=lambda cell: cell.line.load)[::-1]
     plan.results.mkdir(parents=True, exist_ok=True)

@@ -87,6 +87,13 @@ def test_quick_runs_one_workload_of_each_and_leaves_the_page_alone(plan):
     assert len(record(plan)) == 1 + 2
 
 
+def test_quick_runs_nothing_that_takes_half_an_hour(plan):
+    plan.lines.write_text(PRICE_LINES)
+    plan.page.write_text(PAGE.replace("rigid", "price"))
+    science(replace(plan, is_quick=True))
+    assert [row[1 + KEY.index("view")] for row in record(plan)[1:]] == ["perfect"]
+
+
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
