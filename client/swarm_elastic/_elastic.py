@@ -70,7 +70,7 @@ class Elastic:
         backward; `clip_norm` bounds the norm of the whole gradient; `lr_rule` says what another global batch does to
         learning rates (fixed, linear, sqrt); `start_step` tells that the script has loaded a checkpoint by itself;
         `parts` are more objects with `state_dict` and `load_state_dict`, by name, that newcomers and checkpoints get.
-        A rank that keeps most others waiting in `step` for longer than `timeout_s` is replaced; inf: none is.
+        Ranks that keep at least as many others waiting in `step` for longer than `timeout_s` are replaced; inf: none.
         """
         refuse_import()
         check_objects(model, optimizer, scheduler, scaler, parts, are_stepped=self._is_stepping)
@@ -78,6 +78,7 @@ class Elastic:
         self._parameters = list(model.parameters())
         self._clip_norm = bound("clip_norm", clip_norm)
         self._exponent, self._lr_rule = exponent(lr_rule), lr_rule
+        limit_s = seconds("timeout_s", timeout_s, TIMEOUT_LEAST_S)
         self.global_batch = whole("global_batch", global_batch, 1, SAMPLES_MAX)
         self.micro_batch = whole("micro_batch", micro_batch, 0)
         self.step_number = self.samples = 0
@@ -102,7 +103,6 @@ class Elastic:
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         start, may_start = self._find_start(whole("start_step", start_step, -1))
-        limit_s = seconds("timeout_s", timeout_s, TIMEOUT_LEAST_S)
         layout = self._state.layout((self._gradients.shape, SLOT_WORDS, lr_rule))
         self._seat = Seat(_membership.find(self.device), self._state, layout, self, self._on_change, limit_s)
         self._began_s = 0.0

@@ -73,19 +73,23 @@ def test_a_job_survives_a_killed_worker_and_the_agent_that_shepherds_it(fresh_sw
     assert "worker 1 on" in done["rescalings"][0]["reason"]
 
 
+def _first_of_three_is_replaced(job, reason):
+    job.until(lambda: 1 in job.now["world"]["lost"], "the others go on without it")
+    changed = next(each["reason"] for each in job.now["rescalings"] if reason in each["reason"])
+    job.until(lambda: 1 not in job.workers, "it was ended")
+    job.trains_with(3)
+    done = job.ended()
+    assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0)
+    assert "worker 1 on" in changed
+
+
 @rarely
 def test_a_worker_that_is_stopped_is_replaced_be_it_the_first(fresh_swarm, train_venv):
     job = ElasticJob(fresh_swarm, train_venv, epochs=400, ranks=3, grace_seconds=2.0)
     job.trains_with(3)
     first = job.workers[1]
     os.kill(first, signal.SIGSTOP)
-    job.until(lambda: 1 in job.now["world"]["lost"], "the others go on without it")
-    changed = next(each["reason"] for each in job.now["rescalings"] if "stands still" in each["reason"])
-    job.until(lambda: 1 not in job.workers, "it was ended")
-    job.trains_with(3)
-    done = job.ended()
-    assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0)
-    assert "worker 1 on" in changed
+    _first_of_three_is_replaced(job, "stands still")
 
 
 @rarely
@@ -93,13 +97,7 @@ def test_a_worker_that_hangs_is_replaced_once_the_wait_of_the_others_has_timed_o
     job = ElasticJob(fresh_swarm, train_venv, epochs=400, ranks=3, grace_seconds=2.0, env={"HANGING_WORKER": "1"})
     job.trains_with(3)
     job.until(lambda: any(each["problem"] for each in job.now["world"]["workers"]), "it is told that others wait")
-    job.until(lambda: 1 in job.now["world"]["lost"], "the others go on without it")
-    changed = next(each["reason"] for each in job.now["rescalings"] if "does not come to its step" in each["reason"])
-    job.until(lambda: 1 not in job.workers, "it was ended")
-    job.trains_with(3)
-    done = job.ended()
-    assert (done["end_reason"], done["attempt"], done["restarts"]) == ("completed", 1, 0)
-    assert "worker 1 on" in changed
+    _first_of_three_is_replaced(job, "does not come to its step")
 
 
 def test_a_drained_node_is_left_while_the_job_trains(fresh_swarm, train_venv):
