@@ -110,7 +110,8 @@ def science(plan: Science) -> None:
     run_here = [line for line in lines if line.table != PICTURE and (line.is_quick or not plan.is_quick)]
     cells = {cell.key: cell for line in run_here for cell in line.cells(is_quick=plan.is_quick)}
     done = plan.done()
-    missing = sorted([cell for key, cell in cells.items() if key not in done], key=lambda cell: cell.line.load)[::-1]
+    missing = [cell for key, cell in cells.items() if key not in done]
+    missing.sort(key=lambda cell: (cell.line.view == "gossip", cell.line.load), reverse=True)  # the longest first
     plan.results.mkdir(parents=True, exist_ok=True)
     with Progress("science") as progress:
         for cell, told in _told(plan, missing) if missing else ():
