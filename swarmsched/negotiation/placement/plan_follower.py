@@ -130,8 +130,11 @@ class PlanFollower:
         return [Announce(kind, text, decision.job_id, self._me, {"change": decision.change.value})]
 
     def follow_stops(self, mine: Mapping[JobId, JobShepherd], clock: Clock) -> list[ShepherdEffect]:
-        """Where the plan keeps a place for a job of ours, and others make room for it."""
-        fresh = self._planning.fresh(clock.now_s)
+        """Where the plan keeps a place for a job of ours, and others make room for it; a plan says so once.
+
+        A victim's shepherd that has yet to hear of this job says no, and does until the next plan.
+        """
+        fresh = list(self._planning.fresh(clock.now_s))
         victims: dict[str, list[JobId]] = {}
         for decision in fresh:
             if decision.change is Change.STOP:
@@ -147,6 +150,8 @@ class PlanFollower:
             shepherds = {victim: shepherd for victim, shepherd in acting.items() if shepherd is not None}
             if len(shepherds) == len(wanted):
                 ranking = self._policy.ranking(self._shepherds.view_of(job, clock), clock.now_s)
+                self._planning.open.remove(decision)
+                self._planning.has_news = True
                 effects += job.claim_place(decision.target.shares, shepherds, ranking, 0.0, clock)
         return effects
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.effects import Announce, ComputePlan, SendPeer
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import NodeId
-from swarmsched.ledger.message import ClaimRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
 from swarmsched.negotiation.claiming import ANSWER_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
@@ -284,3 +284,62 @@ def test_nobody_is_stopped_for_a_job_that_the_plan_gives_no_place():
     scene.answer_plan(change(Change.STOP, taker=job_id("b")), waits)
     assert [each for each in scene.look() if isinstance(each, SendPeer)] == []
     scene.placement.validate()
+
+
+def test_whoever_refuses_to_make_room_is_asked_again_by_the_next_plan_alone():
+    """It may not have heard of the job yet: until then each answer would only make the next question."""
+    scene = Scene([node(A, 0), node(B, 0)], policy="las")
+    running_elastic(scene)
+    decisions = [change(Change.STOP, taker=job_id("b")), waits_for("b", (B, 9))]
+    claims = []
+    for _ in range(2):
+        scene.answer_plan(*decisions)
+        for _ in range(5):
+            effects = scene.placement.look(scene.clock)
+            claims += [each.message for each in sent(effects, ClaimRequest) if each.message.ranks]
+            scene.plans += [each for each in effects if isinstance(each, ComputePlan)]
+            refuse_to_make_room(scene, claims[-1])
+            scene.now_s += 0.1
+        scene.now_s += 1.0
+        scene.placement.look_soon(scene.now_s)
+        scene.look()
+    assert len(claims) == 2
+    scene.placement.validate()
+
+
+def waits_for(letter, *shares):
+    return Decision(job_id(letter), Change.WAIT, "others make room", Allocation(tuple(Share(*each) for each in shares)))
+
+
+def sent(effects, kind):
+    return [each for each in effects if isinstance(each, SendPeer) and isinstance(each.message, kind)]
+
+
+def refuse_to_make_room(scene, claim):
+    """The owner keeps the place, and the victim's shepherd says no."""
+    job = scene.placement.shepherds.jobs[job_id("b")]
+    for question in sent(job.owner_answered(answer_to(claim, B), scene.clock), PreemptRequest):
+        victim, number = question.message.job_id, question.message.command_id
+        answer = PreemptAnswer(victim, number, job_id("b"), is_granted=False, detail="no plan here gives its place")
+        told = [each for each in job.victim_answered(answer, scene.clock) if isinstance(each, Announce)]
+        assert [each.kind for each in told] == ["claim.failed"]
+
+
+def test_reports_make_plans_where_they_tell_more_than_that_the_job_goes_on():
+    scene = Scene([node(A, 2), node(B, 4)])
+    job = running_elastic(scene)
+    first = Estimate(points=(SpeedPoint(2, 1, 32, 0.5),), noise=(NoisePoint(64, 100.0),), remaining=900.0, done=100.0)
+    told = [
+        (first, 1),
+        (replace(first, remaining=500.0, done=500.0, noise=(NoisePoint(64, 108.0),)), 0),
+        (replace(first, noise=(NoisePoint(64, 120.0),)), 1),
+        (replace(first, points=(SpeedPoint(2, 1, 32, 0.6),)), 1),
+    ]
+    for estimate, plans in told:
+        scene.answer_plan()
+        scene.now_s += 1.1
+        scene.look()
+        asked = len(scene.plans)
+        scene.placement.estimated(job, A, TaskEstimate(job.job_id, 1, estimate, 64), scene.clock)
+        scene.look()
+        assert (len(scene.plans) - asked, job.estimate.done) == (plans, estimate.done)
