@@ -138,7 +138,7 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
     """What is reported now, with the points that other configurations left behind, the oldest first.
 
     Those of other jobs of its kind are dropped once one of them proves wrong, and those of another class of GPUs once
-    it has left them.  A time that is nearly the one that was told before is no news.
+    it has left them.  A time or a noise that is nearly the one that was told before is no news.
     """
     if before is None or (before.is_prior and _belies(before, now)):
         return now
@@ -147,7 +147,7 @@ def merged(before: Estimate | None, now: Estimate) -> Estimate:
     old = {configuration(each): each for each in before.points}
     new = [each if is_news(old.get(configuration(each)), each) else old[configuration(each)] for each in now.points]
     kept = [each for each in before.points if configuration(each) not in step_times(new)]
-    known = {"noise": now.noise or before.noise, "work": now.work or before.work, "gpu": now.gpu or before.gpu}
+    known = {"noise": _noise(before, now), "work": now.work or before.work, "gpu": now.gpu or before.gpu}
     warmup_s = now.warmup_s or before.warmup_s
     return replace(now, points=(*kept, *new)[-MERGED_POINTS:], warmup_s=warmup_s, **known)
 
@@ -161,6 +161,31 @@ def is_news(before: SpeedPoint | None, now: SpeedPoint) -> bool:
     if before is None:
         return True
     return max(before.step_s, now.step_s) > NEWS_RATIO * min(before.step_s, now.step_s)
+
+
+NOISE_NEWS_RATIO = 1.1
+"""The same of a noise: what a planner has computed of one serves until then."""
+
+
+def is_other_noise(before: float, now: float) -> bool:
+    """Whether it is another noise than was told."""
+    return max(before, now) > NOISE_NEWS_RATIO * min(before, now)
+
+
+def _noise(before: Estimate, now: Estimate) -> tuple[NoisePoint, ...]:
+    are_alike = [each.batch for each in before.noise] == [each.batch for each in now.noise] and not any(
+        is_other_noise(old.noise, new.noise) for old, new in zip(before.noise, now.noise, strict=True)
+    )
+    return before.noise if are_alike else now.noise or before.noise
+
+
+def tells_more(before: Estimate | None, now: Estimate | None) -> bool:
+    """Whether more has become of it than that the job goes on: what plans rest on."""
+    return _basis(before or Estimate()) != _basis(now or Estimate())
+
+
+def _basis(estimate: Estimate) -> tuple[object, ...]:
+    return (estimate.points, estimate.noise, estimate.speed, estimate.is_prior, bool(estimate.remaining))
 
 
 PRIOR_RATIO = 1.5

@@ -21,6 +21,7 @@ from swarmsched.estimate import (
     configuration,
     contradicts,
     is_news,
+    is_other_noise,
     step_times,
 )
 from swarmsched.ids import JobId
@@ -34,8 +35,6 @@ None is left out for being near another: two batches tell what a step takes besi
 """
 SAMPLES_MOST = 64
 LENGTHS_MOST = 32
-NOISE_NEWS_RATIO = 1.1
-"""Times by which a noise must have changed: what a planner has computed of a table serves until then."""
 
 
 class _Kind:
@@ -108,8 +107,7 @@ class _Kind:
     def _note_noise(self, sample: NoiseSample) -> None:
         key = (int(log2(1.0 + sample.done)), sample.batch.bit_length())
         known = self._samples.get(key)
-        is_other = known is None or max(known.noise, sample.noise) > NOISE_NEWS_RATIO * min(known.noise, sample.noise)
-        if is_other:
+        if known is None or is_other_noise(known.noise, sample.noise):
             self._samples[key], self._noise = sample, b""
         self._samples.move_to_end(key)
         if len(self._samples) > SAMPLES_MOST:

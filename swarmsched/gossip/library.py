@@ -93,7 +93,7 @@ class Library:
         self.setting = SettingRegister(node_id, check_setting)
         self.round_number = 0
         self.generation_limit = 0  # records of a higher generation are refused
-        self.freed_count = 0  # adopted node records with more to give than the one before
+        self.opening_count = 0  # node records with more to give than the one before, and jobs that wait no longer
         self.counters: Counter[str] = Counter()
 
     def take_in(self, parcel: Parcel, now_s: float) -> NodeRecord | JobCard | Location | SwarmSetting | None:
@@ -140,7 +140,7 @@ class Library:
         before = self.nodes.get(record.node_id)
         verdict = self._offer(self.nodes, record.node_id, record.node_id, record, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
-            self.freed_count += before is None or _has_more(record, before.value)
+            self.opening_count += before is None or _has_more(record, before.value)
         return self._judge(verdict, self.nodes, record.node_id, record.stamp)
 
     def offer_card(self, card: JobCard, body: bytes, age_s: float, now_s: float) -> bool:
@@ -166,12 +166,15 @@ class Library:
             self._show_job(JobId(job_id))
 
     def _show_job(self, job_id: JobId) -> None:
-        entry = self.cards.get(job_id)
+        entry, before = self.cards.get(job_id), self.jobs.get(job_id)
         if entry is None or entry.value.state is JobState.ENDED:
             if self.jobs.pop(job_id, None) is None:
                 return
+            self.opening_count += 1
         else:
-            self.jobs[job_id] = JobView(entry.value, entry.born_s)
+            self.jobs[job_id] = view = JobView(entry.value, entry.born_s)
+            waited = before is not None and before.state is JobState.QUEUED
+            self.opening_count += waited and view.state is not JobState.QUEUED
         self.job_news[job_id] = None
 
     def offer_location(self, location: Location, body: bytes, age_s: float, now_s: float) -> bool:

@@ -437,15 +437,13 @@ class StatePlane:
     def _take_in(self, parcels: Sequence[Parcel], now_s: float) -> list[StateEffect]:
         effects: list[StateEffect] = []
         for parcel in parcels:
-            freed_count = self._library.freed_count
+            opening_count = self._library.opening_count
             news = self._library.take_in(parcel, now_s)
             if isinstance(news, SwarmSetting):
                 effects += [Persist(SETTING_ROOM, SETTING_KEY, encode_setting(news)), SettingChanged()]
             elif isinstance(news, JobCard) and news.job_id in self._desk:
                 self._desk.outbid(news.job_id, news.epoch, news.counter)
-            is_card_gone = isinstance(news, JobCard) and news.state is not JobState.QUEUED
-            is_job_over = isinstance(news, Location) and bool(news.ended_utc_s)
-            self.opening_count += is_card_gone or is_job_over or self._library.freed_count != freed_count
+            self.opening_count += self._library.opening_count - opening_count
         return effects
 
     def _publish_due(self, now_s: float) -> list[Effect]:

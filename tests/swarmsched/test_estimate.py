@@ -67,6 +67,12 @@ def test_a_time_that_is_nearly_the_one_told_before_is_no_news() -> None:
     assert changed.step_s == 0.511
 
 
+def test_a_noise_that_is_nearly_the_one_told_before_is_no_news() -> None:
+    before = Estimate(noise=(NoisePoint(64, 100.0),))
+    for noise, batch, told in ((109.0, 64, 100.0), (91.0, 64, 100.0), (111.0, 64, 111.0), (101.0, 128, 101.0)):
+        assert merged(before, Estimate(noise=(NoisePoint(batch, noise),))).noise == (NoisePoint(batch, told),)
+
+
 def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:
     assert batches_of(Estimate(points=(SpeedPoint(4, 1, 16, 1.0),))) == BatchRange(64, 64, 1, 64)
     assert batches_of(Estimate(points=(SpeedPoint(2, 1, 2**31, 1.0),))).first == 2**32 - 1

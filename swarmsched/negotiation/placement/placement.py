@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.effects import Announce
+from swarmsched.estimate import tells_more
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.message import TaskEstimate
 from swarmsched.negotiation.placement.cluster import Cluster
@@ -73,11 +74,11 @@ class Placement:
         self.look_soon(now_s)
 
     def estimated(self, job: JobShepherd, sender: NodeId, told: TaskEstimate, clock: Clock) -> Sequence[ShepherdEffect]:
-        """The ranks of a job of ours have reported: plans may change."""
+        """The ranks of a job of ours have reported: plans may change, if it told more than that it goes on."""
         before, record = job.estimate, job.record
         gpu = self._cluster.gpu_class(record.shares, record.spec.demand)
         effects = job.estimated(sender, replace(told, estimate=replace(told.estimate, gpu=gpu)), clock)
-        if job.estimate != before:
+        if tells_more(before, job.estimate):
             self.look_soon(clock.now_s)
         return [*effects, *self.plans.foretold.check(job.job_id, told.estimate)]
 

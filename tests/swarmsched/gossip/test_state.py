@@ -9,7 +9,7 @@ from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.effects import Announce, Persist, SendDatagram, SendPeer
 from swarmsched.errors import ConfigError
-from swarmsched.estimate import Elastic
+from swarmsched.estimate import Elastic, Estimate
 from swarmsched.events import DatagramReceived, PeerMessageReceived, TimerFired
 from swarmsched.gossip.budget import TokenBucket, byte_cap
 from swarmsched.gossip.exchange import DATAGRAM_CODEC, FullStateRequest, Parcel, ParcelKind, StateDelta, StateDigest
@@ -414,6 +414,25 @@ def test_time_alone_renews_a_card_once_a_minute() -> None:
         net.run(1.0)
     (status,) = net.planes[A].jobs.values()
     assert status.card.counter == 3
+
+
+def test_a_job_that_waits_no_longer_opens_the_line_and_one_that_reports_does_not() -> None:
+    net = settled(2, seed=19)
+    net.run(2.0)
+    told = [
+        (JobState.QUEUED, 0),
+        (JobState.STARTING, 1),
+        (JobState.RUNNING, 1),
+        (JobState.RUNNING, 1),
+        (JobState.QUEUED, 1),
+        (JobState.RUNNING, 2),
+        (JobState.ENDED, 3),
+    ]
+    before = net.planes[A].opening_count
+    for counter, (state, openings) in enumerate(told, start=1):
+        card = a_card(job_id(1), B, state, counter=counter, estimate=Estimate(done=10.0 * counter))
+        deliver(net, A, Parcel(ParcelKind.CARD, 0, encode_value(JobCard, card)))
+        assert net.planes[A].opening_count - before == openings
 
 
 def test_a_lower_epoch_loses_whatever_its_counter() -> None:
