@@ -24,7 +24,8 @@ from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord
 
-LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S, LOOK_INTERVAL_CALM_S = 0.5, 1.0
+"""With candidacies and without any: a lease lasts ten times as long as the longer one."""
 START_DELAY_PER_POSITION_S = 0.5
 START_JITTER_S = 0.5
 TRY_AGAIN_S = 1.0
@@ -75,7 +76,6 @@ class Election:
         self, held: Mapping[JobId, JobRecord], acting: Container[JobId], update_ids: Iterator[int], now_s: float
     ) -> list[WriteRecord]:
         """Look at the open jobs that are held here, and stand for those whose time has come."""
-        self._look_s = now_s + LOOK_INTERVAL_S
         self._health.pass_time(now_s)
         due: list[tuple[float, JobId]] = []
         for job_id, record in held.items():
@@ -95,6 +95,7 @@ class Election:
             if self._window.is_full(now_s):
                 break
             writes.append(self._stand(self._candidacies[job_id], held[job_id], next(update_ids), now_s))
+        self._look_s = now_s + (LOOK_INTERVAL_S if self._candidacies else LOOK_INTERVAL_CALM_S)
         return writes
 
     def won(self, request: Request, now_s: float) -> None:

@@ -286,7 +286,7 @@ class Holding:
 
     def _on_timer(self, event: TimerFired, clock: Clock) -> Iterable[NodeEffect]:
         told = self._retention.on_timer(self._presence, clock.now_s)
-        return [*told, *self._whatever_is_due(clock), LookedAfterJobs()]
+        return [*told, *self._whatever_is_due(clock)]
 
     def _awoke(self, told: Awoke, clock: Clock) -> Iterable[NodeEffect]:
         self._is_awake = True
@@ -295,15 +295,16 @@ class Holding:
     def _whatever_is_due(self, clock: Clock) -> list[NodeEffect]:
         now_s = clock.now_s
         effects: list[NodeEffect] = []
-        if now_s >= self._look_s:
+        is_look_due = now_s >= self._look_s
+        if is_look_due:
             self._look_s = self._next_look_s(now_s)
-            effects += self._look_after_jobs(clock)
+            effects += [*self._look_after_jobs(clock), LookedAfterJobs()]
         if now_s >= self._review_s:
             self._review_s = now_s + REVIEW_INTERVAL_S
             effects += self._review(clock)
         if now_s >= self._keeper.next_deadline_s:
             effects += self._renew(now_s)
-        if now_s >= self._election.next_deadline_s:
+        if is_look_due or now_s >= self._election.next_deadline_s:
             effects += self._stand(now_s)
         return effects
 
