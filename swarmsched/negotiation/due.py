@@ -20,6 +20,7 @@ from swarmsched.negotiation.changes import RecordChange, left_by
 from swarmsched.negotiation.gang import Gang, gone
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import Regrouping, ShepherdState
+from swarmsched.policies.base import amount
 from swarmsched.record import JobRecord, Leftover
 from swarmsched.resources import Share, ranks_by_node, world_size
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
@@ -219,7 +220,9 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     effects = [job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)]
     if record.rescalings != before.rescalings:
         last = record.rescalings[-1]
-        text = f"went on with {last.ranks_after} ranks instead of {last.ranks_before} after {last.pause_s:.1f} s"
+        text = (
+            f"went on with {amount(last.ranks_after, 'rank')} instead of {last.ranks_before} after {last.pause_s:.1f} s"
+        )
         effects.append(job.announce("job.resumed", text, pause_s=last.pause_s))
     return [*effects, *job.claim.used(record.shares, record)]
 

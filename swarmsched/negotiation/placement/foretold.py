@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from swarmsched.effects import Announce
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId
+from swarmsched.policies.base import amount
 from swarmsched.view import Decision
 
 
@@ -40,7 +41,7 @@ class Foretold:
             return []
         self.forget(job_id)
         error = abs(point.step_s - decision.step_s) / decision.step_s
-        size = f"{target.ranks} rank{'s' * (target.ranks > 1)}"
+        size = amount(target.ranks, "rank")
         text = f"{decision.step_s:.3g} s a step were predicted for {size}, and {point.step_s:.3g} s measured"
         fields = {"predicted_s": decision.step_s, "measured_s": point.step_s, "error_ratio": round(error, 4)}
         return [Announce("model.checked", text, job_id, fields=fields)]

@@ -14,6 +14,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
+from swarmsched.policies.base import amount
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
 from swarmsched.view import Change, Decision, Plan
@@ -108,7 +109,7 @@ class PlanFollower:
                 effects += job.rebatch(decision.target.global_batch, decision.reason, clock)
         for decision in self._planning.advice:
             if decision.job_id in self._shepherds.jobs:
-                size = f" to {decision.target.ranks} ranks" if decision.target.ranks else ""
+                size = f" to {amount(decision.target.ranks, 'rank')}" if decision.target.ranks else ""
                 wish = f"would {decision.change.value}{size} with elasticity=on"
                 effects += self._say(decision, "plan.advised", wish, decision.reason)
         return effects
