@@ -149,20 +149,19 @@ class Swarm:
     def _held_back(self, view: ClusterView, now_s: float) -> dict[JobId, Decision]:
         """Who waits, that those be served first who have waited for too long: none may start that would delay them,
         were all else given up that can be."""
-        found = [job for job in view.jobs if self._may_be_impatient(job, now_s)]
+        left_s = {job.job_id: seconds_left(job) for job in view.jobs}
+        found = [job for job in view.jobs if self._may_be_impatient(job, left_s[job.job_id], now_s)]
         gpus = sum([node.total_gpus for node in view.nodes])
         known = self._known(found, gpus, view, now_s) if found else []
         first = {each.job.job_id: each.patience for each in known if each.patience > 1.0}
         if not first:
             return {}
-        bare = at_least(view, never_given_up)
-        admitted = InTurn(first).plan(replace(bare, jobs=tuple([_expected(job, now_s) for job in bare.jobs])), now_s)
+        admitted = InTurn(first, left_s, now_s).plan(at_least(view, never_given_up), now_s)
         return {each.job_id: each for each in admitted.decisions if each.change is Change.WAIT}
 
-    def _may_be_impatient(self, job: JobView, now_s: float) -> bool:
+    def _may_be_impatient(self, job: JobView, left_s: float, now_s: float) -> bool:
         """False, at a glance, of most."""
-        most_s = job.queued_s(now_s) / PATIENCE - self._pause(job)
-        return most_s > 0.0 and job.demand.gpus > 0 and seconds_left(job) < most_s
+        return job.demand.gpus > 0 and left_s < job.queued_s(now_s) / PATIENCE - self._pause(job)
 
     def _dealt(
         self, view: ClusterView, now_s: float, *, is_admitted: bool = False, moves: bool = True
@@ -260,24 +259,21 @@ class Swarm:
 
 class InTurn(Backfill):
     """The `first` of each priority before others, by how often each has waited for its time (highest response ratio
-    next, Brinch Hansen 1971); and of the others who has least left."""
+    next, Brinch Hansen 1971); and of the others who has least left.  Each ends when it is expected to."""
 
-    def __init__(self, first: Mapping[JobId, float]) -> None:
+    def __init__(self, first: Mapping[JobId, float], left_s: Mapping[JobId, float], now_s: float) -> None:
         super().__init__(ADMISSION)
-        self._first = first
+        self._first, self._left_s, self._now_s = first, left_s, now_s
 
     def rank_key(self, job: JobView, now_s: float) -> RankKey:
         """Smaller runs earlier."""
         times = self._first.get(job.job_id)
-        place = (1, milliseconds(seconds_left(job))) if times is None else (0, milliseconds(1.0 / times))
+        place = (1, milliseconds(self._left_s[job.job_id])) if times is None else (0, milliseconds(1.0 / times))
         return (inverse_priority(job), *place, milliseconds(job.card.submitted_utc_s))
 
-
-def _expected(job: JobView, now_s: float) -> JobView:
-    """Limited to what it is expected to take."""
-    left_s = seconds_left(job)
-    ends_s = min(job.running_s(now_s) + left_s, job.card.time_limit_s or inf)
-    return replace(job, card=replace(job.card, time_limit_s=ends_s)) if left_s else job
+    def _limit_s(self, job: JobView) -> float:
+        left_s, limit_s = self._left_s[job.job_id], job.card.time_limit_s or inf
+        return min(job.running_s(self._now_s) + left_s, limit_s) if left_s else limit_s
 
 
 def _without(view: ClusterView, jobs: Container[JobId]) -> ClusterView:
