@@ -158,9 +158,7 @@ NEWS_RATIO = 1.02
 
 def is_news(before: SpeedPoint | None, now: SpeedPoint) -> bool:
     """Whether the same configuration takes another time than was told."""
-    if before is None:
-        return True
-    return max(before.step_s, now.step_s) > NEWS_RATIO * min(before.step_s, now.step_s)
+    return before is None or _are_apart(before.step_s, now.step_s, NEWS_RATIO)
 
 
 NOISE_NEWS_RATIO = 1.1
@@ -169,7 +167,11 @@ NOISE_NEWS_RATIO = 1.1
 
 def is_other_noise(before: float, now: float) -> bool:
     """Whether it is another noise than was told."""
-    return max(before, now) > NOISE_NEWS_RATIO * min(before, now)
+    return _are_apart(before, now, NOISE_NEWS_RATIO)
+
+
+def _are_apart(one: float, other: float, ratio: float) -> bool:
+    return max(one, other) > ratio * min(one, other)
 
 
 def _noise(before: Estimate, now: Estimate) -> tuple[NoisePoint, ...]:
@@ -220,7 +222,7 @@ def step_times(points: Sequence[SpeedPoint]) -> dict[Configuration, float]:
 def contradicts(known: Mapping[Configuration, float], point: SpeedPoint) -> bool:
     """Whether the same step takes another time: then it is not the same training."""
     there = known.get(configuration(point), point.step_s)
-    return max(there, point.step_s) > PRIOR_RATIO * min(there, point.step_s)
+    return _are_apart(there, point.step_s, PRIOR_RATIO)
 
 
 def coarse(estimate: Estimate) -> Estimate:

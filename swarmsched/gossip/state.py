@@ -436,14 +436,14 @@ class StatePlane:
 
     def _take_in(self, parcels: Sequence[Parcel], now_s: float) -> list[StateEffect]:
         effects: list[StateEffect] = []
+        opening_count = self._library.opening_count
         for parcel in parcels:
-            opening_count = self._library.opening_count
             news = self._library.take_in(parcel, now_s)
             if isinstance(news, SwarmSetting):
                 effects += [Persist(SETTING_ROOM, SETTING_KEY, encode_setting(news)), SettingChanged()]
             elif isinstance(news, JobCard) and news.job_id in self._desk:
                 self._desk.outbid(news.job_id, news.epoch, news.counter)
-            self.opening_count += self._library.opening_count - opening_count
+        self.opening_count += self._library.opening_count - opening_count
         return effects
 
     def _publish_due(self, now_s: float) -> list[Effect]:

@@ -149,19 +149,20 @@ class Swarm:
     def _held_back(self, view: ClusterView, now_s: float) -> dict[JobId, Decision]:
         """Who waits, that those be served first who have waited for too long: none may start that would delay them,
         were all else given up that can be."""
-        left_s = {job.job_id: seconds_left(job) for job in view.jobs}
-        found = [job for job in view.jobs if self._may_be_impatient(job, left_s[job.job_id], now_s)]
+        found = [job for job in view.jobs if self._may_be_impatient(job, now_s)]
         gpus = sum([node.total_gpus for node in view.nodes])
         known = self._known(found, gpus, view, now_s) if found else []
         first = {each.job.job_id: each.patience for each in known if each.patience > 1.0}
         if not first:
             return {}
+        left_s = {job.job_id: seconds_left(job) for job in view.jobs}
         admitted = InTurn(first, left_s, now_s).plan(at_least(view, never_given_up), now_s)
         return {each.job_id: each for each in admitted.decisions if each.change is Change.WAIT}
 
-    def _may_be_impatient(self, job: JobView, left_s: float, now_s: float) -> bool:
+    def _may_be_impatient(self, job: JobView, now_s: float) -> bool:
         """False, at a glance, of most."""
-        return job.demand.gpus > 0 and left_s < job.queued_s(now_s) / PATIENCE - self._pause(job)
+        most_s = job.queued_s(now_s) / PATIENCE - self._pause(job)
+        return most_s > 0.0 and job.demand.gpus > 0 and seconds_left(job) < most_s
 
     def _dealt(
         self, view: ClusterView, now_s: float, *, is_admitted: bool = False, moves: bool = True

@@ -50,7 +50,7 @@ class Line:
 
     @property
     def is_quick(self) -> bool:
-        """Whether a run takes minutes: through gossip it takes 6 at load 0.5, and 20 to 90 at others."""
+        """Whether a run takes minutes: through gossip it takes 4 at load 0.5, and 9 or more at others."""
         return self.view != "gossip" or float(self.load) <= QUICK_LOAD
 
     def cells(self, *, is_quick: bool) -> list["Cell"]:
