@@ -121,10 +121,15 @@ def wait(job: JobView, rank_key: RankKey, reason: str) -> Decision:
     return Decision(job.job_id, Change.WAIT, reason, rank_key=rank_key)
 
 
+def is_claim(decision: Decision) -> bool:
+    """True of a job that waits and has a place, which is kept for it until others have left."""
+    return decision.change is Change.WAIT and bool(decision.target.shares)
+
+
 def taker_of(decisions: Iterable[Decision]) -> str:
     """For whom others make room: who waits for a place, or grows, before who starts on what is free."""
     told = list(decisions)
-    claims = [each.job_id for each in told if each.change is Change.WAIT and each.target.shares]
+    claims = [each.job_id for each in told if is_claim(each)]
     begun = [each.job_id for change in (Change.GROW, Change.START) for each in told if each.change is change]
     return next(iter([*claims, *begun]), "")
 

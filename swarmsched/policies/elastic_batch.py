@@ -31,10 +31,9 @@ ALL_NOISE = 1e18
 
 @dataclass
 class Table(Sized):
-    """What a job makes of each number of ranks; `least` is the first with which it can train."""
+    """What a job makes of each number of ranks."""
 
     value: Floats
-    least: int
 
     @property
     def why(self) -> str:
@@ -80,7 +79,7 @@ class ElasticBatch:
             value[: elastic.ranks_least] = 0.0
         least = int((value > 0.0).argmax())
         value *= least * per_rank / value[least]
-        return Table(job, goodput if self._rebatches else None, value, least)
+        return Table(job, goodput if self._rebatches else None, least, value)
 
     def _rate(self, goodput: Goodput, elastic: Elastic) -> Floats:
         if self._rebatches:

@@ -9,13 +9,13 @@ up most: a waiting job counts with the speed-up of its least size for each GPU, 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.ranked import may_move
-from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
-from swarmsched.policies.room import Room
+from swarmsched.policies.resizing import Sized, dealt, elastic_of, measured, opened, unmeasured
 from swarmsched.policies.tiresias import Place, Tiresias
 from swarmsched.resources import world_size
 from swarmsched.view import ClusterView, JobView, Plan
@@ -27,7 +27,6 @@ class Grown(Sized):
 
     place: Place
     speed_up: Floats
-    least: int
 
     @property
     def why(self) -> str:
@@ -69,9 +68,11 @@ class ElasticTiresias(Tiresias):
         ids = {job.job_id for job in jobs}
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         grown = [self._grown(place, free, per_node) for place in line.places if place.job.job_id in ids]
-        left = self._compacted(grown, _dealt(grown, free))
-        _expand(grown, left)
-        return Plan((*kept, *placed(grown, room, Room(view.nodes))), line.memory, review_s=line.review_s)
+        decisions = dealt(grown, partial(self._deal, grown, free), room, view)
+        return Plan((*kept, *decisions), line.memory, review_s=line.review_s)
+
+    def _deal(self, grown: Sequence[Grown], free: int) -> None:
+        _expand(grown, self._compacted(grown, _down_the_line(grown, free)))
 
     def _grown(self, place: Place, gpus: int, per_node: int) -> Grown:
         job, elastic = place.job, elastic_of(place.job)
@@ -84,7 +85,7 @@ class ElasticTiresias(Tiresias):
         first = int((rate > 0.0).argmax())
         speed_up = rate * (first / rate[first])
         least = max(first, elastic.ranks_least)
-        return Grown(job, None, place, speed_up, least)
+        return Grown(job, None, least, place, speed_up)
 
     def _compacted(self, grown: Sequence[Grown], free: int) -> int:
         """GPUs that are free then."""
@@ -102,12 +103,13 @@ def _as_it_runs(job: JobView) -> JobView:
     return job if job.card.elastic or held in (0, job.ranks) else replace(job, card=replace(job.card, ranks=held))
 
 
-def _dealt(grown: Sequence[Grown], free: int) -> int:
-    """Down the line, smaller jobs past larger ones that do not fit; tells what is left."""
+def _down_the_line(grown: Sequence[Grown], free: int) -> int:
+    """Smaller jobs past larger ones that do not fit; tells what is left."""
+    free -= sum([each.reserved * each.per_rank for each in grown])
     for each in grown:
-        if each.asked * each.per_rank <= free:
-            each.ranks = each.asked
-            free -= each.asked * each.per_rank
+        more = (each.asked - each.reserved) * each.per_rank
+        each.ranks = each.asked if more <= free else each.reserved
+        free -= (each.ranks - each.reserved) * each.per_rank
     return free
 
 

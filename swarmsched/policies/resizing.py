@@ -14,6 +14,7 @@ from swarmsched.policies.base import (
     SubmitOrder,
     in_rank_order,
     inverse_priority,
+    is_claim,
     is_waiting,
     joined,
     keep,
@@ -35,12 +36,15 @@ REBATCH_GAIN = 1.02
 
 @dataclass
 class Sized:
-    """A job, and the ranks that it gets; with `goodput` also the batch that is best for them."""
+    """A job, the fewest ranks with which it can train, and those that it gets; with `goodput` also the batch that is
+    best for them."""
 
     job: JobView
     goodput: Goodput | None
+    least: int
     held: int = field(init=False)  # ranks that it has
     per_rank: int = field(init=False)  # GPUs that a rank counts for
+    reserved: int = field(default=0, init=False)  # ranks of those that it has which nobody else may be dealt
     ranks: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -150,6 +154,22 @@ def _fits_somewhere(job: JobView, room: Room) -> bool:
     return not job.card.hides_constraints and held_by(room, job) >= elastic_of(job).ranks_least
 
 
+def dealt(sized: Sequence[Sized], deal: Callable[[], None], room: Room, view: ClusterView) -> list[Decision]:
+    """Decisions on all, of the sizes that `deal` gives them, each no fewer ranks than it has reserved.
+
+    A job that runs is stopped only for one that waits, whose place is kept then.  Where others would but grow, sizes
+    are dealt once more, and all that run keep the least with which they can train.
+    """
+    deal()
+    decisions = placed(sized, room.copy(), Room(view.nodes))
+    if any(map(is_claim, decisions)) or not any(each.change is Change.STOP for each in decisions):
+        return decisions
+    for each in sized:
+        each.reserved = min(each.held, each.least)
+    deal()
+    return placed(sized, room, Room(view.nodes))
+
+
 def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     """Decisions on all, in a room without them; `now` is the room as it is.  Nobody is stopped for nobody.
 
@@ -168,6 +188,7 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
         if not each.ranks and not each.held:
             each.ranks = elastic_of(job).ranks_least
             found[job.job_id] = each.placed(sites, now)
+            each.ranks = found[job.job_id].target.ranks
         elif found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
             each.ranks = each.held
             found[job.job_id] = each.rebatched()

@@ -14,8 +14,8 @@ longer it waits; and where those that nobody can stop leave it no place, nobody 
 long it is likely to last, the `horizon_s`, the rest of a job that runs, or the time for which it has kept what it has,
 whichever is shortest; a job that keeps its GPUs pays nothing.
 
-The sum is maximised by `dealing`, for jobs of higher priority before others.  Running jobs of unknown length are taken
-to have as much left as they have had, as heavy tails go (Tiresias).
+The sum is maximised by `dealing`, for jobs of higher priority before others; no job is stopped for it but for one that
+waits.  Running jobs of unknown length are taken to have as much left as they have had, as heavy tails go (Tiresias).
 
 While a job waits of which nothing is known there is nothing to weigh it by: then `backfill` says who starts, on the
 ground that each job that takes several sizes needs its least alone, and only what is beyond that is dealt by gain.
@@ -24,6 +24,7 @@ Where no job takes several sizes, `backfill` plans in its place (`registry.polic
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -38,17 +39,17 @@ from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import (
     Sized,
     at_least,
+    dealt,
     elastic_of,
     never_given_up,
     opened,
     place_made,
-    placed,
     question,
     ranks_looked_at,
     shrunk,
     unmeasured,
 )
-from swarmsched.policies.room import Room, may_resize
+from swarmsched.policies.room import may_resize
 from swarmsched.view import Change, ClusterView, Decision, JobView, Plan
 
 LEAST_LEFT_S = 1.0
@@ -70,15 +71,14 @@ class Candidate(Sized):
     patience: float  # how much of it is used up by waiting; 0 of whoever runs
     value: Floats = field(init=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reserved = never_given_up(self.job)
+
     @property
     def precedence(self) -> tuple[float, bool, float, JobId]:
         """Who has less left comes first; of equal ones who runs, and then who was submitted first."""
         return (self.left_s, not self.held, self.job.card.submitted_utc_s, self.job.job_id)
-
-    @property
-    def least(self) -> int:
-        """What it keeps in any case."""
-        return never_given_up(self.job)
 
     @property
     def why(self) -> str:
@@ -174,16 +174,9 @@ class Swarm:
         """
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
-        left = free - sum([each.least * each.per_rank for each in candidates])
-        for of_priority in _by_priority(candidates, is_admitted=is_admitted):
-            bidders = [Bidder(each.value, each.per_rank) for each in of_priority]
-            least = [elastic_of(each.job).ranks_least if is_admitted else each.least for each in of_priority]
-            left += sum([each.least * each.per_rank for each in of_priority])
-            for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
-                each.ranks = ranks
-                left -= ranks * each.per_rank
+        deal_sizes = partial(_deal_sizes, candidates, free, is_admitted=is_admitted)
+        decisions = [*kept, *dealt(candidates, deal_sizes, room, view)]
         impatient = [each.job for each in candidates if each.ranks and each.patience > 1.0] if moves else []
-        decisions = [*kept, *placed(candidates, room, Room(view.nodes))]
         placeless = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
         for job in impatient:
             made, others = place_made(view, job) if job.job_id in placeless else ([], view)
@@ -229,7 +222,8 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = max(LEAST_LEFT_S, _left_s(job, goodput, usual, share * per_rank, now_s))
         patience = job.queued_s(now_s) / (left_s + self._pause(job)) / PATIENCE
-        return Candidate(job, goodput, rate, usual, left_s, patience)
+        least = max(elastic.ranks_least, int((rate > 0.0).argmax()))
+        return Candidate(job, goodput, least, rate, usual, left_s, patience)
 
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
@@ -275,6 +269,18 @@ class InTurn(Backfill):
     def _limit_s(self, job: JobView) -> float:
         left_s, limit_s = self._left_s[job.job_id], job.card.time_limit_s or inf
         return min(job.running_s(self._now_s) + left_s, limit_s) if left_s else limit_s
+
+
+def _deal_sizes(candidates: Sequence[Candidate], gpus: int, *, is_admitted: bool) -> None:
+    """Those of higher priority first; where all are admitted each has the least that it takes."""
+    left = gpus - sum([each.reserved * each.per_rank for each in candidates])
+    for of_priority in _by_priority(candidates, is_admitted=is_admitted):
+        bidders = [Bidder(each.value, each.per_rank) for each in of_priority]
+        least = [elastic_of(each.job).ranks_least if is_admitted else each.reserved for each in of_priority]
+        left += sum([each.reserved * each.per_rank for each in of_priority])
+        for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
+            each.ranks = ranks
+            left -= ranks * each.per_rank
 
 
 def _without(view: ClusterView, jobs: Container[JobId]) -> ClusterView:

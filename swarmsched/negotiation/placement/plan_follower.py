@@ -14,7 +14,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
-from swarmsched.policies.base import amount
+from swarmsched.policies.base import amount, is_claim
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
 from swarmsched.view import Change, Decision, Plan
@@ -144,8 +144,8 @@ class PlanFollower:
         for decision in fresh if victims else ():
             job = mine.get(decision.job_id)
             wanted = victims.get(decision.job_id, [])
-            is_claim = decision.change is Change.WAIT and bool(decision.target.shares and wanted)
-            if not is_claim or job is None or job.claim.is_open or not job.is_waiting:
+            is_due = bool(wanted) and is_claim(decision)
+            if not is_due or job is None or job.claim.is_open or not job.is_waiting:
                 continue
             acting = {victim: self._policy.shepherd_of(victim) for victim in wanted}
             shepherds = {victim: shepherd for victim, shepherd in acting.items() if shepherd is not None}

@@ -75,6 +75,11 @@ def test_a_waiting_job_counts_more_than_growth() -> None:
     assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.START, 2)}
 
 
+def test_no_job_is_stopped_that_one_of_a_higher_class_may_grow() -> None:
+    plan = plan_of(0, elastic(1, 1, FIRST), elastic(2, 1, SECOND))
+    assert sizes(plan) == {job_id(1): (Change.KEEP, 0), job_id(2): (Change.KEEP, 0)}
+
+
 def test_jobs_beyond_the_first_class_shrink_to_their_least_while_many_wait() -> None:
     old = elastic(1, 2, SECOND)
     rigid = [waiting(number, 1, attained_gpu_s=2.0 * SECOND, first_started_utc_s=2.0) for number in range(2, 7)]

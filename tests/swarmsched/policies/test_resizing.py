@@ -115,8 +115,10 @@ def check(view: ClusterView, plan: Plan) -> None:
             for share in target.shares:
                 free[share.node] -= share.ranks
         if decision.taker:
-            taken = next(each.target for each in plan.decisions if each.job_id == decision.taker)
-            assert taken.shares, "who gives something up does so for a job that gets a place"
+            taker = next(each for each in plan.decisions if each.job_id == decision.taker)
+            assert taker.target.shares, "who gives something up does so for a job that gets a place"
+            is_claim = taker.change is Change.WAIT
+            assert is_claim or decision.change is not Change.STOP, "only a job that waits asks others to stop"
         if decision.change is not Change.STOP:
             after.update({share.node: share.ranks for share in target.shares or one.shares})
         assert decision.reason

@@ -112,6 +112,18 @@ def test_a_job_that_may_have_no_checkpoint_keeps_its_least_whoever_waits() -> No
     assert (plan[job_id(1)].change, plan[job_id(1)].target.shares) == (Change.SHRINK, (Share(A, 2),))
 
 
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_no_job_is_stopped_that_another_may_grow(waiting: int) -> None:
+    """All four GPUs are worth most to the second, and none to those that wait; with one the first cannot train."""
+    points = tuple(SpeedPoint(ranks, 1, 64 // ranks, 1.0 / ranks) for ranks in (2, 4))
+    sizes = Elastic(1, 4, BatchRange(64, 64, 1, 32), 64)
+    long = held(1, Share(A, 3), elastic=sizes, estimate=Estimate(points=points, remaining=1e6))
+    wide = [job(number, JobState.QUEUED, 4, ONE_GPU, estimate=takes(1e7)) for number in range(3, 3 + waiting)]
+    plan = decided(ClusterView(1, (make_node(A, 0, 4),), (long, held(2, Share(A, 1)), *wide)))
+    changes = [(plan[job_id(number)].change, plan[job_id(number)].target.ranks) for number in range(1, 3 + waiting)]
+    assert changes == [(Change.SHRINK, 2), (Change.GROW, 2), *[(Change.WAIT, 0)] * waiting]
+
+
 def test_of_jobs_of_the_same_length_the_first_comes_first_and_who_runs_is_not_stopped() -> None:
     queue = tuple(job(number, JobState.QUEUED, 1, ONE_GPU, elastic=SIZES, estimate=MEASURED) for number in range(2, 12))
     plan = decided(ClusterView(1, (make_node(A, 1),), queue))
