@@ -193,8 +193,10 @@ class Swarm:
         for rank, row in enumerate(order, start=1):
             weights[row] = rank**self._exponent * max(1.0, found[row].patience)
         value *= weights
+        first = (value > 0.0).argmax(axis=1).tolist() if found else ()
         for row, each in enumerate(found):
             each.value = value[row, : len(each.rate)]
+            each.least = max(each.least, first[row])
         return found
 
     def _known(self, jobs: Sequence[JobView], gpus: int, view: ClusterView, now_s: float) -> list[Candidate]:
@@ -222,8 +224,7 @@ class Swarm:
         usual = float(rate[share] or rate.max() or 1.0)
         left_s = max(LEAST_LEFT_S, _left_s(job, goodput, usual, share * per_rank, now_s))
         patience = job.queued_s(now_s) / (left_s + self._pause(job)) / PATIENCE
-        least = max(elastic.ranks_least, int((rate > 0.0).argmax()))
-        return Candidate(job, goodput, least, rate, usual, left_s, patience)
+        return Candidate(job, goodput, elastic.ranks_least, rate, usual, left_s, patience)
 
     def _value(self, candidates: Sequence[Candidate], now_s: float) -> Floats:
         """Of each job and world size, but for the weight: speed after a pause, which is paid from the time it lasts.
