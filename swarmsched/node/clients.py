@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState
+from swarmsched.api import JobSpec, JobState, nearest
 from swarmsched.card import card_of
 from swarmsched.commands import (
     OF_JOBS,
@@ -28,7 +28,7 @@ from swarmsched.commands import (
     TicketIssued,
 )
 from swarmsched.effects import ReplyToClient
-from swarmsched.errors import CapacityError, FieldProblem, JobRejected
+from swarmsched.errors import FieldProblem, JobRejected
 from swarmsched.events import ClientCommandReceived
 from swarmsched.facts import Admitted, Awoke
 from swarmsched.holder.choice import Candidate, choose_holders, excess_jobs
@@ -46,7 +46,6 @@ from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
 from swarmsched.policies.explain import explain, impossible
 from swarmsched.record import JobRecord
-from swarmsched.resources import Free
 from swarmsched.view import JobView
 
 SETTLE_S = 5.0  # after the start, until the swarm's totals are trusted
@@ -198,11 +197,10 @@ class Clients:
         reason = explain(record, view, self._placement.policy.setting, clock.now_s, told=told).forecast()
         return ReplyToClient(request_id, replace(reply, record=replace(record, reason=reason[:1024])))
 
-    def _capacities(self, now_s: float) -> Mapping[NodeId, Free] | None:
-        """All nodes that were ever seen, up or down.  None just after the start, when a request that is possible may
-        look impossible."""
+    def _knows_all(self, now_s: float) -> bool:
+        """False just after the start, when a request that is possible may look impossible."""
         has_settled = not self._has_seeds or now_s >= self._open_since_s + SETTLE_S
-        return self._cluster.capacities(now_s) if has_settled and self._cluster.is_complete(now_s) else None
+        return has_settled and self._cluster.is_complete(now_s)
 
     def _refusal(self, command: SubmitJob, known: JobRecord | None, clock: Clock) -> Refused | None:
         if not is_job_id(command.job_id):
@@ -218,9 +216,19 @@ class Clients:
             return None if _is_same_job(known, command.spec) else _TICKET_USED
         if self._own.is_witness:
             return Refused("unavailable", "a witness acts for no job", "repeat with the same ticket at another holder")
-        capacities = self._capacities(clock.now_s)
-        error = impossible(command.spec, capacities) if capacities is not None else None
-        return _too_much(error, command.spec) if error is not None else None
+        if not self._knows_all(clock.now_s):
+            return None
+        return _unknown(command.spec, self._cluster.names(clock.now_s)) or self._too_much(command.spec, clock)
+
+    def _too_much(self, spec: JobSpec, clock: Clock) -> Refused | None:
+        """Where all nodes that were ever seen, up or down, could not hold it together."""
+        error = impossible(spec, self._cluster.capacities(clock.now_s))
+        if error is None:
+            return None
+        is_choice = bool(spec.nodes or spec.exclude)
+        remedy = "allow other nodes, or ask for less" if is_choice else "ask for less, or add nodes"
+        problem = FieldProblem("/nodes" if is_choice else "/ranks", str(error), remedy)
+        return Refused("impossible", str(error), problem.remedy, (problem,))
 
     def _first_record(self, command: SubmitJob, clock: Clock) -> JobRecord:
         return JobRecord(
@@ -292,10 +300,9 @@ class Clients:
             first = rejected.problems[0]
             refusal = Refused("invalid", first.problem, first.remedy, tuple(rejected.problems))
             return [ReplyToClient(asked.request_id, refusal)]
-        capacities = self._capacities(clock.now_s)
-        error = impossible(spec, capacities) if capacities is not None else None
-        if error is not None:
-            return [ReplyToClient(asked.request_id, _too_much(error, spec))]
+        refusal = self._too_much(spec, clock) if self._knows_all(clock.now_s) else None
+        if refusal is not None:
+            return [ReplyToClient(asked.request_id, refusal)]
         return self._placement.moves.scale(asked.request_id, shepherd, spec, clock)
 
     def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:
@@ -336,8 +343,12 @@ def _is_same_job(known: JobRecord, repeated: JobSpec) -> bool:
     return replace(spec, blob_sources=()) == replace(repeated, blob_sources=(), **sizes)
 
 
-def _too_much(error: CapacityError, spec: JobSpec) -> Refused:
-    is_choice = bool(spec.nodes or spec.exclude)
-    remedy = "allow other nodes, or ask for less" if is_choice else "ask for less, or add nodes"
-    problem = FieldProblem("/nodes" if is_choice else "/ranks", str(error), remedy)
-    return Refused("impossible", str(error), problem.remedy, (problem,))
+def _unknown(spec: JobSpec, known: Sequence[NodeId]) -> Refused | None:
+    """The job would run where its owner believes that it cannot."""
+    for key, names in (("nodes", spec.nodes), ("exclude", spec.exclude)):
+        node = next(iter(sorted(set(names) - set(known))), "")
+        if node:
+            problem = f"there is no node {node!r}{nearest(node, known)}"
+            field = FieldProblem(f"/{key}", problem, "list them with: swarm nodes")
+            return Refused("invalid", problem, field.remedy, (field,))
+    return None

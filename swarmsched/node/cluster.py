@@ -151,6 +151,10 @@ class Cluster:
         mine = Free(counted(own.gpus), own.cpu_count, own.memory_bytes)
         return others if self._is_witness else {**others, self._me: mine}
 
+    def names(self, now_s: float) -> list[NodeId]:
+        """All nodes that were ever seen, up or down, witnesses too."""
+        return [self._me, *[NodeId(status.record.node_id) for status in self._state.node_records(now_s)]]
+
     def _store(self, node: NodeId, now_s: float) -> int:
         record = self._state.node_record(node, now_s)
         return 0 if record is None else record.record.store_id

@@ -174,9 +174,6 @@ def impossible(spec: JobSpec, capacities: Mapping[NodeId, Free]) -> CapacityErro
     allowed = {node: resources for node, resources in capacities.items() if allows(spec, node)}
     if sum(ranks_that_fit(free, spec.demand) for free in allowed.values()) >= spec.ranks:
         return None
-    unknown = ", ".join(node for node in spec.nodes if node not in capacities)
-    if unknown:
-        return CapacityError(f"node {unknown}", f"no such node, only {', '.join(sorted(capacities)) or 'none'}")
     return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed))
 
 

@@ -10,7 +10,6 @@ from swarmsched.api import BATCH_KEYS, WORK_LIMITS, WORK_NEEDED, JobSpec, JobSta
 from swarmsched.commands import CancelJob, CreateTicket, Refused, SubmitJob, TicketIssued
 from swarmsched.errors import JobError, JobRejected
 from swarmsched.fields import cleaned, is_text
-from swarmsched.ids import NodeId
 from swarmsched.resources import Demand
 from swarmsched.simulator import swarm as simulated
 from swarmsched.wire.codec import encode_value
@@ -208,7 +207,7 @@ def test_a_choice_of_nodes_that_leaves_too_few_is_told_as_that():
     watched.swarm.run_for(10.0)
     ticket = watched.swarm.ask(watched.nodes[0], CreateTicket())
     assert isinstance(ticket, TicketIssued)
-    spec = JobSpec(("a",), demand=Demand(gpus=1), nodes=(NodeId("typo"),))
+    spec = JobSpec(("a",), demand=Demand(gpus=3), nodes=(watched.nodes[0],))
     refused = watched.swarm.ask(ticket.holders[0].node, SubmitJob(ticket.job_id, ticket.holders, spec))
     assert isinstance(refused, Refused)
     assert [(each.pointer, each.remedy) for each in refused.fields] == [
