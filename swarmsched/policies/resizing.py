@@ -105,8 +105,8 @@ class Sized:
     def _hosts(self, sites: Sites) -> tuple[Share, ...]:
         """Where as many of its ranks as possible go; nobody is moved for no more than it has."""
         job = self.job
-        if job.card.hides_constraints:
-            return ()
+        if job.card.hides_constraints:  # its own shepherd alone knows where else it may go
+            return job.shares if self.ranks and is_there(sites.room, job.shares, job.demand) else ()
         for ranks in range(self.ranks, elastic_of(job).ranks_least - 1, -1):
             if ranks == self.held and is_there(sites.room, job.shares, job.demand):
                 return job.shares

@@ -162,6 +162,19 @@ def test_agents_that_list_the_same_jobs_differently_make_the_same_plan(view: Clu
     assert {each.job_id: each for each in plans[0].decisions} == {each.job_id: each for each in plans[1].decisions}
 
 
+@settings(max_examples=200, deadline=None)
+@given(view=views())
+def test_a_running_job_of_which_nobody_can_tell_where_it_may_go_is_not_stopped_for_another_size(
+    view: ClusterView,
+) -> None:
+    cards = [msgspec.structs.replace(each.card, exclude=(), hides_constraints=True) for each in view.jobs[::2]]
+    jobs = [JobView(card, NOW_S) for card in cards] + list(view.jobs[1::2])
+    view = msgspec.structs.replace(view, jobs=tuple(jobs))
+    plan = compute_plan(PolicySetting("elastic-batch"), view, NOW_S)
+    check(view, plan)
+    assert not [each for each in plan.decisions if each.change is Change.STOP]
+
+
 @settings(max_examples=300, deadline=None)
 @given(view=views())
 def test_the_default_policy_stops_no_job_that_changes_while_it_trains(view: ClusterView) -> None:
