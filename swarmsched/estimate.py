@@ -244,9 +244,17 @@ def _coarse(value: float, digits: int = 2) -> float:
 
 
 def batches_of(estimate: Estimate | None) -> BatchRange:
-    """The global batch that was measured first: a script that says nothing else keeps it when its size changes."""
+    """The global batch that was measured first: a script that says nothing else keeps it when its size changes.
+
+    Local batches are rounded, so of points that may be of one batch that of the fewest ranks tells it best.
+    """
     if estimate is None or not estimate.points:
         return BatchRange()
-    # Local batches are rounded up: the largest that can be told would be more than that again.
-    batch = min(estimate.points[0].ranks * estimate.points[0].local_batch, BATCH_MOST)
+    first = estimate.points[0]
+    alike = [each for each in estimate.points if abs(_batch(each) - _batch(first)) <= (each.ranks + first.ranks) / 2]
+    batch = min(_batch(min(alike, key=lambda each: each.ranks)), BATCH_MOST)
     return BatchRange(batch, batch, 1, batch)
+
+
+def _batch(point: SpeedPoint) -> int:
+    return point.ranks * point.local_batch

@@ -19,7 +19,7 @@ def tabulate(question: SpeedQuestion) -> SpeedTable:
     times = StepTimes(estimate.speed or fitted.model, estimate.points)
     batches = question.batches if question.batches.first else batches_of(estimate)
     batch = question.global_batch or batches.first
-    rows = [_row(question, times, split(batch, ranks, batches), ranks) for ranks in _sizes(question)]
+    rows = [_row(question, times, batch, split(batch, ranks, batches), ranks) for ranks in _sizes(question)]
     error = estimate.speed_error if estimate.speed else fitted.error
     return SpeedTable(tuple([row for row in rows if row is not None]), batch, error)
 
@@ -34,7 +34,7 @@ def _sizes(question: SpeedQuestion) -> list[int]:
     return sorted([size for size in sizes if least <= size <= most][:ROWS_LIMIT])
 
 
-def _row(question: SpeedQuestion, times: StepTimes, dealt: Split | None, ranks: int) -> SpeedRow | None:
+def _row(question: SpeedQuestion, times: StepTimes, batch: int, dealt: Split | None, ranks: int) -> SpeedRow | None:
     if dealt is None:
         return None
     point = _measured(question, ranks, dealt.local_batch)
@@ -43,7 +43,7 @@ def _row(question: SpeedQuestion, times: StepTimes, dealt: Split | None, ranks: 
     step_s = point.step_s if point is not None and is_measured else times.step_s(ranks, nodes, *dealt)
     if not step_s or not isfinite(step_s):
         return None
-    return SpeedRow(ranks, nodes, step_s, dealt.batch(ranks) / step_s, is_measured)
+    return SpeedRow(ranks, nodes, step_s, batch / step_s, is_measured)
 
 
 def _measured(question: SpeedQuestion, ranks: int, local_batch: int) -> SpeedPoint | None:

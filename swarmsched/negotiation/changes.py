@@ -60,7 +60,7 @@ class Placed(RecordChange):
             "plan_state": PlanState.PREPARED,
             "shares": self.target.shares,
             "last_part": max((share.part for share in self.target.shares), default=0),
-            "global_batch": self.target.global_batch or record.global_batch,
+            "global_batch": (record.spec.batches.first and self.target.global_batch) or record.global_batch,
             "rendezvous_host": host,
             "rendezvous_port": port,
         }
@@ -204,7 +204,8 @@ class Rebatched(RecordChange):
     global_batch: int
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        is_new = record.state is JobState.RUNNING and record.global_batch != self.global_batch
+        is_choice = record.state is JobState.RUNNING and bool(record.spec.batches.first)
+        is_new = is_choice and record.global_batch != self.global_batch
         return {"global_batch": self.global_batch} if is_new else None
 
 

@@ -300,9 +300,9 @@ class Clients:
             first = rejected.problems[0]
             refusal = Refused("invalid", first.problem, first.remedy, tuple(rejected.problems))
             return [ReplyToClient(asked.request_id, refusal)]
-        refusal = self._too_much(spec, clock) if self._knows_all(clock.now_s) else None
-        if refusal is not None:
-            return [ReplyToClient(asked.request_id, refusal)]
+        too_much = self._too_much(spec, clock) if self._knows_all(clock.now_s) else None
+        if too_much is not None:
+            return [ReplyToClient(asked.request_id, too_much)]
         return self._placement.moves.scale(asked.request_id, shepherd, spec, clock)
 
     def _migrate(self, asked: Admitted, clock: Clock) -> Iterable[NodeEffect]:

@@ -93,14 +93,20 @@ class Sized:
 
     def rebatched(self) -> Decision:
         """It keeps its hosts, perhaps with another batch."""
-        job = self.job
-        batch = self.goodput.batch(self.held, len(job.shares)) if self.goodput else 0
-        now = job.card.elastic.global_batch if job.card.elastic else 0
-        if batch in (0, now) or (self.goodput and self.goodput.gain(self.held, len(job.shares), now) < REBATCH_GAIN):
+        job, batch = self.job, self._other_batch()
+        if not batch:
             decision = keep(job, ())
             return replace(decision, reason=self.why) if job.card.elastic and self.why else decision
-        reason = f"a batch of {batch} makes more progress than one of {now}"
+        reason = f"a batch of {batch} makes more progress than one of {elastic_of(job).global_batch}"
         return Decision(job.job_id, Change.REBATCH, reason, Allocation(job.shares, batch))
+
+    def _other_batch(self) -> int:
+        """With which it would make enough more progress where it is; 0 where there is none, or no choice."""
+        elastic, goodput, nodes = elastic_of(self.job), self.goodput, len(self.job.shares)
+        if goodput is None or elastic.batches.first >= elastic.batches.most:
+            return 0
+        batch, now = goodput.batch(self.held, nodes), elastic.global_batch
+        return batch if batch != now and goodput.gain(self.held, nodes, now) >= REBATCH_GAIN else 0
 
     def _hosts(self, sites: Sites) -> tuple[Share, ...]:
         """Where as many of its ranks as possible go; nobody is moved for no more than it has."""

@@ -77,3 +77,5 @@ def test_a_job_keeps_the_global_batch_that_was_measured_first() -> None:
     assert batches_of(Estimate(points=(SpeedPoint(4, 1, 16, 1.0),))) == BatchRange(64, 64, 1, 64)
     assert batches_of(Estimate(points=(SpeedPoint(2, 1, 2**31, 1.0),))).first == 2**32 - 1
     assert batches_of(Estimate()) == batches_of(None) == BatchRange()
+    rounded = (SpeedPoint(3, 1, 21, 1.0), SpeedPoint(2, 1, 32, 1.0), SpeedPoint(1, 1, 32, 1.0))
+    assert batches_of(Estimate(points=rounded)).first == 64, "a third of 64 samples is told as 21"

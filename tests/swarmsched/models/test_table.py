@@ -45,6 +45,12 @@ def test_speeds_are_told_with_the_batch_that_it_has_now() -> None:
     assert table.rows[1].samples_per_s == pytest.approx(128 / 0.4)
 
 
+def test_where_ranks_do_not_divide_the_batch_all_of_it_counts() -> None:
+    third = SpeedPoint(3, 1, 21, 0.15)
+    table = tabulate(question(ALONE, third))
+    assert [row.samples_per_s for row in table.rows if row.ranks == 3] == pytest.approx([64 / 0.15])
+
+
 def test_of_many_sizes_the_ends_powers_of_two_and_what_was_measured_are_told() -> None:
     rows = tabulate(question(ALONE, SpeedPoint(5, 3, 13, 0.1), least=1, most=40, held=7)).rows
     assert [row.ranks for row in rows] == [1, 2, 4, 5, 7, 8, 16, 32, 40]

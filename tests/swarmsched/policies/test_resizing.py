@@ -227,6 +227,16 @@ def test_a_job_that_can_have_no_more_than_it_has_is_not_moved(name: str) -> None
     assert decision.change in (Change.KEEP, Change.REBATCH)
 
 
+def test_where_its_owner_names_no_range_a_running_job_keeps_its_batch() -> None:
+    """It has 64, a third of which is told as 21 samples of each rank: by that it has 63."""
+    shares, batches = (Share(NodeId("n0"), 3),), BatchRange(63, 63, 1, 63)
+    told = Estimate(points=(SpeedPoint(3, 1, 21, 0.1),), remaining=1e4)
+    sizes = Elastic(3, 3, batches, 64)
+    view = job(0, JobState.RUNNING, 3, Demand(gpus=1), shares=shares, elastic=sizes, estimate=told, running_s=900.0)
+    plan = compute_plan(PolicySetting("swarm"), ClusterView(1, (make_node("n0", 0, 3),), (view,)), NOW_S)
+    assert [each.change for each in plan.decisions] == [Change.KEEP]
+
+
 def test_a_batch_is_changed_for_what_it_brings_and_not_for_every_breath_of_the_noise() -> None:
     """The job has the whole machine, so nothing but its batch can change."""
     shares = (Share(NodeId("n0"), 4),)

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.effects import Announce, ComputePlan, SendPeer
-from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.negotiation.changes import Placed, Rebatched
 from swarmsched.negotiation.claiming import ANSWER_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
@@ -25,6 +26,7 @@ from tests.swarmsched.negotiation.placement.scene import (
     job_id,
     node,
     planned_past,
+    record_of,
     running_elastic,
     start,
 )
@@ -126,6 +128,16 @@ def test_what_a_plan_wants_of_running_jobs_and_cannot_have_is_said_once():
     plan_twice(scene, grow)
     told = [effect for _ in range(2) for effect in scene.placement.look(scene.clock) if isinstance(effect, Announce)]
     assert [effect.text for effect in told] == ["grow ignored: it is queued"]
+
+
+def test_a_batch_that_was_only_measured_is_not_one_to_train_with():
+    """The plan tells what it predicts for; the script says nothing of batches, and keeps its own."""
+    record = record_of("a", 2, UTC)
+    ranged = replace(record, spec=replace(record.spec, batches=BatchRange(32, 128, 1, 64)))
+    place, other = Placed(1, Allocation((Share(A, 2),), 63), ("", 0)), Rebatched(65)
+    for job, begins_with, goes_on in ((record, 0, None), (ranged, 63, {"global_batch": 65})):
+        assert place.of(job)["global_batch"] == begins_with
+        assert other.of(replace(job, state=JobState.RUNNING, global_batch=begins_with)) == goes_on
 
 
 def test_a_running_job_goes_on_with_the_planned_batch_and_its_ranks_are_told_when_they_report():
