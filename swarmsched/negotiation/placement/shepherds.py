@@ -55,15 +55,17 @@ class Shepherds:
         return shepherd
 
     def decided(self, job: JobShepherd) -> bool:
-        """The record of a job of ours is another one; true if it is to have another size than it has."""
+        """The record of a job of ours is another one; true if it is to have another size than it has, or may have one
+        from now on."""
         record = job.decided
+        has_range = record.spec.is_resizable and record.job_id not in self.elastic
         if record.spec.is_resizable:
             self.elastic[record.job_id] = None
         else:
             self.elastic.pop(record.job_id, None)
         if record.spec.elastic:
             self.live[record.job_id] = None
-        return self.misfits.note(record)
+        return self.misfits.note(record) or has_range
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""

@@ -3,7 +3,7 @@
 import pytest
 
 from swarmsched.api import EndReason, JobState
-from swarmsched.commands import SetSwarmSetting, SettingStored
+from swarmsched.commands import JobAccepted, ScaleJob, SetSwarmSetting, SettingStored
 from swarmsched.ids import NodeId
 from swarmsched.resources import world_size
 from swarmsched.simulator.workload import behave
@@ -59,6 +59,16 @@ def test_a_job_grows_into_what_comes_free_and_gives_it_back_to_who_waits():
     watched.finish([job, late], 900.0)
     assert watched.swarm.record(job).end_reason is EndReason.COMPLETED
     assert len(events(watched, "job.rescaled")) == watched.swarm.record(job).rescales
+
+
+def test_a_job_of_one_size_that_may_have_others_from_now_on_grows_although_nothing_else_happens():
+    watched = swarm(Elasticity.ON)
+    job = running(watched, "300")
+    watched.swarm.run_for(30.0)
+    assert ranks(watched, job) == 1
+    scaled = watched.swarm.ask(watched.swarm.record(job).shepherd, ScaleJob(job, 1, 4))
+    assert isinstance(scaled, JobAccepted)
+    assert watched.swarm.run_until(lambda: ranks(watched, job) == 4, 30.0)
 
 
 def test_what_it_measured_with_other_sizes_is_told_after_its_shepherd_has_died():
