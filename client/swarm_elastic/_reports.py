@@ -41,6 +41,7 @@ def report(
     samples: Number | None = None,
     epoch: Number | None = None,
     loss: Number | None = None,
+    global_batch: Number | None = None,
     grad_noise: Number | None = None,
     total_steps: Number | None = None,
     total_epochs: Number | None = None,
@@ -49,16 +50,18 @@ def report(
     """Tell how far training has come; call it as often as you like, on one rank or on all.
 
     `step`, `samples` (of all ranks together) and `epoch` (2.5 is the middle of the third) count from the beginning of
-    training, also after a restart from a checkpoint.  `grad_noise` is variance over squared norm of the gradient of the
-    first batch size, `target_loss` the loss that ends training, if one does.  Returns at once; False outside of a
-    swarm, where nothing happens.  TypeError for what is no number.  A tensor on a GPU is waited for: give `loss.item()`
-    where you have it anyway.
+    training, also after a restart from a checkpoint.  `global_batch` is the samples of one step of all ranks together,
+    which a script that asks for it (`global_batch`) need not tell.  `grad_noise` is variance over squared norm of the
+    gradient of the first batch size, `target_loss` the loss that ends training, if one does.  Returns at once; False
+    outside of a swarm, where nothing happens.  TypeError for what is no number.  A tensor on a GPU is waited for: give
+    `loss.item()` where you have it anyway.
     """
     given = {
         "step": step,
         "samples": samples,
         "epoch": epoch,
         "loss": loss,
+        "global_batch": global_batch,
         "grad_noise": grad_noise,
         "total_steps": total_steps,
         "total_epochs": total_epochs,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swarmsched.models.progress import FIGURES
 from tests.elastic.testing import DEADLINE_S, Script, ScriptedAgent
 
 TAKEN = {"v": 1, "type": "report", "ok": True, "ignored": []}
@@ -45,6 +46,14 @@ swarm_elastic.report(loss=0.25)
         rest = told(agent)
     assert (first["rank"], first["step"], first["loss"], first["total_steps"]) == (3, 1, 0.5, 9)
     assert rest == [{"rank": 3, "step": 7, "samples": 448, "loss": 0.25, "total_steps": 9}]
+
+
+def test_it_takes_each_figure_that_there_is_by_its_name(folder: Path) -> None:
+    figures = {name: number for number, name in enumerate(FIGURES, start=1)}
+    with ScriptedAgent(folder / "s", lambda _: TAKEN) as agent:
+        script = Script(folder, f"print(swarm_elastic.report(**{figures}))", RANK="0")
+        assert script.finish() == (0, "True\n", "")
+        assert told(agent) == [{"rank": 0, **figures}]
 
 
 def test_training_does_not_wait_for_an_agent_that_does_not_read(folder: Path) -> None:
