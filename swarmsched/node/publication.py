@@ -130,9 +130,12 @@ class Publication:
         return [*effects, ReplyToClient(asked.request_id, SettingStored(setting.policy_setting, setting.version))]
 
     def _tell_setting(self, told: SettingChanged, clock: Clock) -> Iterable[NodeEffect]:
-        setting = self._state.setting
-        text = f"policy {setting.policy}, version {setting.version}, set on {setting.node_id or 'no node'}"
-        return [Announce("setting.changed", text, node=self._me)]
+        stored = self._state.setting
+        given = ", ".join([f"{name}={value:g}" for name, value in sorted(stored.parameters.items())])
+        policy = f"policy {stored.policy}{f' ({given})' if given else ''}, elasticity {stored.elasticity.value}"
+        text = f"{policy}, version {stored.version}, set on {stored.node_id or 'no node'}"
+        fields = {"policy": stored.policy, "elasticity": stored.elasticity.value, "version": stored.version}
+        return [Announce("setting.changed", text, node=self._me, fields={**fields, **stored.parameters})]
 
     def _tell_node(self, told: NodeChanged | CapacityChanged, clock: Clock) -> Iterable[NodeEffect]:
         """This node's record, as it would be written now."""

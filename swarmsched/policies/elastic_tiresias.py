@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.ranked import may_move
-from swarmsched.policies.resizing import Sized, dealt, elastic_of, measured, opened, unmeasured
+from swarmsched.policies.resizing import Sized, deal_and_place, elastic_of, measured, opened, unmeasured
 from swarmsched.policies.tiresias import Place, Tiresias
 from swarmsched.resources import world_size
 from swarmsched.view import ClusterView, JobView, Plan
@@ -68,7 +68,7 @@ class ElasticTiresias(Tiresias):
         ids = {job.job_id for job in jobs}
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         grown = [self._grown(place, free, per_node) for place in line.places if place.job.job_id in ids]
-        decisions = dealt(grown, partial(self._deal, grown, free), room, view)
+        decisions = deal_and_place(grown, partial(self._deal, grown, free), room, view)
         return Plan((*kept, *decisions), line.memory, review_s=line.review_s)
 
     def _deal(self, grown: Sequence[Grown], free: int) -> None:

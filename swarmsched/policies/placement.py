@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 from swarmsched.ids import JobId, NodeId
+from swarmsched.policies.base import joined
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, Decision, JobView
@@ -92,8 +93,9 @@ def take_if_there(room: Room, shares: Sequence[Share], demand: Demand) -> bool:
 
 def start_or_claim(job: JobView, target: Allocation, now: Room, reason: str) -> Decision:
     """Start it on what is free now, or keep that place for it until those that give it up are gone."""
-    is_free = take_if_there(now, target.shares, job.demand)
-    return Decision(job.job_id, Change.START if is_free else Change.WAIT, reason, target)
+    if take_if_there(now, target.shares, job.demand):
+        return Decision(job.job_id, Change.START, reason, target)
+    return Decision(job.job_id, Change.WAIT, joined("others are to make room for it", reason), target)
 
 
 def permitted(fits: Mapping[NodeId, int], nodes: Collection[NodeId], exclude: Collection[NodeId]) -> dict[NodeId, int]:

@@ -83,9 +83,11 @@ class Sized:
         ranks = sum([share.ranks for share in shares])
         target = Allocation(shares, self.goodput.batch(ranks, len(shares)) if self.goodput else 0)
         step_s = self.goodput.step_s(ranks, len(shares)) if self.goodput else 0.0
-        reason = self.why or start_reason(job, shares)
+        fits = start_reason(job, shares)
+        reason = self.why or fits
         if not self.held:
-            return replace(start_or_claim(job, target, now, reason), step_s=step_s)
+            begun = replace(start_or_claim(job, target, now, fits), step_s=step_s)
+            return begun if is_claim(begun) else replace(begun, reason=reason)
         if ranks > self.held:
             return Decision(job.job_id, Change.GROW, reason, target, step_s=step_s)
         change = Change.MOVE if ranks == self.held else Change.SHRINK
@@ -160,7 +162,7 @@ def _fits_somewhere(job: JobView, room: Room) -> bool:
     return not job.card.hides_constraints and held_by(room, job) >= elastic_of(job).ranks_least
 
 
-def dealt(sized: Sequence[Sized], deal: Callable[[], None], room: Room, view: ClusterView) -> list[Decision]:
+def deal_and_place(sized: Sequence[Sized], deal: Callable[[], None], room: Room, view: ClusterView) -> list[Decision]:
     """Decisions on all, of the sizes that `deal` gives them, each no fewer ranks than it has reserved.
 
     A job that runs is stopped only for one that waits, whose place is kept then.  Where others would but grow, sizes

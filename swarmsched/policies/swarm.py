@@ -39,7 +39,7 @@ from swarmsched.policies.dealing import LEAST_GAIN, Bidder, deal
 from swarmsched.policies.resizing import (
     Sized,
     at_least,
-    dealt,
+    deal_and_place,
     elastic_of,
     never_given_up,
     opened,
@@ -175,7 +175,7 @@ class Swarm:
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
         deal_sizes = partial(_deal_sizes, candidates, free, is_admitted=is_admitted)
-        decisions = [*kept, *dealt(candidates, deal_sizes, room, view)]
+        decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
         impatient = [each.job for each in candidates if each.ranks and each.patience > 1.0] if moves else []
         placeless = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
         for job in impatient:

@@ -41,6 +41,7 @@ class ReplayJob:
     rescales: int = 0
     migrations: int = 0
     preemptions: int = 0
+    told: str = ""  # of it by the last plan
 
     @property
     def ranks(self) -> int:

@@ -18,6 +18,7 @@ from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import JobId, NodeId
 from swarmsched.models.kinds import GpuClasses
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
+from swarmsched.policies.base import amount
 from swarmsched.policies.checked import is_wish
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
@@ -196,6 +197,9 @@ class PerfectReplay:
         by_id = {job.job_id: job for job in self._live}
         wanted = [(by_id[each.job_id], each) for each in plan.decisions if each.job_id in by_id and is_wish(each)]
         moving = {job.job_id for job, _ in wanted}
+        for decision in plan.decisions:
+            if decision.job_id in by_id:
+                by_id[decision.job_id].told = decision.reason
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
         for job, decision in wanted:
             shares = self._granted(job, decision, held)
@@ -206,9 +210,12 @@ class PerfectReplay:
     def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:
         if decision.change is Change.STOP:
             return ()
-        if is_allowed(job, decision.target.ranks) and not self._cluster.overbooked([*held, decision.target.shares]):
+        is_taken = is_allowed(job, decision.target.ranks)
+        if is_taken and not self._cluster.overbooked([*held, decision.target.shares]):
             return decision.target.shares
         self.observer.refused()
+        why = "do not fit beside what others have" if is_taken else "it does not take"
+        job.told = f"was planned {amount(decision.target.ranks, 'rank')}, which {why}"
         return () if self._cluster.overbooked([*held, job.shares]) else job.shares
 
     def _view(self) -> ClusterView:

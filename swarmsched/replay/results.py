@@ -126,7 +126,7 @@ class Observer:
             return "makes no progress on any GPUs that are there"
         if job.shares and job.ends_in_s() == inf:
             return f"makes no progress on the {job.ranks} GPUs that it has"
-        return self.gave_up or "the policy let it wait"
+        return self.gave_up or f"the policy let it wait{f': {job.told}' if job.told else ''}"
 
     @property
     def times_s(self) -> list[float]:

@@ -388,7 +388,7 @@ def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent)
         "members": {"alive": 3, "suspect": 0, "failed": 1, "left": 0, "conflict": 0},
         "gpus": {"total": 8, "free": 2, "leased": 4, "draining": 2},
         "jobs": {"queued": 1, "starting": 0, "running": 5, "stopping": 0},
-        "policy": {"name": "backfill"},
+        "policy": {"name": "swarm", "parameters": {"pause_s": 5.0}, "elasticity": "on"},
         "survival": SURVIVAL,
         "silent_nodes": ["gpu4"],
     }
@@ -398,7 +398,7 @@ def test_status_without_a_job_shows_the_swarm_and_its_weakest_jobs(swarm, agent)
             "Members:       3 alive, 1 failed\n"
             "GPUs:          2 free, 4 leased, 2 on draining nodes, 8 in all\n"
             "Jobs:          1 queued, 0 starting, 5 running, 0 stopping\n"
-            "Policy:        backfill\n"
+            "Policy:        swarm (pause_s=5), elasticity on\n"
             "Survival:      1 job survives no death of a holder\n"
             "Survival:      4 jobs survive the death of any one holder\n"
             "Survival:      1 job lost most holders: nothing is decided until they return (`swarm recover`)\n"

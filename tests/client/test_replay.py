@@ -171,6 +171,8 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--policy", "las", "--parameter", "promote_knob"), "is no NAME=VALUE"),
         (("{jobs}", "--policy", "las", "--parameter", "promote_knob=x"), "is no number"),
         (("{jobs}", "--select", "cluster"), "is no COLUMN=VALUE"),
+        (("{jobs}", "--select", "user=ann,user=bob"), "--select user is given twice"),
+        (("{jobs}", "--parameter", "pause_s=3", "--parameter", "pause_s=4"), "--parameter pause_s is given twice"),
         (("{jobs}", "--select", "cluster=z"), "no row of"),
         (("{jobs}", "--knows", "all"), "'all' is not known"),
         (("{jobs}", "--nodes", "0"), "is no number of servers"),

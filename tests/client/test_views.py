@@ -297,6 +297,12 @@ def test_where_nothing_is_known_that_is_said_and_the_step_is_shown(swarm, agent)
     assert said == "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
     (said,) = progress_of(swarm, agent, unknown | {"target_loss": 0.1})
     assert said == "unknown: whether the loss comes down to 0.1"
+    (told, said) = progress_of(swarm, agent, unknown | {"step": 10, "total_steps": 100})
+    assert (told, said) == ("step 10 of 100", "unknown until training is seen to advance")
+    bad = {"oddities": {"out_of_range": 6}, "problem": "step -6 is out of range"}
+    assert progress_of(swarm, agent, unknown | bad)[-1] == (
+        "nothing that could be taken (6 out_of_range; step -6 is out of range)"
+    )
     agent.answers["GET /v1/jobs"] = listing(job_document(progress=unknown | {"step": 12_345_678}))
     assert swarm("ps")[1].splitlines()[1].split()[-4:] == ["step", "12345678", "-", "-"]
 

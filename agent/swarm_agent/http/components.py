@@ -119,7 +119,7 @@ def schemas() -> Schema:
     }  # fmt: skip
     status = {
         "api_version": VERSION, "node": TEXT, "version": TEXT,
-        "policy": record({"name": TEXT, "parameters": setting["parameters"], "version": COUNT}),
+        "policy": record({"name": TEXT, **changeable, "version": COUNT}),
         "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
         "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
         **silent, **AGE,

@@ -189,7 +189,12 @@ def status_document(
         "api_version": API_VERSION,
         "node": node,
         "version": software_version(),
-        "policy": {"name": setting.name, "parameters": dict(setting.parameters), "version": version},
+        "policy": {
+            "name": setting.name,
+            "parameters": dict(setting.parameters),
+            "elasticity": setting.elasticity.value,
+            "version": version,
+        },
         "members": {status.value: statuses[status] for status in MemberStatus},
         "gpus": gpu_counts(nodes, present(members)),
         "jobs": {state: job_states[state] for state in LIVE_STATES},

@@ -365,11 +365,13 @@ def _check_limits(limits: Mapping[str, int], profiles: Measured) -> None:
 
 
 def _pairs(option: str, arguments: Arguments) -> list[tuple[str, str]]:
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for text in arguments[option.lstrip("-").replace("-", "_")] or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise UsageError(f"{option} {text!r} is no NAME=VALUE", f"as in {option} name=1")
+        if any(name == other for other, _ in pairs):
+            raise UsageError(f"{option} {name} is given twice", "give it once")
         pairs.append((name, value))
     return pairs
 
@@ -393,6 +395,10 @@ def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
         column, equals, value = part.partition("=")
         if part and not (column and equals):
             raise UsageError(f"--select {part!r} is no COLUMN=VALUE", "as in --select load=1.0,workload=6")
+        if column.strip() in wanted:
+            raise UsageError(
+                f"--select {column.strip()} is given twice", "a row has one value: select by another column"
+            )
         if part:
             wanted[column.strip()] = value.strip()
     table = rows(file, _lines(Path(file)), JOBS)

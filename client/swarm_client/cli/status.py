@@ -61,6 +61,12 @@ def _print_facts(session: Session, lines: Iterator[tuple[str, str]]) -> None:
         printer.line(f"{printer.paint(f'{name}:', 'bold'):{22 if printer.has_color else 14}} {shown}")
 
 
+def _policy(policy: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{name}={value:g}" for name, value in sorted((policy.get("parameters") or {}).items()))
+    elasticity = f", elasticity {policy['elasticity']}" if policy.get("elasticity") else ""
+    return f"{policy['name']}{f' ({given})' if given else ''}{elasticity}"
+
+
 def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) about members, GPUs, jobs, and how many deaths of holders the jobs survive."""
     members, gpus, jobs = status["members"], status["gpus"], status["jobs"]
@@ -68,7 +74,7 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     draining = f", {gpus['draining']} on draining nodes" if gpus.get("draining") else ""
     yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased{draining}, {gpus['total']} in all"
     yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items())
-    yield "Policy", str(status["policy"]["name"])
+    yield "Policy", _policy(status["policy"])
     survival = status.get("survival") or {}
     for deaths, count in (survival.get("jobs") or {}).items():
         if count:
@@ -163,10 +169,12 @@ def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if speed:
         yield "Speed", ", ".join(speed)
     yield "Remaining", remaining(progress)
+    odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
+    newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
     if progress.get("reported_at"):
-        odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
-        newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
         yield "Reported", f"{_when(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
+    elif newest:
+        yield "Reported", f"nothing that could be taken{newest}"
 
 
 def _of_total(progress: Mapping[str, Any], name: str) -> str:
@@ -182,6 +190,8 @@ def remaining(progress: Mapping[str, Any]) -> str:
     if source not in REMAINING_BY:
         if progress.get("target_loss"):
             return f"unknown: whether the loss comes down to {progress['target_loss']:g}"
+        if progress.get("total_steps") or progress.get("total_epochs"):
+            return "unknown until training is seen to advance"
         return "unknown: no time limit, and no total_steps, total_epochs or target_loss was reported"
     return f"{left}{_interval(progress)}, by {REMAINING_BY[source]}"
 

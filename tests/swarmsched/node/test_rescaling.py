@@ -22,6 +22,12 @@ def swarm(elasticity):
     return watched
 
 
+def test_who_changes_how_far_the_swarm_may_go_leaves_an_event_that_says_so():
+    (told,) = [event for event in events(swarm(Elasticity.OFF), "setting.changed") if event.node == N0]
+    assert told.text == "policy swarm (pause_s=1), elasticity off, version 1, set on n000"
+    assert told.fields == {"policy": "swarm", "elasticity": "off", "version": 1, "pause_s": 1.0}
+
+
 def ranks(watched, job):
     return world_size(watched.swarm.record(job).shares)
 

@@ -70,6 +70,7 @@ def test_whoever_waits_and_is_not_known_gets_its_place_from_a_job_that_may_shrin
     assert (plan[job_id(1)].change, plan[job_id(1)].target.ranks) == (Change.SHRINK, 2)
     assert plan[job_id(1)].taker == job_id(2)
     assert plan[job_id(2)].target.shares == (Share(A, 2),)
+    assert plan[job_id(2)].reason == "others are to make room for it; fits on n0 (2)"
 
 
 def test_a_job_that_may_shrink_is_never_stopped_for_one_that_is_not_known() -> None:
