@@ -350,5 +350,5 @@ def _unknown(spec: JobSpec, known: Sequence[NodeId]) -> Refused | None:
         if node:
             problem = f"there is no node {node!r}{nearest(node, known)}"
             field = FieldProblem(f"/{key}", problem, "list them with: swarm nodes")
-            return Refused("invalid", problem, field.remedy, (field,))
+            return Refused("impossible", problem, field.remedy, (field,))
     return None

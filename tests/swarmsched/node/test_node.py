@@ -208,7 +208,7 @@ def test_more_than_the_swarm_has_is_refused_only_when_its_totals_are_known():
 def test_a_choice_of_nodes_that_are_not_there_is_refused_by_name_once_all_are_known(key):
     spec = replace(WAITING, ranks=1, demand=Demand(), **{key: (ME, NodeId("n11"))})
     refused = Scene().submit(spec)[1]
-    assert (refused.code, refused.fields[0].pointer) == ("invalid", f"/{key}")
+    assert (refused.code, refused.fields[0].pointer) == ("impossible", f"/{key}")
     assert refused.problem == "there is no node 'n11'; did you mean 'n1'?"
     starting = waiting_scene()
     assert isinstance(starting.submit(spec)[1], JobAccepted)
