@@ -58,6 +58,7 @@ LARGE_SWARM = 1_000
 PUSH_PEERS = 3
 PUSH_DELAY_S = 0.2
 OUTBOX_LIMIT = 256
+JOB_NEWS_KEPT = 1_000
 REPEATS_PER_ROUND = 3
 PAGE_BYTES_MIN = 1_024
 EXPIRY_INTERVAL_S = 30.0
@@ -235,6 +236,11 @@ class StatePlane:
     def has_job_news(self) -> bool:
         """True when `take_job_news` has something."""
         return bool(self._library.job_news)
+
+    @property
+    def job_news_is_long(self) -> bool:
+        """True when it has come to more jobs than there are: a node to which jobs mean nothing takes none otherwise."""
+        return len(self._library.job_news) > len(self._library.jobs) + JOB_NEWS_KEPT
 
     @property
     def kinds(self) -> Kinds:

@@ -152,7 +152,7 @@ class Cluster:
         return others if self._is_witness else {**others, self._me: mine}
 
     def names(self, now_s: float) -> list[NodeId]:
-        """All nodes that were ever seen, up or down, witnesses too."""
+        """All nodes of which there is a record, witnesses too: of one that is down for a day."""
         return [self._me, *[NodeId(status.record.node_id) for status in self._state.node_records(now_s)]]
 
     def _store(self, node: NodeId, now_s: float) -> int:

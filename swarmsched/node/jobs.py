@@ -196,7 +196,7 @@ class Jobs:
             self._capacity_released(clock)
         if self._state.has_job_news and (self._free.gpus or self._free.cpus):
             self._placement.inviter.queued(clock.now_s)
-        if self._state.has_job_news and self._placement.may_change_jobs:
+        if self._state.has_job_news and (self._placement.may_change_jobs or self._state.job_news_is_long):
             self._placement.make_room_for_others(clock)
 
     def _capacity_changed(self, told: CapacityChanged, clock: Clock) -> None:

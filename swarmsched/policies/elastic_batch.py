@@ -14,9 +14,11 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.msgpack import decode, encode
 from msgspec.structs import replace
 
 from swarmsched.estimate import Elastic, Estimate, NoisePoint
+from swarmsched.fields import Job, Value
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import SubmitOrder, in_rank_order
 from swarmsched.policies.dealing import Bidder, auction, deal_exactly
@@ -27,6 +29,14 @@ from swarmsched.view import ClusterView, JobView, Plan
 
 ALL_NOISE = 1e18
 """Noise with which a batch is worth its size."""
+
+
+class _Dealt(Value):
+    """What is remembered: for whom, and how many GPUs, sizes were chosen, and those that jobs have yet to get: one plan
+    alone does not change a running job."""
+
+    digest: bytes = b""
+    ranks: Mapping[Job, int] = {}
 
 
 @dataclass
@@ -58,13 +68,14 @@ class ElasticBatch:
         order = [job for _, job in in_rank_order(jobs, SubmitOrder({}), now_s)]
         tables = [self._table(job, free, per_node) for job in order]
         admitted = _admitted(tables, free, room)
-        digest = _digest(admitted, free)
-        if digest == view.memory and all(each.held for each in admitted):
+        digest, before = _digest(admitted, free), decode(view.memory, type=_Dealt) if view.memory else _Dealt()
+        if before.digest == digest and all(each.held for each in admitted):
             for each in admitted:
-                each.ranks = each.held
+                each.ranks = min(before.ranks.get(each.job.job_id, each.held), len(each.value) - 1)
         else:
             self._size(admitted, free)
-        return Plan((*kept, *placed(tables, room, Room(view.nodes))), digest)
+        wanted = {each.job.job_id: each.ranks for each in admitted if each.ranks != each.held}
+        return Plan((*kept, *placed(tables, room, Room(view.nodes))), encode(_Dealt(digest, wanted)))
 
     def _table(self, job: JobView, gpus: int, per_node: int) -> Table:
         elastic, per_rank = elastic_of(job), max(1, job.demand.gpus)

@@ -18,7 +18,7 @@ from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
 from swarmsched.policies.placement import start_or_claim
 from swarmsched.policies.reason import shortage
-from swarmsched.policies.resizing import elastic_of, measured, opened, ranks_looked_at
+from swarmsched.policies.resizing import elastic_of, measured, named, opened, ranks_looked_at
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
@@ -113,7 +113,7 @@ def _placed(sized: Sequence[_Sized], room: Room, now: Room) -> list[Decision]:
     kept = [keep(each.job, ()) for each in sized if each.is_kept]
     others = [each for each in sized if not each.is_kept]
     others.sort(key=lambda one: (one.ranks >= one.held, one.ranks * one.per_rank, one.job.job_id))
-    return [*kept, *(_decision(each, room, now) for each in others)]
+    return named([*kept, *[_decision(each, room, now) for each in others]])
 
 
 def _decision(each: _Sized, room: Room, now: Room) -> Decision:

@@ -1,7 +1,7 @@
 """From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
 first, the largest job before the smaller, each where it is already before elsewhere."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -137,7 +137,7 @@ def opened(
     without = [job for job in view.jobs if is_waiting(job) and not job.demand.gpus]
     decided = {job.job_id for job in (*jobs, *without)}
     kept = [keep(job, ()) for job in view.jobs if job.job_id not in decided]
-    for job in jobs:
+    for job in _choosy_first(jobs):
         room.release(job.shares, job.demand)
     now = Room(view.nodes)
     kept += [_started(job, room, now) for _, job in in_rank_order(without, SubmitOrder({}), 0.0)]
@@ -149,12 +149,17 @@ def opened(
     return [job for job in jobs if job.job_id not in nowhere], kept, room, free
 
 
+def _choosy_first(jobs: Iterable[JobView]) -> list[JobView]:
+    """In an order in which they may give back what they hold: of a node's devices those that suit some jobs alone are
+    taken to be theirs, whichever order an agent lists jobs in."""
+    return sorted(jobs, key=lambda job: (not (job.demand.gpu_type or job.demand.gpu_memory_bytes), job.job_id))
+
+
 def _started(job: JobView, room: Room, now: Room) -> Decision:
-    """With the world size that it asked for."""
-    shares = () if job.card.hides_constraints else place_in(room, job)
-    if not shares:
-        return wait(job, (), shortage(job, room))
-    room.take(shares, job.demand)
+    """With the world size that it asked for, where that is free: nobody leaves for it."""
+    shares = place_in(now, job)
+    if not shares or not take_if_there(room, shares, job.demand):
+        return wait(job, (), shortage(job, now))
     return start_or_claim(job, Allocation(shares), now, start_reason(job, shares))
 
 
@@ -191,7 +196,7 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
     for each in sorted(ordered, key=_gives_nothing_up):
         if each.ranks or each.held:
             found[each.job.job_id] = each.placed(sites, now)
-    for each in ordered:  # what others could not be given for want of a place
+    for each in sorted(ordered, key=_in_turn):  # what others could not be given for want of a place
         job = each.job
         if not each.ranks and not each.held:
             each.ranks = elastic_of(job).ranks_least
@@ -200,15 +205,23 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
         elif found[job.job_id].change is Change.STOP and take_if_there(room, job.shares, job.demand):
             each.ranks = each.held
             found[job.job_id] = each.rebatched()
-    decisions = [found[each.job.job_id] for each in ordered]
-    taker = taker_of(decisions)
-    return [_named(each, taker) if each.change in GIVING else each for each in decisions]
+    return named([found[each.job.job_id] for each in ordered])
+
+
+def _in_turn(sized: Sized) -> tuple[int, float, JobId]:
+    return (inverse_priority(sized.job), sized.job.card.submitted_utc_s, sized.job.job_id)
 
 
 GIVING = (Change.STOP, Change.SHRINK, Change.MOVE)
 
 
-def _named(decision: Decision, taker: str) -> Decision:
+def named(decisions: Sequence[Decision]) -> list[Decision]:
+    """Who gives something up does so for a job that is named: nobody follows it otherwise."""
+    taker = taker_of(decisions)
+    return [_for(each, taker) if each.change in GIVING else each for each in decisions]
+
+
+def _for(decision: Decision, taker: str) -> Decision:
     nobody = "others gain more from its GPUs" if decision.change is Change.STOP else ""
     whom = f"makes room for {handle(JobId(taker))}" if taker else nobody
     return replace(decision, taker=taker, reason=joined(whom, decision.reason))
@@ -223,7 +236,7 @@ def at_least(view: ClusterView, least: Callable[[JobView], int] | None = None) -
     what it has, only `least`."""
     room = Room(view.nodes)
     jobs = []
-    for job in view.jobs:
+    for job in _choosy_first(view.jobs):
         ranks = elastic_of(job).ranks_least
         if not may_resize(job, room):
             jobs.append(job)
@@ -247,62 +260,91 @@ def _split(shares: Sequence[Share], ranks: int) -> tuple[tuple[Share, ...], tupl
 
 
 def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
-    """What was planned `at_least`: who has more than that gives it up to the first that is started."""
+    """What was planned `at_least`: who has more than that where a place is kept for others gives it up there."""
     now, by_id = Room(view.nodes), {job.job_id: job for job in view.jobs}
     starts = [each for each in admitted if each.change is Change.START]
     decisions = [start_or_claim(by_id[each.job_id], each.target, now, each.reason) for each in starts]
-    taker, starting = starts[0].job_id, {each.job_id for each in starts}
+    taker, starting = taker_of(decisions), {each.job_id for each in starts}
+    nodes = {share.node for each in decisions if is_claim(each) for share in each.target.shares}
     for job in [job for job in view.jobs if job.job_id not in starting]:
-        least, held = elastic_of(job).ranks_least, sum([share.ranks for share in job.shares])
-        if job.card.elastic is None or held <= least or not may_resize(job, now):
+        least = elastic_of(job).ranks_least
+        kept = {share.node: share.ranks for share in _split(job.shares, least)[0]}
+        stays = [Share(each.node, kept.get(each.node, 0) if each.node in nodes else each.ranks) for each in job.shares]
+        shares = tuple([share for share in stays if share.ranks])
+        if job.card.elastic is None or shares == job.shares or not may_resize(job, now):
             decisions.append(keep(job, ()))
             continue
-        target = Allocation(_split(job.shares, least)[0], job.card.elastic.global_batch)
-        reason = f"makes room for {handle(taker)}"
+        target = Allocation(shares, job.card.elastic.global_batch)
+        reason = f"makes room for {handle(JobId(taker))}"
         decisions.append(Decision(job.job_id, Change.SHRINK, reason, target, taker=taker))
     return decisions
 
 
-def place_made(view: ClusterView, job: JobView) -> tuple[list[Decision], ClusterView]:
+def place_made(
+    view: ClusterView, job: JobView, now_s: float, *, is_overdue: bool
+) -> tuple[list[Decision], ClusterView]:
     """A place for a waiting job of which as many GPUs are free or may be taken, but not where it can use them: who is
-    in its way gives up what it has there, the last started first.  And the swarm after that, without those jobs.  No
-    decisions, and the swarm as it is, where there is no such place."""
+    in its way gives up what it needs there, the last started first; those of its priority only where it `is_overdue`,
+    those of a higher one never.  And the swarm after that, without those jobs.  No decisions, and the swarm as it is,
+    where there is no such place."""
 
     def kept(other: JobView) -> int:
-        is_urgent = inverse_priority(other) < inverse_priority(job)
-        return world_size(other.shares) if is_urgent else never_given_up(other)
+        is_spared = inverse_priority(other) < inverse_priority(job) + (not is_overdue)
+        return world_size(other.shares) if is_spared else never_given_up(other)
 
     bare = at_least(view, kept)
     waiting = next(each for each in bare.jobs if each.job_id == job.job_id)
-    shares = place_in(Room(bare.nodes), waiting)
-    if shares is None:
+    place = place_in(Room(bare.nodes), waiting)
+    if place is None:
         return [], view
-    nodes, room = {share.node for share in shares}, Room(view.nodes)
-    left = {each.job_id: each.shares for each in bare.jobs}
-    decisions = [start_or_claim(job, Allocation(shares), Room(view.nodes), start_reason(job, shares))]
-    for each in sorted(view.jobs, key=lambda each: (each.card.running_s, each.job_id)):
-        if is_there(room, shares, job.demand):
+    room, left = Room(view.nodes), {each.job_id: each.shares for each in bare.jobs}
+    decisions = [start_or_claim(job, Allocation(place), Room(view.nodes), start_reason(job, place))]
+    reason = f"makes room for {handle(job.job_id)}, which {'has waited long and ' * is_overdue}fits nowhere else"
+    for each in sorted(view.jobs, key=lambda each: (each.running_s(now_s), each.job_id)):
+        if is_there(room, place, job.demand):
             break
-        if left[each.job_id] != each.shares and any(share.node in nodes for share in each.shares):
-            decision = _giving_way(each, left[each.job_id], nodes, job)
-            room.release(each.shares, each.demand)
-            room.take(decision.target.shares, each.demand)
-            decisions.append(decision)
-    room.take(shares, job.demand)
+        if left[each.job_id] == each.shares or not {share.node for share in place} & {one.node for one in each.shares}:
+            continue
+        room.release(each.shares, each.demand)
+        stays = _giving_way(each, left[each.job_id], room, place, job)
+        room.take(stays, each.demand)
+        batch = each.card.elastic.global_batch if each.card.elastic and stays else 0
+        change = Change.SHRINK if stays else Change.STOP
+        decisions.append(Decision(each.job_id, change, reason, Allocation(stays, batch), taker=job.job_id))
+    room.take(place, job.demand)
     free = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
     decided = {each.job_id for each in decisions}
     others = [each for each in view.jobs if each.job_id not in decided]
     return decisions, replace(view, nodes=tuple(free), jobs=tuple(others))
 
 
-def _giving_way(job: JobView, least: tuple[Share, ...], nodes: Container[NodeId], taker: JobView) -> Decision:
-    """It keeps what it has elsewhere, if that is enough; else no more than it must."""
-    elsewhere = tuple([share for share in job.shares if share.node not in nodes])
-    elastic = elastic_of(job)
-    stays = elsewhere if world_size(elsewhere) >= elastic.ranks_least else least
-    target = Allocation(stays, job.card.elastic.global_batch if job.card.elastic and stays else 0)
-    reason = f"makes room for {handle(taker.job_id)}, which has waited long and fits nowhere else"
-    return Decision(job.job_id, Change.SHRINK if stays else Change.STOP, reason, target, taker=taker.job_id)
+def _giving_way(
+    job: JobView, least: tuple[Share, ...], room: Room, place: Sequence[Share], taker: JobView
+) -> tuple[Share, ...]:
+    """What it keeps: all but what the place needs, if that is enough for it; else what it has elsewhere, or no more
+    than it must.  The room is without it."""
+    nodes, elastic = {share.node for share in place}, elastic_of(job)
+    there = sum([share.ranks for share in job.shares if share.node in nodes])
+    for ranks in range(there - 1, -1, -1):
+        stays = _limited(job.shares, nodes, ranks)
+        if world_size(stays) < elastic.ranks_least:
+            break
+        beside = room.copy()
+        beside.take(stays, job.demand)
+        if is_there(beside, place, taker.demand):
+            return stays
+    elsewhere = _limited(job.shares, nodes, 0)
+    return elsewhere if world_size(elsewhere) >= elastic.ranks_least else least
+
+
+def _limited(shares: Sequence[Share], nodes: Collection[NodeId], ranks: int) -> tuple[Share, ...]:
+    """With the first so many of the ranks on those nodes."""
+    stays = []
+    for share in shares:
+        taken = min(share.ranks, ranks) if share.node in nodes else share.ranks
+        ranks -= taken if share.node in nodes else 0
+        stays += [Share(share.node, taken)] if taken else []
+    return tuple(stays)
 
 
 def never_given_up(job: JobView) -> int:

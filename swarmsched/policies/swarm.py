@@ -56,6 +56,9 @@ LEAST_LEFT_S = 1.0
 PATIENCE = 8.0
 """A job that has waited for so many times as long as it still takes counts more than by its rank: as Tiresias promotes
 those (PROMOTEKNOB)."""
+LEFT_S_MOST = 1e12  # told to an order, whose keys are whole milliseconds below 2^53
+LEAST_PAUSE_S = 1e-3
+PLACES_TRIED = 8  # in a plan
 LEAST_TOLD = 0.005  # of a gain in speed, to people
 ADMISSION: Mapping[str, float] = {"assumed_limit_s": 0.0, "reserves": 1.0}
 """As `backfill` has it by default."""
@@ -169,17 +172,15 @@ class Swarm:
     ) -> list[Decision]:
         """All GPUs that may be decided on by gain, those of higher priority first; `is_admitted`: each has its least.
 
-        Whoever keeps its size keeps its hosts, unless one that has waited for too long has no other place; one at a
-        look, and none without `moves`.
+        Whoever keeps its size keeps its hosts, unless one of higher priority, or one that has waited for too long, has
+        no other place; one at a look, and none without `moves`.
         """
         jobs, kept, room, free = opened(view, may_resize)
         candidates = self._candidates(jobs, free, view, now_s)
         deal_sizes = partial(_deal_sizes, candidates, free, is_admitted=is_admitted)
         decisions = [*kept, *deal_and_place(candidates, deal_sizes, room, view)]
-        impatient = [each.job for each in candidates if each.ranks and each.patience > 1.0] if moves else []
-        placeless = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
-        for job in impatient:
-            made, others = place_made(view, job) if job.job_id in placeless else ([], view)
+        for each in _placeless(candidates, decisions)[:PLACES_TRIED] if moves else ():
+            made, others = place_made(view, each.job, now_s, is_overdue=each.patience > 1.0)
             if made:
                 return [*made, *self._dealt(others, now_s, moves=False)]
         return decisions
@@ -250,7 +251,7 @@ class Swarm:
 
     def _pause(self, job: JobView) -> float:
         """Seconds that a change of its GPUs costs it: as measured, or as assumed."""
-        return job.card.pause_s or self._pause_s
+        return job.card.pause_s or max(self._pause_s, LEAST_PAUSE_S)
 
 
 class InTurn(Backfill):
@@ -264,7 +265,8 @@ class InTurn(Backfill):
     def rank_key(self, job: JobView, now_s: float) -> RankKey:
         """Smaller runs earlier."""
         times = self._first.get(job.job_id)
-        place = (1, milliseconds(self._left_s[job.job_id])) if times is None else (0, milliseconds(1.0 / times))
+        left_s = min(self._left_s[job.job_id], LEFT_S_MOST)
+        place = (1, milliseconds(left_s)) if times is None else (0, milliseconds(1.0 / times))
         return (inverse_priority(job), *place, milliseconds(job.card.submitted_utc_s))
 
     def _limit_s(self, job: JobView) -> float:
@@ -282,6 +284,18 @@ def _deal_sizes(candidates: Sequence[Candidate], gpus: int, *, is_admitted: bool
         for each, ranks in zip(of_priority, deal(bidders, left, least), strict=True):
             each.ranks = ranks
             left -= ranks * each.per_rank
+
+
+def _placeless(candidates: Sequence[Candidate], decisions: Sequence[Decision]) -> list[Candidate]:
+    """Who was dealt enough and has no place, though others may have to make it one: the first of them first."""
+    without = {each.job_id for each in decisions if each.change is Change.WAIT and not each.target.shares}
+    lowest = max([inverse_priority(each.job) for each in candidates if each.held], default=-1)
+    due = [
+        each
+        for each in candidates
+        if each.ranks and each.job.job_id in without and (each.patience > 1.0 or inverse_priority(each.job) < lowest)
+    ]
+    return sorted(due, key=lambda each: (inverse_priority(each.job), *each.precedence))
 
 
 def _without(view: ClusterView, jobs: Container[JobId]) -> ClusterView:

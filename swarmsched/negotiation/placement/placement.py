@@ -23,7 +23,7 @@ from swarmsched.negotiation.placement.head_of_line import HeadOfLine
 from swarmsched.negotiation.placement.invitation import Inviter
 from swarmsched.negotiation.placement.moves import Moves
 from swarmsched.negotiation.placement.plan_follower import PlanFollower
-from swarmsched.negotiation.placement.planning import Planning
+from swarmsched.negotiation.placement.planning import PLAN_INTERVAL_S, Planning
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
 from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
@@ -153,6 +153,7 @@ class Placement:
     def plan_failed(self, version: int, now_s: float) -> None:
         """No advice this time."""
         self._planning.failed(version, now_s)
+        self._look_s = min(self._look_s, now_s + PLAN_INTERVAL_S)
 
     # A look at the queue.
 

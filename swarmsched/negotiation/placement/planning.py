@@ -31,12 +31,13 @@ class Planning:
         self._is_pending = False
         self._seen_s = float("-inf")
         self._next_s = float("-inf")
+        self._review_s = float("inf")  # when time alone changes the last plan
         self.has_news = True  # since a plan was last asked for
 
     def forget(self) -> None:
         """Another policy is in force: what the former one told counts no more."""
         self.told, self._told_before, self.open, self.advice, self.memory = {}, {}, [], (), b""
-        self._seen_s = float("-inf")
+        self._seen_s, self._review_s = float("-inf"), float("inf")
         self._version += 1  # an answer under way is of the former policy
         self._is_pending, self.has_news = False, True
 
@@ -49,13 +50,14 @@ class Planning:
         self._next_s = now_s + max(PLAN_INTERVAL_S, pause_s)
         self._told_before, self.told = self.told, {decision.job_id: decision for decision in plan.decisions}
         self.open, self.memory, self._seen_s = list(plan.decisions), plan.memory, now_s
+        self._review_s = now_s + plan.review_s if plan.review_s else float("inf")
         self.advice = plan.advice
         return True
 
     def failed(self, version: int, now_s: float) -> None:
         """No advice this time; asked again after the usual interval."""
         if version == self._version and self._is_pending:
-            self._is_pending = False
+            self._is_pending, self.has_news = False, True
             self._next_s = now_s + PLAN_INTERVAL_S
 
     def fresh(self, now_s: float) -> list[Decision]:
@@ -79,9 +81,10 @@ class Planning:
 
         `is_needed`: the answer could move a job here.  Otherwise a plan only renews the reasons that people see.
         """
-        is_due = (is_needed and self.has_news) or now_s >= self._seen_s + PLAN_REFRESH_S
-        if self._is_pending or not is_due:
-            return [], max(now_s, self._seen_s) + PLAN_REFRESH_S
+        is_due = is_needed and (self.has_news or now_s >= self._review_s)
+        if self._is_pending or not (is_due or now_s >= self._seen_s + PLAN_REFRESH_S):
+            later_s = max(now_s, self._seen_s) + PLAN_REFRESH_S
+            return [], min(later_s, self._review_s) if is_needed and self._review_s > now_s else later_s
         if now_s < self._next_s:
             return [], self._next_s
         self._version += 1

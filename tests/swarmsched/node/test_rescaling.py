@@ -4,6 +4,7 @@ import pytest
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.commands import JobAccepted, ScaleJob, SetSwarmSetting, SettingStored
+from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
 from swarmsched.resources import world_size
 from swarmsched.simulator.workload import behave
@@ -13,10 +14,10 @@ from tests.swarmsched.simulator.testing import Watched
 N0, N1 = NodeId("n000"), NodeId("n001")
 
 
-def swarm(elasticity):
+def swarm(elasticity, policy="swarm", parameters=None):
     """Three machines of two GPUs; ranks commit a checkpoint each second, and report how fast they are."""
     watched = Watched(3, 2, 5, behaviour=behave)
-    setting = PolicySetting("swarm", {"pause_s": 1.0}, elasticity)
+    setting = PolicySetting(policy, {"pause_s": 1.0} if parameters is None else parameters, elasticity)
     assert isinstance(watched.swarm.ask(N0, SetSwarmSetting(setting)), SettingStored)
     watched.swarm.run_for(5.0)
     return watched
@@ -75,6 +76,45 @@ def test_a_job_of_one_size_that_may_have_others_from_now_on_grows_although_nothi
     scaled = watched.swarm.ask(watched.swarm.record(job).shepherd, ScaleJob(job, 1, 4))
     assert isinstance(scaled, JobAccepted)
     assert watched.swarm.run_until(lambda: ranks(watched, job) == 4, 30.0)
+
+
+def test_under_optimus_who_came_first_gives_gpus_to_who_comes_later():
+    watched = swarm(Elasticity.ON, "optimus", {})
+    first = running(watched, "600", ranks_most=6)
+    assert watched.swarm.run_until(lambda: ranks(watched, first) == 6, 60.0)
+    late = watched.submit(2, "train", "20", "1.0")
+    assert watched.swarm.run_until(lambda: watched.state(late) is JobState.RUNNING, 40.0)
+    assert events(watched, "plan.ignored") == []
+
+
+def test_under_elastic_batch_a_job_grows_into_what_another_leaves():
+    watched = swarm(Elasticity.ON, "elastic-batch", {})
+    long, short = (watched.submit(gpus, "train", time_s, "1.0", node=N1) for gpus, time_s in ((4, "900"), (1, "20")))
+    assert watched.swarm.run_until(lambda: watched.state(short) is JobState.RUNNING, 20.0)
+    job = running(watched, "900", ranks_most=6)
+    assert (watched.state(long), ranks(watched, job)) == (JobState.RUNNING, 1)
+    watched.finish([short], 120.0)
+    assert watched.swarm.run_until(lambda: ranks(watched, job) == 2, 60.0)
+
+
+def test_a_plan_that_failed_is_made_again_soon():
+    watched = Watched(1, 1, 5, behaviour=behave)
+    watched.swarm.ask(N0, SetSwarmSetting(PolicySetting("tiresias")))
+    first, second = watched.submit(1, "train", "20", "0"), watched.submit(1, "train", "20", "0")
+    assert watched.swarm.run_until(lambda: watched.state(first) is JobState.RUNNING, 20.0)
+    host = watched.swarm.hosts[N0]
+    plan, failed = host.make_plan, []
+
+    def fails_once(setting, view, now_s):
+        if any(job.job_id == first for job in view.jobs) or failed:
+            return plan(setting, view, now_s)
+        failed.append(now_s)
+        raise ConfigError("planner", "the process died", "")
+
+    host.make_plan = fails_once
+    watched.finish([first], 60.0)
+    assert watched.swarm.run_until(lambda: watched.state(second) is JobState.RUNNING, 6.0)
+    assert failed
 
 
 def test_what_it_measured_with_other_sizes_is_told_after_its_shepherd_has_died():

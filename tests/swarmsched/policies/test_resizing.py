@@ -16,8 +16,9 @@ from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, Speed
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
 from swarmsched.models.goodput import GoodputBook
+from swarmsched.policies.base import is_claim
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.policies.resizing import REBATCH_GAIN, elastic_of
+from swarmsched.policies.resizing import GIVING, REBATCH_GAIN, elastic_of
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
 from tests.swarmsched.building import make_node
@@ -114,11 +115,13 @@ def check(view: ClusterView, plan: Plan) -> None:
         if decision.change is Change.START:
             for share in target.shares:
                 free[share.node] -= share.ranks
+        begun = [each for each in plan.decisions if each.change in (Change.START, Change.GROW) or is_claim(each)]
+        if decision.change in GIVING and begun:
+            assert decision.taker, "nobody follows it otherwise"
         if decision.taker:
             taker = next(each for each in plan.decisions if each.job_id == decision.taker)
             assert taker.target.shares, "who gives something up does so for a job that gets a place"
-            is_claim = taker.change is Change.WAIT
-            assert is_claim or decision.change is not Change.STOP, "only a job that waits asks others to stop"
+            assert is_claim(taker) or decision.change is not Change.STOP, "only a job that waits asks others to stop"
         if decision.change is not Change.STOP:
             after.update({share.node: share.ranks for share in target.shares or one.shares})
         assert decision.reason
@@ -267,6 +270,20 @@ def test_a_job_without_gpus_starts_where_it_fits(name: str) -> None:
     by_id = {each.job_id: each for each in compute_plan(PolicySetting(name), view, NOW_S).decisions}
     started = by_id[view.jobs[1].job_id]
     assert (started.change, started.target.shares) == (Change.START, (Share(NodeId("n0"), 2),))
+
+
+@pytest.mark.parametrize("name", ["optimus", "elastic-batch", "elastic-tiresias", "swarm"])
+def test_a_job_without_gpus_starts_on_cores_that_are_free_and_not_on_those_that_nobody_leaves(name: str) -> None:
+    busy = make_node("n0", 0, 1, cpus=0)
+    capacity = msgspec.structs.replace(busy.capacity, cpus=8)
+    nodes = (msgspec.structs.replace(busy, capacity=capacity), make_node("n1", 0, 1, cpus=8))
+    held = (Share(NodeId("n0"), 1),)
+    running = job(0, JobState.RUNNING, 1, Demand(gpus=1, cpus=8), shares=held, elastic=Elastic(1, 2), running_s=900.0)
+    for number in range(10, 18):
+        light = job(number, JobState.QUEUED, 1, Demand(cpus=8))
+        plan = compute_plan(PolicySetting(name), ClusterView(1, nodes, (running, light)), NOW_S)
+        (started,) = [each for each in plan.decisions if each.job_id == light.job_id]
+        assert (started.change, started.target.shares) == (Change.START, (Share(NodeId("n1"), 1),))
 
 
 def test_nobody_is_stopped_for_a_job_that_has_no_place_then() -> None:

@@ -207,6 +207,61 @@ def test_who_is_in_the_way_keeps_what_it_has_elsewhere() -> None:
     assert plan[job_id(2)].target.shares == (Share(A, 1),)
 
 
+def test_one_of_higher_priority_gets_the_gpus_that_it_can_use_from_those_below_and_no_more_than_that() -> None:
+    """GPUs are dealt by number: those that it is dealt are of another kind."""
+    for priority, change in ((0, Change.KEEP), (5, Change.SHRINK)):
+        typed = job(3, JobState.QUEUED, 1, Demand(gpus=1, gpu_type="A100"), estimate=takes(5e4), priority=priority)
+        nodes = (make_node(A, 0, 4, model="NVIDIA A100"), make_node(B, 0, 4, model="Tesla T4"))
+        plan = decided(ClusterView(1, nodes, (held(1, Share(A, 4)), held(2, Share(B, 4)), typed)))
+        assert plan[job_id(1)].change is change
+    assert plan[job_id(1)].target.shares == (Share(A, 3),)
+    assert plan[job_id(1)].taker == job_id(3)
+    assert plan[job_id(3)].target.shares == (Share(A, 1),)
+
+
+def test_of_those_in_the_way_the_one_that_started_last_goes_whenever_its_card_was_written() -> None:
+    one = msgspec.structs.replace(SIZES, ranks_most=1)
+    jobs = [held(number, Share(A, 1), elastic=one, running_s=100.0) for number in (1, 2)]
+    jobs[0] = msgspec.structs.replace(jobs[0], written_s=NOW_S - 36_000.0)
+    waits = job(3, JobState.QUEUED, 1, ONE_GPU, estimate=takes(50.0), queued_s=1e5, nodes=(A,))
+    elsewhere = held(4, Share(B, 1), elastic=one, estimate=takes(1e7))
+    plan = decided(ClusterView(1, (make_node(A, 0, 2), make_node(B, 0, 1)), (*jobs, elsewhere, waits)))
+    assert [plan[job_id(number)].change for number in (1, 2)] == [Change.KEEP, Change.STOP]
+
+
+def test_who_makes_room_for_one_that_is_not_known_is_on_its_nodes() -> None:
+    far = [held(number, Share(NodeId(f"n{number}"), 4)) for number in range(2, 6)]
+    nodes = [make_node(f"n{number}", 0, 4) for number in range(6)]
+    spread = held(1, Share(NodeId("n1"), 2), Share(A, 2))
+    only = job(9, JobState.QUEUED, 1, ONE_GPU, nodes=(A,))
+    plan = decided(ClusterView(1, tuple(nodes), (spread, *far, only)))
+    changed = {number: plan[job_id(number)].target.shares for number in range(1, 6) if plan[job_id(number)].taker}
+    assert changed == {1: (Share(NodeId("n1"), 2),)}
+    assert plan[job_id(9)].target.shares == (Share(A, 1),)
+
+
+def test_what_others_leave_goes_by_priority_and_not_by_name() -> None:
+    live = Elastic(1, 1, BatchRange(64, 64, 1, 64), 64, is_live=True)
+    stay = [held(1, Share(A, 1), elastic=live, priority=3), held(2, Share(B, 1), elastic=live, priority=3)]
+    apart = job(3, JobState.QUEUED, 1, Demand(gpus=2), estimate=takes(1e3), priority=2)
+    for first, last in ((4, 5), (5, 4)):
+        want = {"ranks": 2, "demand": ONE_GPU, "estimate": takes(1e3)}
+        rest = [job(number, JobState.QUEUED, priority=at, **want) for number, at in ((first, 1), (last, -1))]
+        plan = decided(ClusterView(1, (make_node(A, 1, 2), make_node(B, 1, 2)), (*stay, apart, *rest)))
+        assert [plan[job_id(number)].change for number in (first, last)] == [Change.START, Change.WAIT]
+
+
+def test_a_job_that_would_take_for_ever_does_not_hinder_the_others() -> None:
+    stays = held(1, Share(A, 1), elastic=None, running_s=40.0, estimate=takes(100.0))
+    wide = job(2, JobState.QUEUED, 2, ONE_GPU, estimate=takes(50.0), queued_s=1e4)
+    endless = job(3, JobState.QUEUED, 1, ONE_GPU, estimate=takes(1e15))
+    view = ClusterView(1, (make_node(A, 1, 2),), (stays, wide, endless))
+    assert not compute_plan(PolicySetting("swarm"), view, NOW_S).fault
+    just = held(1, Share(A, 1), running_s=0.0)
+    plan = compute_plan(PolicySetting("swarm", {"pause_s": 0.0}), ClusterView(1, (make_node(A, 0, 1),), (just,)), NOW_S)
+    assert [each.change for each in plan.decisions] == [Change.KEEP]
+
+
 def test_what_is_left_of_a_job_is_told_in_time_whatever_its_steps_take() -> None:
     quick, slow = (Estimate(points=(SpeedPoint(1, 1, 32, step_s),), remaining=1_000.0) for step_s in (0.1, 10.0))
     many = msgspec.structs.replace(quick, remaining=50_000.0)

@@ -105,9 +105,10 @@ class Scene:
         self.holds += holds
         return [letter for letter in "abcdefg" if any(hold.job_id == job_id(letter) for hold in holds)]
 
-    def answer_plan(self, *decisions, elapsed_s=0.01, memory=b"", advice=()):
+    def answer_plan(self, *decisions, elapsed_s=0.01, memory=b"", advice=(), review_s=0.0):
         version = self.plans[-1].view.version
-        plan = Plan(tuple(decisions), memory, version, self.placement.policy.policy_id, elapsed_s, advice=advice)
+        policy_id = self.placement.policy.policy_id
+        plan = Plan(tuple(decisions), memory, version, policy_id, elapsed_s, review_s, advice)
         self.placement.plan_computed(plan, self.clock)
 
 

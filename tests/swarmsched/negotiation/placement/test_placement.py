@@ -61,6 +61,19 @@ def test_without_news_a_plan_is_renewed_seldom_and_never_stands_still():
     assert scene.now_s == pytest.approx(10.0 + PLAN_REFRESH_S)
 
 
+def test_where_time_alone_changes_a_plan_the_next_is_made_when_it_does():
+    scene = Scene([node(A, 2)])
+    scene.submit("a", 3, UTC)
+    scene.look()
+    scene.answer_plan(review_s=7.0)
+    scene.look()
+    while len(scene.plans) == 1:
+        assert scene.placement.look_due_s > scene.now_s, "it would be looked at for ever in one step"
+        scene.now_s = scene.placement.look_due_s
+        scene.look()
+    assert scene.now_s == pytest.approx(17.0)
+
+
 def test_a_failed_plan_is_asked_for_again():
     scene = Scene([node(A, 2)])
     scene.submit("a", 3, UTC)
