@@ -245,7 +245,7 @@ def test_what_others_leave_goes_by_priority_and_not_by_name() -> None:
     stay = [held(1, Share(A, 1), elastic=live, priority=3), held(2, Share(B, 1), elastic=live, priority=3)]
     apart = job(3, JobState.QUEUED, 1, Demand(gpus=2), estimate=takes(1e3), priority=2)
     for first, last in ((4, 5), (5, 4)):
-        want = {"ranks": 2, "demand": ONE_GPU, "estimate": takes(1e3)}
+        want: dict[str, Any] = {"ranks": 2, "demand": ONE_GPU, "estimate": takes(1e3)}
         rest = [job(number, JobState.QUEUED, priority=at, **want) for number, at in ((first, 1), (last, -1))]
         plan = decided(ClusterView(1, (make_node(A, 1, 2), make_node(B, 1, 2)), (*stay, apart, *rest)))
         assert [plan[job_id(number)].change for number in (first, last)] == [Change.START, Change.WAIT]
