@@ -1,7 +1,7 @@
 """From the sizes that a policy has chosen to decisions: who keeps its size keeps its hosts; the others get whole nodes
 first, the largest job before the smaller, each where it is already before elsewhere."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -259,24 +259,46 @@ def _split(shares: Sequence[Share], ranks: int) -> tuple[tuple[Share, ...], tupl
     return tuple(first), tuple(rest)
 
 
-def shrunk(view: ClusterView, admitted: Sequence[Decision]) -> list[Decision]:
-    """What was planned `at_least`: who has more than that where a place is kept for others gives it up there."""
-    now, by_id = Room(view.nodes), {job.job_id: job for job in view.jobs}
-    starts = [each for each in admitted if each.change is Change.START]
-    decisions = [start_or_claim(by_id[each.job_id], each.target, now, each.reason) for each in starts]
-    taker, starting = taker_of(decisions), {each.job_id for each in starts}
-    nodes = {share.node for each in decisions if is_claim(each) for share in each.target.shares}
-    for job in [job for job in view.jobs if job.job_id not in starting]:
-        least = elastic_of(job).ranks_least
-        kept = {share.node: share.ranks for share in _split(job.shares, least)[0]}
-        stays = [Share(each.node, kept.get(each.node, 0) if each.node in nodes else each.ranks) for each in job.shares]
-        shares = tuple([share for share in stays if share.ranks])
-        if job.card.elastic is None or shares == job.shares or not may_resize(job, now):
-            decisions.append(keep(job, ()))
+def shrunk(view: ClusterView, admitted: Sequence[Decision], now_s: float) -> list[Decision]:
+    """What was planned `at_least`: those where a place is kept for who starts give up what it needs there."""
+    room, now, by_id = Room(view.nodes), Room(view.nodes), {job.job_id: job for job in view.jobs}
+    left = {job.job_id: job.shares for job in at_least(view).jobs}
+    decisions: dict[JobId, Decision] = {}
+    for each in [each for each in admitted if each.change is Change.START]:
+        begun = start_or_claim(by_id[each.job_id], each.target, now, each.reason)
+        decisions[each.job_id] = begun
+        if is_claim(begun):
+            others = [job for job in view.jobs if job.job_id not in decisions]
+            reason = f"makes room for {handle(each.job_id)}"
+            made = _made_way(others, left, room, begun.target.shares, by_id[each.job_id], now_s, reason)
+            decisions |= {giving.job_id: giving for giving in made}
+        take_if_there(room, begun.target.shares, by_id[each.job_id].demand)
+    return [*decisions.values(), *[keep(job, ()) for job in view.jobs if job.job_id not in decisions]]
+
+
+def _made_way(
+    jobs: Iterable[JobView],
+    left: Mapping[JobId, tuple[Share, ...]],
+    room: Room,
+    place: tuple[Share, ...],
+    taker: JobView,
+    now_s: float,
+    reason: str,
+) -> list[Decision]:
+    """Who is in the way of the place gives up what it needs there, the last started first; `left` is what each has to
+    keep.  Booked in the room."""
+    decisions: list[Decision] = []
+    for each in sorted(jobs, key=lambda each: (each.running_s(now_s), each.job_id)):
+        if is_there(room, place, taker.demand):
+            break
+        if left[each.job_id] == each.shares or not {share.node for share in place} & {one.node for one in each.shares}:
             continue
-        target = Allocation(shares, job.card.elastic.global_batch)
-        reason = f"makes room for {handle(JobId(taker))}"
-        decisions.append(Decision(job.job_id, Change.SHRINK, reason, target, taker=taker))
+        room.release(each.shares, each.demand)
+        stays = _giving_way(each, left[each.job_id], room, place, taker)
+        room.take(stays, each.demand)
+        batch = each.card.elastic.global_batch if each.card.elastic and stays else 0
+        change = Change.SHRINK if stays else Change.STOP
+        decisions.append(Decision(each.job_id, change, reason, Allocation(stays, batch), taker=taker.job_id))
     return decisions
 
 
@@ -300,17 +322,7 @@ def place_made(
     room, left = Room(view.nodes), {each.job_id: each.shares for each in bare.jobs}
     decisions = [start_or_claim(job, Allocation(place), Room(view.nodes), start_reason(job, place))]
     reason = f"makes room for {handle(job.job_id)}, which {'has waited long and ' * is_overdue}fits nowhere else"
-    for each in sorted(view.jobs, key=lambda each: (each.running_s(now_s), each.job_id)):
-        if is_there(room, place, job.demand):
-            break
-        if left[each.job_id] == each.shares or not {share.node for share in place} & {one.node for one in each.shares}:
-            continue
-        room.release(each.shares, each.demand)
-        stays = _giving_way(each, left[each.job_id], room, place, job)
-        room.take(stays, each.demand)
-        batch = each.card.elastic.global_batch if each.card.elastic and stays else 0
-        change = Change.SHRINK if stays else Change.STOP
-        decisions.append(Decision(each.job_id, change, reason, Allocation(stays, batch), taker=job.job_id))
+    decisions += _made_way(view.jobs, left, room, place, job, now_s, reason)
     room.take(place, job.demand)
     free = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
     decided = {each.job_id for each in decisions}

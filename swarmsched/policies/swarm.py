@@ -146,7 +146,7 @@ class Swarm:
         decisions = self._dealt(others, now_s, is_admitted=True, moves=False)
         started = {each.job_id for each in admitted if each.change is Change.START}
         if any(each.job_id in started and not each.target.shares for each in decisions):
-            decisions = shrunk(others, admitted)  # what keeps its hosts leaves them no place
+            decisions = shrunk(others, admitted, now_s)  # what keeps its hosts leaves them no place
         return Plan((*decisions, *waiting.values()))
 
     def _held_back(self, view: ClusterView, now_s: float) -> dict[JobId, Decision]:

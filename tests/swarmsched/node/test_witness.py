@@ -4,9 +4,11 @@ import pytest
 
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.commands import CreateTicket, JobAccepted, RecoverJob, Refused, SubmitJob, TicketIssued
+from swarmsched.gossip import state
 from swarmsched.holders import Holder
 from swarmsched.ids import NodeId
-from swarmsched.resources import Demand
+from swarmsched.resources import Demand, NodeResources
+from swarmsched.simulator.swarm import SimulatedSwarm
 from tests.swarmsched.simulator.testing import Watched
 
 ABLE, OTHER, WITNESS = NodeId("n000"), NodeId("n001"), NodeId("n002")
@@ -106,6 +108,21 @@ def test_a_job_brought_to_the_witness_is_meant_for_another(seed):
     watched.finish([ticket.job_id], 60.0)
     assert watched.swarm.record(ticket.job_id).shepherd == shepherd
     assert_only_holds(watched, [ticket.job_id])
+
+
+def test_a_node_to_which_jobs_mean_nothing_does_not_keep_the_news_of_all_that_ever_ran(monkeypatch):
+    start = SimulatedSwarm.start
+
+    def starts_bare(swarm):
+        swarm.hosts[WITNESS].resources = NodeResources((), 0, 0)  # as a witness's agent tells
+        return start(swarm)
+
+    monkeypatch.setattr(SimulatedSwarm, "start", starts_bare)
+    monkeypatch.setattr(state, "JOB_NEWS_KEPT", 4)
+    watched = swarm_with_witness(5)
+    for _ in range(3):
+        watched.finish([watched.submit(1, "sleep", "5") for _ in range(6)], 100.0)
+    assert len(watched.swarm.hosts[WITNESS].node._cluster.take_job_news()) <= 6 + 4
 
 
 def test_what_a_witness_has_is_no_capacity():

@@ -236,7 +236,7 @@ def test_who_makes_room_for_one_that_is_not_known_is_on_its_nodes() -> None:
     only = job(9, JobState.QUEUED, 1, ONE_GPU, nodes=(A,))
     plan = decided(ClusterView(1, tuple(nodes), (spread, *far, only)))
     changed = {number: plan[job_id(number)].target.shares for number in range(1, 6) if plan[job_id(number)].taker}
-    assert changed == {1: (Share(NodeId("n1"), 2),)}
+    assert changed == {1: (Share(NodeId("n1"), 2), Share(A, 1))}
     assert plan[job_id(9)].target.shares == (Share(A, 1),)
 
 
