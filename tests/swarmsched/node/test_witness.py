@@ -121,7 +121,8 @@ def test_a_node_to_which_jobs_mean_nothing_does_not_keep_the_news_of_all_that_ev
     monkeypatch.setattr(state, "JOB_NEWS_KEPT", 4)
     watched = swarm_with_witness(5)
     for _ in range(3):
-        watched.finish([watched.submit(1, "sleep", "5") for _ in range(6)], 100.0)
+        watched.finish([watched.submit(1, "sleep", "30", node=ABLE) for _ in range(6)], 300.0)
+        watched.swarm.run_for(70.0)
     assert len(watched.swarm.hosts[WITNESS].node._cluster.take_job_news()) <= 6 + 4
 
 
