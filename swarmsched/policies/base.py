@@ -121,6 +121,10 @@ def wait(job: JobView, rank_key: RankKey, reason: str) -> Decision:
     return Decision(job.job_id, Change.WAIT, reason, rank_key=rank_key)
 
 
+GIVING = (Change.STOP, Change.SHRINK, Change.MOVE)
+"""What gives up GPUs to others."""
+
+
 def is_claim(decision: Decision) -> bool:
     """True of a job that waits and has a place, which is kept for it until others have left."""
     return decision.change is Change.WAIT and bool(decision.target.shares)

@@ -11,6 +11,7 @@ from swarmsched.estimate import Elastic, Estimate
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook, Question
 from swarmsched.policies.base import (
+    GIVING,
     SubmitOrder,
     in_rank_order,
     inverse_priority,
@@ -210,9 +211,6 @@ def placed(sized: Sequence[Sized], room: Room, now: Room) -> list[Decision]:
 
 def _in_turn(sized: Sized) -> tuple[int, float, JobId]:
     return (inverse_priority(sized.job), sized.job.card.submitted_utc_s, sized.job.job_id)
-
-
-GIVING = (Change.STOP, Change.SHRINK, Change.MOVE)
 
 
 def named(decisions: Sequence[Decision]) -> list[Decision]:

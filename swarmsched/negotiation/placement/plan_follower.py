@@ -14,7 +14,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.regrouping import holds_off
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
-from swarmsched.policies.base import amount, is_claim
+from swarmsched.policies.base import GIVING, amount, is_claim
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
 from swarmsched.view import Change, Decision, Plan
@@ -97,6 +97,8 @@ class PlanFollower:
                 self._planning.has_news = True
                 continue
             problem = self._problem_of(decision, job, room, clock)
+            if problem and self._has_others_leave and not self._problem_of(decision, job, None, clock):
+                continue  # its place may be theirs still; who does not leave says why
             if problem:
                 effects += self._say(decision, "plan.ignored", f"{decision.change.value} ignored: {problem}")
             elif decision.change in RESCALES:
@@ -114,7 +116,11 @@ class PlanFollower:
                 effects += self._say(decision, "plan.advised", wish, decision.reason)
         return effects
 
-    def _problem_of(self, decision: Decision, job: JobShepherd, room: Room, clock: Clock) -> str:
+    @property
+    def _has_others_leave(self) -> bool:
+        return any(each.change in GIVING for each in self._planning.told.values())
+
+    def _problem_of(self, decision: Decision, job: JobShepherd, room: Room | None, clock: Clock) -> str:
         if decision.change not in (*RESCALES, Change.REBATCH):
             return cannot_change(decision)
         if holds_off(job, decision.target, clock.now_s):

@@ -40,8 +40,9 @@ def cannot_have(target: Allocation, job: JobView) -> str:
     return ""
 
 
-def cannot_rescale(decision: Decision, job: JobView, room: Room, *, is_taker_there: bool) -> str:
-    """Why a running job cannot be given other hosts, or more or fewer of them, as planned."""
+def cannot_rescale(decision: Decision, job: JobView, room: Room | None, *, is_taker_there: bool) -> str:
+    """Why a running job cannot be given other hosts, or more or fewer of them, as planned; without a room, whoever has
+    its place."""
     if job.state is not JobState.RUNNING:
         return f"it is {job.state.value}"
     if job.card.elastic is None:
@@ -52,9 +53,12 @@ def cannot_rescale(decision: Decision, job: JobView, room: Room, *, is_taker_the
         return "it has just that"
     if decision.change is not Change.GROW and not is_taker_there:
         return "GPUs are given up to a named job only"
+    problem = cannot_have(decision.target, job)
+    if problem or room is None:
+        return problem
     there = room.copy()
     there.release(job.shares, job.demand)
-    return cannot_have(decision.target, job) or _taken(decision.target, job, there)
+    return _taken(decision.target, job, there)
 
 
 def _moved(target: Allocation, job: JobView) -> str:

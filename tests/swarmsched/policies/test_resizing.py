@@ -16,9 +16,9 @@ from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, Speed
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
 from swarmsched.models.goodput import GoodputBook
-from swarmsched.policies.base import is_claim
+from swarmsched.policies.base import GIVING, is_claim
 from swarmsched.policies.registry import POLICIES, compute_plan
-from swarmsched.policies.resizing import GIVING, REBATCH_GAIN, elastic_of
+from swarmsched.policies.resizing import REBATCH_GAIN, elastic_of
 from swarmsched.resources import Demand, Share
 from swarmsched.view import Allocation, Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
 from tests.swarmsched.building import make_node

@@ -274,6 +274,16 @@ def test_a_running_job_is_not_rescaled_where_that_cannot_be(decision, saved, pro
     assert not job.is_writing
 
 
+@pytest.mark.parametrize(("size", "told"), [(6, []), (7, ["it takes 2 to 6 ranks, and the plan gives it 7"])])
+def test_a_place_that_others_are_about_to_leave_is_waited_for_in_silence(size, told):
+    scene = Scene([node(A, 2), node(B, 4)])
+    running_elastic(scene)
+    leaves = Decision(job_id("f"), Change.SHRINK, "pays", Allocation((Share(A, 1),)), taker=job_id("a"))
+    effects = plan_twice(scene, change(Change.GROW, (A, size)), leaves)
+    effects += [each for each in scene.placement.look(scene.clock) if isinstance(each, Announce)]
+    assert [each.text.removeprefix("grow ignored: ") for each in effects] == told
+
+
 def test_what_is_only_advised_is_said_once_and_not_done():
     scene = Scene([node(A, 2), node(B, 4)])
     job = running_elastic(scene)
