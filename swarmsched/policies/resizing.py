@@ -171,13 +171,14 @@ def _fits_somewhere(job: JobView, room: Room) -> bool:
 def deal_and_place(sized: Sequence[Sized], deal: Callable[[], None], room: Room, view: ClusterView) -> list[Decision]:
     """Decisions on all, of the sizes that `deal` gives them, each no fewer ranks than it has reserved.
 
-    A job that runs is stopped only for one that waits, whose place is kept then.  Where others would but grow, sizes
-    are dealt once more, and all that run keep the least with which they can train.
+    A job that runs is stopped only for one that waits, whose place is kept then.  Where none waits all that run keep
+    the least with which they can train; where others would but grow, sizes are dealt once more, and they do too.
     """
-    deal()
-    decisions = placed(sized, room.copy(), Room(view.nodes))
-    if any(map(is_claim, decisions)) or not any(each.change is Change.STOP for each in decisions):
-        return decisions
+    if not all(each.held for each in sized):
+        deal()
+        decisions = placed(sized, room.copy(), Room(view.nodes))
+        if any(map(is_claim, decisions)) or not any(each.change is Change.STOP for each in decisions):
+            return decisions
     for each in sized:
         each.reserved = min(each.held, each.least)
     deal()
