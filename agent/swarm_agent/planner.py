@@ -6,6 +6,7 @@ What takes longer than `DEADLINE_S` costs the child its life; of a plan the core
 """
 
 import asyncio
+import gc
 import logging
 import os
 import struct
@@ -33,6 +34,9 @@ STOP_TIMEOUT_S = 2.0
 TABLE_TIMEOUT_S = 2.0  # a person waits
 QUESTIONS_MOST = 16
 NICENESS = 5
+OBJECTS_UNTIL_COLLECTED = (
+    50_000  # a plan leaves hardly a circle behind, and each look for them goes over all of its jobs
+)
 _LENGTH = struct.Struct(">I")
 _REQUEST = Decoder(tuple[tuple[PolicySetting, ClusterView, float] | None, SpeedQuestion | None])  # the float: the time
 _Answer = tuple[Plan | None, SpeedTable | None, str]  # the last: what went wrong, if neither is there
@@ -222,4 +226,5 @@ def _table(question: SpeedQuestion) -> SpeedTable:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -221,7 +221,7 @@ class Clients:
         return _unknown(command.spec, self._cluster.names(clock.now_s)) or self._too_much(command.spec, clock)
 
     def _too_much(self, spec: JobSpec, clock: Clock) -> Refused | None:
-        """Where all nodes that were ever seen, up or down, could not hold it together."""
+        """Where all nodes that are remembered, up or down, could not hold it together."""
         error = impossible(spec, self._cluster.capacities(clock.now_s))
         if error is None:
             return None
