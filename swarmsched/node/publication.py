@@ -160,7 +160,7 @@ class Publication:
             stale_gpus=health.count(GpuHealth.STALE),
             running_ranks=self._ledger.report().running_ranks,
             live_jobs=len(self._shepherds.jobs),
-            flags=int(self._flags()),
+            flags=self._flags(),
             software_version=self._config.software_version[:24],
             ledger_version=self._ledger.version,
             zone=self._config.zone,
@@ -168,8 +168,8 @@ class Publication:
             drain_reason=self._ledger.drain_reason[:DRAIN_REASON_LENGTH],
         )
 
-    def _flags(self) -> NodeFlag:
-        flags = NodeFlag(0)
+    def _flags(self) -> int:
+        flags = 0
         if self._is_in_conflict:
             flags |= NodeFlag.CONFLICT
         if self._cluster.is_disk_stalled:
