@@ -5,10 +5,11 @@ fitted speed model elsewhere.  They change seldom and are kept; the worth of a b
 """
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -23,7 +24,11 @@ from swarmsched.models.speed import SpeedModel, StepTime
 BATCHES = 24
 """Global batch sizes that are looked at."""
 KEPT = 8_192
-"""Tables of step times that are remembered: with fewer than there are jobs each plan would make all of them anew."""
+"""Tables of step times that are remembered at most: with fewer than there are jobs each plan would make all of them
+anew."""
+ROUNDS_KEPT = 8
+"""A table is forgotten once that many times as many were asked for as are remembered: its job has measured more, or has
+ended, and one of 256 ranks takes 50 kB."""
 HASHED_POINTS = 16
 
 Floats = NDArray[np.float64]
@@ -248,13 +253,15 @@ class _Kept:
     points: Sequence[SpeedPoint]
     table: StepTable
     goodput: Goodput
+    asked: int  # how many questions had been asked by then
 
 
 class GoodputBook:
     """Goodput of estimates, kept from plan to plan: step times change seldom, the noise with each report."""
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, _Kept] = {}  # the one asked for last comes last
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one asked for last comes last
+        self._asked = 0
 
     def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
         """The job's rates for 1 to `ranks_most` ranks."""
@@ -265,17 +272,27 @@ class GoodputBook:
         keys = [_key(*each) for each in questions]
         new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
         for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
-            self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
+            self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise), self._asked)
+        self._asked += len(questions)
         answers = [self._answer(key, each.estimate.noise) for key, each in zip(keys, questions, strict=True)]
-        for key in list(islice(self._kept, max(0, len(self._kept) - KEPT))):
-            del self._kept[key]
+        self._forget()
         return answers
 
     def _answer(self, key: _Key, noise: Sequence[NoisePoint]) -> Goodput:
-        kept = self._kept[key] = self._kept.pop(key)  # the first that are forgotten are those that nobody asks for
+        kept = self._kept[key]
+        kept.asked = self._asked
+        self._kept.move_to_end(key)
         if kept.goodput.noise != noise:
             kept.goodput = Goodput(kept.table, noise)
         return kept.goodput
+
+    def _forget(self) -> None:
+        """Those that nobody asks for any more."""
+        while self._kept:
+            key, oldest = next(iter(self._kept.items()))
+            if len(self._kept) <= KEPT and self._asked - oldest.asked <= ROUNDS_KEPT * len(self._kept):
+                return
+            del self._kept[key]
 
 
 def _key(estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> _Key:

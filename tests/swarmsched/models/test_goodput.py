@@ -1,6 +1,7 @@
 """Goodput tables: step times as measured, else as fitted; batches worth what their noise says."""
 
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models import goodput
 from swarmsched.models.batch import candidates, split
-from swarmsched.models.goodput import GoodputBook, StepTable, StepTimes, gains
+from swarmsched.models.goodput import Goodput, GoodputBook, StepTable, StepTimes, gains
 from swarmsched.models.speed import SpeedModel
 
 ALLOWED = BatchRange(32, 256, 8, 64)
@@ -93,6 +94,17 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
         for job in jobs:
             book.goodput(job, ALLOWED, 1, 1)
     assert len(made) == len(jobs)
+
+
+def test_tables_that_nobody_asks_for_any_more_are_forgotten() -> None:
+    answers: WeakSet[Goodput] = WeakSet()
+    book, jobs = GoodputBook(), 50
+    for plan in range(40):
+        for job in range(jobs):
+            changes = plan if job == 0 else 0  # it measures something new each time
+            points = (SpeedPoint(1, 1, 32, 0.1 + job + changes / 100.0),)
+            answers.add(book.goodput(Estimate(points=points), ALLOWED, 1, 1))
+    assert jobs <= len(answers) < jobs + 2 * goodput.ROUNDS_KEPT
 
 
 def test_the_goodput_of_many_jobs_is_that_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
