@@ -28,7 +28,7 @@ from swarm_client.progress import Progress
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
 from tests.science.cells import Cell, Line, read_lines, run
-from tests.science.page import Results, elastic_batch, price, put, table
+from tests.science.page import Results, by_workload, elastic_batch, price, put, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -49,7 +49,7 @@ KEY += ("view", "loss", "churn")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")
-PICTURE, PRICE, BATCH = "picture", "price", "elastic-batch"
+PICTURE, PRICE, BATCH, PUBLISHED = "picture", "price", "elastic-batch", "published"
 
 
 class UsageProblem(Exception):
@@ -154,6 +154,8 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
         of_table = [line for line in lines if line.table == name]
         told = price(of_table, done) if name == PRICE else table(of_table, done, plan.traces, is_quick=plan.is_quick)
         page = put(page, name, told)
+        if name == PUBLISHED:
+            page = put(page, "by workload", by_workload(of_table, done, plan.traces, is_quick=plan.is_quick))
     if plan.tables:
         origin += f" Of it are the tables {', '.join(plan.tables)}; the others are older."
     page = put(page, "origin", origin)

@@ -30,6 +30,21 @@ def table(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bo
     return "\n".join(text)
 
 
+def by_workload(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bool) -> str:
+    """Each workload by itself, of policies that run against their own published results: the average over theirs."""
+    own = [line for line in lines if line.reference.partition(":")[2] == line.policy]
+    workloads = list(dict.fromkeys(cell.workload for line in own for cell in line.cells(is_quick=is_quick)))
+    text = [f"| policy | load | {' | '.join(workloads)} |", f"|{'---|' * (2 + len(workloads))}"]
+    for line in own:
+        cells = {cell.workload: cell for cell in line.cells(is_quick=is_quick)}
+        figures = [
+            _short(_ratios([cells[each]], results, traces)[MEASURES[0]][0]) if each in cells else ""
+            for each in workloads
+        ]
+        text.append(f"| `{line.policy}` | {line.load} | {' | '.join(figures)} |")
+    return "\n".join(text)
+
+
 def price(lines: Sequence[Line], results: Results) -> str:
     """What it costs that nobody sees all: results through gossip over those of the same policy on the exact view."""
     told = ["load", "messages lost", "servers", "finished", "average", "99th", "makespan", "view age", "refused holds"]
@@ -96,12 +111,18 @@ def _how(line: Line) -> tuple[str, ...]:
 
 def _figures(cells: Sequence[Cell], results: Results, traces: Path) -> str:
     """Means of the three ratios; of several, the least and the largest on the average."""
+    ratios = _ratios(cells, results, traces)
+    return f"{_spread(ratios[MEASURES[0]])} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
+
+
+def _ratios(cells: Sequence[Cell], results: Results, traces: Path) -> dict[str, list[float]]:
+    """By measure, one for each cell: what came out over what was published."""
     ratios: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for cell in cells:
         reference, result = cell.reference(traces), results[cell.key]
         for measure in MEASURES:
             ratios[measure].append(float(result[measure] or "nan") / float(reference[measure]))
-    return f"{_spread(ratios[MEASURES[0]])} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
+    return ratios
 
 
 def _spread(ratios: Sequence[float]) -> str:

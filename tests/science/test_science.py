@@ -71,6 +71,17 @@ def test_the_page_gets_ratios_with_counts_commit_and_machine_and_a_stopped_run_g
     assert len(record(plan)) == 1 + 6, "other code, other results"
 
 
+def test_policies_against_their_own_published_results_are_listed_workload_by_workload(plan):
+    plan.lines.write_text(LINES.replace("rigid,", "published,").replace("1.0,2,1x2,", "1.0,1 2,1x2,"))
+    page = PAGE.replace("rigid", "published") + "<!-- science: by workload -->\n<!-- end of by workload -->\n"
+    plan.page.write_text(page)
+    science(plan)
+    told = plan.page.read_text().partition("<!-- science: by workload -->\n")[2]
+    assert told == (
+        "| policy | load | 1 | 2 |\n|---|---|---|---|\n| `fifo` | 1.0 | 1.500 | 1.000 |\n<!-- end of by workload -->\n"
+    )
+
+
 def test_what_gossip_costs_is_told_against_the_exact_view(plan):
     plan.lines.write_text(PRICE_LINES)
     plan.page.write_text(PAGE.replace("rigid", "price"))
@@ -109,7 +120,7 @@ def test_a_variable_that_cannot_be_used_is_named(environment, told):
 def test_the_page_has_the_markers_of_all_tables_and_a_missing_one_is_named():
     page = (ROOT / "docs" / "scheduling.md").read_text()
     tables = {line.table for line in read_lines(ROOT / "tests" / "science" / "cells.csv")} - {"picture"}
-    for name in tables | {"origin", "elastic-batch"}:
+    for name in tables | {"origin", "elastic-batch", "by workload"}:
         assert "new text" in put(page, name, "new text")
     with pytest.raises(ValueError, match="science: other"):
         put(page, "other", "")
