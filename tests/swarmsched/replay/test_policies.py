@@ -126,6 +126,7 @@ def test_rigid_baselines_reproduce_an_independent_simulator(
         ("pollux_jobs", {"load": "1.0", "workload": "1"}, 16, 4),
         ("pollux_jobs", {"load": "1.0", "workload": "6"}, 16, 4),
         ("itp195_jobs", {}, 8, 8),
+        ("muri_jobs", {"trace": "cluster"}, 8, 8),
     ],
 )
 def test_the_gittins_index_of_the_published_sample_reproduces_an_independent_simulator(
