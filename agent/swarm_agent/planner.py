@@ -34,9 +34,7 @@ STOP_TIMEOUT_S = 2.0
 TABLE_TIMEOUT_S = 2.0  # a person waits
 QUESTIONS_MOST = 16
 NICENESS = 5
-OBJECTS_UNTIL_COLLECTED = (
-    50_000  # a plan leaves hardly a circle behind, and each look for them goes over all of its jobs
-)
+OBJECTS_PER_COLLECTION = 50_000  # plans leave few circles, and each look for them goes over all jobs
 _LENGTH = struct.Struct(">I")
 _REQUEST = Decoder(tuple[tuple[PolicySetting, ClusterView, float] | None, SpeedQuestion | None])  # the float: the time
 _Answer = tuple[Plan | None, SpeedTable | None, str]  # the last: what went wrong, if neither is there
@@ -226,5 +224,5 @@ def _table(question: SpeedQuestion) -> SpeedTable:
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     serve(sys.stdin.buffer, sys.stdout.buffer)
