@@ -8,6 +8,7 @@ from math import ceil, inf
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
+from swarmsched.gossip.state import ROUND_S
 from swarmsched.ids import JobId
 from swarmsched.node.config import Timings
 from swarmsched.policies.registry import check_setting, kind_of, plan_anyway
@@ -60,6 +61,7 @@ class Replay:
     faults: NetworkFaults = field(default_factory=NetworkFaults)
     asks_least: bool = False
     membership: str = "swim"
+    round_s: float = ROUND_S  # of the state plane
 
 
 Measured = Mapping[str, Profile | Mapping[int, Rates]]
@@ -109,7 +111,7 @@ def _timings(settings: Replay) -> Timings:
             f"with {settings.membership!r} nobody would see that nodes fail",
             "take swim, or leave out --churn",
         )
-    return found
+    return replace(found, round_s=settings.round_s)
 
 
 def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None:

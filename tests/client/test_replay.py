@@ -153,10 +153,11 @@ def test_jobs_run_through_nodes_that_gossip(capsys, jobs):
 
 
 def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
-    words = ["--view", "gossip", "--membership", "ideal", "--select", "cluster=x", "--policy", "fifo"]
+    words = ["--view", "gossip", "--membership", "ideal", "--round-s", "5", "--select", "cluster=x", "--policy", "fifo"]
     code, out, _ = replay(capsys, str(jobs), "--nodes", "2", *words, "--rescale-cost-s", "0", "-o", "json")
     document = json.loads(out)
     assert (code, document["membership"], document["probe_period_s"]) == (0, "ideal", 86_400.0)
+    assert document["round_s"] == 5.0
     assert document["finished"] == 2
     exact = json.loads(replay(capsys, str(jobs), "--select", "cluster=x", "--policy", "fifo", "-o", "json")[1])
     assert (exact["membership"], "probe_period_s" in exact) == ("perfect", False)
@@ -195,6 +196,8 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--view", "gossip", "--delay-s", "1e9"), "must be a number of seconds: 0, or from 1e-06 to 1"),
         (("{jobs}", "--membership", "ideal"), "--membership needs a network"),
         (("{jobs}", "--view", "gossip", "--membership", "raft"), "'raft' is not known"),
+        (("{jobs}", "--round-s", "5"), "--round-s needs a network"),
+        (("{jobs}", "--view", "gossip", "--round-s", "0"), "must be a number of seconds: from 0.1 to 60"),
         (("{jobs}", "--tick-s", "soon"), "must be a number of seconds"),
         (("{jobs}", "--tick-s", "1e-9"), "must be a number of seconds: 0, or from 1 to 1,000,000"),
         (("{jobs}", "--checkpoint-s", "0"), "must be a number of seconds: from 1 to 100,000,000"),

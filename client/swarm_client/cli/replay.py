@@ -117,6 +117,12 @@ OPTIONS = (
         "swim, or ideal: nobody is probed, where no machine fails; with --view gossip (replay; default swim)",
         "HOW",
     ),
+    Option(
+        "--round-s",
+        "seconds between rounds of the state gossip, with --view gossip (replay; default 1)",
+        "S",
+        read=_seconds(0.1, 60),
+    ),
     Option("--loss", "part of all messages that is lost, with --view gossip (replay; default 0)", "RATIO", read=_ratio),
     Option(
         "--delay-s",
@@ -289,6 +295,7 @@ def _import(name: str, file: Path) -> None:
 
 
 def _settings(arguments: Arguments) -> list[Replay]:
+    from swarmsched.gossip.state import ROUND_S
     from swarmsched.replay.perfect import Pacing
     from swarmsched.replay.setup import CHECKPOINT_S, Replay
 
@@ -297,10 +304,8 @@ def _settings(arguments: Arguments) -> list[Replay]:
     knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
     cluster, seed, (view, faults) = _cluster(arguments), arguments.get("seed", 0), _view(arguments)
     asks_least, membership = view == "gossip" or bool(arguments["asks_least"]), arguments["membership"] or "swim"
-    return [
-        Replay(each, cluster, knows, pacing, seed, limits, checkpoint_s, view, faults, asks_least, membership)
-        for each in _policies(arguments)
-    ]
+    how = (pacing, seed, limits, checkpoint_s, view, faults, asks_least, membership, arguments.get("round_s", ROUND_S))
+    return [Replay(each, cluster, knows, *how) for each in _policies(arguments)]
 
 
 def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
@@ -308,7 +313,7 @@ def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
     from swarmsched.simulator.network import NetworkFaults
 
     view, usual = arguments["view"] or "perfect", NetworkFaults()
-    network = [option for option in ("loss", "delay_s", "membership") if arguments[option] is not None]
+    network = [option for option in ("loss", "delay_s", "membership", "round_s") if arguments[option] is not None]
     if network and view != "gossip":
         option = f"--{network[0].replace('_', '-')}"
         raise UsageError(f"{option} needs a network", "add --view gossip")
