@@ -53,9 +53,12 @@ def inverse_priority(job: JobView) -> int:
     return PRIORITY_LIMIT - max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, job.card.priority))
 
 
-def milliseconds(time_utc_s: float) -> int:
-    """A submit time as a part of a rank key; never negative."""
-    return max(0, int(time_utc_s * 1000))
+MILLISECONDS_MOST = 2**53  # that a rank key carries
+
+
+def milliseconds(time_s: float) -> int:
+    """A time as a part of a rank key; never negative."""
+    return max(0, int(min(time_s * 1000, MILLISECONDS_MOST)))
 
 
 class SubmitOrder:

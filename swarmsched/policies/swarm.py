@@ -56,7 +56,6 @@ LEAST_LEFT_S = 1.0
 PATIENCE = 8.0
 """A job that has waited for so many times as long as it still takes counts more than by its rank: as Tiresias promotes
 those (PROMOTEKNOB)."""
-LEFT_S_MOST = 1e12  # told to an order, whose keys are whole milliseconds below 2^53
 LEAST_PAUSE_S = 1e-3
 PLACES_TRIED = 8  # in a plan
 LEAST_TOLD = 0.005  # of a gain in speed, to people
@@ -265,8 +264,7 @@ class InTurn(Backfill):
     def rank_key(self, job: JobView, now_s: float) -> RankKey:
         """Smaller runs earlier."""
         times = self._first.get(job.job_id)
-        left_s = min(self._left_s[job.job_id], LEFT_S_MOST)
-        place = (1, milliseconds(left_s)) if times is None else (0, milliseconds(1.0 / times))
+        place = (1, milliseconds(self._left_s[job.job_id])) if times is None else (0, milliseconds(1.0 / times))
         return (inverse_priority(job), *place, milliseconds(job.card.submitted_utc_s))
 
     def _limit_s(self, job: JobView) -> float:

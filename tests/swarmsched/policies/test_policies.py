@@ -15,7 +15,7 @@ from swarmsched.card import STATES, JobCard, RankKey, card_of, decode_card, enco
 from swarmsched.errors import ConfigError
 from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.policies.placement import place_in, tie_break
-from swarmsched.policies.registry import POLICIES, check_setting, compute_plan, make_order, policy_id
+from swarmsched.policies.registry import POLICIES, check_setting, compute_plan, make_order, plan_anyway, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share, fits, ranks_that_fit, world_size
@@ -245,6 +245,15 @@ def test_a_node_that_offers_less_than_is_booked_there_takes_nothing_from_the_oth
     assert room.free(NodeId("n1")).cpus == 0
     assert room.fits(demand) == {NodeId("n2"): 2}
     assert room.ranks(demand) == 2
+
+
+@pytest.mark.parametrize("policy", [FIFO, PolicySetting("backfill"), LAS, PolicySetting("swarm")])
+def test_a_submit_time_that_no_clock_tells_comes_last_and_fails_no_plan(policy: PolicySetting) -> None:
+    """A card may carry it; a rank key holds whole milliseconds below 2^53."""
+    jobs = (waiting(1, 2, submitted_utc_s=1e18), waiting(2, 1))
+    plan = plan_anyway(policy, ClusterView(7, (make_node("n1", 2),), jobs), NOW_S)
+    assert not plan.fault
+    assert started(plan) == [job_id(2)]
 
 
 def test_las_starts_nobody_where_another_is_to_run_once_room_is_made() -> None:
