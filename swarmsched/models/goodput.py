@@ -253,7 +253,7 @@ class _Kept:
     points: Sequence[SpeedPoint]
     table: StepTable
     goodput: Goodput
-    asked: int  # how many questions had been asked by then
+    asked: int = 0  # questions by when it was the answer to one
 
 
 class GoodputBook:
@@ -272,7 +272,7 @@ class GoodputBook:
         keys = [_key(*each) for each in questions]
         new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
         for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
-            self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise), self._asked)
+            self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
         self._asked += len(questions)
         answers = [self._answer(key, each.estimate.noise) for key, each in zip(keys, questions, strict=True)]
         self._forget()

@@ -243,6 +243,11 @@ def at_least(view: ClusterView, least: Callable[[JobView], int] | None = None) -
         kept, given_up = _split(job.shares, least(job) if least else ranks)
         room.release(given_up, job.demand)
         jobs.append(replace(job, card=replace(job.card, ranks=ranks, shares=kept)))
+    return _left_in(room, view, jobs)
+
+
+def _left_in(room: Room, view: ClusterView, jobs: Iterable[JobView]) -> ClusterView:
+    """The swarm with those jobs, and what the room has free."""
     nodes = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
     return replace(view, nodes=tuple(nodes), jobs=tuple(jobs))
 
@@ -323,10 +328,8 @@ def place_made(
     reason = f"makes room for {handle(job.job_id)}, which {'has waited long and ' * is_overdue}fits nowhere else"
     decisions += _made_way(view.jobs, left, room, place, job, now_s, reason)
     room.take(place, job.demand)
-    free = [replace(node, free=room.free(node.node)) if node.is_available else node for node in view.nodes]
     decided = {each.job_id for each in decisions}
-    others = [each for each in view.jobs if each.job_id not in decided]
-    return decisions, replace(view, nodes=tuple(free), jobs=tuple(others))
+    return decisions, _left_in(room, view, [each for each in view.jobs if each.job_id not in decided])
 
 
 def _giving_way(

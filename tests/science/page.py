@@ -36,11 +36,10 @@ def by_workload(lines: Sequence[Line], results: Results, traces: Path, *, is_qui
     workloads = list(dict.fromkeys(cell.workload for line in own for cell in line.cells(is_quick=is_quick)))
     text = [f"| policy | load | {' | '.join(workloads)} |", f"|{'---|' * (2 + len(workloads))}"]
     for line in own:
-        cells = {cell.workload: cell for cell in line.cells(is_quick=is_quick)}
-        figures = [
-            _short(_ratios([cells[each]], results, traces)[MEASURES[0]][0]) if each in cells else ""
-            for each in workloads
-        ]
+        cells = line.cells(is_quick=is_quick)
+        ratios = _ratios(cells, results, traces)[MEASURES[0]]
+        told = {cell.workload: _short(ratio) for cell, ratio in zip(cells, ratios, strict=True)}
+        figures = [told.get(each, "") for each in workloads]
         text.append(f"| `{line.policy}` | {line.load} | {' | '.join(figures)} |")
     return "\n".join(text)
 
