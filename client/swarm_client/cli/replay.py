@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from keyword import iskeyword
 from pathlib import Path
@@ -299,13 +300,22 @@ def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.replay.perfect import Pacing
     from swarmsched.replay.setup import CHECKPOINT_S, Replay
 
-    limits = _limits(arguments)
-    pacing = Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0))
-    knows, checkpoint_s = arguments["knows"] or KNOWS_DEFAULT, arguments.get("checkpoint_s", CHECKPOINT_S)
-    cluster, seed, (view, faults) = _cluster(arguments), arguments.get("seed", 0), _view(arguments)
-    asks_least, membership = view == "gossip" or bool(arguments["asks_least"]), arguments["membership"] or "swim"
-    how = (pacing, seed, limits, checkpoint_s, view, faults, asks_least, membership, arguments.get("round_s", ROUND_S))
-    return [Replay(each, cluster, knows, *how) for each in _policies(arguments)]
+    view, faults = _view(arguments)
+    run = partial(
+        Replay,
+        cluster=_cluster(arguments),
+        knowledge=arguments["knows"] or KNOWS_DEFAULT,
+        pacing=Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0)),
+        seed=arguments.get("seed", 0),
+        gpus_most=_limits(arguments),
+        checkpoint_s=arguments.get("checkpoint_s", CHECKPOINT_S),
+        view=view,
+        faults=faults,
+        asks_least=view == "gossip" or bool(arguments["asks_least"]),
+        membership=arguments["membership"] or "swim",
+        round_s=arguments.get("round_s", ROUND_S),
+    )
+    return [run(each) for each in _policies(arguments)]
 
 
 def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
