@@ -54,11 +54,11 @@ def size_of(folder: Path, name: str) -> int:
         root = os.lstat(folder / name)
         if not stat.S_ISDIR(root.st_mode):
             return root.st_size
-        found = 0
+        found, above = 0, len(str(folder)) + 1
         for parent, _, files in os.walk(folder / name):
+            if parent.count("/", above) >= DEPTH_LIMIT:
+                raise _too_deep(name)
             found += sum(os.lstat(os.path.join(parent, file)).st_size for file in files)  # noqa: PTH118
-    except RecursionError as error:
-        raise _too_deep(name) from error
     except OSError as error:
         raise _unreadable(folder / name, error) from error
     return found

@@ -64,7 +64,9 @@ class Store:
             if path.exists() and path.stat().st_size:
                 _examine(path, label, node, keys)
             _make_private(path)
-            store = cls(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False), path)
+            store = cls(
+                sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False), path
+            )
             try:
                 store._prepare(label, node)
                 store._adopt(label, keys, had_log=had_log)
@@ -182,7 +184,7 @@ def _make_private(path: Path) -> None:
 def _examine(path: Path, label: str, node: str, keys: Sequence[bytes]) -> None:
     """Refuse what cannot be used.  Read only, so that not even the log is folded into a file that is refused."""
     address = f"file:{urllib.parse.quote(str(path))}?mode=ro"
-    with closing(sqlite3.connect(address, BUSY_TIMEOUT_S, isolation_level=None, uri=True)) as connection:
+    with closing(sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)) as connection:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ SUN_PATH_BYTES = 107  # without the closing zero (unix(7))
 NAME_LENGTH = 16
 BACKLOG = 64
 KEY_SHOWN = 40
+# From 3.13 on a server removes its path when it closes, and tasks would not find the next agent; before that none does.
+KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 Request = dict[str, Any]
 Handler = Callable[[TaskKey, Request], Awaitable[dict[str, Any]]]
@@ -103,7 +106,7 @@ class TaskSocket:
         except OSError:
             listening.close()
             raise
-        serving = asyncio.start_unix_server(self._connected, sock=listening, limit=LINE_BYTES_MAX)
+        serving = asyncio.start_unix_server(self._connected, sock=listening, limit=LINE_BYTES_MAX, **KEEP_PATH)
         self._opening = asyncio.get_running_loop().create_task(serving)
 
     def close(self, *, is_over: bool) -> None:

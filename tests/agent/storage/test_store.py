@@ -4,6 +4,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,20 @@ from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM
 KEY, NEXT_KEY, FOREIGN_KEY = (bytes([number]) * 32 for number in (1, 2, 3))
 
 
+OPENED: list[Store] = []
+
+
 def open_store(path: Path, label: str = "swarm", node: str = "a", keys: tuple[bytes, ...] = (KEY,)) -> Store:
-    return Store.open(path, label=label, node=node, keys=keys)
+    OPENED.append(Store.open(path, label=label, node=node, keys=keys))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closing() -> Iterator[None]:
+    """Most tests leave them open, as a kill does; the interpreter complains of those since 3.13."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def log_of(path: Path) -> Path:
