@@ -70,3 +70,4 @@ class Worker(Value):
     problem: Text = ""
     is_silent: bool = False  # by its agent: it does not even ask for plans any more, so all of the process stands still
     has_timed_out: bool = False  # it has waited for others for as long as its script allows
+    failed: U32 = 0  # the newest version that came to nothing for it: not built, not switched to, or lost since

@@ -96,10 +96,14 @@ class Builder:
             return self._changed.wait_for(found, timeout_s)
 
     def reject(self, candidate: Candidate) -> None:
-        """It came to nothing; never to be offered again."""
+        """It came to nothing, or was lost; never to be offered again."""
         candidate.close()
+        self._has_failed(candidate.plan)
+
+    def _has_failed(self, plan: Plan, **told: str) -> None:
         with self._changed:
-            self._rejected = max(self._rejected, candidate.plan.version)
+            self._rejected = max(self._rejected, plan.version)
+        self._tell(failed=self._rejected, **told)
 
     def enter(self, candidate: Candidate | None) -> None:
         """Training goes on in this group, or tries to."""
@@ -131,7 +135,9 @@ class Builder:
                 group = build(store, rank, size, self._device, self._lodging.host, BUILD_S)
             except Exception as error:  # noqa: BLE001  # of whatever kind: in this thread nobody else would tell of it
                 if plan is self._newest:
-                    self._tell(problem=f"plan {plan.version} was not built: {type(error).__name__}: {error}")
+                    self._has_failed(
+                        plan, problem=f"plan {plan.version} was not built: {type(error).__name__}: {error}"
+                    )
                 return
         candidate = Candidate(plan, group)
         if self._offer(candidate) and group is not None:  # who leaves waits until the others let it go

@@ -28,7 +28,7 @@ class Standing(NamedTuple):
 
     `trains` is the version of the membership in which this worker trains, 0 for none; `pause_s` what the last switch
     has cost, `busy_s` what this worker's own part of a step takes; `has_timed_out` tells that it has waited for others
-    for as long as its script allows.
+    for as long as its script allows; `failed` is the newest version that came to nothing for it.
     """
 
     state: str = "ready"
@@ -39,6 +39,7 @@ class Standing(NamedTuple):
     pause_s: float = 0.0
     busy_s: float = 0.0
     has_timed_out: bool = False
+    failed: int = 0
 
 
 class AgentLink:

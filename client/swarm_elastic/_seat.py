@@ -151,7 +151,8 @@ class Seat:
     def recover(self, problem: str) -> None:
         """A member was lost, as the problem tells: wait for plans until one of them holds.  Raises `MembersLost`."""
         self._is_lost, self._stands_since_s = True, time.monotonic()
-        self.group.close()
+        assert self._current is not None
+        self._membership.reject(self._current)
         self._membership.enter(None)
         self._membership.tell(
             step=self._progress.rounds, problem=f"plan {self.version} lost a member: {problem}"[:PROBLEM_LENGTH]

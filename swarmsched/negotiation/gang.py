@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from msgspec.structs import replace
+
 from swarmsched.api import EndReason, StartPhase
 from swarmsched.effects import SendPeer
 from swarmsched.fields import Value
@@ -11,6 +13,7 @@ from swarmsched.negotiation.outcome import Failures
 from swarmsched.record import JobRecord
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
+from swarmsched.world import WorkerState
 
 DISMISSAL_COMMAND_ID = 2**32 - 2  # of a release that answers a stray report; others count from 1
 STAGING = (StartPhase.SYNC, StartPhase.ENVIRONMENT)
@@ -54,7 +57,7 @@ class Elastic(Rigid):
             if task is not None and is_clean(task):
                 return Failures()
             if task is not None:
-                found.see(task)
+                found.see(_blamed(task, gang))
         return found
 
 
@@ -64,6 +67,25 @@ RIGID, ELASTIC = Rigid(), Elastic()
 def may_have_trained(task: TaskStatus | None) -> bool:
     """A worker that has the state of the training, by its own word, or one that has not spoken (to us) yet."""
     return task is None or not task.worker.heard or task.worker.trains > 0
+
+
+def _blamed(task: TaskStatus, gang: "Gang") -> TaskStatus:
+    """The same of a worker that ended, and as lost where that was done to it: killed, or left alone by the others.
+
+    What the kernel killed for its memory has failed, and so has a worker that refuses a world.  A newcomer that was
+    stopped with the others is nobody's loss.
+    """
+    is_victim = gang.is_stopping and not task.worker.trains
+    if task.failure is not TaskFailure.NONE or is_victim or not task.exits:
+        return task
+    worker, where = task.worker, f"worker {task.part} on {task.node}"
+    if worker.trains and worker.failed >= worker.trains and worker.state is not WorkerState.REFUSED:
+        told = f"{where} lost the others, and went on in no other world"
+        return replace(task, failure=TaskFailure.LOST, detail=told, exits=())
+    if all(each.signal and not each.is_oom for each in task.exits):
+        told = f"{where} was killed by signal {task.exits[0].signal}"
+        return replace(task, failure=TaskFailure.LOST, detail=told)
+    return task
 
 
 def is_clean(task: TaskStatus) -> bool:

@@ -3,8 +3,9 @@
 New parts are held, named by the record, committed, staged and launched as those of an attempt are, while the others
 train.  Once their workers are ready the record names the next world; workers are told of it, again until they say that
 they have heard, and switch by themselves.  Whoever is not in it leaves by itself, and is stopped if it does not.  A
-death is the same change without newcomers.  Where no member would be kept the new ones come first, and once they train
-the old ones leave: somebody must give them the state of the training.
+death is the same change without newcomers, and a lost connection between members that live the same change without
+anybody.  Where no member would be kept the new ones come first, and once they train the old ones leave: somebody must
+give them the state of the training.
 
 All of it follows from the record and from what workers have told, but for two wishes, who is to leave and why: a
 shepherd that takes over leaves them to the next plan.
@@ -40,6 +41,8 @@ STOP_AGAIN_S = 2.0
 LEAVE_S = 5.0  # from the switch of all others until a worker that has not left by itself is stopped
 STUCK_S = 300.0  # the same where others have not switched
 JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
+PARTED_S = 2.0  # that all members have told of a world that came to nothing, until they try the next one
+PARTED_SOME_S = 30.0  # the same where some have: who computes has not met it yet, and a death is told by then
 AS_BEGUN = "begun by its shepherd before"
 
 
@@ -152,10 +155,12 @@ def world_changed(job: ShepherdState, before: JobRecord) -> list[ShepherdEffect]
 def _note_failures(job: ShepherdState, before: JobRecord, came_to_nothing: Collection[int]) -> None:
     """Whatever broke them may break those that follow, there most of all."""
     record = job.decided
-    if came_to_nothing or set(record.world.lost) - set(before.world.lost):
+    lost = set(record.world.lost) - set(before.world.lost)
+    is_again = before.world.version < record.world.version and before.world.members == record.world.members
+    if came_to_nothing or lost or is_again:
         job.pacing.set_back(job.now_s)
     for share in record.leaving:
-        if share.part in came_to_nothing:
+        if share.part in came_to_nothing or (share.part in lost and not _has_trained(job, share)):
             job.pacing.avoid(share.node, job.now_s)
 
 
@@ -246,7 +251,9 @@ def look_again(job: ShepherdState) -> list[ShepherdEffect]:
     """While a change is under way it is looked at once in a while, whatever happens."""
     record, regrouping = job.decided, job.regrouping
     is_unheard = any(_worker(job, share).heard < record.world.version for share in record.members)
-    is_changing = record.joining or record.leaving or regrouping.leave or is_unheard
+    parted, _ = _parted(job)
+    regrouping.parted_s = min(regrouping.parted_s, job.now_s) if parted else float("inf")
+    is_changing = record.joining or record.leaving or regrouping.leave or is_unheard or parted
     if not is_changing:
         regrouping.again_s = float("inf")
     elif job.now_s >= regrouping.again_s or regrouping.again_s == float("inf"):
@@ -280,9 +287,11 @@ def _is_hopeless(job: ShepherdState, share: Share) -> bool:
 
 
 def regrouped(job: ShepherdState) -> RecordChange | None:
-    """Others are to train: newcomers are ready, or members are gone or wished away."""
+    """Others are to train: newcomers are ready, or members are gone, wished away, or have lost one another."""
     record, wished = job.decided, job.regrouping
     gone = _gone(job)
+    has_parted = not gone and _may_try_again(job)
+    gone = _untrained(job) if has_parted else gone
     left = [share for share in record.members if share.part not in gone and not job.gang.has_exited(share.place)]
     if job.gang.is_stopping or not left:
         return None
@@ -294,10 +303,12 @@ def regrouped(job: ShepherdState) -> RecordChange | None:
     if not kept or (record.world.has_trained and not any(_has_trained(job, share) for share in kept)):
         leaves = []
     joins = [] if is_held_up else joins
-    if not joins and not leaves and not gone:
+    if not (joins or leaves or gone or has_parted):
         return None
-    reason = wished.reason or AS_BEGUN if joins or leaves else _obituary(job, gone)
-    return Regrouped(tuple(joins), tuple(leaves), gone, (), reason, job.utc_s, job.ran_s)
+    told = _complaints(job) if has_parted else _obituary(job, gone)
+    reason = wished.reason or AS_BEGUN if joins or leaves else told
+    version = record.world.version if has_parted else 0
+    return Regrouped(tuple(joins), tuple(leaves), gone, (), reason, job.utc_s, job.ran_s, version)
 
 
 def _has_trained(job: ShepherdState, share: Share) -> bool:
@@ -335,6 +346,41 @@ def _hanging(live: Mapping[int, TaskStatus]) -> set[int]:
         if not task.worker.problem and task.worker.state in (WorkerState.READY, WorkerState.TRAINING)
     }
     return idle if len(idle) <= len(waiting) else set()
+
+
+def _parted(job: ShepherdState) -> tuple[list[Share], bool]:
+    """Members for which the present world came to nothing, though all live, and whether that is so of all of them.
+
+    None where somebody is frozen or stands still, or is not heard of yet: whatever becomes of that comes first.
+    """
+    record = job.decided
+    members = [share for share in record.members if not job.gang.has_exited(share.place)]
+    tasks = [_task(job, share) for share in members]
+    if any(task is None or task.is_frozen or task.worker.is_silent for task in tasks):
+        return [], False
+    parted = [share for share in members if _worker(job, share).failed >= record.world.version]
+    return parted, len(parted) == len(members)
+
+
+def _may_try_again(job: ShepherdState) -> bool:
+    """All members have told so for a moment, or some for long, and not too soon after the last time."""
+    parted, are_all = _parted(job)
+    due_s = job.regrouping.parted_s + (PARTED_S if are_all else PARTED_SOME_S)
+    return bool(parted) and job.now_s >= max(due_s, job.pacing.may_join_after_s)
+
+
+def _untrained(job: ShepherdState) -> tuple[int, ...]:
+    """Newcomers that a world of others who have trained could not take in: it is tried without them."""
+    members = job.decided.members
+    if not any(_has_trained(job, share) for share in members):
+        return ()
+    return tuple(share.part for share in members if not _has_trained(job, share))
+
+
+def _complaints(job: ShepherdState) -> str:
+    parted, _ = _parted(job)
+    problems = (_worker(job, share).problem for share in parted)
+    return f"its workers lost one another: {next(filter(None, problems), 'a connection ended')}"
 
 
 def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:

@@ -51,7 +51,8 @@ class JoinersGivenUp(RecordChange):
 class Regrouped(RecordChange):
     """Others train from now on: without those that leave or are gone, and with those that join.
 
-    Of those on lost nodes something may be `left` there; they are no part of the gang any more.
+    Of those on lost nodes something may be `left` there; they are no part of the gang any more.  `failed` is a version
+    that came to nothing for its members: the next one may have the same.
     """
 
     joins: tuple[int, ...]
@@ -61,13 +62,15 @@ class Regrouped(RecordChange):
     reason: str
     utc_s: float
     ran_s: float
+    failed: int = 0
 
     def _fields(self, record: JobRecord) -> Fields | None:
         world, lost = record.world, [each.part for each in self.left]
         shares = tuple(share for share in record.shares if share.part not in lost)
         joins = [part for part in self.joins if part in world.joining]
         members = (*_without(world.members, (*self.leaves, *self.gone, *lost)), *joins)
-        is_same = members == world.members and shares == record.shares
+        goes_on = members == world.members and self.failed != world.version
+        is_same = goes_on and shares == record.shares
         if record.state is not JobState.RUNNING or not members or is_same:
             return None
         joining = _without(world.joining, (*joins, *lost))
@@ -77,7 +80,7 @@ class Regrouped(RecordChange):
             "leftovers": with_leftovers(record, self.left),
             **counted(record, self.ran_s),
         }
-        if members == world.members:  # none of those that are lost has trained
+        if goes_on:  # none of those that are lost has trained
             return fields
         gone = [part for part in (*self.gone, *lost) if part in world.members]
         lost_ever = (*world.lost, *gone)[-LOST_KEPT:]

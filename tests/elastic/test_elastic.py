@@ -287,6 +287,29 @@ def test_a_rank_that_did_the_last_step_stays_for_those_that_lost_it(job: Job) ->
     assert digest_at_end(job, "a") == digest_at_end(job, "b")
 
 
+def test_ranks_that_live_and_lose_one_another_tell_so_and_go_on_in_the_next_plan_of_the_same(job: Job) -> None:
+    """Of one of them the sum had succeeded."""
+    job.start("a")
+    job.start("b", LOSES="20")
+    assert job.switch("a", "b") == 1
+    until(lambda: [job.standings[name].failed for name in ("a", "b")] == [1, 1], job.problems)
+    assert {job.standings[name].state for name in ("a", "b")} == {"training"}
+    job.switch("a", "b")
+    stop(job, "a", "b")
+    assert digest_at_end(job, "a") == digest_at_end(job, "b")
+    assert [len(found) for found in losses(job).values()] == [1] * len(losses(job))
+
+
+def test_a_plan_that_came_to_nothing_is_told_by_those_that_train_on(job: Job) -> None:
+    job.start("a", "b")
+    job.switch("a", "b")
+    job.start("dying", DIES="1")
+    version = job.publish("a", "b", "dying")
+    until(lambda: [job.standings[name].failed for name in ("a", "b")] == [version] * 2, job.problems)
+    before = job["a"].step
+    until(lambda: job["a"].step > before + 5, job.problems)
+
+
 def test_who_joins_in_the_last_step_gets_the_state_of_the_end_from_all_that_hold_it(job: Job) -> None:
     """One gives late, and the others do not go before."""
     (job.folder / "stop").write_text("40")

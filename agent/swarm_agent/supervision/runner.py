@@ -661,7 +661,7 @@ class TaskRunner:
     def _worker_told(self, key: TaskKey, told: Standing) -> None:
         problem = cleaned(told.problem)
         news = (WorkerState(told.state), told.address, told.version, told.trains, told.pause_s, told.busy_s, problem)
-        self._post(WorkerTold.about(key, Worker(*news, told.is_silent, told.has_timed_out)))
+        self._post(WorkerTold.about(key, Worker(*news, told.is_silent, told.has_timed_out, told.failed)))
 
     def _extend(self, task: _Task, until_s: float) -> None:
         is_sooner, task.until_s = until_s < task.until_s, until_s

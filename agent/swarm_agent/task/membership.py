@@ -37,7 +37,7 @@ class Standing:
     `version` is the newest plan that it has heard of, `trains` that in which it trains (0: none), `step` the last one
     that it has done (-1: none), `layout` a hash of its model; `pause_s` is what its last switch has cost, `busy_s` what
     its own part of a step takes (0: not known); one that has timed out has waited for others for as long as its script
-    allows.
+    allows; `failed` is the newest plan that came to nothing for it.
     """
 
     worker: str
@@ -52,13 +52,14 @@ class Standing:
     busy_s: float
     heard_s: float
     has_timed_out: bool = False
+    failed: int = 0
     is_silent: bool = False  # it has not asked again
 
     @property
     def news(self) -> tuple[object, ...]:
         """What others should hear of, which is not each step."""
         numbers = (self.version, self.trains, self.pause_s, self.busy_s)
-        return (self.state, self.address, self.problem, self.is_silent, self.has_timed_out, *numbers)
+        return (self.state, self.address, self.problem, self.is_silent, self.has_timed_out, self.failed, *numbers)
 
 
 @dataclass(slots=True)
@@ -174,6 +175,7 @@ def _standing(request: Request, now_s: float) -> Standing:
         busy_s=_seconds(request, "busy_s"),
         heard_s=now_s,
         has_timed_out=_flag(request, "has_timed_out"),
+        failed=_count(request, "failed", 0, 0),
     )
 
 

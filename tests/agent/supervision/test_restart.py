@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm_agent.supervision.orders import order_from_json, order_to_json
 from swarm_agent.supervision.shimlink import ShimLink
 from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
 from swarmsched.errors import StorageError
-from swarmsched.events import TaskStarted
+from swarmsched.events import TaskExited, TaskStarted
 from swarmsched.ids import NodeId
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
@@ -129,6 +130,11 @@ async def test_a_task_that_ended_meanwhile_is_found_with_its_result(tmp_path: Pa
         assert bench.found == ()
 
 
+def runs(pid: int) -> bool:
+    fields = shim.read_stat(pid)
+    return fields is not None and fields[0] != b"Z"
+
+
 async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"setsid sleep 300 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300"
@@ -145,11 +151,32 @@ async def test_a_task_whose_shim_died_with_the_agent_is_lost_and_ended(tmp_path:
         assert by_id[order.job_id].stage is TaskStage.EXITED
         assert by_id[order.job_id].failure is TaskFailure.LOST
         assert by_id[kept.job_id].stage is TaskStage.STARTED
-        daemon = int(pid_file.read_text())
-        fields = shim.read_stat(daemon)
-        assert fields is None or fields[0] == b"Z"
+        assert not runs(int(pid_file.read_text()))
         bench.runner.perform(StopTask(kept.job_id, 1, 0.0))
         await bench.finish(kept)
+
+
+async def test_the_death_of_one_shim_costs_its_own_part_of_the_attempt_alone(tmp_path: Path) -> None:
+    """A node may have several parts of an elastic gang."""
+    shares = tuple(Share(NodeId("n1"), 1, part=part) for part in (1, 2, 3))
+    script = (
+        f"setsid sleep 300 & echo $! > {tmp_path}/$SWARM_WORKER.new; mv {tmp_path}/$SWARM_WORKER{{.new,}}; sleep 300"
+    )
+    first = replace(make_order("bash", "-c", script, shares=shares, elastic=True), part=1)
+    orders = {part: replace(first, part=part) for part in (1, 2, 3)}
+    async with Bench(tmp_path / "data") as bench:
+        for order in orders.values():
+            bench.runner.perform(StartTask(order, ()))
+        await wait_until(lambda: all((tmp_path / str(part)).exists() for part in orders), what="all have a daemon")
+        victim = bench.runner._tasks[orders[2].key].link.facts.shim_pid
+        others = bench.runner.processes() - {victim, *(pid for pid, _, _ in shim.descendants(victim))}
+        os.kill(victim, signal.SIGKILL)
+        exited = await bench.finish(orders[2])
+        assert (exited.failure, exited.exits) == (TaskFailure.LOST, ())
+        assert not runs(int((tmp_path / "2").read_text())), "what it left has ended"
+        assert others
+        assert all(map(runs, others))
+        assert [event.key.part for event in bench.events if isinstance(event, TaskExited)] == [2]
 
 
 async def test_a_reused_pid_is_not_taken_for_the_shim(tmp_path: Path) -> None:

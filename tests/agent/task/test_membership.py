@@ -52,10 +52,11 @@ async def test_without_a_plan_it_is_told_so_after_a_while(desk, monkeypatch) -> 
 
 async def test_the_last_word_of_each_worker_is_kept(desk) -> None:
     first = await asking(desk)
-    second = await asking(desk, worker="b", state="training", trains=4, step=17, problem="p" * 1_000)
+    second = await asking(desk, worker="b", state="training", trains=4, failed=4, step=17, problem="p" * 1_000)
     assert set(desk.members(KEY)) == {"a", "b"}
     told = desk.members(KEY)["b"]
     assert (told.state, told.trains, told.step, len(told.problem), told.heard_s) == ("training", 4, 17, 500, 5.0)
+    assert (told.failed, desk.members(KEY)["a"].failed) == (4, 0), "of a script that an earlier version started"
     assert await desk.handle(KEY, WHO | {"state": "left", "step": 9}) == {"ok": True, "plan": None}
     assert (desk.members(KEY)["a"].state, desk.members(KEY)["a"].step) == ("left", 9)
     assert desk.members(OTHER) == {}
@@ -155,6 +156,7 @@ BAD = [
     ("state", "asleep", "state 'asleep'"),
     ("problem", [1], "problem [1]"),
     ("has_timed_out", 1, "has_timed_out 1"),
+    ("failed", -1, "failed -1"),
 ]
 
 

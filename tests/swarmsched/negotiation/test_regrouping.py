@@ -1,6 +1,9 @@
 """The gang of an elastic job changes while it trains, whatever its owners and workers answer, lose or repeat."""
 
+import itertools
+
 import pytest
+from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.ids import NodeId, Place
@@ -18,7 +21,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation import regrouping
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX, SETBACKS_FORGOTTEN_S
-from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S
+from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S, PARTED_S, PARTED_SOME_S
 from swarmsched.record import Leftover
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
@@ -521,3 +524,156 @@ def test_the_only_member_with_the_state_of_the_training_is_not_given_up(training
     stands(training, 3, is_silent=True)
     training.told(4, worker=Worker(WorkerState.READY, "10.0.0.4:7000", problem=WAITS))
     assert training.members == (3, 4)
+
+
+LOST = "plan 1 lost a member: Read error"
+
+
+def parts(training, *parts, failed=0, trains=0):
+    """They live, and the present world came to nothing for them."""
+    version = training.record.world.version
+    for part in parts:
+        worker = Worker(WorkerState.TRAINING, f"10.0.0.{part}:7000", version, trains or version, problem=LOST)
+        training.told(part, worker=replace(worker, failed=failed or version))
+
+
+def test_members_that_lose_one_another_and_live_go_on_as_the_next_world(training):
+    training.take(WorldRequest)
+    parts(training, 1, 2, 3)
+    training.wait(PARTED_S - 0.5)
+    assert training.record.world.version == 1, "one may be about to die"
+    training.wait(0.6)
+    world = training.record.world
+    assert (world.version, world.members, world.lost) == (2, (1, 2, 3), ())
+    assert training.record.rescalings[-1].reason == f"its workers lost one another: {LOST}"
+    assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3]
+    assert training.take(StopRequest) == []
+    training.trains(1, 2, 3)
+    assert training.shepherd.is_steady
+    assert [each.ranks_after for each in training.record.rescalings] == [3]
+
+
+def test_members_that_wait_for_one_that_does_not_notice_go_on_with_it_later(training):
+    parts(training, 1, 2)
+    training.wait(PARTED_SOME_S - 1.0)
+    assert training.record.world.version == 1, "the third may compute, or be about to die"
+    training.wait(1.1)
+    assert (training.record.world.version, training.members) == (2, (1, 2, 3))
+
+
+def test_a_connection_that_ends_again_and_again_is_waited_for_longer_each_time(training):
+    tried_s = []
+    for _ in range(7):
+        version = training.record.world.version
+        parts(training, 1, 2, 3)
+        while training.record.world.version == version:
+            training.wait(0.5)
+        tried_s.append(training.now_s)
+    waits_s = [later - before for before, later in itertools.pairwise(tried_s)]
+    assert waits_s == pytest.approx([2.0, 2.0, 4.0, 8.0, 16.0, 32.0], abs=0.6)
+
+
+def test_whoever_goes_back_from_a_switch_and_whoever_came_through_meet_in_the_next_world(training):
+    """Worker 1 trains in world 2, which the others could not switch to: they have gone on in world 1 until it left."""
+    training.dies(3)
+    parts(training, 1, trains=2)
+    parts(training, 2, trains=1)
+    training.wait(PARTED_S + 0.1)
+    assert (training.record.world.version, training.members) == (3, (1, 2))
+
+
+def test_a_death_that_is_told_late_is_a_death(training):
+    parts(training, 1, 2)
+    training.wait(1.0)
+    training.dies(3)
+    assert (training.record.world.version, training.members) == (2, (1, 2))
+    training.trains(1, 2)
+    training.wait(PARTED_SOME_S + 10.0)
+    assert training.record.world.version == 2
+
+
+@pytest.mark.parametrize("how", ["frozen", "silent", "not heard of since a take-over"])
+def test_nobody_is_thrown_out_of_a_step_while_it_may_be_another_s_turn(training, how):
+    if how == "not heard of since a take-over":
+        training.succeed()
+    parts(training, 1, 2)
+    if how == "frozen":
+        training.told(3, is_frozen=True)
+    elif how == "silent":
+        training.told(3, worker=Worker(WorkerState.TRAINING, "10.0.0.3:7000", 1, 1, is_silent=True))
+        assert training.members == (1, 2), "it stands still, and the others say that they wait"
+        return
+    training.wait(PARTED_SOME_S + 10.0)
+    assert training.record.world.version == 1
+
+
+def test_newcomers_that_a_world_cannot_take_in_are_given_up_and_the_others_go_on(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.ready(4)
+    assert training.members == (1, 2, 3, 4)
+    parts(training, 1, 2, 3, trains=1)
+    training.told(4, worker=Worker(WorkerState.READY, "10.0.0.4:7000", 2, failed=2))
+    training.wait(PARTED_S + 0.1)
+    world = training.record.world
+    assert (world.version, world.members, world.lost) == (3, (1, 2, 3), (4,))
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(C, 4)]
+    assert holds_off(training, (A, 2), (B, 1), (C, 1))
+    assert C in training.shepherd.pacing.avoided
+
+
+def test_a_gang_that_is_killed_at_once_goes_on_from_its_checkpoint_as_another_attempt(training):
+    training.dies(2)
+    training.dies(1)
+    training.dies(3)
+    record = training.record
+    assert (record.state, record.restarts, record.shares) == (JobState.QUEUED, 1, ())
+    assert record.reason == "restarting (1 of 5): worker 3 on b was killed by signal 9"
+
+
+def test_workers_that_end_because_the_others_are_lost_are_lost_too(training):
+    parts(training, 1, 2, 3)
+    for part in (1, 2, 3):
+        training.leaves(part, code=1)
+    record = training.record
+    assert (record.state, record.restarts) == (JobState.QUEUED, 1)
+    assert record.reason == "restarting (1 of 5): worker 3 on b lost the others, and went on in no other world"
+
+
+def test_a_job_that_may_not_be_restarted_tells_how_its_last_workers_ended():
+    ends = {}
+    for how in ("killed", "left alone"):
+        scene = ElasticScene(max_restarts=0)
+        scene.run()
+        if how == "left alone":
+            parts(scene, 1, 2, 3)
+        for part in (1, 2, 3):
+            scene.dies(part) if how == "killed" else scene.leaves(part, code=1)
+        ends[how] = (scene.record.end_reason, scene.record.signal, scene.record.exit_code)
+    assert ends == {"killed": (EndReason.FAILED, 9, 0), "left alone": (EndReason.NODE_LOST, 0, 125)}
+
+
+@pytest.mark.parametrize("how", ["memory", "refuses", "code"])
+def test_a_gang_that_fails_by_itself_has_failed(training, how):
+    for part in (1, 2, 3):
+        if how == "memory":
+            training.told(part, TaskStage.EXITED, exits=(RankExit(part - 1, 0, 9, is_oom=True),))
+        elif how == "refuses":
+            training.told(part, worker=Worker(WorkerState.REFUSED, "", 1, 1, failed=1))
+            training.leaves(part, code=1)
+        else:
+            training.leaves(part, code=1)
+    assert training.record.end_reason is (EndReason.OOM if how == "memory" else EndReason.FAILED)
+
+
+def test_a_newcomer_that_is_stopped_with_the_others_does_not_hide_their_failure(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.ready(4)
+    training.told(4, worker=Worker(WorkerState.READY, "10.0.0.4:7000", 2))
+    training.dies(1)
+    training.dies(2)
+    training.leaves(3, code=3)
+    assert (C, 4) in [(node, request.part) for node, request in training.take(StopRequest)]
+    training.dies(4, signal=15)
+    assert (training.record.end_reason, training.record.exit_code) == (EndReason.FAILED, 3)
