@@ -12,6 +12,7 @@ from msgspec import Meta
 from swarmsched.fields import U16, U32, Part, Seconds, Text, Value
 
 WORKERS_MAX = 512
+VERSION_MOST = 2**32 - 1
 ADDRESS_LENGTH = 255
 Parts = Annotated[tuple[Part, ...], Meta(max_length=WORKERS_MAX)]
 

@@ -7,17 +7,24 @@ import json
 import logging
 import os
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 FIELDS = "fields"
 """Key of `extra=` under which a log call hands over a mapping of further key=value pairs."""
+MINUTE_S = 60.0
+TRACEBACKS_MOST = 3  # of one place in the code and minute
+COMPLAINTS_MOST = 100
 
 
 def set_up_logging(log_format: str, log_level: str, node: str) -> None:
     """Send all loggers to stderr in the given format ("text" or "json"), from the given level upward."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(node) if log_format == "json" else TextLines("JOURNAL_STREAM" in os.environ))
+    handler.addFilter(Repeats().are_bearable)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(log_level.upper())
@@ -30,6 +37,30 @@ def _is_not_a_strangers_fault(record: logging.LogRecord) -> bool:
     """False for requests that are no HTTP: thousands a second would make the journal drop the agent's own lines."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not kind.__module__.startswith("aiohttp.")
+
+
+class Repeats:
+    """Limits warnings and errors that one place in the code repeats: they would push all others out of the journal."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s = clock()
+        self._told: Counter[tuple[object, ...]] = Counter()
+
+    def are_bearable(self, record: logging.LogRecord) -> bool:
+        """False for what has been told often enough in this minute; the last one that is told says so."""
+        if record.levelno < logging.WARNING:
+            return True
+        if self._clock() >= self._since_s + MINUTE_S:
+            self._since_s = self._clock()
+            self._told.clear()
+        kind = record.exc_info[0] if record.exc_info else None
+        place, most = (record.pathname, record.lineno, kind), TRACEBACKS_MOST if kind else COMPLAINTS_MOST
+        self._told[place] += 1
+        if self._told[place] == most:
+            left_out = f"{record.getMessage()} (further ones like it are left out for up to a minute)"
+            record.msg, record.args = left_out, ()
+        return self._told[place] <= most
 
 
 class TextLines(logging.Formatter):

@@ -29,6 +29,8 @@ LEAST = 1e-9
 """Of growth that counts: with less, nonsense could make rates infinite."""
 STEPS_MOST = 1e15
 """More than anybody will train."""
+ERROR_MOST = 1e6
+"""Relative; one of what is nearly done could be of any size."""
 
 
 class End(NamedTuple):
@@ -240,4 +242,4 @@ class Progress:
         end = self.end
         if end is None or end.at <= step or end.low == end.at:
             return 0.0
-        return (end.at - end.low) / DEVIATIONS / (end.at - step)
+        return min(ERROR_MOST, (end.at - end.low) / DEVIATIONS / (end.at - step))

@@ -6,6 +6,7 @@ committed, the others are answered at once.
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from swarm_agent.checkpoints.folders import CheckpointFolders, name_problem
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.pack import pack, size_of
 from swarm_agent.staging.blobs import BlobError, BlobStore
-from swarm_agent.task.tasksocket import Refusal, Request
+from swarm_agent.task.tasksocket import Refusal, Request, fitting
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused, Reply
 from swarmsched.ids import NodeId, TaskKey
@@ -95,7 +96,7 @@ class Commits:
         if problem:
             raise Refusal("bad_name", problem, "name a file or folder directly in SWARM_CHECKPOINT_DIR")
         path = self._folders.of(*key.of_attempt) / str(name)
-        if not path.exists() and not path.is_symlink():
+        if not os.path.lexists(path):  # where a link leads is the job's choice, and may be a file system that hangs
             remedy = "write it into SWARM_CHECKPOINT_DIR first, then commit it"
             raise Refusal("not_found", f"{path} does not exist", remedy)
         return str(name)
@@ -178,7 +179,8 @@ class Commits:
         return Checkpoint(name, order.attempt, self._node_id, self._clock(), size_bytes, digest, copies)
 
     async def _register(self, order: TaskOrder, checkpoint: Checkpoint) -> int:
-        command = CommitCheckpoint(order.job_id, order.attempt, checkpoint)
+        told = fitting(Checkpoint, checkpoint, "bad_checkpoint")
+        command = CommitCheckpoint(order.job_id, order.attempt, told)
         reply = await self._commander.command(command, timeout_s=COMMIT_TIMEOUT_S)
         if isinstance(reply, CheckpointCommitted):
             return reply.epoch

@@ -47,7 +47,7 @@ from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
-from swarm_agent.task.membership import Standing, TaskMemberships
+from swarm_agent.task.membership import TaskMemberships
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
 from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
@@ -80,11 +80,10 @@ from swarmsched.events import (
     TaskStarted,
     WorkerTold,
 )
-from swarmsched.fields import cleaned
 from swarmsched.ids import AttemptKey, JobId, TaskKey
 from swarmsched.resources import Gpu
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
-from swarmsched.world import Worker, WorkerState, WorldPlan
+from swarmsched.world import WorldPlan
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +216,9 @@ class TaskRunner:
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
-        self.memberships = TaskMemberships(self._order_of, self._worker_told)
+        self.memberships = TaskMemberships(
+            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
+        )
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
@@ -657,11 +658,6 @@ class TaskRunner:
         told = {"version": plan.version, "epoch": plan.epoch, "members": members, "lost": lost}
         self.memberships.publish(key, told | {"may_start": plan.may_start})
         self.reports.regroup(key, len(members), plan.nodes)
-
-    def _worker_told(self, key: TaskKey, told: Standing) -> None:
-        problem = cleaned(told.problem)
-        news = (WorkerState(told.state), told.address, told.version, told.trains, told.pause_s, told.busy_s, problem)
-        self._post(WorkerTold.about(key, Worker(*news, told.is_silent, told.has_timed_out, told.failed)))
 
     def _extend(self, task: _Task, until_s: float) -> None:
         is_sooner, task.until_s = until_s < task.until_s, until_s

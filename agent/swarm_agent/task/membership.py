@@ -13,19 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swarm_agent.task.tasksocket import Refusal, Request
+from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Refusal, Request, fitting, shown
+from swarmsched.fields import cleaned
 from swarmsched.ids import TaskKey
 from swarmsched.task import TaskOrder
-from swarmsched.world import WorkerState
+from swarmsched.world import VERSION_MOST, Worker, WorkerState
 
 ANSWER_S = 20.0
 SILENT_S = 30.0  # after an answer; a thread may wait for the interpreter while training loads something large
-WORKERS_MAX = 1_024  # of one task
+WORKERS_MAX = 64  # of one task: each has a connection
 NAME_LENGTH_MAX = 200
 PROBLEM_LENGTH_MAX = 500
 COUNT_MOST = 1 << 53
 SECONDS_MOST = 1e6
 STATES = ("ready", "training", "left", "refused")
+GONE = ("left", "refused")
+NEWS_PER_S = 1.0  # of one worker, and what a change of members takes may come at once
+NEWS_AT_ONCE = 10
 
 Plan = Mapping[str, Any]
 
@@ -56,25 +60,55 @@ class Standing:
     is_silent: bool = False  # it has not asked again
 
     @property
-    def news(self) -> tuple[object, ...]:
-        """What others should hear of, which is not each step."""
+    def told(self) -> Worker:
+        """What others hear of, which is not each step."""
         numbers = (self.version, self.trains, self.pause_s, self.busy_s)
-        return (self.state, self.address, self.problem, self.is_silent, self.has_timed_out, self.failed, *numbers)
+        state, problem = WorkerState(self.state), cleaned(self.problem)
+        return Worker(state, self.address, *numbers, problem, self.is_silent, self.has_timed_out, self.failed)
+
+
+@dataclass(slots=True, eq=False)
+class Asking:
+    """One worker, and its newest request; whatever is to happen later has one timer, which the next request ends."""
+
+    standing: Standing
+    news: Budget
+    answer: asyncio.Event = field(default_factory=asyncio.Event)  # of the newest request, which is to look again
+    told: Worker | None = None
+    silence: asyncio.TimerHandle | None = None
+    telling: asyncio.TimerHandle | None = None
+
+    def rest(self) -> None:
+        """Let go of its timers."""
+        for timer in (self.silence, self.telling):
+            if timer:
+                timer.cancel()
+        self.silence = self.telling = None
 
 
 @dataclass(slots=True)
 class Membership:
     """Of one task.  `news` is replaced and set whenever something has changed."""
 
+    limit: Budget
     plan: Plan | None = None
-    standings: dict[str, Standing] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)  # how often each worker has asked
+    workers: dict[str, Asking] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def standings(self) -> dict[str, Standing]:
+        """The last word of each worker, by its name."""
+        return {name: asking.standing for name, asking in self.workers.items()}
+
     def tell(self) -> None:
-        """Wake all who wait."""
+        """Wake all who wait for workers."""
         self.news.set()
         self.news = asyncio.Event()
+
+    def answer_all(self) -> None:
+        """Let all requests look whether they are answered."""
+        for asking in self.workers.values():
+            asking.answer.set()
 
 
 class TaskMemberships:
@@ -83,7 +117,7 @@ class TaskMemberships:
     def __init__(
         self,
         order_of: Callable[[TaskKey], TaskOrder | None],
-        tell: Callable[[TaskKey, Standing], None] = lambda key, standing: None,
+        tell: Callable[[TaskKey, Worker], None] = lambda key, worker: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`tell` hears of each elastic part's own worker, named by its number, when there is news of it."""
@@ -92,71 +126,106 @@ class TaskMemberships:
 
     def publish(self, key: TaskKey, plan: Plan) -> None:
         """Tell all workers of a task of a plan; one that is not newer than the last has come late, or again."""
-        task = self._tasks.setdefault(key, Membership())
+        task = self._of(key)
         if task.plan is None or plan["version"] > task.plan["version"]:
             task.plan = plan
-            task.tell()
+            task.answer_all()
 
     def members(self, key: TaskKey) -> Mapping[str, Standing]:
         """The last word of each worker of a task, by its name."""
         task = self._tasks.get(key)
-        return dict(task.standings) if task else {}
+        return task.standings if task else {}
 
     async def wait(self, key: TaskKey, is_so: Callable[[Mapping[str, Standing]], bool]) -> None:
         """Return once something is so of the workers of a task."""
-        task = self._tasks.setdefault(key, Membership())
+        task = self._of(key)
         while not is_so(task.standings):
             await task.news.wait()
 
     def expect(self, key: TaskKey) -> None:
         """The worker of an elastic part that ran already when this agent started: it asks soon, or stands still."""
         unheard = Standing(str(key.part), "", 0, 0, -1, "", WorkerState.UNKNOWN.value, "", 0.0, 0.0, self._now())
-        task = self._tasks.setdefault(key, Membership())
-        asyncio.get_running_loop().call_later(ANSWER_S + SILENT_S, self._listen, key, task, unheard, 0)
+        task = self._of(key)
+        asking = task.workers[unheard.worker] = self._asking(unheard)
+        self._listen_after(ANSWER_S + SILENT_S, key, task, asking)
 
     def forget(self, key: TaskKey) -> None:
         """The task is no more."""
         task = self._tasks.pop(key, None)
         if task:
-            task.tell()
+            task.answer_all()
+            for asking in task.workers.values():
+                asking.rest()
 
     async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
         """One request; waits for a plan.  Raises `Refusal`."""
         if self._order_of(key) is None:
             raise Refusal("conflict", "this task is over", "end this process")
+        task = self._of(key)
+        if not task.limit.take_one():
+            await asyncio.sleep(PENALTY_S)
+            raise Refusal("too_many", f"more than {PER_SECOND_MOST} requests in a second", "ask when you are answered")
         standing = _standing(request, self._now())
-        task = self._tasks.setdefault(key, Membership())
-        if standing.worker not in task.standings and len(task.standings) >= WORKERS_MAX:
-            raise Refusal("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
-        turn = task.asked[standing.worker] = task.asked.get(standing.worker, 0) + 1
-        before, task.standings[standing.worker] = task.standings.get(standing.worker), standing
-        if standing.worker == str(key.part) and (before is None or before.news != standing.news):
-            self._tell(key, standing)
+        fitting(Worker, standing.told, "bad_member")
+        asking = task.workers.get(standing.worker)
+        if asking is None:
+            if len(task.workers) >= WORKERS_MAX:
+                raise Refusal("too_many", f"this task has {WORKERS_MAX} workers already", "start fewer")
+            asking = task.workers[standing.worker] = self._asking(standing)
+        asking.answer.set()  # a worker that asks anew has no use for an older answer
+        answer = asking.answer = asyncio.Event()
+        asking.standing = standing
+        if asking.silence:
+            asking.silence.cancel()
+        self._tell_news(key, task, asking)
         task.tell()
 
         def newer() -> Plan | None:
             return task.plan if task.plan is not None and task.plan["version"] > standing.version else None
 
-        def is_answered() -> bool:
-            # A worker that asks anew has no use for an older answer; one that goes away waits for none.
-            is_over = task.asked[standing.worker] != turn or self._tasks.get(key) is not task
-            return is_over or newer() is not None or standing.state in ("left", "refused")
+        def is_newest() -> bool:
+            return asking.answer is answer and self._tasks.get(key) is task
 
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                while not is_answered():
-                    await task.news.wait()
-        asyncio.get_running_loop().call_later(SILENT_S, self._listen, key, task, standing, turn)
+                while is_newest() and newer() is None and standing.state not in GONE:  # who leaves waits for none
+                    answer.clear()
+                    await answer.wait()
+        if is_newest() and standing.state not in GONE:
+            self._listen_after(SILENT_S, key, task, asking)
         return {"ok": True, "plan": newer()}
 
-    def _listen(self, key: TaskKey, task: Membership, told: Standing, turn: int) -> None:
-        """Tell of a worker that has not asked again, and does not leave."""
-        is_over = task.asked.get(told.worker, 0) != turn or self._tasks.get(key) is not task
-        if is_over or told.state in ("left", "refused"):
+    def _of(self, key: TaskKey) -> Membership:
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = Membership(Budget(PER_SECOND_MOST, PER_SECOND_MOST, self._now))
+        return task
+
+    def _asking(self, standing: Standing) -> Asking:
+        return Asking(standing, Budget(NEWS_PER_S, NEWS_AT_ONCE, self._now))
+
+    def _tell_news(self, key: TaskKey, task: Membership, asking: Asking) -> None:
+        """Tell the shepherd, who is another's agent: of a worker that changes all the time once a second only."""
+        if asking.telling:
+            asking.telling.cancel()
+            asking.telling = None
+        told = asking.standing.told
+        if asking.standing.worker != str(key.part) or told == asking.told:
             return
-        task.standings[told.worker] = replace(told, is_silent=True)
-        if told.worker == str(key.part):
-            self._tell(key, task.standings[told.worker])
+        if asking.news.take_one():
+            asking.told = told
+            self._tell(key, told)
+        else:
+            later = asyncio.get_running_loop().call_later
+            asking.telling = later(1.0 / NEWS_PER_S, self._tell_news, key, task, asking)
+
+    def _listen_after(self, pause_s: float, key: TaskKey, task: Membership, asking: Asking) -> None:
+        asking.silence = asyncio.get_running_loop().call_later(pause_s, self._listen, key, task, asking)
+
+    def _listen(self, key: TaskKey, task: Membership, asking: Asking) -> None:
+        """Tell of a worker that has not asked again, and does not leave."""
+        asking.standing = replace(asking.standing, is_silent=True)
+        self._tell_news(key, task, asking)
         task.tell()
 
 
@@ -165,9 +234,9 @@ def _standing(request: Request, now_s: float) -> Standing:
     return Standing(
         worker=_text(request, "worker", rf"[\x21-\x7e]{{1,{NAME_LENGTH_MAX}}}", "send the value of SWARM_WORKER"),
         address=_text(request, "address", r"[\x21-\x7e]{1,249}:[0-9]{1,5}", "send host:port of the worker's store"),
-        version=_count(request, "version", 0),
-        trains=_count(request, "trains", 0, 0),
-        step=_count(request, "step", -1, -1),
+        version=_count(request, "version", 0, VERSION_MOST),
+        trains=_count(request, "trains", 0, VERSION_MOST, 0),
+        step=_count(request, "step", -1, COUNT_MOST, -1),
         layout=_text(request, "layout", r"[0-9a-f]{0,64}", "send a hash in hexadecimal", ""),
         state=_text(request, "state", "|".join(STATES), f"send one of {', '.join(STATES)}"),
         problem=_text(request, "problem", r"(?s:.*)", "send a text", "")[:PROBLEM_LENGTH_MAX],
@@ -175,38 +244,33 @@ def _standing(request: Request, now_s: float) -> Standing:
         busy_s=_seconds(request, "busy_s"),
         heard_s=now_s,
         has_timed_out=_flag(request, "has_timed_out"),
-        failed=_count(request, "failed", 0, 0),
+        failed=_count(request, "failed", 0, VERSION_MOST, 0),
     )
 
 
 def _text(request: Request, name: str, pattern: str, remedy: str, default: str | None = None) -> str:
     value = request.get(name, default)
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", remedy)
+        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", remedy)
     return value
 
 
-def _count(request: Request, name: str, least: int, default: int | None = None) -> int:
+def _count(request: Request, name: str, least: int, most: int, default: int | None = None) -> int:
     value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= COUNT_MOST:
-        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send a whole number from {least} on")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", f"send a whole number from {least} to {most}")
     return value
 
 
 def _seconds(request: Request, name: str) -> float:
     value = request.get(name, 0.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= SECONDS_MOST:
-        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
+        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", f"send seconds, from 0 to {SECONDS_MOST:g}")
     return float(value)
 
 
 def _flag(request: Request, name: str) -> bool:
     value = request.get(name, False)
     if not isinstance(value, bool):
-        raise Refusal("bad_member", f"{name} {_shown(value)} cannot be", "send true or false")
+        raise Refusal("bad_member", f"{name} {shown(value)} cannot be", "send true or false")
     return value
-
-
-def _shown(value: object) -> str:
-    text = "a number of many digits" if isinstance(value, int) and abs(value) > COUNT_MOST else repr(value)
-    return text if len(text) <= 40 else text[:40] + "..."

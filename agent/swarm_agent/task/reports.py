@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm_agent.task.tasksocket import Refusal, Request
+from swarm_agent.task.tasksocket import PENALTY_S, PER_SECOND_MOST, Budget, Refusal, Request, fitting, shown
 from swarmsched.estimate import BATCH_MOST, Estimate, coarse
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey
@@ -21,11 +21,8 @@ from swarmsched.task import TaskOrder
 
 FIGURE_MOST = 1e15
 TRAINED = ("loss", "grad_noise")  # figures that become NaN when training goes wrong
-PER_SECOND_MOST = 100  # of one task; each rank of swarm_elastic sends at most one a second
-PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
 STAMP_AGE_MOST_S = 60.0
 TELL_EVERY_S = 5.0
-SHOWN_LENGTH = 40
 ODDITIES = ("backward", "bad_type", "frozen", "not_finite", "out_of_range", "too_many")
 """What is counted beside the reports that were taken."""
 
@@ -42,8 +39,7 @@ class Reported:
     told_s: float = -math.inf
     world: tuple[int, int] | None = None  # ranks and nodes that train now, where that changes
     batch: int = 0  # with which it is to go on, if it was told
-    second: int = 0  # which is counted in `in_second`
-    in_second: int = 0
+    limit: Budget = field(default_factory=lambda: Budget(PER_SECOND_MOST, PER_SECOND_MOST))
 
 
 class TaskReports:
@@ -75,7 +71,7 @@ class TaskReports:
 
     def regroup(self, key: TaskKey, ranks: int, nodes: int) -> None:
         """The ranks of a task train in a world of so many, on so many nodes, from now on."""
-        reported = self._tasks.setdefault(key, Reported())
+        reported = self._of(key)
         if reported.world != (ranks, nodes):
             reported.world = (ranks, nodes)
             reported.progress.regroup()
@@ -93,14 +89,14 @@ class TaskReports:
         """One report; `ignored` of the answer names figures that were left out.  Raises `Refusal`."""
         if self._order_of(key) is None:
             raise Refusal("conflict", "this task is over", "end this process")
-        reported = self._tasks.setdefault(key, Reported())
-        if self._is_too_many(reported):
+        reported = self._of(key)
+        if not reported.limit.take_one():
             self._note(reported, "too_many", f"more than {PER_SECOND_MOST} reports in a second")
             await asyncio.sleep(PENALTY_S)
             raise Refusal("too_many", reported.problem, "report less often, once a second at most")
         rank = request.get("rank", 0)
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= RANK_MOST:
-            self._note(reported, "out_of_range", f"rank {_shown(rank)} is not one of 0 to {RANK_MOST}")
+            self._note(reported, "out_of_range", f"rank {shown(rank)} is not one of 0 to {RANK_MOST}")
             raise Refusal("bad_report", reported.problem, "send the number of the rank, or leave it out")
         figures, ignored = self._sorted_out(reported, request)
         if figures:
@@ -112,12 +108,11 @@ class TaskReports:
             raise Refusal("bad_report", "it has no figure", f"send some of {', '.join(FIGURES)}")
         return {"ok": True, "ignored": ignored} | ({"global_batch": reported.batch} if reported.batch else {})
 
-    def _is_too_many(self, reported: Reported) -> bool:
-        second = int(self._now())
-        if second != reported.second:
-            reported.second, reported.in_second = second, 0
-        reported.in_second += 1
-        return reported.in_second > PER_SECOND_MOST
+    def _of(self, key: TaskKey) -> Reported:
+        reported = self._tasks.get(key)
+        if reported is None:
+            reported = self._tasks[key] = Reported(limit=Budget(PER_SECOND_MOST, PER_SECOND_MOST, self._now))
+        return reported
 
     def _sorted_out(self, reported: Reported, request: Request) -> tuple[dict[str, float], list[dict[str, str]]]:
         """Good figures, and what is wrong with the others; null stands for nothing."""
@@ -151,6 +146,7 @@ class TaskReports:
         estimate, batch = coarse(self.estimate(key) or Estimate()), reported.progress.global_batch
         # The answer to a batch says with which one to go on, however little else is new.
         if batch or estimate not in (reported.told, Estimate()):
+            fitting(Estimate, estimate, "bad_report")
             reported.told, reported.told_s = estimate, self._now()
             self._tell(key, estimate, batch)
 
@@ -171,23 +167,15 @@ class TaskReports:
 def _fault(name: str, value: object) -> tuple[str, str, str]:
     """Kind, problem and remedy; empty for a good one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return "bad_type", f"{_shown(value)} is not a number", "send a plain number"
+        return "bad_type", f"{shown(value)} is not a number", "send a plain number"
     if isinstance(value, float) and not math.isfinite(value):
         diverged = "look at the training: it may have diverged"
         return "not_finite", f"{value} is not finite", diverged if name in TRAINED else "send a plain number"
     if name in GOALS and not 0 < value <= FIGURE_MOST:
-        return "out_of_range", f"{_shown(value)} is not above 0", "leave it out where it is not known"
+        return "out_of_range", f"{shown(value)} is not above 0", "leave it out where it is not known"
     if name == "global_batch" and (value != int(value) or not 0 < value <= BATCH_MOST):
-        return "out_of_range", f"{_shown(value)} is no batch", f"send a whole number from 1 to {BATCH_MOST}"
+        return "out_of_range", f"{shown(value)} is no batch", f"send a whole number from 1 to {BATCH_MOST}"
     if not (-FIGURE_MOST if name == "loss" else 0) <= value <= FIGURE_MOST:
         remedy = f"send {'-' + format(FIGURE_MOST, 'g') if name == 'loss' else '0'} to {FIGURE_MOST:g}"
-        return "out_of_range", f"{_shown(value)} is out of range", remedy
+        return "out_of_range", f"{shown(value)} is out of range", remedy
     return "", "", ""
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:
-        text = "a number of thousands of digits"
-    return text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "..."

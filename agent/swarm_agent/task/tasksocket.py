@@ -5,6 +5,9 @@ else it has is its handler's business.  One request at a time is answered on a c
 "type" and "ok"; when that is false also "error" (a code), "problem" and "remedy".  What is no proper request is
 answered once more, and the connection closed.
 
+Whoever speaks here is a stranger, and the loop is everybody's: each task has a `Budget` of it, from which connections,
+reads and lines are paid.  Who has spent it waits, and each line waits for a turn of the loop of its own.
+
 The path is the same in every life of an agent, so ranks find the next one where they met the last.
 """
 
@@ -16,28 +19,36 @@ import logging
 import os
 import socket
 import stat
-import sys
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm_agent.task.account import Account
-from swarmsched.errors import ConfigError, SwarmError
+from swarmsched.errors import ConfigError, LocalProtocolError, SwarmError
 from swarmsched.ids import TaskKey
+from swarmsched.wire.codec import encode_value
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
 LINE_BYTES_MAX = 65_536
+PARTS_MAX = 2_000  # of a line, by its commas and brackets: each costs a hundred times what a letter does
 CONNECTIONS_MAX = 64
 SUN_PATH_BYTES = 107  # without the closing zero (unix(7))
 NAME_LENGTH = 16
 BACKLOG = 64
-KEY_SHOWN = 40
-# From 3.13 on a server removes its path when it closes, and tasks would not find the next agent; before that none does.
-KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+SHOWN_LENGTH = 40
+UNIT_BYTES = 1_024  # of a line; each unit costs the loop some 0.1 ms, be it bytes, a read or a request
+UNITS_PER_SECOND = 600
+UNITS_AT_ONCE = 1_200
+PER_SECOND_MOST = 100  # requests of one kind and task; each rank of swarm_elastic sends at most one a second
+PENALTY_S = 0.2  # who sends more is answered later: a connection has one request at a time
+ACCEPT_AGAIN_S = 1.0  # no descriptor is left
 
+T = TypeVar("T")
 Request = dict[str, Any]
 Handler = Callable[[TaskKey, Request], Awaitable[dict[str, Any]]]
 
@@ -84,14 +95,42 @@ class SocketFolder:
                 path.unlink(missing_ok=True)
 
 
+class Budget:
+    """Something that comes at a steady rate, and of which some is saved up."""
+
+    def __init__(self, per_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._per_second, self._at_once, self._now = per_second, at_once, now
+        self._left, self._counted_s = at_once, now()
+
+    def spend(self, amount: float) -> float:
+        """Take so much; seconds for which whoever does is to wait, 0 while some is left."""
+        self._left = self._count() - amount
+        return max(0.0, -self._left / self._per_second)
+
+    def take_one(self) -> bool:
+        """Take one, if it is there."""
+        self._left = self._count()
+        is_there = self._left >= 1
+        self._left -= is_there
+        return is_there
+
+    def _count(self) -> float:
+        now_s = self._now()
+        since_s, self._counted_s = now_s - self._counted_s, now_s
+        return min(self._at_once, self._left + since_s * self._per_second)
+
+
 class TaskSocket:
     """Listens for one task from `open` to `close`; both belong to the loop's thread."""
 
     def __init__(self, key: TaskKey, path: Path, token: str, handlers: Mapping[str, Handler]) -> None:
         self.key, self.path, self.token = key, path, token
         self._handlers = handlers
-        self._opening: asyncio.Task[asyncio.Server] | None = None
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.TimerHandle | None = None  # after a pause
         self._connections: set[asyncio.Task[None]] = set()
+        self._budget = Budget(UNITS_PER_SECOND, UNITS_AT_ONCE)
+        self._turn = asyncio.Lock()
 
     def open(self, account: Account) -> None:
         """Listen, for this account alone; who connects from now on is served.  Raises OSError."""
@@ -106,47 +145,87 @@ class TaskSocket:
         except OSError:
             listening.close()
             raise
-        serving = asyncio.start_unix_server(self._connected, sock=listening, limit=LINE_BYTES_MAX, **KEEP_PATH)
-        self._opening = asyncio.get_running_loop().create_task(serving)
+        self._listening = listening
+        self._accept_from_now_on()
 
     def close(self, *, is_over: bool) -> None:
         """Stop listening; the path goes only when the task `is_over`, otherwise the next agent takes it."""
-        if self._opening:
-            self._opening.add_done_callback(_close_server)
-            self._opening = None
+        if self._listening:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        if self._accepting:
+            self._accepting.cancel()
         for connection in self._connections:
             connection.cancel()
         if is_over:
             self.path.unlink(missing_ok=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        is_too_many = len(self._connections) >= CONNECTIONS_MAX
-        self._connections.add(connection)
+    def _accept_from_now_on(self) -> None:
+        self._accepting = None
+        assert self._listening is not None
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """One connection in a turn of the loop; while the budget is spent they wait in the kernel."""
+        assert self._listening is not None
         try:
-            if is_too_many:
+            connection, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("task socket: no connection is accepted for a while error=%s", error)
+            pause_s = ACCEPT_AGAIN_S
+        else:
+            connection.setblocking(False)
+            serving = asyncio.get_running_loop().create_task(self._serve(connection))
+            self._connections.add(serving)
+            serving.add_done_callback(self._connections.discard)
+            pause_s = self._budget.spend(1)
+        if pause_s:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._accepting = asyncio.get_running_loop().call_later(pause_s, self._accept_from_now_on)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        rest = bytearray()
+        try:
+            if len(self._connections) > CONNECTIONS_MAX:
                 raise Refusal("too_many_connections", f"this task has {CONNECTIONS_MAX} connections already", "use one")
-            while await self._serve_one(reader, writer):
-                continue
+            while line := await self._line(connection, rest):
+                await self._answer(connection, line)
         except Refusal as refusal:
-            await _write(writer, "error", refusal.to_json())
-        except (ConnectionError, asyncio.CancelledError):
+            await _write(connection, "error", refusal.to_json())
+        except (OSError, asyncio.CancelledError):
             log.debug("task socket: connection ended job_id=%s attempt=%d", *self.key.of_attempt)
         finally:
-            self._connections.discard(connection)
-            writer.close()
-            with suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
+            connection.close()
 
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; false at the end of the stream.  Raises `Refusal` for what ends the connection."""
-        try:
-            line = await reader.readline()
-        except ValueError as error:
-            raise Refusal("too_large", f"a line has more than {LINE_BYTES_MAX} bytes", "send a shorter one") from error
-        if not line.endswith(b"\n"):
-            return False
+    async def _line(self, connection: socket.socket, rest: bytearray) -> bytes:
+        """The next one, and what came after it is the `rest`; empty at the end of the stream.  May raise `Refusal`."""
+        searched = 0
+        while (end := rest.find(b"\n", searched)) < 0:
+            searched = len(rest)
+            if searched > LINE_BYTES_MAX:
+                break
+            await self._wait_turn(1)
+            data = await asyncio.get_running_loop().sock_recv(connection, LINE_BYTES_MAX)
+            if not data:
+                return b""
+            rest += data
+        if not 0 <= end <= LINE_BYTES_MAX:
+            raise Refusal("too_large", f"a line has more than {LINE_BYTES_MAX} bytes", "send a shorter one")
+        await self._wait_turn(1 + end // UNIT_BYTES)
+        line = bytes(rest[: end + 1])
+        del rest[: end + 1]
+        return line
+
+    async def _wait_turn(self, units: int) -> None:
+        """Wait until the task may use the loop again, for the next turn at least; its ranks after one another."""
+        async with self._turn:
+            await asyncio.sleep(self._budget.spend(units))
+
+    async def _answer(self, connection: socket.socket, line: bytes) -> None:
+        """Answer one request.  Raises `Refusal` for what ends the connection."""
         request, handler = self._checked(line)
         try:
             answer = await handler(self.key, request)
@@ -157,10 +236,12 @@ class TaskSocket:
                 "task socket: request failed job_id=%s attempt=%d type=%s", *self.key.of_attempt, request["type"]
             )
             answer = Refusal("internal", "the agent failed at this request", "see the agent's log").to_json()
-        await _write(writer, request["type"], answer)
-        return True
+        await _write(connection, request["type"], answer)
 
     def _checked(self, line: bytes) -> tuple[Request, Handler]:
+        """What it asks, and who answers; the token is looked at before all else but the JSON itself."""
+        if sum(map(line.count, b",[{")) > PARTS_MAX:
+            raise Refusal("bad_request", f"the line has more than {PARTS_MAX} values", "send one flat JSON object")
         try:
             request = json.loads(line, object_pairs_hook=_each_once)
         except (ValueError, RecursionError) as error:
@@ -170,14 +251,14 @@ class TaskSocket:
         version, kind, token = request.get("v"), request.get("type"), request.get("token")
         if isinstance(version, bool) or version != VERSION:
             remedy = "use the swarm_elastic that the agent puts on PYTHONPATH"
-            raise Refusal("bad_version", f"version {version!r} is not spoken here, but {VERSION}", remedy)
+            raise Refusal("bad_version", f"version {shown(version)} is not spoken here, but {VERSION}", remedy)
         given = token.encode("utf-8", "replace") if isinstance(token, str) else b""
         if not hmac.compare_digest(given, self.token.encode()):
             raise Refusal("bad_token", "the token is not this task's", "send the value of SWARM_TASK_TOKEN")
         handler = self._handlers.get(kind) if isinstance(kind, str) else None
         if handler is None:
             known = ", ".join(sorted(self._handlers))
-            raise Refusal("unknown_type", f"a request of type {kind!r} is not known here", f"known: {known}")
+            raise Refusal("unknown_type", f"a request of type {shown(kind)} is not known here", f"known: {known}")
         return request, handler
 
 
@@ -225,23 +306,37 @@ class TaskSockets:
         self._open.clear()
 
 
+def shown(value: object) -> str:
+    """A value of a request in few letters, as a refusal names it."""
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if value.bit_length() <= 128 else "a number of many digits"
+    if not isinstance(value, str):  # it may be nested more deeply than anybody can print
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value[:SHOWN_LENGTH])
+    return text if len(value) <= SHOWN_LENGTH else text + "..."
+
+
+def fitting(cls: type[T], value: T, code: str) -> T:
+    """What was made of a job's words, to be sent to other agents; raises `Refusal` where no message can carry it."""
+    try:
+        encode_value(cls, value)
+    except LocalProtocolError as error:
+        raise Refusal(code, f"other agents cannot be told of it: {error}", "send values that can be") from error
+    return value
+
+
 def _each_once(pairs: list[tuple[str, Any]]) -> Request:
     """An object without repeated keys, of which all but one would silently be lost; raises ValueError."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)[:KEY_SHOWN]!r} is there twice"
-        )
+        times = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key {shown(next(name for name in times if times[name] > 1))} is there twice")
     return found
 
 
-def _close_server(opening: "asyncio.Task[asyncio.Server]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
-
-
-async def _write(writer: asyncio.StreamWriter, kind: str, answer: dict[str, Any]) -> None:
-    with suppress(ConnectionError):  # whoever asked is gone
-        writer.write(json.dumps({"v": VERSION, "type": kind} | answer).encode() + b"\n")
-        await writer.drain()
+async def _write(connection: socket.socket, kind: str, answer: dict[str, Any]) -> None:
+    with suppress(OSError):  # whoever asked is gone
+        data = json.dumps({"v": VERSION, "type": kind} | answer).encode() + b"\n"
+        await asyncio.get_running_loop().sock_sendall(connection, data)

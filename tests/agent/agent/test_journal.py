@@ -4,6 +4,7 @@ import sys
 
 from aiohttp.http_exceptions import BadHttpMessage
 
+from swarm_agent import journal
 from swarm_agent.journal import FIELDS, JsonLines, TextLines, set_up_logging
 
 
@@ -59,3 +60,38 @@ def test_what_is_no_http_is_not_logged_and_a_fault_of_ours_is(capsys, monkeypatc
 
     assert "ValueError: ours" in (said := capsys.readouterr().err)
     assert "NUL" not in said
+
+
+def test_what_repeats_itself_is_told_some_times_a_minute_and_all_else_always(capsys, monkeypatch):
+    root, clock = logging.getLogger(), [0.0]
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(journal.Repeats.__init__, "__defaults__", (lambda: clock[0],))
+    set_up_logging("text", "info", "n1")
+    logging.captureWarnings(capture=False)
+    log = logging.getLogger("swarm.driver")
+
+    def told() -> dict[str, int]:
+        for number in range(500):
+            log.error("effect failed effect=%s", f"e{number}", exc_info=ValueError("wide"))
+            log.warning("not committed name=%s", number)
+            log.info("job %d began", number)
+        log.error("disk full")
+        said = capsys.readouterr().err
+        words = (
+            "ERROR swarm.driver effect failed",
+            "ValueError: wide",
+            "not committed",
+            "began",
+            "disk full",
+            "further",
+        )
+        return {word: said.count(word) for word in words}
+
+    usual = {"ERROR swarm.driver effect failed": 3, "ValueError: wide": 3, "not committed": 100, "began": 500}
+    usual |= {"disk full": 1, "further": 2}
+    assert told() == usual
+    clock[0] = 59.0
+    assert told()["ValueError: wide"] == 0
+    clock[0] = 61.0
+    assert told() == usual

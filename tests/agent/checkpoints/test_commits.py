@@ -94,6 +94,20 @@ async def test_in_a_shared_directory_nothing_is_copied(swarm, tmp_path: Path) ->
     assert first.agent.blobs.held_bytes == second.agent.blobs.held_bytes == 0
 
 
+async def test_a_size_that_no_record_can_hold_is_refused(swarm, tmp_path: Path, monkeypatch) -> None:
+    """Holes cost nothing, so a file may have any size."""
+    rank = await swarm.start(await swarm.node("n1", checkpoint_dir=tmp_path / "shared", checkpoint_dir_shared=True))
+    rank.write("a")
+    monkeypatch.setattr(commits_module, "size_of", lambda folder, name: 2**60)
+    answer = await rank.ask("a")
+    assert (answer["error"], answer["problem"].partition(": ")[0]) == (
+        "bad_checkpoint",
+        "other agents cannot be told of it",
+    )
+    assert "size_bytes" in answer["problem"]
+    assert committed(rank.bench) == []
+
+
 async def test_the_path_of_a_checkpoint_is_as_good_as_its_name(swarm) -> None:
     rank = await swarm.start(await swarm.node("n1"))
     rank.write("dir/a")

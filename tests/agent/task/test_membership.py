@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import math
 import random
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,14 @@ from swarm_agent.task.account import Account
 from swarm_agent.task.membership import WORKERS_MAX, TaskMemberships
 from swarm_agent.task.tasksocket import Refusal, SocketFolder, TaskSockets
 from swarmsched.ids import TaskKey, make_job_id
+from swarmsched.wire.codec import encode_value
+from swarmsched.world import Worker
 from tests.agent.supervision.testing import make_order
 
 KEY = TaskKey(make_job_id(0.0, random.Random(1)), 1)
 OTHER = (make_job_id(0.0, random.Random(2)), 1)
 WHO = {"worker": "a", "address": "10.0.0.1:4711", "version": 0, "step": -1, "layout": "ab12", "state": "ready"}
+FURTHER = ("trains", "failed", "problem", "pause_s", "busy_s", "has_timed_out", "nonsense")
 PLAN = {"version": 1, "epoch": 3, "members": [{"worker": "a", "address": "10.0.0.1:4711"}]}
 
 
@@ -149,12 +155,14 @@ BAD = [
     ("address", "10.0.0.1", "address '10.0.0.1'"),
     ("version", -1, "version -1"),
     ("version", True, "version True"),
+    ("version", 2**32, "version 4294967296"),
+    ("trains", 2**53, "trains 9007199254740992"),
     ("step", "3", "step '3'"),
     ("step", 10**400, "step a number of many digits"),
     ("trains", 1.5, "trains 1.5"),
     ("layout", "XYZ", "layout 'XYZ'"),
     ("state", "asleep", "state 'asleep'"),
-    ("problem", [1], "problem [1]"),
+    ("problem", [1], "problem a list"),
     ("has_timed_out", 1, "has_timed_out 1"),
     ("failed", -1, "failed -1"),
 ]
@@ -174,9 +182,80 @@ async def test_a_task_that_is_over_and_one_worker_too_many_are_refused(desk) -> 
         await desk.handle(OTHER, WHO)
     for number in range(WORKERS_MAX):
         await desk.handle(KEY, WHO | {"worker": f"w{number}", "state": "left"})
-    with pytest.raises(Refusal, match="1024 workers already"):
+    with pytest.raises(Refusal, match="64 workers already"):
         await desk.handle(KEY, WHO | {"state": "left"})
     assert len(desk.members(KEY)) == WORKERS_MAX
+
+
+async def test_what_was_taken_fits_into_what_other_agents_are_told() -> None:
+    """Drawn from a seed, with the ends of every range: another agent must be able to read each word of a worker."""
+    told: list[Worker] = []
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, worker: told.append(worker), count(0.0).__next__)
+    rng = random.Random(13)
+    values = [None, True, -1, 0, 1, 2**32 - 1, 2**32, 2**53, 10**30, 0.5, 1e6, 1e7, -0.0, math.nan, math.inf, "", "a"]
+    values += ["h:1", "h" * 249 + ":65535", "\0\n\ud800\U0001f600" * 500, "ab" * 32, "left", "refused", "1", [], {}]
+    taken = 0
+    for _ in range(5_000):
+        request = WHO | {"worker": str(KEY.part), "state": "left"}
+        request |= {name: rng.choice(values) for name in rng.sample([*request, *FURTHER], rng.randrange(1, 4))}
+        with suppress(Refusal):
+            await asyncio.wait_for(desk.handle(KEY, request), 0.0001)
+            taken += 1
+    assert taken > 100
+    assert len(told) > 100
+    for worker in told:
+        encode_value(Worker, worker)
+
+
+async def test_a_word_that_no_message_carries_is_refused_and_changes_nothing(desk, monkeypatch) -> None:
+    monkeypatch.setattr(module, "VERSION_MOST", 2**60)
+    with pytest.raises(Refusal, match="other agents cannot be told of it: Worker: trains"):
+        await desk.handle(KEY, WHO | {"trains": 2**40})
+    assert desk.members(KEY) == {}
+
+
+async def test_a_worker_that_asks_all_the_time_leaves_nothing_and_is_told_of_once_a_second() -> None:
+    """One timer at most, whatever it says of itself; what others hear in the end is its last word."""
+    told: list[Worker] = []
+    clock = [0.0]
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, worker: told.append(worker), lambda: clock[0])
+    who = WHO | {"worker": str(KEY.part), "state": "left", "problem": "\U0001f600" * 500}
+    loop = asyncio.get_running_loop()
+    timers = len(loop._scheduled)
+    for number in range(2_000):
+        clock[0] += 0.01
+        await desk.handle(KEY, who | {"pause_s": number, "state": "left"})
+        if number % 5 == 0:
+            waiting = await asking(desk, **(who | {"state": "training"}))
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+    assert len(told) <= 20 + module.NEWS_AT_ONCE
+    assert len([each for each in loop._scheduled if not each.cancelled()]) <= timers + 2
+    clock[0] += 2.0
+    await desk.handle(KEY, who | {"pause_s": 7.0, "state": "left"})
+    assert told[-1].pause_s == 7.0
+    desk.forget(KEY)
+    assert not [each for each in loop._scheduled if not each.cancelled()][timers:]
+
+
+async def test_the_last_word_of_a_worker_is_told_even_if_it_says_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(module, "NEWS_PER_S", 50.0)
+    told: list[float] = []
+    desk = TaskMemberships(lambda key: make_order("true"), lambda key, worker: told.append(worker.pause_s))
+    for number in range(2 * module.NEWS_AT_ONCE):
+        await desk.handle(KEY, WHO | {"worker": str(KEY.part), "state": "left", "pause_s": number})
+    assert told[-1] < 2 * module.NEWS_AT_ONCE - 1
+    async with asyncio.timeout(5):
+        while told[-1] < 2 * module.NEWS_AT_ONCE - 1:
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_without_a_pause_are_refused(desk, monkeypatch) -> None:
+    monkeypatch.setattr(module, "PENALTY_S", 0.0)
+    for _ in range(module.PER_SECOND_MOST):
+        await desk.handle(KEY, WHO | {"state": "left"})
+    with pytest.raises(Refusal, match="more than 100 requests in a second"):
+        await desk.handle(KEY, WHO | {"state": "left"})
 
 
 async def test_plans_come_through_the_task_socket(desk, tmp_path: Path) -> None:

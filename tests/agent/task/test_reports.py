@@ -6,12 +6,13 @@ import random
 import pytest
 
 from swarm_agent.task import reports as module
-from swarm_agent.task.reports import PER_SECOND_MOST, TaskReports
-from swarm_agent.task.tasksocket import Refusal
-from swarmsched.estimate import Estimate
+from swarm_agent.task.reports import TaskReports
+from swarm_agent.task.tasksocket import PER_SECOND_MOST, Refusal
+from swarmsched.estimate import Estimate, coarse
 from swarmsched.fields import RANK_MOST
 from swarmsched.ids import TaskKey, make_job_id
 from swarmsched.models.progress import FIGURES
+from swarmsched.wire.codec import encode_value
 from tests.agent.supervision.testing import make_order
 
 KEY = TaskKey(make_job_id(0.0, random.Random(1)), 1)
@@ -64,7 +65,7 @@ BAD = [
     ("loss", float("nan"), "not_finite", "loss nan is not finite"),
     ("loss", float("-inf"), "not_finite", "loss -inf is not finite"),
     ("step", -1, "out_of_range", "step -1 is out of range"),
-    ("samples", 10**400, "out_of_range", f"samples 1{'0' * 39}... is out of range"),
+    ("samples", 10**400, "out_of_range", "samples a number of many digits is out of range"),
     ("loss", -1e300, "out_of_range", "loss -1e+300 is out of range"),
     ("step", float("nan"), "not_finite", "step nan is not finite"),
     ("global_batch", 0, "out_of_range", "global_batch 0 is no batch"),
@@ -73,8 +74,8 @@ BAD = [
     ("total_steps", 0, "out_of_range", "total_steps 0 is not above 0"),
     ("epoch", "3", "bad_type", "epoch '3' is not a number"),
     ("step", True, "bad_type", "step True is not a number"),
-    ("grad_noise", [1], "bad_type", "grad_noise [1] is not a number"),
-    ("loss", "x" * 10_000, "bad_type", f"loss '{'x' * 39}... is not a number"),
+    ("grad_noise", [1], "bad_type", "grad_noise a list is not a number"),
+    ("loss", "x" * 10_000, "bad_type", f"loss '{'x' * 40}'... is not a number"),
 ]
 
 
@@ -184,3 +185,29 @@ async def test_whatever_comes_as_json_is_answered(desk) -> None:
         progress = known(desk).progress
         assert progress.ratio is None or 0 <= progress.ratio <= 1
         assert progress.remaining is None or progress.remaining.seconds >= 0
+
+
+async def test_what_was_taken_fits_into_what_other_agents_are_told(desk, monkeypatch) -> None:
+    """Drawn from a seed, with the ends of every range: another agent must be able to read each estimate."""
+    rng = random.Random(12)
+    ends = [1e-300, 1e-9, 0.5, 1, 2, 3, 64, 1e3, 2**32 - 1, 2**32, 1e9, 1e15 - 1, 1e15, -1e15, 0, -1]
+    told = set()
+    for _ in range(300):
+        desk.forget(KEY)
+        desk.regroup(KEY, rng.choice((1, 2, 512)), rng.choice((1, 512)))
+        goals = {name: rng.choice(ends) for name in FIGURES}
+        grows = dict.fromkeys(("step", "samples", "epoch"), 0.0)
+        for _ in range(12):
+            grows = {name: value + abs(rng.choice(ends)) for name, value in grows.items()}
+            request = {"loss": rng.random(), **goals, **grows}
+            try:
+                await desk.tell(rng.choice((0.001, 0.2, 1.0, 1e4)), **{n: request[n] for n in rng.sample(FIGURES, 7)})
+            except Refusal as refusal:
+                assert refusal.code == "bad_report"  # noqa: PT017
+            encode_value(Estimate, coarse(desk.estimate(KEY)))
+            told.add(bool(desk.estimate(KEY).points))
+    assert told == {False, True}
+    monkeypatch.setattr(desk, "estimate", lambda key: Estimate(remaining=1e30))
+    desk.now_s += 100.0
+    with pytest.raises(Refusal, match=r"other agents cannot be told of it: .*remaining"):
+        await desk.tell(step=1)

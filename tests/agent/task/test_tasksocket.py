@@ -1,21 +1,38 @@
 """The task socket: what is answered, what is refused, and that nothing a rank sends can hurt the agent."""
 
 import asyncio
+import gc
 import json
+import random
+import socket
 import stat
+import string
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partialmethod
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from swarm_agent.task import tasksocket
 from swarm_agent.task.account import Account
+from swarm_agent.task.membership import TaskMemberships
+from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
+    PARTS_MAX,
+    Handler,
     Refusal,
     SocketFolder,
+    TaskSocket,
     TaskSockets,
 )
 from swarmsched.ids import JobId, TaskKey
+from tests.agent.supervision.testing import make_order
 
 OWN = Account("me", "/", "/bin/sh")
 KEY = TaskKey(JobId("00000000000000000000000001"), 1)
@@ -116,6 +133,7 @@ BAD = {
     "no UTF-8": (b"\xff\xfe", "bad_request"),
     "no object": (b"[1]", "bad_request"),
     "deep": (b"[" * 30_000, "bad_request"),
+    "too many values": (b'{"v":1,"token":"secret","type":"echo","x":[' + b"0," * PARTS_MAX + b"0]}", "bad_request"),
     "too long": (b'{"v":1,"x":"' + b"x" * LINE_BYTES_MAX * 2 + b'"}', "too_large"),
 }
 
@@ -133,6 +151,140 @@ async def test_what_is_no_request_is_told_so_and_closed(sockets: TaskSockets, li
     good = await Client.open(sockets.path(KEY))
     assert (await good.ask(text="on"))["text"] == "on"
     good.close()
+
+
+def hostile_lines(seed: int) -> Iterator[bytes]:
+    """Lines of 64 KiB that a job may send, with the token and without."""
+    rng = random.Random(seed)
+    signs = string.ascii_letters + string.digits + string.punctuation.translate(dict.fromkeys(map(ord, '"\\')))
+    names = ["".join(pair) for pair in product(signs, repeat=2)][:8_000]
+    head = rng.choice(('"v":1,"type":"member","token":"secret",', '"v":1,"type":"report","token":"secret",', ""))
+    yield ("{" + head + ",".join(f'"{name}":0' for name in names) + f',"{names[-1]}":1}}').encode()
+    yield ("{" + head + ",".join(f'"{name}":0' for name in names[:1_900]) + ',"aa":1}').encode()
+    yield ("{" + head + ",".join(f'"{name}":{{"a":1,"a":2}}' for name in names[:3_000]) + "}").encode()
+    yield ("{" + head + '"a":{},' * 9_000 + '"b":{}}').encode()
+    for field in ("v", "type", "token", "worker", "address", "state", "problem", "step", "rank", "loss", "pause_s"):
+        for value in (
+            '"' + "x" * 60_000 + '"',
+            '"' + "\\ud83d\\ude00" * 5_000 + '"',
+            '"' + "\\u0000" * 10_000 + '"',
+            '"' + "a:1" * 20_000 + '"',
+            "[" * 900 + "]" * 900,
+            '{"a":' * 300 + "0" + "}" * 300,
+            "[" + "[]," * 20_000 + "[]]",
+            "[" * 60_000,
+            "9" * 60_000,
+            "9" * 4_300,
+            "[" + ",".join(["9" * 4_000] * 15) + "]",
+            "0." + "7" * 60_000,
+            "1e99999",
+            "[" + "1e-320," * 9_000 + "0]",
+        ):
+            yield ("{" + head + f'"{field}":{value}}}').encode()
+    yield rng.randbytes(65_000).replace(b"\n", b"")
+    yield b'"' + b"\\" * 65_000
+    yield b" " * 65_000
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_no_line_costs_the_loop_more_than_20_ms(tmp_path: Path, seed: int, caplog) -> None:
+    """By the time that this thread has computed; what is slow by chance is tried again.  Nothing is logged of them."""
+    reports = TaskReports(lambda key: make_order("true"))
+    members = TaskMemberships(lambda key: make_order("true"))
+    handlers: dict[str, Handler] = {"member": members.handle, "report": reports.handle}
+    task = TaskSocket(KEY, tmp_path / "s", "secret", handlers)
+    lines = list(hostile_lines(seed))
+    for line in lines:
+        assert len(line) < 1.2 * LINE_BYTES_MAX
+
+        async def costs(line: bytes) -> float:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                started_s = time.thread_time()
+                with suppress(Refusal, TimeoutError):
+                    ours.setblocking(False)
+                    await asyncio.wait_for(task._answer(ours, line), 0.001)
+                return time.thread_time() - started_s
+
+        assert min([await costs(line) for _ in range(3)]) < 0.020, line[:80]
+    assert not caplog.records
+
+
+async def test_lines_of_one_task_have_a_turn_of_the_loop_each(sockets: TaskSockets, monkeypatch) -> None:
+    """Sixty connections end their lines at the same moment: between two of these the loop serves everybody else."""
+    turns, served, is_over = [0], list[int](), False
+
+    def turn() -> None:
+        turns[0] += 1
+        if not is_over:
+            asyncio.get_running_loop().call_soon(turn)
+
+    real = TaskSocket._checked
+    monkeypatch.setattr(TaskSocket, "_checked", lambda self, line: served.append(turns[0]) or real(self, line))
+    clients = [await Client.open(sockets.path(KEY)) for _ in range(60)]
+    turn()
+    for client in clients:
+        client.writer.write(b'{"v":1,"token":"secret","type":"echo"}\n')
+    for client in clients:
+        assert (await client.answer())["ok"]
+        client.close()
+    is_over = True
+    assert len(served) == 60
+    assert len(set(served)) == 60
+
+
+async def test_a_task_that_has_spent_its_budget_waits_and_no_other(sockets: TaskSockets, monkeypatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(tasksocket.Budget, "__init__", partialmethod(tasksocket.Budget.__init__, now=lambda: now_s))
+    sockets.open(KEY, "secret")
+    sockets.open(OTHER, "secret")
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def asleep(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(tasksocket.asyncio, "sleep", asleep)
+    clients = [await Client.open(sockets.path(key)) for key in (KEY, OTHER)]
+    for _ in range(1_200 // 60 + 2):
+        await clients[0].ask(text="x" * 60_000)
+    assert waits[0] == 0.0
+    assert waits[-1] > 0.1
+    waits.clear()
+    await clients[1].ask(text="x")
+    assert waits == [0.0] * len(waits)
+    for client in clients:
+        client.close()
+
+
+async def test_a_minute_of_anything_leaves_nothing(sockets: TaskSockets, monkeypatch) -> None:
+    """Connections that come and go, half lines, long ones, refused ones: they leave no memory and no connection."""
+    monkeypatch.setattr(tasksocket, "UNITS_PER_SECOND", 1e9)
+    sockets.open(KEY, "secret")
+    lines = [*hostile_lines(4)]
+
+    async def strike(line: bytes) -> None:
+        client = await Client.open(sockets.path(KEY))
+        with suppress(OSError, TimeoutError):
+            client.writer.write(line[: len(line) // 2])
+            client.writer.write(line[len(line) // 2 :] + b"\n" * (len(line) % 2))
+            await asyncio.wait_for(client.reader.read(100), 0.001)
+        client.close()
+
+    for round_number in range(3):
+        for at in range(0, len(lines), 40):
+            await asyncio.gather(*map(strike, lines[at : at + 40]))
+        async with asyncio.timeout(10):
+            while sockets._open[KEY]._connections:
+                await asyncio.sleep(0.005)
+        gc.collect()
+        if not round_number:
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 500_000
 
 
 async def test_half_a_line_at_the_end_is_no_request(sockets: TaskSockets) -> None:
