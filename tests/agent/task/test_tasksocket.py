@@ -220,7 +220,12 @@ async def test_lines_of_one_task_have_a_turn_of_the_loop_each(sockets: TaskSocke
             asyncio.get_running_loop().call_soon(turn)
 
     real = TaskSocket._checked
-    monkeypatch.setattr(TaskSocket, "_checked", lambda self, line: served.append(turns[0]) or real(self, line))
+
+    def checked(self: TaskSocket, line: bytes) -> object:
+        served.append(turns[0])
+        return real(self, line)
+
+    monkeypatch.setattr(TaskSocket, "_checked", checked)
     clients = [await Client.open(sockets.path(KEY)) for _ in range(60)]
     turn()
     for client in clients:
@@ -245,7 +250,7 @@ async def test_a_task_that_has_spent_its_budget_waits_and_no_other(sockets: Task
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(tasksocket.asyncio, "sleep", asleep)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
     clients = [await Client.open(sockets.path(key)) for key in (KEY, OTHER)]
     for _ in range(1_200 // 60 + 2):
         await clients[0].ask(text="x" * 60_000)
