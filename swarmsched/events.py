@@ -155,6 +155,12 @@ class DiskChanged(Value):
     is_writing: bool
 
 
+class DiskFilled(Value):
+    """This node's disk has come to be nearly full, in words for people, or has room again."""
+
+    shortage: str = ""
+
+
 class FoundTask(Value):
     """A task on this node's disk, with the order that it was started by and the UUIDs of the GPUs that it was given."""
 
@@ -200,6 +206,7 @@ Event = (
     | LoopLagged
     | WorkLagged
     | DiskChanged
+    | DiskFilled
     | ResourcesRead
     | ClientCommandReceived
     | PlanComputed

@@ -12,10 +12,12 @@ from swarmsched.fields import I32, U16, U32, U53, Amount, Host, Job, NodeName, P
 from swarmsched.holders import HOLDERS_MAX, Configuration, Holders
 from swarmsched.ids import Place
 from swarmsched.resources import Share, Shares, world_size
+from swarmsched.task import TaskFailure
 from swarmsched.world import World
 
 SIGTERM = 15
 LEFTOVERS_MOST = 4_096
+START_FAULTS_MOST = 64
 RESCALINGS_KEPT, RESCALING_REASON_LENGTH = 8, 120
 FORCED_LEAP = 1_000
 """Of epochs and of attempts, by a forced recovery: the lost holders may have counted further."""
@@ -61,6 +63,14 @@ class Rescaling(Value):
     ranks_after: U16 = 0
     pause_s: Amount = 0.0  # from the decision until all ranks ran again
     reason: Annotated[str, Meta(max_length=RESCALING_REASON_LENGTH)] = ""
+
+
+class StartFault(Value):
+    """A start that failed for a reason that is not known to be the job's: under which number, where, and of what."""
+
+    attempt: U32
+    node: NodeName
+    failure: TaskFailure
 
 
 class JobRecord(Value):
@@ -110,6 +120,7 @@ class JobRecord(Value):
     world: World = World()  # frozen; of an elastic attempt, from its start on
     last_part: Part = 0  # the highest number that a part of this attempt was given
     counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
+    start_faults: Annotated[tuple[StartFault, ...], Meta(max_length=START_FAULTS_MOST)] = ()  # since its ranks ran last
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ RECORDS_REMEMBERED = 1_024
 GPUS_LIMIT = 64
 ZONE_LENGTH = 16
 DRAIN_REASON_LENGTH = 64  # told to all nodes; the whole text stays on the node that drains
+AVOIDED_REASON_LENGTH = 120
 
 
 class NodeFlag(IntEnum):
@@ -33,6 +34,7 @@ class NodeFlag(IntEnum):
 
     DRAINING = 2
     CONFLICT = 4  # two machines answer under this name
+    AVOIDED = 8  # it starts nothing for a while: its disk is nearly full, or starts have failed there by its own fault
     WITNESS = 64  # votes and holds, never runs jobs
     DISK_STALLED = 128  # its disk takes no writes: it acknowledges nothing
 
@@ -75,6 +77,7 @@ class NodeRecord(Value):
     ledger_version: U53 = 0  # of the owner's ledger when it wrote this: `FreeReport.version` counts the same
     store_id: U53 = 0  # identity of the database behind it, by which it can be a holder; 0: not told
     drain_reason: Annotated[str, Meta(max_length=DRAIN_REASON_LENGTH)] = ""
+    avoided_reason: Annotated[str, Meta(max_length=AVOIDED_REASON_LENGTH)] = ""
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -120,12 +123,13 @@ class NodeStatus(Value):
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    """Bytes within the hard limit; the reason of a drain is left out first if they do not fit, then kinds of GPUs."""
+    """Bytes within the hard limit; reasons are left out first if they do not fit, then kinds of GPUs."""
     body = encode_value(NodeRecord, record)
     if len(body) > RECORD_BYTES_LIMIT:
-        body = encode_value(NodeRecord, replace(record, drain_reason=""))
+        record = replace(record, drain_reason="", avoided_reason="")
+        body = encode_value(NodeRecord, record)
     if len(body) > RECORD_BYTES_LIMIT:
-        body = encode_value(NodeRecord, replace(record, drain_reason="", groups=record.groups[:4]))
+        body = encode_value(NodeRecord, replace(record, groups=record.groups[:4]))
     return body
 
 

@@ -77,6 +77,7 @@ class Ledger:
         self._requests: dict[TaskKey, HoldRequest] = {}  # of held bookings, as far as this life has seen them
         self._idle: dict[JobId, None] = {}  # jobs with a fence and no booking, longest idle first
         self._drain_reason: str | None = None  # why this node takes no new work; None while it does
+        self._avoided_reason = ""  # why it takes none for a while; empty while it does
         self._is_schema_stored = False
         self._is_waking = False  # from `restore` to the first `offer`: nothing expires
         self._free = Free()  # derived from resources and bookings by `_refresh`
@@ -120,6 +121,13 @@ class Ledger:
     def set_generation(self, generation: int) -> None:
         """Report under another generation from now on: peers knew a newer one of this name than its disk did."""
         self._generation = generation
+
+    def set_avoided(self, reason: str) -> None:
+        """Offer nothing to new holds for a while, or again where there is no reason any more.  Not durable."""
+        if reason != self._avoided_reason:
+            self._avoided_reason = reason
+            self._version += 1
+            self._refresh()
 
     def set_draining(self, reason: str | None) -> list[Persist]:
         """Offer nothing to new holds, for a reason (or offer again: None); durable.  Bookings and their commits are
@@ -345,6 +353,11 @@ class Ledger:
         return self._drain_reason or ""
 
     @property
+    def avoided_reason(self) -> str:
+        """Why nothing is offered for a while; empty when nothing speaks against it."""
+        return self._avoided_reason
+
+    @property
     def claims(self) -> tuple[JobId, ...]:
         """Jobs for which something is kept here."""
         return self._claims.jobs
@@ -435,6 +448,8 @@ class Ledger:
             return Refusal.RELEASED_ATTEMPT, "this attempt is being wound up"
         if self.is_draining:
             return Refusal.DRAINING, f"draining: {self.drain_reason}" if self.drain_reason else "draining"
+        if self._avoided_reason:
+            return Refusal.DRAINING, self._avoided_reason
         if len(self._bookings) >= BOOKINGS_MAX:
             return Refusal.DOES_NOT_FIT, f"this node has {BOOKINGS_MAX} bookings, the most it keeps"
         free = self._free_for(request)
@@ -643,7 +658,7 @@ class Ledger:
 
     def _free_without(self, gone: Collection[TaskKey]) -> Free:
         """What would be free were those bookings not there."""
-        if self.is_draining:
+        if self.is_draining or self._avoided_reason:
             return Free()
         booked = [booking for key, booking in self._bookings.items() if key not in gone]
         taken = self._gpu_bookings if not gone else {u: key for u, key in self._gpu_bookings.items() if key not in gone}

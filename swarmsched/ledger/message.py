@@ -14,7 +14,7 @@ from swarmsched.estimate import Estimate
 from swarmsched.fields import U16, U32, U53, Amount, Host, Job, Name, NodeName, Part, Port, Seconds, Text, Value
 from swarmsched.ids import Place, TaskKey
 from swarmsched.resources import Demand, FreeReport
-from swarmsched.task import OfAttempt, OfPart, OfTask, TaskOrder, TaskStatus
+from swarmsched.task import OfAttempt, OfPart, OfTask, TaskFailure, TaskOrder, TaskStatus
 from swarmsched.world import WorldPlan
 
 HOLD_TTL_S = 5.0
@@ -95,8 +95,10 @@ class LaunchRequest(ShepherdCommand):
     """All owners committed and staged: start the ranks."""
 
 
-class ReleaseRequest(ShepherdCommand):
+class ReleaseRequest(ShepherdCommand, kw_only=True):
     """Give up hold or lease of this attempt and refuse it (and older ones) from now on; ranks, if any, are stopped."""
+
+    fault: TaskFailure = TaskFailure.NONE  # by which it failed to start here, and others have shown that it can be
 
 
 class StopRequest(ShepherdCommand):

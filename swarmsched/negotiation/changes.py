@@ -24,6 +24,7 @@ from swarmsched.record import (
     Leftover,
     PlanState,
     Rescaling,
+    StartFault,
 )
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation
@@ -78,6 +79,7 @@ class Started(RecordChange):
             "started_utc_s": self.utc_s,
             "first_started_utc_s": record.first_started_utc_s or self.utc_s,
             "rescalings": _resumed(record, self.utc_s),
+            "start_faults": (),
             **({"world": World(1, tuple(share.part for share in record.shares))} if record.spec.elastic else {}),
         }
 
@@ -86,11 +88,13 @@ class StartAborted(RecordChange):
     """Nothing of the attempt is left, and it was not the job's fault."""
 
     reason: str
-    relaunches: int = 0
+    faults: tuple[StartFault, ...] = ()  # all that are known since it ran last, where it was a node's word
 
     def _fields(self, record: JobRecord) -> Fields | None:
         aborted = _moved(record, JobEvent.START_ABORTED) | _without_gang(self.reason)
-        return aborted | {"relaunches": record.relaunches + self.relaunches}
+        if not self.faults:
+            return aborted
+        return aborted | {"relaunches": record.relaunches + 1, "start_faults": self.faults}
 
 
 class GivenUp(RecordChange):

@@ -14,7 +14,7 @@ from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient, SendPeer
 from swarmsched.ids import Place
 from swarmsched.ledger.message import CheckpointAnswer, LaunchRequest, ReleaseRequest, StopRequest
-from swarmsched.negotiation import changes, regrouping
+from swarmsched.negotiation import blame, changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import RecordChange, left_by
 from swarmsched.negotiation.gang import Gang, gone
@@ -29,10 +29,7 @@ from swarmsched.view import Allocation
 STOP_RESEND_S = 2.0
 GANG_STOP_GRACE_S = 10.0
 HEAR_OWNERS_S = 0.5  # that a new shepherd waits for one of a gang's owners to say for how long it has run
-RELAUNCHES_MAX = 3
 UNANSWERED = (AttemptPhase.HOLDING, AttemptPhase.HELD, AttemptPhase.COMMITTING)
-NODE_FAILURES = (TaskFailure.UNREACHABLE, TaskFailure.INTERNAL)  # another node may do better
-BLAMELESS = (TaskFailure.PORT_TAKEN, *NODE_FAILURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +80,16 @@ def answered_clients(job: ShepherdState) -> list[ShepherdEffect]:
 
 def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """Its gang is over, or was given up: owners may forget what they have told."""
-    record, failure = job.decided, job.gang.failures.task
+    record = job.decided
     effects: list[ShepherdEffect] = []
     if before is not None and record.restarts > before.restarts:
         job.pacing.restarted(record.restarts, job.now_s)
         effects.append(job.announce("job.restarted", record.reason, restarts=record.restarts, attempt=record.attempt))
     if before is not None and record.relaunches > before.relaunches:
-        if failure is not None and failure.failure in NODE_FAILURES:
-            job.pacing.avoid(failure.node, job.now_s)
+        for node in {*blame.failed_nodes(record)} - {*blame.failed_nodes(before)}:
+            job.pacing.avoid(node, job.now_s)
         job.pacing.back_off(job.now_s)
+        effects.append(job.announce("job.start_failed", record.reason, attempt=before.attempt))
     effects += job.gang.dismissed()
     job.end_attempt()
     job.gang, job.vouched, job.reason, job.regrouping = Gang(), {}, record.reason, Regrouping()
@@ -217,7 +215,11 @@ def _runs(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     text = "its only rank runs" if ranks == 1 else f"all {ranks} ranks run"
     waited_s = max(0.0, record.first_started_utc_s - record.submitted_utc_s)
     started_s = max(0.0, job.running_since_s - job.queued_since_s)
-    effects = [job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)]
+    effects: list[ShepherdEffect] = [job.announce("job.started", text, queue_wait_s=waited_s, start_s=started_s)]
+    effects += [
+        job.commands.to(Place(fault.node), ReleaseRequest, record, fault.attempt, fault=fault.failure)
+        for fault in blame.proven(before, record)
+    ]
     if record.rescalings != before.rescalings:
         last = record.rescalings[-1]
         text = (
@@ -303,11 +305,18 @@ def _ended(job: ShepherdState) -> RecordChange | None:
         return changes.MadeRoom(f"{record.stop_reason.value}: {record.reason}", job.served_gpu_s, left)
     if failure is not None and failure.failure is TaskFailure.LOST and job.may_restart:
         return _given_up(job, failure.detail, ())
-    may_relaunch = record.state is JobState.STARTING and record.relaunches < RELAUNCHES_MAX
-    if failure is not None and failure.failure in BLAMELESS and may_relaunch:
-        return changes.StartAborted(f"trying again: {failure.detail}", relaunches=1)
+    outlived = ""
+    if failure is not None and record.state is JobState.STARTING:
+        found = blame.faults(job.gang, record.attempt)
+        has_elsewhere = job.has_elsewhere(found)
+        if blame.is_tried_again(record, failure, found, has_elsewhere=has_elsewhere):
+            what = "another node is tried" if has_elsewhere else "trying again"
+            return changes.StartAborted(f"{what}: {failure.detail}", blame.kept(record, found))
+        outlived = blame.obituary(record, failure)
     # A gang that ended by itself before its stop was durable need not come back.
     outcome = failures.outcome(EndReason.NONE if comes_back else record.stop_reason)
+    if outlived and "detail" in outcome:
+        outcome["detail"] = outlived
     return changes.Ended(outcome, end.at_s + job.utc_offset_s, job.served_gpu_s)
 
 

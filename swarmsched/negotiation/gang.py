@@ -130,9 +130,11 @@ class Gang:
         return task is not None and task.stage is TaskStage.EXITED
 
     def _has_started(self, place: Place) -> bool:
-        """Its ranks run, or have run."""
+        """Its ranks run, or have run; of a start that failed, some may have an exit code, and none has run."""
         task = self.tasks.get(place)
-        return task is not None and (task.stage is TaskStage.STARTED or (self.has_exited(place) and bool(task.exits)))
+        if task is None or task.stage is not TaskStage.EXITED:
+            return task is not None and task.stage is TaskStage.STARTED
+        return bool(task.exits) and task.failure in (TaskFailure.NONE, TaskFailure.LOST)
 
     def unfinished(self) -> list[Place]:
         """Parts that have processes, or may have."""

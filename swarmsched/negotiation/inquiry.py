@@ -25,10 +25,10 @@ class Commands:
         self._me = me
         self.ids: Iterator[int] = count(1 + (epoch % ID_RANGES) * ID_RANGE)
 
-    def to(self, place: Place, kind: Kind, record: JobRecord, attempt: int, *more: object) -> SendPeer:
+    def to(self, place: Place, kind: Kind, record: JobRecord, attempt: int, *more: object, **named: object) -> SendPeer:
         """One about the part of an attempt there, with what its kind says beside that."""
         numbers = (record.job_id, record.epoch, attempt, next(self.ids))
-        return SendPeer(place.node, kind(*numbers, self._me, *more, part=place.part))
+        return SendPeer(place.node, kind(*numbers, self._me, *more, part=place.part, **named))
 
 
 class Inquiry:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from swarmsched.api import StartPhase
 from swarmsched.authority.contact import ContactLine, Stamp
 from swarmsched.authority.message import ContactAnswered
 from swarmsched.effects import (
@@ -48,7 +49,7 @@ from swarmsched.events import (
 )
 from swarmsched.fields import U32, NodeName, Text, Value, cleaned
 from swarmsched.holders import Configuration
-from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
+from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey, handle
 from swarmsched.ledger.booking import BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import (
@@ -70,6 +71,7 @@ from swarmsched.ledger.message import (
     WorldRequest,
 )
 from swarmsched.negotiation.hold_desk import HoldDesk
+from swarmsched.negotiation.trouble import Trouble
 from swarmsched.record import JobRecord
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage, TaskStatus
 from swarmsched.wire.codec import decode_value, encode_value
@@ -79,6 +81,8 @@ REPORT_INTERVAL_S_MAX = 30.0
 UNLAUNCHED_REPORT_S = 15.0
 RELEASE_GRACE_S = 5.0
 TASK_ROOM = "task"
+PROVEN = {TaskFailure.SYNC: "the files", TaskFailure.ENVIRONMENT: "the environment"}
+"""What a start may lack by the node's own fault, as others show."""
 
 
 class StoredTask(Value):
@@ -129,6 +133,8 @@ class Owner:
         self._line = line
         self._tasks: dict[TaskKey, _Task] = {}
         self._desk = HoldDesk(node_id, ledger, self._tasks.__contains__)
+        self._trouble = Trouble()
+        self._trouble_again_s = math.inf  # when to look whether it is over
 
     def restore(self, entries: Mapping[str, bytes], now_s: float) -> None:
         """Take back the orders of committed tasks; call before the first step.  Raises `StorageError`."""
@@ -159,7 +165,8 @@ class Owner:
     def next_deadline_s(self) -> float:
         """When a report, a contact or the end of a hold is due."""
         due = [task.next_report_s for task in self._tasks.values() if _must_report(task)]
-        return min([self._ledger.next_deadline_s, self._line.next_deadline_s, self._desk.next_deadline_s, *due])
+        others = (self._ledger.next_deadline_s, self._line.next_deadline_s, self._desk.next_deadline_s)
+        return min([*others, self._trouble_again_s, *due])
 
     @property
     def is_in_conflict(self) -> bool:
@@ -214,6 +221,11 @@ class Owner:
                 return self._tell_status(command, now_s)
             case _:
                 assert_never(command)
+
+    def disk_filled(self, shortage: str, now_s: float) -> list[Effect]:
+        """Nothing new is begun while its disk is nearly full."""
+        self._trouble.shortage = shortage
+        return self._heed_trouble(now_s)
 
     def looked_at_gpus(self, now_s: float) -> list[Effect]:
         """Telemetry has told of this node's devices: shepherds hear of tasks that have one that failed, or is gone."""
@@ -316,9 +328,14 @@ class Owner:
 
     def _release(self, request: ReleaseRequest, now_s: float) -> list[Effect]:
         key = request.key
+        proven: list[Effect] = []
+        if request.fault in PROVEN and self._ledger.repeated(request) is None:
+            detail = f"{PROVEN[request.fault]} of {handle(request.job_id)} could be had elsewhere, and not here"
+            self._trouble.failed(request.fault, detail, now_s)
+            proven = self._heed_trouble(now_s)
         answer, durable = self._ledger.release(request, now_s)
         effects: list[Effect] = [*durable, *self._desk.withdraw(key), SendPeer(request.shepherd, answer)]
-        effects += self._desk.retry(now_s)
+        effects += [*proven, *self._desk.retry(now_s)]
         task = self._tasks.get(key)
         if task is None or answer.refusal is Refusal.STALE_EPOCH:
             return effects
@@ -379,12 +396,43 @@ class Owner:
 
     # Facts from the runner.
 
+    def _note_fault(self, task: _Task, event: TaskFact, now_s: float) -> list[Effect]:
+        """What a start that came to nothing by this node's own fault, or succeeded, says of those that follow."""
+        status = task.status
+        match event:
+            case TaskStaged():
+                self._trouble.staged(task.order)
+            case TaskStarted():
+                self._trouble.started()
+            case TaskStageFailed(failure=TaskFailure.INTERNAL, detail=detail):
+                is_build = status.phase == StartPhase.ENVIRONMENT.value
+                kind = TaskFailure.ENVIRONMENT if is_build else TaskFailure.SYNC
+                self._trouble.failed(kind, cleaned(detail), now_s)
+            case TaskExited(failure=TaskFailure.INTERNAL, detail=detail):
+                self._trouble.failed(TaskFailure.INTERNAL, cleaned(detail), now_s)
+            case _:
+                return []
+        return self._heed_trouble(now_s)
+
+    def _heed_trouble(self, now_s: float) -> list[Effect]:
+        before, reason = self._ledger.avoided_reason, self._trouble.reason(now_s)
+        self._trouble_again_s = self._trouble.ends_s(now_s)
+        self._ledger.set_avoided(reason)
+        if bool(reason) == bool(before):
+            return []
+        if not reason:
+            return [Announce("node.offered", f"{self._node_id} takes new work again", node=self._node_id)]
+        return [Announce("node.avoided", f"{self._node_id} takes no new work: {reason}", node=self._node_id)]
+
     def _on_task_event(self, event: TaskFact, now_s: float) -> list[Effect]:
         task = self._tasks.get(event.key)
         if task is None and isinstance(event, TaskExited):
             return [ForgetTask.about(event.key)]  # one that nobody ordered, or that was given up
         if task is None or task.status.stage is TaskStage.EXITED:
             return []
+        return [*self._note_fault(task, event, now_s), *self._take_fact(task, event, now_s)]
+
+    def _take_fact(self, task: _Task, event: TaskFact, now_s: float) -> list[Effect]:
         match event:
             case TaskPhaseChanged(phase=phase):
                 return self._change(task, now_s, phase=cleaned(phase, 16))
@@ -515,6 +563,8 @@ class Owner:
             effects += self._desk.drop_port(expired.key)
             effects.append(Announce("hold.expired", "hold ran out undecided", expired.job_id, self._node_id))
         effects += self._line.on_timer(now_s)
+        if now_s >= self._trouble_again_s:
+            effects += self._heed_trouble(now_s)
         effects += self._desk.retry(now_s)
         for task in self._tasks.values():
             if _must_report(task) and now_s >= task.next_report_s:

@@ -14,7 +14,8 @@ from swarmsched.record import JobRecord
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 2.0
 BACKOFF_ALONE_S = 0.2
-AVOID_NODE_S = 60.0
+AVOID_NODE_S = 15.0  # doubled with each further failure there
+AVOID_NODE_S_MAX = 60.0
 ATTEMPTS_SKIPPED_MAX = 1_024
 STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
@@ -32,6 +33,7 @@ class Pacing:
         self._skipped_attempts = 0
         self.may_try_after_s = 0.0
         self.avoided: dict[NodeId, float] = {}  # node -> until when
+        self._avoidances: dict[NodeId, int] = {}  # how often it has failed there
         self._setbacks = 0
         self.may_join_after_s = float("-inf")
 
@@ -70,8 +72,12 @@ class Pacing:
         self.may_try_after_s = now_s + self._rng.uniform(0.0, longest)
 
     def avoid(self, node: NodeId, now_s: float) -> None:
-        """It could not reach the gang's rank 0, or could not start its own part."""
-        self.avoided[node] = now_s + AVOID_NODE_S
+        """It could not start its part of the gang, or reach rank 0."""
+        count = self._avoidances.get(node, 0)
+        if now_s > self.avoided.get(node, now_s) + SETBACKS_FORGOTTEN_S:
+            count = 0
+        self._avoidances[node] = count + 1
+        self.avoided[node] = now_s + min(AVOID_NODE_S_MAX, AVOID_NODE_S * 2.0 ** min(count, 10))
 
     def restarted(self, restarts: int, now_s: float) -> None:
         """The gang was given up, for that many times by now."""

@@ -5,7 +5,7 @@ rebuilt from it and from what the owners answer.  `due` says what follows from i
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from swarmsched.holders import Quorum, majority
 from swarmsched.ids import JobId, NodeId, Place
 from swarmsched.ledger.message import StatusRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
+from swarmsched.negotiation.blame import failed_nodes
 from swarmsched.negotiation.changes import REASON_LENGTH, RecordChange, Scaled, StopWished
 from swarmsched.negotiation.checkpointing import CommitRule, is_of_present_attempt
 from swarmsched.negotiation.claiming import Claiming
@@ -28,7 +29,7 @@ from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
 from swarmsched.negotiation.settlement import Settlement
 from swarmsched.negotiation.window import Window
-from swarmsched.record import JobRecord
+from swarmsched.record import JobRecord, StartFault
 from swarmsched.resources import Share
 from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Allocation
@@ -76,13 +77,15 @@ class ShepherdState:
         parts: ShepherdParts = PRODUCTION,
         stirred: Callable[[JobId], None] = lambda job_id: None,
         window: Window[JobId] | None = None,
+        could_take: Callable[[JobSpec, Collection[NodeId]], bool] = lambda spec, without: True,
     ) -> None:
         """`stirred` is told whenever `next_deadline_s` may become another one, and the `window` of the agent's attempts
-        of each of this job's."""
+        of each of this job's.  `could_take`: whether the nodes that are there, without some, could hold a job."""
         self.me = me
         self.parts = parts
         self.stirred = stirred
         self.window = Window() if window is None else window
+        self._could_take = could_take
         self.job_id = record.job_id
         self.decided = record
         self.now_s = self.utc_offset_s = 0.0
@@ -221,6 +224,16 @@ class ShepherdState:
         )
 
     # What shepherding asks.
+
+    @property
+    def barred(self) -> tuple[NodeId, ...]:
+        """Nodes that could not start it, as long as others could take it."""
+        return nodes if (nodes := failed_nodes(self.decided)) and self.has_elsewhere(()) else ()
+
+    def has_elsewhere(self, found: Iterable[StartFault]) -> bool:
+        """Whether nodes that have not failed it could take it; `found`: failures that the record has not named yet."""
+        failed = {*failed_nodes(self.decided), *(fault.node for fault in found)}
+        return self._could_take(self.decided.spec, failed)
 
     def has_share(self, node: NodeId) -> bool:
         """Ranks of it may be there."""

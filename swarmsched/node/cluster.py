@@ -5,8 +5,9 @@ their owners' fresher answers).  A member that is not alive is shown and never c
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from swarmsched.api import JobSpec
 from swarmsched.estimate import Estimate
 from swarmsched.fields import Value
 from swarmsched.gossip.location import Location
@@ -19,13 +20,15 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.models.kinds import GpuClasses
+from swarmsched.policies.explain import impossible
 from swarmsched.resources import Demand, Free, NodeResources, Share, counted, most_frequent
 from swarmsched.view import JobView, KindView, NodeView
 
 FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up what it shepherded, or nobody can
 
 NAME_LIMIT = 63
-_UNAVAILABLE = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
+_UNAVAILABLE_FOR_LONG = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
+_UNAVAILABLE = (*_UNAVAILABLE_FOR_LONG, NodeFlag.AVOIDED)
 
 
 class _Life(Value):
@@ -109,6 +112,21 @@ class Cluster:
         records = [record for record in self._state.current_records() if record.node_id != self._me]
         return [self._own_view(), *[self._foreign_view(record) for record in records]]
 
+    def could_take(self, spec: JobSpec, without: Collection[NodeId]) -> bool:
+        """True when the nodes that live, without some, could hold a job, once whatever runs there has ended.
+
+        One that is avoided for a moment counts: it may be well again before another is free.
+        """
+        others = {
+            NodeId(record.node_id): capacity_of(record)
+            for record in self._state.current_records()
+            if self._membership.is_alive(record.node_id) and not any(record.has(each) for each in _UNAVAILABLE_FOR_LONG)
+        }
+        others.pop(self._me, None)
+        if not self._is_barred:
+            others[self._me] = self._own_capacity
+        return impossible(spec, {node: free for node, free in others.items() if node not in without}) is None
+
     def drained(self) -> set[NodeId]:
         """Nodes that take no new work on somebody's wish; for questions of membership alone, never iterated."""
         others = {record.node_id for record in self._state.current_records() if record.has(NodeFlag.DRAINING)}
@@ -147,9 +165,7 @@ class Cluster:
         records = (status.record for status in self._state.node_records(now_s))
         others = {NodeId(record.node_id): capacity_of(record) for record in records if not record.has(NodeFlag.WITNESS)}
         others.pop(self._me, None)
-        own = self.own_resources
-        mine = Free(counted(own.gpus), own.cpu_count, own.memory_bytes)
-        return others if self._is_witness else {**others, self._me: mine}
+        return others if self._is_witness else {**others, self._me: self._own_capacity}
 
     def names(self, now_s: float) -> list[NodeId]:
         """All nodes of which there is a record, witnesses too: of one that is down for a day."""
@@ -159,11 +175,21 @@ class Cluster:
         record = self._state.node_record(node, now_s)
         return 0 if record is None else record.record.store_id
 
-    def _own_view(self) -> NodeView:
+    @property
+    def _own_capacity(self) -> Free:
+        own = self.own_resources
+        return Free(counted(own.gpus), own.cpu_count, own.memory_bytes)
+
+    @property
+    def _is_barred(self) -> bool:
+        """This node itself is to run nothing."""
         is_busy = self._ledger.is_draining or self._is_in_conflict(self._me)
-        is_barred = self._is_witness or is_busy or self.is_disk_stalled
+        return self._is_witness or is_busy or self.is_disk_stalled
+
+    def _own_view(self) -> NodeView:
+        is_available = not (self._is_barred or self._ledger.avoided_reason)
         total = len(self.own_resources.gpus)
-        return NodeView(self._me, self._ledger.free, self._ledger.capacity, total, not is_barred)
+        return NodeView(self._me, self._ledger.free, self._ledger.capacity, total, is_available)
 
     def _foreign_view(self, record: NodeRecord) -> NodeView:
         is_alive = self._membership.is_alive(record.node_id)

@@ -27,7 +27,13 @@ from swarmsched.facts import (
 from swarmsched.gossip.exchange import STATE_MESSAGES
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus
-from swarmsched.gossip.record import DRAIN_REASON_LENGTH, NodeFlag, NodeRecord, groups_of
+from swarmsched.gossip.record import (
+    AVOIDED_REASON_LENGTH,
+    DRAIN_REASON_LENGTH,
+    NodeFlag,
+    NodeRecord,
+    groups_of,
+)
 from swarmsched.gossip.setting import SETTING_KEY, SETTING_ROOM
 from swarmsched.gossip.state import MemberRef, StateConfig, StatePlane
 from swarmsched.holder.machine import NodeEffect, Taker
@@ -166,6 +172,7 @@ class Publication:
             zone=self._config.zone,
             store_id=self._config.store_id,
             drain_reason=self._ledger.drain_reason[:DRAIN_REASON_LENGTH],
+            avoided_reason=self._ledger.avoided_reason[:AVOIDED_REASON_LENGTH],
         )
 
     def _flags(self) -> int:
@@ -178,6 +185,8 @@ class Publication:
             flags |= NodeFlag.WITNESS
         if self._ledger.is_draining:
             flags |= NodeFlag.DRAINING
+        if self._ledger.avoided_reason:
+            flags |= NodeFlag.AVOIDED
         return flags
 
     def _tell_job(self, told: JobChanged, clock: Clock) -> Iterable[NodeEffect]:

@@ -10,7 +10,7 @@ from swarmsched.api import JobState
 from swarmsched.authority.message import ContactAnswered
 from swarmsched.commands import CommitCheckpoint, Done, DrainNode, Refused
 from swarmsched.effects import ReplyToClient
-from swarmsched.events import PeerMessageReceived, ResourcesRead, TaskEvent, TimerFired
+from swarmsched.events import DiskFilled, PeerMessageReceived, ResourcesRead, TaskEvent, TimerFired
 from swarmsched.facts import Admitted, Awoke, CapacityChanged, GenerationRaised, JobClosed, LookedAfterJobs
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus
@@ -60,6 +60,7 @@ class Resources:
             ContactAnswered: lambda event, clock: owner.contact_answered(event.sender, event.message, clock.now_s),
             CheckpointAnswer: lambda event, clock: self.checkpoints.answered(event.message),
             ResourcesRead: self._read,
+            DiskFilled: lambda event, clock: owner.disk_filled(event.shortage, clock.now_s),
             TimerFired: self._on_timer,
             DrainNode: self._drain,
             CommitCheckpoint: self._commit_checkpoint,

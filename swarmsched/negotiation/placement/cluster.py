@@ -1,8 +1,9 @@
 """What the decision where jobs of ours may run needs to know of everybody else."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from swarmsched.api import JobSpec
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Share
@@ -33,6 +34,9 @@ class Cluster(Protocol):
 
     def nodes(self) -> list[NodeView]:
         """Every known node."""
+
+    def could_take(self, spec: JobSpec, without: Collection[NodeId]) -> bool:
+        """True when the others of them could hold a job, once whatever runs there has ended."""
 
     def drained(self) -> set[NodeId]:
         """Those of them that take no new work on somebody's wish."""

@@ -44,7 +44,10 @@ class Shepherds:
 
     def add(self, record: JobRecord) -> JobShepherd:
         """Shepherd this job."""
-        shepherd = JobShepherd(record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window)
+        could_take = self._cluster.could_take
+        shepherd = JobShepherd(
+            record, self._me, self._rng, self.update_ids, self._parts, self._stir, self.window, could_take
+        )
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
         if shepherd.estimate is None and record.spec.is_resizable:

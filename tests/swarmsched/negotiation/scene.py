@@ -41,7 +41,9 @@ class Scene:
         asked = JobSpec(("python", "t.py"), ranks=3, demand=Demand(gpus=1))
         asked = replace(asked, **spec)
         record = make_record(ME, spec=asked, submitted_utc_s=UTC, shepherd_generation=7)
-        self.shepherd = JobShepherd(record, ME, random.Random(1), count(1))
+        self.others_could_take_it = True
+        could_take = lambda spec, without: self.others_could_take_it  # noqa: E731  # no more than a word
+        self.shepherd = JobShepherd(record, ME, random.Random(1), count(1), could_take=could_take)
         self.do(self.shepherd.accepted(self.clock))
 
     @property

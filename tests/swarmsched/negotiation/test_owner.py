@@ -50,6 +50,7 @@ from swarmsched.ledger.message import (
     TaskReportReceived,
 )
 from swarmsched.negotiation.owner import RELEASE_GRACE_S, REPORT_INTERVAL_S, Owner
+from swarmsched.negotiation.trouble import AVOIDED_S
 from swarmsched.resources import Demand, Share
 from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
 from tests.swarmsched.building import JOB, make_record, make_resources
@@ -245,6 +246,76 @@ def test_task_whose_gpu_has_vanished_is_not_started_on_fewer_and_fails_by_its_no
     assert (status.stage, status.failure) == (TaskStage.EXITED, TaskFailure.INTERNAL)
     assert "1 of its GPUs vanished" in status.detail
     assert ledger.entries == ()
+
+
+def attempt_that_fails(owner, number, now_s, failure=TaskFailure.INTERNAL, is_staged=True):
+    owner.obey(BOSS, hold(number, 10 * number, wants_rendezvous=False), now_s)
+    in_contact(owner, owner.obey(BOSS, commit(number, 10 * number + 1), now_s), now_s)
+    key = TaskKey(JOB, number)
+    if not is_staged:
+        return owner.step(TaskStageFailed.about(key, failure, "no room"), now_s)
+    owner.obey(BOSS, LaunchRequest(JOB, 1, number, 10 * number + 2, BOSS), now_s)
+    return owner.step(TaskExited.about(key, (), failure, "out of processes"), now_s)
+
+
+def test_a_node_that_fails_a_start_by_its_own_fault_takes_nothing_for_longer_each_time_and_again_after_that():
+    owner = owner_of(ledger := make_ledger())
+    now_s, waits = 100.0, []
+    for number in (1, 2, 3):
+        (told,) = of(Announce, attempt_that_fails(owner, number, now_s))
+        assert (told.kind, ledger.avoided_reason) == ("node.avoided", "starts fail: out of processes")
+        assert (ledger.free.gpu_count, ledger.capacity.gpu_count) == (0, 2)
+        refused = answers(owner.obey(BOSS, hold(number + 10, 10 * number + 5), now_s + 0.1))
+        assert [(each.refusal, each.detail) for each in refused] == [(Refusal.DRAINING, ledger.avoided_reason)]
+        again_s = now_s + AVOIDED_S * 2 ** (number - 1)
+        assert owner.next_deadline_s <= again_s
+        owner.step(TimerFired(), again_s - 0.01)
+        assert ledger.avoided_reason
+        assert "node.offered" in [each.kind for each in of(Announce, owner.step(TimerFired(), again_s))]
+        assert (ledger.avoided_reason, ledger.free.gpu_count) == ("", 2)
+        waits.append(again_s - now_s)
+        now_s = again_s
+    assert waits == [AVOIDED_S, 2 * AVOIDED_S, 4 * AVOIDED_S]
+
+
+def test_starts_that_fail_together_count_once_and_one_that_succeeds_ends_the_wait():
+    owner = owner_of(ledger := make_ledger())
+    owner.obey(BOSS, hold(1, 1, wants_rendezvous=False), 0.0)
+    in_contact(owner, owner.obey(BOSS, commit(1, 2), 0.0), 0.0)
+    owner.obey(BOSS, launch(), 0.0)
+    trouble = owner._trouble
+    for now_s in (0.1, 0.2, 0.3):
+        trouble.failed(TaskFailure.INTERNAL, "out of processes", now_s)
+    assert trouble.ends_s(0.3) == 0.1 + AVOIDED_S
+    owner.step(TaskStarted.about(TaskKey(JOB, 1), 0.0), 0.4)
+    assert ledger.avoided_reason == ""
+    trouble.failed(TaskFailure.INTERNAL, "out of processes", 1.0)
+    assert trouble.ends_s(1.0) == 1.0 + AVOIDED_S
+
+
+@pytest.mark.parametrize("failure", [each for each in TaskFailure if each is not TaskFailure.INTERNAL])
+def test_what_may_be_the_jobs_fault_keeps_nobody_from_a_node(failure):
+    owner = owner_of(ledger := make_ledger())
+    attempt_that_fails(owner, 1, 0.0, failure)
+    assert ledger.avoided_reason == ""
+
+
+def test_what_others_have_shown_to_be_the_nodes_fault_counts_once_however_often_it_is_told():
+    owner = owner_of(ledger := make_ledger())
+    told = ReleaseRequest(JOB, 1, 1, 7, BOSS, fault=TaskFailure.ENVIRONMENT)
+    owner.obey(BOSS, told, 0.0)
+    assert "the environment of" in ledger.avoided_reason
+    owner.step(TimerFired(), AVOIDED_S)
+    owner.obey(BOSS, told, AVOIDED_S)
+    assert ledger.avoided_reason == ""
+
+
+def test_nothing_is_begun_on_a_node_whose_disk_is_nearly_full(owner):
+    (told,) = of(Announce, owner.disk_filled("disk nearly full: 1 MiB free", 0.0))
+    (refused,) = answers(owner.obey(BOSS, hold(), 0.1))
+    assert (told.kind, refused.detail) == ("node.avoided", "disk nearly full: 1 MiB free")
+    owner.disk_filled("", 1.0)
+    assert of(BindRendezvous, owner.obey(BOSS, hold(command_id=5), 1.1))
 
 
 def test_restarted_owner_waits_for_telemetry_before_it_starts_a_task():

@@ -10,11 +10,13 @@ from swarmsched.ledger.message import Refusal
 from swarmsched.negotiation.pacing import (
     ATTEMPTS_SKIPPED_MAX,
     AVOID_NODE_S,
+    AVOID_NODE_S_MAX,
     BACKOFF_ALONE_S,
     BACKOFF_S,
     BACKOFF_S_MAX,
     RESTART_DELAY_S,
     RESTART_DELAY_S_MAX,
+    SETBACKS_FORGOTTEN_S,
     STARVING_ATTEMPTS,
     Pacing,
 )
@@ -75,6 +77,17 @@ def test_nodes_that_refused_or_were_out_of_reach_are_avoided_for_a_while(pacing)
     pacing.failed(Refusal.CLAIMED, A, 100.0)
     pacing.avoid(B, 100.0)
     assert pacing.avoided == {A: 100.0 + BACKOFF_S_MAX, B: 100.0 + AVOID_NODE_S}
+
+
+def test_a_node_that_fails_a_job_again_and_again_is_avoided_for_longer_until_that_is_long_ago(pacing):
+    now_s, waits = 100.0, []
+    for _ in range(4):
+        pacing.avoid(B, now_s)
+        waits.append(pacing.avoided[B] - now_s)
+        now_s = pacing.avoided[B]
+    assert waits == [AVOID_NODE_S, 2 * AVOID_NODE_S, AVOID_NODE_S_MAX, AVOID_NODE_S_MAX]
+    pacing.avoid(B, now_s + SETBACKS_FORGOTTEN_S + 1.0)
+    assert pacing.avoided[B] == now_s + SETBACKS_FORGOTTEN_S + 1.0 + AVOID_NODE_S
 
 
 def test_a_node_that_told_what_it_has_left_is_taken_at_its_word_again_at_once(pacing):

@@ -9,10 +9,12 @@ from swarmsched.api import EndReason, JobState, StartPhase
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient
+from swarmsched.ids import NodeId
 from swarmsched.ledger.message import (
     CheckpointAnswer,
     CheckpointRequest,
     CommitRequest,
+    HoldRequest,
     LaunchRequest,
     OwnerAnswer,
     PreemptRequest,
@@ -23,13 +25,16 @@ from swarmsched.ledger.message import (
     StopRequest,
     TaskReportReceived,
 )
+from swarmsched.negotiation.attempt import Ranking
+from swarmsched.negotiation.blame import STARTS_MOST
 from swarmsched.negotiation.due import PHASES
 from swarmsched.negotiation.record_writer import WriteRecord
 from swarmsched.negotiation.shepherd import WAITING_MAX, JobShepherd
 from swarmsched.record import own_exit_code, shell_exit_code
+from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
 from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, job_id
-from tests.swarmsched.negotiation.scene import ME, A, B, Scene
+from tests.swarmsched.negotiation.scene import ME, SHARES, A, B, Scene
 
 
 @pytest.fixture
@@ -316,7 +321,8 @@ def test_lost_rendezvous_port_is_tried_again_and_not_counted_as_a_failure(scene)
 
 
 def test_job_that_never_finds_a_port_fails_in_the_end(scene):
-    for _ in range(4):
+    for _ in range(STARTS_MOST):
+        assert not scene.record.is_ended
         scene.launch()
         scene.report(A, TaskStage.EXITED, 5, failure=TaskFailure.PORT_TAKEN, detail="port 29500 was taken")
         scene.report(B, TaskStage.EXITED, 5)
@@ -334,7 +340,17 @@ def test_a_node_that_cannot_start_its_part_is_avoided_and_the_job_tried_again(sc
     assert why in scene.record.reason
 
 
-def test_failed_environment_ends_the_job_with_its_output(scene):
+def fail_to_stage(scene, node, failure, detail="", others=SHARES):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.answer(scene.take(CommitRequest), is_staged=False)
+    scene.report(node, TaskStage.EXITED, 3, failure=failure, detail=detail)
+    for share in others:
+        if share.node != node:
+            scene.report(share.node, TaskStage.EXITED, 3)
+
+
+def test_failed_environment_ends_the_job_with_its_output_where_no_other_node_could_take_it(scene):
+    scene.others_could_take_it = False
     scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
     scene.answer(scene.take(CommitRequest), is_staged=False)
     scene.report(B, TaskStage.EXITED, 3, failure=TaskFailure.ENVIRONMENT, detail="pip: no such package")
@@ -342,6 +358,94 @@ def test_failed_environment_ends_the_job_with_its_output(scene):
     scene.report(A, TaskStage.EXITED, 3)
     assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.FAILED, 125)
     assert "no such package" in scene.record.detail
+
+
+@pytest.mark.parametrize("failure", [TaskFailure.ENVIRONMENT, TaskFailure.SYNC])
+def test_what_one_node_cannot_have_another_is_asked_for_and_what_fails_alike_there_is_the_jobs(scene, failure):
+    fail_to_stage(scene, A, failure, "a: it is not to be had")
+    assert (scene.record.state, scene.record.relaunches, scene.record.restarts) == (JobState.QUEUED, 1, 0)
+    assert scene.record.reason == "another node is tried: a: it is not to be had"
+    assert scene.shepherd.barred == (A,)
+    assert "job.start_failed" in [told.kind for told in scene.announced]
+    fail_to_stage(scene, B, failure, "b: it is not to be had")
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.FAILED, 125)
+    assert scene.record.detail == "could not be started in 2 tries, on a, b; the last: b: it is not to be had"
+
+
+def test_what_two_nodes_of_one_gang_cannot_have_alike_is_the_jobs(scene):
+    scene.answer(scene.place(), rendezvous_host="h", rendezvous_port=1)
+    scene.answer(scene.take(CommitRequest), is_staged=False)
+    for node in (A, B):
+        scene.report(node, TaskStage.EXITED, 3, failure=TaskFailure.ENVIRONMENT, detail="pip: no such package")
+    assert scene.record.end_reason is EndReason.FAILED
+
+
+def test_another_failure_on_a_second_node_says_nothing_of_the_job(scene):
+    fail_to_stage(scene, A, TaskFailure.ENVIRONMENT)
+    fail_to_stage(scene, B, TaskFailure.SYNC)
+    assert scene.record.state is JobState.QUEUED
+    assert scene.shepherd.barred == (A, B)
+
+
+def test_nodes_that_failed_it_are_taken_again_where_no_other_could_take_the_job(scene):
+    fail_to_stage(scene, A, TaskFailure.INTERNAL)
+    scene.others_could_take_it = False
+    assert scene.shepherd.barred == ()
+
+
+def test_a_nodes_fault_ends_a_job_only_after_several_tries_and_names_the_nodes(scene):
+    for number in range(STARTS_MOST):
+        assert (scene.record.is_ended, scene.record.relaunches) == (False, number)
+        fail_to_stage(scene, (A, B)[number % 2], TaskFailure.INTERNAL, "no process to be had")
+    assert (scene.record.end_reason, shell_exit_code(scene.record)) == (EndReason.FAILED, 125)
+    assert scene.record.detail == "could not be started in 5 tries, on a, b; the last: no process to be had"
+
+
+def test_tries_are_counted_anew_once_its_ranks_have_run_and_a_later_shepherd_knows_of_them(scene):
+    fail_to_stage(scene, A, TaskFailure.INTERNAL)
+    assert scene.succeed().barred == (A,)
+    scene.run()
+    assert (scene.record.start_faults, scene.record.relaunches) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "failure", "is_tried_again"),
+    [
+        ("pyhton", TaskFailure.NOT_FOUND, False),
+        ("./train.py", TaskFailure.NOT_EXECUTABLE, False),
+        ("/opt/conda/bin/python", TaskFailure.NOT_FOUND, True),
+        ("/opt/conda/bin/python", TaskFailure.NOT_EXECUTABLE, True),
+    ],
+)
+def test_a_program_that_is_missing_is_the_jobs_unless_its_path_is_one_of_nodes(command, failure, is_tried_again):
+    scene = Scene(command=(command,))
+    scene.launch()
+    scene.report(B, TaskStage.EXITED, 5, [RankExit(2, 127)], failure=failure, detail="it is not there")
+    scene.report(A, TaskStage.EXITED, 5, [RankExit(0, 0, 15)])
+    assert scene.record.is_ended is not is_tried_again
+
+
+def test_a_program_that_has_run_elsewhere_is_not_the_jobs_fault_where_it_is_missing(scene):
+    record = scene.record.updated(first_started_utc_s=1.0)
+    scene.shepherd = JobShepherd(record, ME, random.Random(2), count(1))
+    scene.launch()
+    scene.report(A, TaskStage.EXITED, 5, [RankExit(0, 127)], failure=TaskFailure.NOT_FOUND, detail="no python")
+    scene.report(B, TaskStage.EXITED, 5, [RankExit(2, 0, 15)])
+    assert (scene.record.state, scene.record.relaunches) == (JobState.QUEUED, 1)
+
+
+def test_a_node_that_could_not_build_what_others_could_is_told_so():
+    scene = Scene(requirements="0" * 64)
+    fail_to_stage(scene, A, TaskFailure.ENVIRONMENT, others=SHARES)
+    first = scene.record.attempt
+    elsewhere = (Share(NodeId("c"), 3),)
+    scene.do(scene.shepherd.place(elsewhere, Ranking("fifo", (1,)), scene.clock))
+    scene.answer(scene.take(HoldRequest), rendezvous_host="h", rendezvous_port=1)
+    scene.answer(scene.take(CommitRequest), is_staged=True)
+    scene.answer(scene.take(LaunchRequest))
+    scene.report(NodeId("c"), TaskStage.STARTED, 5)
+    ((node, told),) = scene.take(ReleaseRequest)
+    assert (node, told.attempt, told.fault) == (A, first, TaskFailure.ENVIRONMENT)
 
 
 def test_lost_task_ends_the_job_as_node_lost_when_it_may_not_be_restarted():

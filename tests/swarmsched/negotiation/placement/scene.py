@@ -78,6 +78,9 @@ class Cluster:
     def drained(self):
         return self.drained_nodes
 
+    def could_take(self, spec, without):
+        return any(node.node not in without for node in self.there)
+
 
 class Scene:
     """One agent's jobs; the test is owners, planner and all others."""
