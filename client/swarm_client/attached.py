@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
-from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
+from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state, record_data
 from swarm_client.job_id import job_path
 from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch, has_input
 
+LAST_OUTPUT_CHARS = 2**16  # what a job wrote last usually says why it failed
 QUIET_START_S = 1.0  # a job that runs within this time needs no words
 
 
@@ -44,6 +46,8 @@ class Attachment:
         self._timeout_s, self._cancels_on_timeout = timeout_s, cancels_on_timeout
         self._kill_on_disconnect = kill_on_disconnect
         self._writer = OutputWriter(label=label)
+        self._last_records: deque[Mapping[str, Any]] = deque()
+        self._last_chars = 0
         self._shown_state = self._state = self._last_words = ""
         self._shows_states = False
         self._is_running = False
@@ -107,6 +111,7 @@ class Attachment:
             kind = record["type"]
             if kind in ("log", "gap"):
                 self._writer.write(record)
+                self._remember(record)
                 if record.get("stream") == "system":
                     self._last_words = str(record.get("text", ""))
             elif kind == "state":
@@ -118,6 +123,16 @@ class Attachment:
         raise Failure(
             f"job {self._handle}: its output ended, but not the job", "`swarm status` tells more", SWARM_FAILED
         )
+
+    def _remember(self, record: Mapping[str, Any]) -> None:
+        self._last_records.append(record)
+        self._last_chars += _length(record)
+        while self._last_chars > LAST_OUTPUT_CHARS and len(self._last_records) > 1:
+            self._last_chars -= _length(self._last_records.popleft())
+
+    def last_output(self) -> str:
+        """The end of what the job's ranks wrote, and of what the agents said of it."""
+        return "".join(record_data(record).decode("utf-8", "replace") for record in self._last_records)
 
     def _finish(self, end: Mapping[str, Any]) -> int:
         code = end.get("shell_exit_code")
@@ -206,3 +221,7 @@ class Attachment:
     def _detach(self) -> None:
         self._session.tell(f"detached; job {self._handle} goes on (`swarm attach {self._handle}`)")
         raise _Leave(OK)
+
+
+def _length(record: Mapping[str, Any]) -> int:
+    return len(record.get("data") or record.get("text") or "")

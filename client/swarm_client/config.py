@@ -76,9 +76,10 @@ SETTINGS: dict[str, tuple[Callable[[object], Any], Any, str]] = {
     "output": (_output, "table", "format of what is printed"),
     "color": (_color, "auto", "auto, always or never"),
     "contact_timeout": (_seconds, 30.0, "how long a followed job may be out of reach before `run` gives up"),
-    "sync_exclude": (_patterns, [], "patterns of paths that are never shipped"),
+    "sync_exclude": (_patterns, [], "patterns of paths that are not shipped"),
+    "sync_include": (_patterns, [], "patterns of paths that are shipped although git ignores them"),
 }
-PROJECT_KEYS = ("context", "output", "sync_exclude")
+PROJECT_KEYS = ("context", "output", "sync_exclude", "sync_include")
 VARIABLES = {f"SWARM_{key.upper()}": key for key in SETTINGS}
 JOB_PREFIX = "SWARM_RUN_"
 

@@ -133,6 +133,11 @@ class JobStream:
             self._reference = str(job["id"])
 
 
+def record_data(record: Mapping[str, Any]) -> bytes:
+    """What a `log` record holds, as it was written."""
+    return base64.b64decode(record["data"]) if "data" in record else str(record.get("text", "")).encode()
+
+
 class OutputWriter:
     """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr.
 
@@ -161,7 +166,7 @@ class OutputWriter:
             text = f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {rank} were not kept\n"
             self._err.write(text.encode())
             return
-        data = base64.b64decode(record["data"]) if "data" in record else record.get("text", "").encode()
+        data = record_data(record)
         if data and (self._label or self._timestamps):
             data = self._marked(key, data, self._prefix(record))
         data = self._parts.pop(key, b"") + data

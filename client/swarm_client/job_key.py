@@ -161,6 +161,14 @@ KEYS: tuple[JobKey, ...] = (
     JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
     JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
     JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
+    JobKey(
+        "include",
+        "--include",
+        "PATTERN",
+        "ship this as well, although git ignores it: data/, '*.pt' (repeatable)",
+        repeats=True,
+        kinds=(list, str),
+    ),
     JobKey("venv", "--venv", "PATH", "Python environment on the nodes to run in"),
     JobKey("requirements", "--requirements", "FILE", "build a Python environment from this file on each node"),
     JobKey(

@@ -24,11 +24,14 @@ from swarm_client.quantity import show_count
 class JobRequest:
     """What to submit: the specification, and what is to be done with the working directory first."""
 
-    def __init__(self, spec: dict[str, Any], folder: str, sync: bool | None, requirements: str) -> None:
+    def __init__(
+        self, spec: dict[str, Any], folder: str, sync: bool | None, requirements: str, include: Sequence[str] = ()
+    ) -> None:
         self.spec = spec
         self.folder = folder  # absolute path of the folder to run in
         self.sync = sync  # None: as the folder suggests
         self.requirements = requirements  # file to be shipped, or empty
+        self.include = tuple(include)  # patterns of what is shipped although git ignores it
 
 
 def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, Any]:
@@ -94,13 +97,16 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         if not os.path.isfile(requirements):
             raise UsageError(f"requirements file {requirements} does not exist", "give the path of an existing file")
     refuse_unreadable(spec)
-    return JobRequest(spec, folder, values.get("sync"), requirements)
+    return JobRequest(spec, folder, values.get("sync"), requirements, values.get("include", ()))
 
 
 def _refuse_contradictions(values: Mapping[str, Any]) -> None:
     if values.get("elastic") and values.get("per_node"):
         remedy = "leave one of them out: of an elastic job each rank is a worker of its own"
         raise UsageError("--elastic and --per-node exclude one another", remedy)
+    if values.get("include") and values.get("sync") is False:
+        remedy = "leave one of them out: without shipping the job runs in the same folder of the nodes"
+        raise UsageError("--include and --no-sync exclude one another", remedy)
     if values.get("requirements") and values.get("venv"):
         raise UsageError("--venv and --requirements exclude one another", "add what is missing to one of the two")
 
