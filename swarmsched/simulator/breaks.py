@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from swarmsched.api import JobState
 from swarmsched.authority.contact import ContactLine, WatchedAttempt
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
@@ -267,6 +268,14 @@ def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
     return gone
 
 
+def _always_due(original: property) -> property:
+    def next_deadline_s(job: ShepherdState) -> float:
+        planned_s: float = type(original).__get__(original, job)
+        return job.now_s if job.decided.state is JobState.RUNNING else planned_s
+
+    return property(next_deadline_s)
+
+
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -360,6 +369,10 @@ BREAKS: Mapping[str, Break] = {
     ),
     "still-member-kept": Break(
         "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
+    ),
+    "always-due": Break(
+        "the shepherd of a job that runs is due at every moment",
+        patches={(ShepherdState, "next_deadline_s"): _always_due},
     ),
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}

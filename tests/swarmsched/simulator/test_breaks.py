@@ -37,6 +37,7 @@ NOTICED = {
     "parts-again": (THREE, {"worlds"}),
     "lost-node-forgotten": (THREE, {"worlds", "attempts"}),
     "still-member-kept": (THREE, {"ended"}),
+    "always-due": (StoryOptions(nodes=1), {"spins"}),
     "hanging-member-kept": (THREE, {"ended"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
