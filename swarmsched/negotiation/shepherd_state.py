@@ -62,6 +62,7 @@ class Regrouping:
     stopped_s: dict[int, float] = field(default_factory=dict)  # when those were told to stop
     join_until_s: float = float("inf")  # newcomers that are not ready by then are given up
     again_s: float = float("inf")  # when to look again
+    spared_s: dict[int, float] = field(default_factory=dict)  # until when newcomers are not called slow
     parted_s: float = float("inf")  # since when members tell that the present world came to nothing
 
 
