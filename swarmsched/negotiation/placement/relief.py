@@ -38,10 +38,12 @@ def relief(
     drained: Collection[NodeId],
     spared: Collection[int] = (),
 ) -> Relief | None:
-    """What is to be done for a job that trains and is not changing; nothing as a rule.  `spared` are parts that came for
-    slow ones."""
+    """What is to be done for a job that trains and is not changing; nothing as a rule.
+
+    `spared` are parts that came for slow ones.
+    """
     for find in (_on_drained, _on_failed_gpus, _stragglers):
-        leave, reason = find(record, gang, spared if find is _stragglers else drained)
+        leave, reason = find(record, gang, drained, spared)
         if not leave:
             continue
         kept = [share for share in record.members if share not in leave]
@@ -58,17 +60,17 @@ def relief(
 Unwanted = tuple[list[Share], str]
 
 
-def _on_drained(record: JobRecord, gang: Gang, drained: Collection[NodeId]) -> Unwanted:
+def _on_drained(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     leave = [share for share in record.members if share.node in drained]
     return leave, f"drained: {', '.join(ranks_by_node(leave))}"
 
 
-def _on_failed_gpus(record: JobRecord, gang: Gang, drained: Collection[NodeId]) -> Unwanted:
+def _on_failed_gpus(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     leave = [share for share in record.members if share.place in gang.tasks and gang.tasks[share.place].is_ailing]
     return leave, f"failed GPU of {amount(len(leave), 'worker')} on {', '.join(ranks_by_node(leave))}"
 
 
-def _stragglers(record: JobRecord, gang: Gang, spared: Collection[int]) -> Unwanted:
+def _stragglers(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     """The slowest, by what each needs for its own part of a step; of two nobody can say which is the slow one."""
     busy_s = {share: gang.tasks[share.place].worker.busy_s for share in record.members if share.place in gang.tasks}
     if len(busy_s) < max(3, len(record.members)) or not all(busy_s.values()):
