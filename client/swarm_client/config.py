@@ -230,7 +230,8 @@ def job_table(file: str, text: str, table: object, section: str) -> dict[str, An
     for name, value in table.items():
         place = f"{file}:{line_of(text, str(name), section)}: {name}"
         if name in job_key.LATER:
-            raise UsageError(f"{place} is not available in this version", "remove the line")
+            remedy = job_key.LATER[name] or "remove the line"
+            raise UsageError(f"{place} is not available in this version", remedy)
         if name not in job_key.NAMES:
             near = nearest(str(name), job_key.NAMES)
             raise UsageError(f"{place}: unknown key{near}", f"known keys: {', '.join(job_key.NAMES)}")

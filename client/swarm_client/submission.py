@@ -1,12 +1,12 @@
 """Submits a job once, whatever agents do meanwhile: working directory, ticket, and the same ticket again if need be."""
 
 # Importing pathlib costs a tenth of what `swarm run` may take.
-# ruff: noqa: PTH118, PTH123
+# ruff: noqa: PTH113, PTH118, PTH119, PTH123
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from swarm_client.agents import SUBMIT_PATIENCE_S
 from swarm_client.annotations import Any
@@ -16,6 +16,7 @@ from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
+from swarm_client.quantity import show_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
 
     A lost answer is repeated with the same ticket at the next agent: one job.
     """
+    _take_script(session, arguments)
     request = build(arguments, session.config, session.folder)
+    _tell_of_launchers(session, request)
     is_dry_run = bool(arguments["dry_run"])
     shipment = _stage(session, request, is_dry_run=is_dry_run)
     agents = session.agents
@@ -43,7 +46,41 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
     }
     document = agents.call("cannot submit the job", "POST", "/v1/jobs", body=body, patience_s=SUBMIT_PATIENCE_S)
     assert isinstance(document, dict)
+    if document.get("swarm_gpus") and not request.has_size and _runs_python(request.spec["command"]):
+        count = show_count(document["swarm_gpus"], "GPU")
+        session.tell(f"no GPU was asked for, and the swarm has {count}: -g N asks for N, -g 0 means none")
     return document, shipment
+
+
+def _runs_python(command: Sequence[str]) -> bool:
+    """A script, not one line: what is forgotten there is found out after hours."""
+    first = os.path.basename(command[0])
+    is_python = first.startswith("python") and ("-m" in command or any(word.endswith(".py") for word in command))
+    return is_python or first.endswith(".py") or first in ("torchrun", "accelerate", "deepspeed")
+
+
+def _take_script(session: Session, arguments: Arguments) -> None:
+    """What a batch script asks for in its own lines; behind `--` it is a command like any other."""
+    words = arguments.command
+    if not arguments.positionals or arguments["file"] or words[0] != arguments.positionals[0]:
+        return
+    file = os.path.join(session.folder, words[0])
+    if not os.path.isfile(file):
+        return
+    from swarm_client import slurm
+
+    if slurm.is_batch_script(file):
+        arguments.values["script"] = script = slurm.BatchScript(words[0], words[1:], session.folder)
+        session.tell(script.told())
+
+
+def _tell_of_launchers(session: Session, request: JobRequest) -> None:
+    if session.is_quiet or (request.spec["ranks"] == 1 and not request.spec.get("ranks_most")):
+        return
+    from swarm_client.slurm import launch_notes
+
+    for note in launch_notes(request.spec, request.folder):
+        session.tell(note)
 
 
 def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> Shipment:

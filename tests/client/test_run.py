@@ -240,7 +240,7 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "-t", "1:\u00b2", "--", "x"], "must be a duration"),
         (["run", "-t", "9" * 400, "--", "x"], "must be a duration"),
         (["run", "--mem", "9" * 400, "--", "x"], "must be a size"),
-        (["run", "--gres", "gpu:\u00b2", "--", "x"], "must be a whole number"),
+        (["run", "--gres", "gpu:\u00b2", "--", "x"], "must be gpu:N or gpu:TYPE:N"),
         (["run", "--work", "local_batch=nan", "--", "x"], "must be NAME=NUMBER"),
         (["run", "-g", "1", "--ranks", "3", "--", "x"], "1 GPU cannot be shared by 3 ranks"),
         (["run", "-g", "3", "--ranks", "2", "--", "x"], "3 GPUs cannot be shared by 2 ranks"),
@@ -494,3 +494,25 @@ def test_wait_times_out_with_124(swarm, agent):
     code, _, err = swarm("wait", HANDLE, "--timeout", "0.05")
     assert code == 124
     assert "is not done after" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["--", "python", "train.py"], True),
+        (["--", "python3.11", "-m", "train"], True),
+        (["--", "torchrun", "train.py"], True),
+        (["-g", "1", "--", "python", "train.py"], False),
+        (["-g", "0", "--", "python", "train.py"], False),
+        (["--ranks", "2", "--", "python", "train.py"], False),
+        (["-q", "--", "python", "train.py"], False),
+        (["--", "python", "-c", "print(1)"], False),
+        (["--", "nvidia-smi"], False),
+        (["--", "bash", "train.sh"], False),
+    ],
+)
+def test_that_no_gpu_was_asked_for_is_told_where_it_is_likely_forgotten(swarm, agent, words, is_told):
+    assert "no GPU" not in swarm("submit", "--no-sync", *words)[2]
+    agent.gpus = 8
+    told = "swarm: no GPU was asked for, and the swarm has 8 GPUs: -g N asks for N, -g 0 means none\n"
+    assert swarm("submit", "--no-sync", *words)[2] == told * is_told

@@ -129,6 +129,7 @@ class FakeAgent:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.stream: Callable[[str], Iterator[dict[str, Any]]] = lambda _: iter(())
         self.delay_s = 0.0
+        self.gpus = 0  # in all of the swarm, as the answer to a submission tells
         self._condition = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.agent = self
@@ -194,6 +195,7 @@ class FakeAgent:
         job_id = body["ticket"]["job_id"]
         was_known = job_id in self.jobs
         document = job_document(id=job_id, spec=body["spec"], state="queued", nodes=[], was_known=was_known)
+        document["swarm_gpus"] = self.gpus
         if not body["dry_run"]:
             self.jobs.setdefault(job_id, document)
         return (200 if was_known or body["dry_run"] else 201), document | {"dry_run": body["dry_run"]}

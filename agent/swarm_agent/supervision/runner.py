@@ -543,6 +543,7 @@ class TaskRunner:
                 tools=self._tools,
                 task=variables,
                 cpu_count=len(os.sched_getaffinity(0)),
+                workdir=task.prepared.workdir,
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
             scope=self.limits.scope(order, task.gpus),

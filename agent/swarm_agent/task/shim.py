@@ -979,14 +979,28 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
     raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
+OF_THE_SHELL = (".", "alias", "cd", "eval", "export", "module", "set", "shopt", "source", "ulimit", "umask", "unset")
+OF_SLURM = ("srun", "sbatch", "salloc")
+
+
 def not_found_text(command: str, workdir: str) -> str:
     """Why a command was not found, as precisely as can be told."""
     path = f"{workdir}/{command}"
     if "/" in command and os.access(path if command[0] != "/" else command, os.F_OK):
         return f"{command}: the interpreter named in its first line does not exist on this node"
+    hint = ""
     if "/" not in command and os.access(path, os.F_OK):
-        return f"{command}: command not found (a file of that name is in the working directory: write ./{command})"
-    return f"{command}: command not found"
+        written = f"python {command}" if command.endswith(".py") else f"./{command}"
+        hint = f"a file of that name is in the working directory: write {written}"
+    elif any(blank in command for blank in " \t\n"):
+        hint = "it is one word with blanks in it: leave its quotes out, or write bash -c '...'"
+    elif command in OF_THE_SHELL:
+        hint = "it is part of the shell: write bash -c '...'"
+    elif command in OF_SLURM:
+        hint = "it is part of Slurm: each rank runs the command itself, so leave it out"
+    elif "=" in command:
+        hint = f"a variable is set by an option: -e {command}"
+    return f"{command}: command not found" + (f" ({hint})" if hint else "")
 
 
 def speaks_of_port(tail: bytes, port: int) -> bool:

@@ -67,6 +67,24 @@ async def test_death_by_signal_is_told_apart_from_an_exit_code(bench: Bench) -> 
     assert exited.exits == (RankExit(0, 0, signal=signal.SIGSEGV),)
 
 
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("x.py", " (a file of that name is in the working directory: write python x.py)"),
+        ("run", " (a file of that name is in the working directory: write ./run)"),
+        ("python train.py", " (it is one word with blanks in it: leave its quotes out, or write bash -c '...')"),
+        ("cd", " (it is part of the shell: write bash -c '...')"),
+        ("srun", " (it is part of Slurm: each rank runs the command itself, so leave it out)"),
+        ("A=1", " (a variable is set by an option: -e A=1)"),
+        ("nope", ""),
+    ],
+)
+def test_why_a_command_is_not_there_is_told_as_far_as_can_be_seen(tmp_path: Path, command: str, hint: str) -> None:
+    for name in ("x.py", "run"):
+        (tmp_path / name).touch()
+    assert shim.not_found_text(command, str(tmp_path)) == f"{command}: command not found{hint}"
+
+
 async def test_unknown_command_ends_with_127_and_a_line_in_the_log(bench: Bench) -> None:
     order, exited = await run(bench, "no-such-command-here")
     assert (exited.failure, exited.exits) == (TaskFailure.NOT_FOUND, (RankExit(0, 127),))
