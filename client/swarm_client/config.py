@@ -301,11 +301,11 @@ def line_of(text: str, key: str, section: str = "") -> int:
 
 
 def read_token_file(file: str) -> str:
-    """The token of a file that only its owner (and group) can read."""
+    """The first token of a file that only its owner (and group) can read: an agent may accept several."""
     try:
         with open(file, encoding="utf-8") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            token = stream.read(TOKEN_BYTES_LIMIT).strip()
+            token = stream.read(TOKEN_BYTES_LIMIT).strip().partition("\n")[0].rstrip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(
             f"token file {file} cannot be read: {_cause(error)}", "check token_file or SWARM_TOKEN_FILE", 4
