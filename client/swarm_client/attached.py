@@ -53,6 +53,7 @@ class Attachment:
         self._is_running = False
         self._is_new, self._was_introduced = is_known, False
         self._job_state, self._has_ended = "", False
+        self._attempt = self._written_attempt = 0
         self._timed_out = False
         self._interrupted_s = float("-inf")
         contact_timeout_s = float(session.config.values["contact_timeout"])
@@ -62,6 +63,7 @@ class Attachment:
             {"follow": "1", **(query or {})},
             is_known=is_known,
             contact_timeout_s=contact_timeout_s,
+            is_lossless=self._writer.is_for_program,
         )
 
     def follow(self) -> int:
@@ -110,7 +112,9 @@ class Attachment:
         for record in self._stream.records():
             kind = record["type"]
             if kind in ("log", "gap"):
-                self._writer.write(record)
+                self._note_attempt()
+            self._writer.write(record)
+            if kind in ("log", "gap"):
                 self._remember(record)
                 if record.get("stream") == "system":
                     self._last_words = str(record.get("text", ""))
@@ -134,18 +138,31 @@ class Attachment:
         """The end of what the job's ranks wrote, and of what the agents said of it."""
         return "".join(record_data(record).decode("utf-8", "replace") for record in self._last_records)
 
+    def _note_attempt(self) -> None:
+        """A program that reads the output has to be told, -q or not, where that of another attempt begins."""
+        if self._written_attempt not in (0, self._attempt) and self._writer.is_for_program:
+            self._writer.flush()
+            self._session.warn(
+                f"job {self._handle} runs again: the output of attempt {self._attempt} follows that of attempt"
+                f" {self._written_attempt} (--max-restarts 0 lets it end instead)"
+            )
+        self._written_attempt = self._attempt
+
     def _finish(self, end: Mapping[str, Any]) -> int:
         code = end.get("shell_exit_code")
         if end.get("end_reason") != "completed" or code:
             self._session.tell(describe_end(self._handle, end, self._last_words))
         if self._timed_out:
             return TIMED_OUT
+        if not code:
+            self._writer.check_whole(self._handle)
         return SWARM_FAILED if code is None else int(code)
 
     def _on_state(self, record: Mapping[str, Any]) -> None:
         job = record.get("job") or {}
         self._writer.note(job)
         self._job_state = str(record.get("state"))
+        self._attempt = int(record.get("attempt") or 0)
         self._has_ended = self._job_state == "ended"
         if job.get("handle"):
             self._handle = str(job["handle"])

@@ -128,6 +128,7 @@ class FakeAgent:
         self.blobs: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.stream: Callable[[str], Iterator[dict[str, Any]]] = lambda _: iter(())
+        self.is_asked_for_all = False  # by whoever opened a stream last
         self.delay_s = 0.0
         self.gpus = 0  # in all of the swarm, as the answer to a submission tells
         self._condition = threading.Condition()
@@ -311,6 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        agent.is_asked_for_all = self.headers.get("X-Swarm-Lossless") == "1"
         self._chunk(b": hello\n\n")
         for record in agent.stream(self.headers.get("Last-Event-ID", "")):
             text = f"event: {record.get('type', 'message')}\nid: {record['cursor']}\ndata: {json.dumps(record)}\n\n"

@@ -78,10 +78,10 @@ def log_record() -> Schema:
         "oneOf": [
             kind("log", **output, text=TEXT),
             kind("log", **output, data=TEXT),
-            kind("gap", **output, skipped_bytes=COUNT),
+            kind("gap", **output, skipped_bytes=COUNT, text=TEXT),
             kind("state", **state),
             kind("attempt", attempt=COUNT, text=TEXT),
-            kind("warning", text=TEXT, node=maybe(TEXT)),
+            kind("warning", text=TEXT, node=maybe(TEXT), is_missing=FLAG),
             kind("end", state=STATE, **ENDING, job=ref("Job")),
         ]
     }

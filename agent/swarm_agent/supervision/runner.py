@@ -856,6 +856,7 @@ class TaskRunner:
             await asyncio.sleep(MEASURE_INTERVAL_S)
             running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])
             with _tried_again("measure logs"):
+                self._agent.logs.keep_up()
                 self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
                 await asyncio.to_thread(self._agent.logs.measure)
 
