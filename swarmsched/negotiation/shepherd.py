@@ -31,6 +31,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, left_by
+from swarmsched.negotiation.checkpointing import is_named
 from swarmsched.negotiation.claiming import Shares, Victims
 from swarmsched.negotiation.due import answered_clients, due, follow, launch_again, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
@@ -245,9 +246,10 @@ class JobShepherd(ShepherdState):
         """Have the next attempt resume from it, if its own is the present one when its turn comes."""
         record = self._see(clock)
         saved = changes.CheckpointSaved(request, self.parts.may_commit)
-        refusal = saved.refusal(record)
-        if refusal or record.checkpoint == request.checkpoint:
-            numbers, is_committed = (request.attempt, request.command_id, record.epoch), not refusal
+        is_committed = is_named(record, request)
+        refusal = "" if is_committed else saved.refusal(record)
+        if refusal or is_committed:
+            numbers = (request.attempt, request.command_id, record.epoch)
             told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[:REASON_LENGTH])
             return [SendPeer(request.owner, told)]
         # With no majority that answers, or a change that waits for them to be over, they are asked again.

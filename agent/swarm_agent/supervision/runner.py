@@ -211,7 +211,13 @@ class TaskRunner:
         self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
         self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
         self._checkpoints = CheckpointService(
-            config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
+            config.name,
+            config.data_dir,
+            self._folders,
+            agent,
+            self._order_of,
+            lambda key: self.memberships.world(key),
+            config.work_retention_s,
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
