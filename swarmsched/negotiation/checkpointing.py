@@ -63,7 +63,7 @@ def _is_behind(asked: Checkpoint, present: Checkpoint) -> bool:
 
 
 def as_named(record: JobRecord, request: CheckpointRequest) -> Checkpoint:
-    """What the record has of it: one of a world that nobody knows must not let in what is older than the present one."""
+    """What the record has of it: one whose world nobody knows must let in nothing older than the present one."""
     asked, present = request.checkpoint, _present(record)
     return asked if asked.world or present is None else replace(asked, world=present.world)
 

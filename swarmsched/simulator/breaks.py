@@ -28,8 +28,8 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
-from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import regrouping, shepherd
+from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.negotiation import changes, regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
 from swarmsched.negotiation.owner import Owner
@@ -300,6 +300,15 @@ def _with_fields(change: Callable[[JobRecord], Fields]) -> Callable[..., Any]:
     return make
 
 
+def _ordered_by_node(original: Callable[..., Any]) -> Callable[..., Any]:
+    def why_stale(record: JobRecord, request: CheckpointRequest) -> str:
+        present, asked = record.checkpoint, request.checkpoint
+        is_same = present is not None and (present.attempt, present.node) == (asked.attempt, asked.node)
+        return "overtaken" if present is not None and is_same and asked.sequence < present.sequence else ""
+
+    return why_stale
+
+
 BREAKS: Mapping[str, Break] = {
     "quorum-of-one": Break("one holder's word decides", _constant(Parts(quorum=lambda count: 1))),
     "no-epoch-check": Break("owners obey an epoch that is over", _constant(Parts(make_ledger=UnfencedLedger))),
@@ -376,6 +385,10 @@ BREAKS: Mapping[str, Break] = {
     ),
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
+    ),
+    "former-first-commits": Break(
+        "checkpoints of an elastic gang are ordered by their node alone",
+        patches={(changes, "why_stale"): _ordered_by_node},
     ),
 }
 NO_BREAK = Break("nothing is broken")

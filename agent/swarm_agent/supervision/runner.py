@@ -210,21 +210,21 @@ class TaskRunner:
         )
         self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
         self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
+        self.memberships = TaskMemberships(
+            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
+        )
         self._checkpoints = CheckpointService(
             config.name,
             config.data_dir,
             self._folders,
             agent,
             self._order_of,
-            lambda key: self.memberships.world(key),
+            self.memberships.world,
             config.work_retention_s,
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
-        self.memberships = TaskMemberships(
-            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
-        )
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")

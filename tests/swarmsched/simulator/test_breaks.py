@@ -39,6 +39,7 @@ NOTICED = {
     "still-member-kept": (THREE, {"ended"}),
     "always-due": (StoryOptions(nodes=1), {"spins"}),
     "hanging-member-kept": (THREE, {"ended"}),
+    "former-first-commits": (StoryOptions(nodes=3, fault_classes=("pause",)), {"6"}),
 }
 """Swarms and faults in which the rule matters, so that it is soon missed, and the invariants that say what is wrong."""
 
