@@ -122,11 +122,11 @@ class TaskFailure(Enum):
     NONE = ""
     SYNC = "sync"  # the working directory could not be brought or unpacked
     ENVIRONMENT = "environment"  # building the requirements failed
-    UNREACHABLE = "unreachable"  # this node cannot reach rank 0's rendezvous port
+    UNREACHABLE = "unreachable"  # not to be had here: rank 0's rendezvous port, those who have files, room for them
     PORT_TAKEN = "port_taken"  # the rendezvous port was lost between bind and exec
     NOT_FOUND = "not_found"  # command does not exist (127)
     NOT_EXECUTABLE = "not_executable"  # command may not be executed (126)
-    INTERNAL = "internal"  # this node could not start it: no process, descriptor or disk to be had
+    INTERNAL = "internal"  # this node could not start it, whatever it is: no process, descriptor or disk to be had
     LOST = "lost"  # the shim is gone and left no exit record (power cut, kill -9 of the shim)
 
 

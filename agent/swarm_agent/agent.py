@@ -97,7 +97,9 @@ class Agent:
         """Whether this node takes new work, and why not."""
         ledger = self.node.ledger
         because = f": {ledger.drain_reason}" if ledger.drain_reason else ""
-        return f"draining, takes no new work{because}" if ledger.is_draining else "takes new work"
+        if ledger.is_draining:
+            return f"draining, takes no new work{because}"
+        return f"takes no new work for now: {ledger.avoided_reason}" if ledger.avoided_reason else "takes new work"
 
     def now_s(self) -> float:
         """The clock that the core runs on; hand it to the node's snapshots."""

@@ -63,8 +63,11 @@ def _refused(told: Sequence[str]) -> Diagnosis:
 
 
 def _work(agent: Agent) -> Diagnosis:
-    remedy = f"swarm drain {agent.config.name} --off, once it is done"
-    return _judged("work", agent.work_sentence, remedy, is_ok=not agent.node.ledger.is_draining)
+    ledger = agent.node.ledger
+    remedy = "its own fault: see its log; it is offered again when a wait is over or its disk has room"
+    if ledger.is_draining:
+        remedy = f"swarm drain {agent.config.name} --off, once it is done"
+    return _judged("work", agent.work_sentence, remedy, is_ok=not (ledger.is_draining or ledger.avoided_reason))
 
 
 def _python(account: Account, programs: Sequence[Path]) -> Diagnosis:

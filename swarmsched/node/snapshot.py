@@ -6,7 +6,7 @@ from swarmsched.estimate import SpeedQuestion
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
 from swarmsched.gossip.membership import Membership
-from swarmsched.gossip.record import NodeFlag, NodeStatus
+from swarmsched.gossip.record import NodeFlag, NodeRecord, NodeStatus
 from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import StatePlane
 from swarmsched.holder.holding import Holding
@@ -23,6 +23,10 @@ from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_q
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
 from swarmsched.view import ClusterView, JobView
+
+
+def _note(record: NodeRecord) -> str:
+    return "draining" if record.has(NodeFlag.DRAINING) else f"avoided: {record.avoided_reason}"
 
 
 class Snapshot:
@@ -144,7 +148,7 @@ class Snapshot:
             return None
         away = (each for each in self.members(now_s) if not each.is_available)
         records = (status.record for status in self.node_records(now_s))
-        notes = {each.node_id: "draining" for each in records if each.has(NodeFlag.DRAINING)}
+        notes = {each.node_id: _note(each) for each in records if each.has(NodeFlag.DRAINING) or each.avoided_reason}
         notes |= {each.node_id: f"{each.status.value}, {each.since_s:.0f} s ago" for each in away}
         setting, told = self._placement.policy.setting, self._placement.plans.told
         return explain(record, self.cluster_view(now_s), setting, now_s, node_notes=notes, told=told)

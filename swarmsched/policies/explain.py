@@ -123,7 +123,10 @@ def explain(
     if record.state is JobState.QUEUED:
         ahead = _jobs_ahead(record.job_id, view, make_order(setting), now_s)
         reason = _waiting_reason(record.job_id, view, ahead, told or {})
-    verdicts = [_verdict(node, spec, (node_notes or {}).get(node.node, "")) for node in view.nodes]
+    failed = {fault.node: f"; its start failed there ({fault.failure.value})" for fault in record.start_faults}
+    verdicts = [
+        _verdict(node, spec, (node_notes or {}).get(node.node, ""), failed.get(node.node, "")) for node in view.nodes
+    ]
     verdicts.sort(key=lambda verdict: (-verdict.ranks, verdict.node))
     return WhyReport(
         job_id=record.job_id,
@@ -278,18 +281,19 @@ def size_reason(record: JobRecord, setting: PolicySetting, decision: Decision | 
     return f"{wish} {decision.change.value}{size}{needed}: {decision.reason}"
 
 
-def _verdict(node: NodeView, spec: JobSpec, note: str) -> NodeVerdict:
+def _verdict(node: NodeView, spec: JobSpec, note: str, failed: str) -> NodeVerdict:
+    """`failed`: what is to be said of starts of the job there."""
     barred = _barred(node, spec, note)
     if barred:
-        return NodeVerdict(node.node, 0, barred)
+        return NodeVerdict(node.node, 0, f"{barred}{failed}")
     ranks = ranks_that_fit(node.free, spec.demand)
     if ranks >= spec.ranks:
-        return NodeVerdict(node.node, ranks, "fits")
+        return NodeVerdict(node.node, ranks, f"fits{failed}")
     shortages = joined(*_shortages(node, spec.demand))
     if ranks:
         room = f"room for {ranks} of {amount(spec.ranks, 'rank')}"
-        return NodeVerdict(node.node, ranks, f"{room}; {shortages}" if shortages else room)
-    return NodeVerdict(node.node, 0, shortages or "no room")
+        return NodeVerdict(node.node, ranks, f"{room}; {shortages}{failed}" if shortages else f"{room}{failed}")
+    return NodeVerdict(node.node, 0, f"{shortages or 'no room'}{failed}")
 
 
 def _barred(node: NodeView, spec: JobSpec, note: str) -> str:

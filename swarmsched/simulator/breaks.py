@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from swarmsched.api import JobState
 from swarmsched.authority.contact import ContactLine, WatchedAttempt
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
@@ -28,12 +27,13 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
-from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import changes, regrouping, shepherd
+from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.negotiation import blame, regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.shepherd_state import ShepherdState
+from swarmsched.negotiation.trouble import Trouble
 from swarmsched.negotiation.world_changes import Joined, Regrouped
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.record import JobRecord
@@ -225,6 +225,10 @@ def _silent_after_a_restart(original: Callable[..., Any]) -> Callable[..., Any]:
     return restore
 
 
+def _never(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **named: False
+
+
 def _first_holders_for_ever(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: False
 
@@ -268,14 +272,6 @@ def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
     return gone
 
 
-def _always_due(original: property) -> property:
-    def next_deadline_s(job: ShepherdState) -> float:
-        planned_s: float = type(original).__get__(original, job)
-        return job.now_s if job.decided.state is JobState.RUNNING else planned_s
-
-    return property(next_deadline_s)
-
-
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -298,15 +294,6 @@ def _with_fields(change: Callable[[JobRecord], Fields]) -> Callable[..., Any]:
         return fields
 
     return make
-
-
-def _ordered_by_node(original: Callable[..., Any]) -> Callable[..., Any]:
-    def why_stale(record: JobRecord, request: CheckpointRequest) -> str:
-        present, asked = record.checkpoint, request.checkpoint
-        is_same = present is not None and (present.attempt, present.node) == (asked.attempt, asked.node)
-        return "overtaken" if present is not None and is_same and asked.sequence < present.sequence else ""
-
-    return why_stale
 
 
 BREAKS: Mapping[str, Break] = {
@@ -379,16 +366,14 @@ BREAKS: Mapping[str, Break] = {
     "still-member-kept": Break(
         "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
     ),
-    "always-due": Break(
-        "the shepherd of a job that runs is due at every moment",
-        patches={(ShepherdState, "next_deadline_s"): _always_due},
+    "nodes-fault-ends-jobs": Break(
+        "a job ends with the first start that fails", patches={(blame, "is_tried_again"): _never}
+    ),
+    "failing-node-offers": Break(
+        "a node takes jobs whatever has failed on it", patches={(Trouble, "reason"): lambda original: lambda *told: ""}
     ),
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
-    ),
-    "former-first-commits": Break(
-        "checkpoints of an elastic gang are ordered by their node alone",
-        patches={(changes, "why_stale"): _ordered_by_node},
     ),
 }
 NO_BREAK = Break("nothing is broken")

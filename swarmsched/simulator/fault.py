@@ -31,6 +31,8 @@ FAULT_CLASSES: Mapping[str, str] = {
     "send-error": "the kernel refuses to send to some peers (EPERM)",
     "slow-planner": "an agent's planner takes seconds, or fails",
     "gpu-trouble": "a GPU vanishes, fails, is used by strangers or cannot be read for a while",
+    "failing-starts": "a machine fails every start for a while: no process, environment or file is to be had",
+    "short-disk": "a machine's disk is nearly full for a while, and takes no files of jobs",
     "lost-files": "a machine is off for a while, and what its tasks wrote in the last half minute is lost",
     "lost-database": "an agent's database is gone while its tasks run on",
     "same-name": "a second machine speaks under a name that is taken, until it is switched off",

@@ -21,6 +21,7 @@ JUMP_MAX_S = 3600.0
 FULL_DISK_MAX_S = 30.0
 PLAN_MAX_S = 6.0  # longer than an answer counts
 GPU_TROUBLES = ("lost", "unhealthy", "foreign", "stale")
+START_FAILURES = ("internal", "sync", "environment", "unreachable")
 FAILOVER_S = (11.0, 30.0)  # long enough for another shepherd and another attempt, and not for ever
 FAILOVER_RATIO = 0.5
 REPLACED_S = (11.0, 18.0)  # long enough for another holder in the place of a lost one
@@ -182,6 +183,10 @@ def _same_name(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Pa
     return {**_node(rng, nodes), **_lasting(rng, left_s, 1.0, 30.0)}
 
 
+def _failing_starts(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    return {**_node(rng, nodes), "how": rng.choice(START_FAILURES), **_lasting(rng, left_s, 5.0, 200.0)}
+
+
 DRAWS: Mapping[str, Draw] = {
     "loss": _ratio(LOSS_MAX),
     "duplicate": _ratio(DUPLICATE_MAX),
@@ -205,6 +210,8 @@ DRAWS: Mapping[str, Draw] = {
     "send-error": _send_error,
     "slow-planner": _slow_planner,
     "gpu-trouble": _gpu_trouble,
+    "failing-starts": _failing_starts,
+    "short-disk": _pause,
     "lost-files": _down,
     "lost-database": _down,
     "same-name": _same_name,

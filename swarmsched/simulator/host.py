@@ -23,6 +23,7 @@ from swarmsched.events import (
     ClientCommandReceived,
     DatagramReceived,
     DiskChanged,
+    DiskFilled,
     Event,
     LoopLagged,
     PlanComputed,
@@ -145,6 +146,7 @@ class Host:
         self._writing: list[Persist] = []  # the group that is being fsynced
         self._urgency = Urgency()
         self._is_writing = True  # as the node knows it
+        self._shortage = ""  # of its disk, as it is
         self._wake_at_s = math.inf  # virtual time of the next look at the deadline
         self._deadline_s = math.inf  # of the node, on this machine's clock
         self._last_request_id = -1  # of the ranks' own commands; negative, so that no client's is met
@@ -203,6 +205,8 @@ class Host:
         for hook in self._on_start:
             hook(self)
         self.post(TasksFound(self.tasks.found()))
+        if self._shortage:
+            self.post(DiskFilled(self._shortage))
         self._read_telemetry(self._life)
 
     def bring_up(self) -> None:
@@ -403,6 +407,13 @@ class Host:
             self._is_writing = is_writing
             self.post(DiskChanged(is_writing))
 
+    def tell_shortage(self, shortage: str) -> None:
+        """The agent looks at its disk, as it does again when it starts."""
+        if shortage != self._shortage:
+            self._shortage = shortage
+            if self.node is not None:
+                self.post(DiskFilled(shortage))
+
     def _perform(self, effect: Effect) -> None:
         for hook in self._performed:
             hook(self, effect)
@@ -448,8 +459,8 @@ class Host:
         """A rank has completed a checkpoint and tells the agent of its own machine."""
         order = task.order
         self._last_request_id -= 1
-        self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint, order.part))
-        if order.spec.is_resizable and not order.part:
+        self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
+        if order.spec.is_resizable:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 

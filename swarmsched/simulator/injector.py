@@ -12,6 +12,7 @@ from swarmsched.simulator.host import PLAN_S, Host
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.tasks import RunningTask
+from swarmsched.task import TaskFailure
 
 RESTART_GAP_S = 0.05
 LOOP_TURN_S = 0.01  # a slow loop runs so long between two stalls
@@ -47,6 +48,7 @@ class Injector:
             host.storage.heal()
             self._mend_planner(host)
             self._mend_gpu(host)
+            self._mend_starts(host)
             host.set_clock_rate(1.0)
             host.go_on()
             host.bring_up()
@@ -257,6 +259,23 @@ class Injector:
         storage, end_s = self._host(fault).storage, self._swarm.loop.now_s + fault.parameters["duration_s"]
         storage.full_until_s = max(storage.full_until_s, end_s)  # what waits for the longer one goes on waiting
 
+    def fail_starts(self, fault: Fault) -> None:
+        """Whatever is to start there fails so."""
+        host = self._host(fault)
+        host.tasks.ailment = TaskFailure(fault.parameters["how"])
+        self._later(fault, self._mend_starts, host)
+
+    def shorten_disk(self, fault: Fault) -> None:
+        """Its agent says so, and what was under way fails."""
+        host = self._host(fault)
+        host.tasks.ailment = TaskFailure.UNREACHABLE
+        host.tell_shortage("disk nearly full")
+        self._later(fault, self._mend_starts, host)
+
+    def _mend_starts(self, host: Host) -> None:
+        host.tasks.ailment = TaskFailure.NONE
+        host.tell_shortage("")
+
     def drift(self, fault: Fault) -> None:
         """The monotonic clock."""
         host = self._host(fault)
@@ -292,6 +311,8 @@ APPLY: dict[str, Callable[[Injector, Fault], None]] = {
     "send-error": Injector.refuse,
     "slow-planner": Injector.slow_planner,
     "gpu-trouble": Injector.trouble_gpu,
+    "failing-starts": Injector.fail_starts,
+    "short-disk": Injector.shorten_disk,
     "lost-files": Injector.lose_files,
     "lost-database": Injector.lose_database,
     "same-name": Injector.share_name,

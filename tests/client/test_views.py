@@ -837,6 +837,12 @@ def test_nodes_say_why_they_drain(swarm, agent):
     assert "draining: new disk" in swarm("nodes")[1]
 
 
+def test_nodes_say_why_they_are_avoided(swarm, agent):
+    reason = "disk nearly full: 59.5 MiB free at /data, and 64 MiB are kept back"
+    agent.answers["GET /v1/nodes"] = listing(node("gpu1", gpus=[], is_avoided=True, avoided_reason=reason))
+    assert reason in swarm("nodes", "-o", "wide")[1]
+
+
 @pytest.mark.parametrize("name", [*COMMANDS])
 def test_every_command_explains_itself(name, capsys):
     assert main([name, "--help"]) == 0

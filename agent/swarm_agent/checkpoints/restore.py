@@ -14,7 +14,8 @@ from pathlib import Path
 from swarm_agent.checkpoints.copies import Copies
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.pack import manifest
-from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
+from swarm_agent.staging.fetch import NotReached
 from swarm_agent.staging.tree import Unpacker
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class NotRestored(SwarmError):
-    """The checkpoint is not on this node and cannot be brought."""
+    """The checkpoint is not on this node and cannot be brought; the error behind it says why not."""
 
     code = "not_restored"
 
@@ -56,6 +57,8 @@ class Restorer:
         try:
             try:
                 await self._bring_and_unpack(order, checkpoint)
+            except (NotReached, NotStored):
+                raise
             except BlobError as error:  # a blob that rotted on this disk is gone now, and another node may have it
                 log.warning("checkpoint is fetched again job_id=%s error=%s", order.job_id, error)
                 await self._bring_and_unpack(order, checkpoint)

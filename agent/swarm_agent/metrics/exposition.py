@@ -81,6 +81,8 @@ def _node_families(agent: Agent) -> Iterator[Metric]:
     yield GaugeMetricFamily("swarm_tasks_paused", text, value=paused)
     available = {member.node_id for member in members if member.is_available}
     ages = [each.age_s for each in statuses_at_nodes if each.record.node_id in available]
+    text = "1 while this node takes no new work: its disk is nearly full, or starts fail here by its own fault."
+    yield GaugeMetricFamily("swarm_node_avoided", text, value=float(bool(agent.node.ledger.avoided_reason)))
     text = "Age of the oldest record of a living node that this agent plans with."
     yield GaugeMetricFamily("swarm_gossip_staleness_seconds", text, value=max(ages, default=0.0))
 

@@ -35,6 +35,8 @@ COUNTED = {
     "job.stepped_down": ("swarm_jobs_stepped_down", "Jobs that this agent stopped acting for: another one does."),
     "job.handed_over": ("swarm_jobs_handed_over", "Jobs that this agent gave to another, having more than its share."),
     "job.restarted": ("swarm_jobs_restarted", "Times that jobs were run again after a node with ranks was lost."),
+    "job.start_failed": ("swarm_job_starts_failed", "Starts that failed by a node's fault and were tried again."),
+    "node.avoided": ("swarm_node_avoidances", "Times that this node came to take no new work for a while."),
     "job.checkpointed": ("swarm_checkpoints_committed", "Checkpoints that became the one to resume from."),
     "holder.replaced": ("swarm_holders_replaced", "Holders of jobs that were exchanged."),
     "task.frozen": ("swarm_tasks_frozen", "Tasks frozen here: no word from a majority of the job's holders."),

@@ -36,6 +36,14 @@ class BlobError(SwarmError):
         super().__init__(f"blob {digest[:12]}: {problem}")
 
 
+class NotStored(BlobError):
+    """This node's disk does not take a blob; `error` says why."""
+
+    def __init__(self, digest: str, error: OSError, remedy: str) -> None:
+        self.error = error
+        super().__init__(digest, f"cannot be stored: {error.strerror or error}", remedy)
+
+
 class _Draft:
     """A blob on its way in; every method but `close` is for a worker thread."""
 
@@ -306,9 +314,8 @@ class BlobStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{self._life}-{next(self._names)}"
 
-    def _not_stored(self, digest: str, error: OSError) -> BlobError:
-        problem = f"cannot be stored: {error.strerror or error}"
-        return BlobError(digest, problem, f"see that {self.directory} has room and can be written")
+    def _not_stored(self, digest: str, error: OSError) -> "NotStored":
+        return NotStored(digest, error, f"see that {self.directory} has room and can be written")
 
     def _keep(self, sizes: Mapping[str, int]) -> None:
         """Count blobs that are in place as the newest, then make room for them."""

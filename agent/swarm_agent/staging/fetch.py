@@ -2,18 +2,25 @@
 
 What is brought holds up the start of a task, and one of the sources has often just died.  So those that are believed
 alive are asked first, and one that says nothing for a moment is passed over until all others were asked.
+
+Whatever keeps a source from answering may be over the next moment: it is asked again, a little later each time and with
+more patience, as long as blobs come or not much time has passed.  Only that it does not have a blob is taken for final.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, BlobStore, is_digest
+from swarm_agent.staging.blobs import SMALL_BYTES, BlobError, BlobStore, NotStored, is_digest
 from swarmsched.errors import SwarmError
 from swarmsched.ids import NodeId
 
 BATCH = 128  # digests asked in one stream
 FIRST_ANSWER_S = 0.5  # a living agent takes a few milliseconds; the dead may not be known as such yet
+PATIENCE_S_MAX = 10.0  # doubled with each round
+PAUSE_S, PAUSE_S_MAX = 0.1, 2.0  # between rounds, likewise
+GIVEN_UP_S, ROUNDS_LEAST = 30.0, 4  # in which no blob has come
 QUERY = "blob"
 
 StreamHandler = Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]
@@ -35,6 +42,10 @@ class PeerStreams(Protocol):
         ...
 
 
+class NotReached(BlobError):
+    """Blobs are wanted that may be on nodes which could not be asked."""
+
+
 class BlobFetcher:
     """Makes sure that blobs are here, and serves ours to others."""
 
@@ -48,45 +59,56 @@ class BlobFetcher:
         self._peers.on_stream(QUERY, self._answer)
 
     async def ensure(self, digests: Iterable[str], sources: Sequence[NodeId]) -> int:
-        """Bring what is missing; returns how many were brought.  Raises `BlobError` naming the nodes asked."""
-        wanted = tuple(digests)
-        async with self._lock:
-            missing = at_first = await asyncio.to_thread(self._blobs.missing, wanted)
-            problems: dict[NodeId, str] = {}
-            for source, patience_s in self._turns(sources) if missing else ():
-                if patience_s is None and source not in self._silent:
-                    continue
-                problem = await self._fetch_from(source, missing, patience_s)
+        """Bring what is missing; returns how many were brought.
+
+        Raises `NotStored` where this node's disk refuses them, and otherwise `BlobError` naming the nodes asked, a
+        `NotReached` if one that may have them could not be asked.
+        """
+        missing = at_first = await asyncio.to_thread(self._blobs.missing, tuple(digests))
+        problems: dict[NodeId, str] = {}  # of sources that may have it
+        lacking: dict[NodeId, None] = {}
+        others = [node for node in dict.fromkeys(sources) if node != self._node_id]
+        moved_s, idle_rounds, pause_s, patience_s = time.monotonic(), 0, PAUSE_S, FIRST_ANSWER_S
+        while missing:
+            before, idle_rounds = len(missing), idle_rounds + 1
+            async with self._lock:  # given back between rounds: others may have sources that answer
+                for source in self._in_turn(others):
+                    missing = await asyncio.to_thread(self._blobs.missing, missing)
+                    if not missing or source in lacking:
+                        continue
+                    problems.pop(source, None)
+                    try:
+                        await self._fetch_from(source, missing, patience_s)
+                    except NotStored:
+                        raise
+                    except (SwarmError, OSError) as error:
+                        problems[source] = str(error) or type(error).__name__
+                    else:
+                        lacking[source] = None
                 missing = await asyncio.to_thread(self._blobs.missing, missing)
-                if not missing:
-                    break
-                problems[source] = problem or "does not have it"
-        if missing:
-            told = "; ".join(f"{source}: {problem}" for source, problem in problems.items())
-            told = told or "no node is known to hold it"
-            raise BlobError(
-                missing[0], f"could not be fetched ({len(missing)} missing; {told})", "submit the job again"
-            )
+            if len(missing) < before:
+                moved_s, idle_rounds = time.monotonic(), 0
+            is_over = time.monotonic() + pause_s > moved_s + GIVEN_UP_S and idle_rounds >= ROUNDS_LEAST
+            if missing and (is_over or not problems):
+                told = "; ".join(f"{source}: {problems.get(source, 'does not have it')}" for source in others)
+                what = f"could not be fetched ({len(missing)} missing; {told or 'no node is known to hold it'})"
+                raise (NotReached if problems else BlobError)(missing[0], what, "submit the job again")
+            if missing:
+                await asyncio.sleep(pause_s)
+                pause_s, patience_s = min(PAUSE_S_MAX, 2 * pause_s), min(PATIENCE_S_MAX, 2 * patience_s)
         return len(at_first)
 
-    def _turns(self, sources: Sequence[NodeId]) -> Iterator[tuple[NodeId, float | None]]:
-        """Whom to ask and for how long to wait for a first answer; at last the silent for as long as streams wait."""
+    def _in_turn(self, sources: Sequence[NodeId]) -> list[NodeId]:
+        """Those that answered last and are alive first."""
         alive = frozenset(self._peers.live_peers())
-        others = [node for node in dict.fromkeys(sources) if node != self._node_id]
-        others.sort(key=lambda node: (node in self._silent, node not in alive))
-        for patience_s in (FIRST_ANSWER_S, None):
-            yield from ((node, patience_s) for node in others)
+        return sorted(sources, key=lambda node: (node in self._silent, node not in alive))
 
-    async def _fetch_from(self, source: NodeId, digests: Sequence[str], patience_s: float | None) -> str:
-        """Take what the source has; what went wrong, if anything."""
-        try:
-            for first in range(0, len(digests), BATCH):
-                await self._fetch_batch(source, list(digests[first : first + BATCH]), patience_s)
-        except (SwarmError, OSError, TimeoutError) as error:
-            return str(error) or type(error).__name__
-        return ""
+    async def _fetch_from(self, source: NodeId, digests: Sequence[str], patience_s: float) -> None:
+        """Take what the source has."""
+        for first in range(0, len(digests), BATCH):
+            await self._fetch_batch(source, list(digests[first : first + BATCH]), patience_s)
 
-    async def _fetch_batch(self, source: NodeId, digests: list[str], patience_s: float | None) -> None:
+    async def _fetch_batch(self, source: NodeId, digests: list[str], patience_s: float) -> None:
         answers = self._peers.query_stream(source, QUERY, {"digests": digests})
         answer = await self._first(source, answers, patience_s)
         small: dict[str, bytes] = {}
@@ -104,7 +126,7 @@ class BlobFetcher:
             await self._blobs.put_all(small)
 
     async def _first(
-        self, source: NodeId, answers: AsyncIterator[dict[str, Any]], patience_s: float | None
+        self, source: NodeId, answers: AsyncIterator[dict[str, Any]], patience_s: float
     ) -> dict[str, Any] | None:
         """The first answer, and whether the source is silent."""
         try:
@@ -112,7 +134,7 @@ class BlobFetcher:
                 answer = await anext(answers, None)
         except TimeoutError:
             self._silent.add(source)
-            raise TimeoutError(f"no answer within {patience_s} s" if patience_s else "no answer") from None
+            raise TimeoutError(f"no answer within {patience_s:g} s") from None
         self._silent.discard(source)
         return answer
 

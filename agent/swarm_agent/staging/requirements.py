@@ -10,6 +10,7 @@ finished environment is given to the agent's account, so that no job changes wha
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -27,19 +28,24 @@ from swarm_agent.task import shim
 from swarm_agent.task.account import Account
 from swarmsched.errors import SwarmError
 
-PROBE_S = 30.0  # of a program that is asked for its version
 OUTPUT_BYTES = 2**16  # of an installer, its last words
+NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""By which an installer tells that what it installs does not fit here."""
+
 BUILD_ENV = {"UV_LINK_MODE": "copy", "UV_COMPILE_BYTECODE": "1"}
 """No file is shared with a cache that jobs may write, and all byte code is there: jobs cannot add to it."""
 
 
 class EnvironmentFailed(SwarmError):
-    """The requirements could not be installed; nothing is kept.  `output` are the last lines of the installer."""
+    """The requirements could not be installed; nothing is kept.  `output` are the last lines of the installer.
+
+    `error` is what this node's system has refused, where it is not the installer that failed.
+    """
 
     code = "environment"
 
-    def __init__(self, problem: str, output: str = "") -> None:
-        self.problem, self.output = problem, output
+    def __init__(self, problem: str, output: str = "", error: OSError | None = None) -> None:
+        self.problem, self.output, self.error = problem, output, error
         self.remedy = "correct the requirements file, or use an environment of the nodes with --venv"
         super().__init__(f"environment build failed: {problem}")
 
@@ -93,11 +99,12 @@ class EnvironmentStore:
         """The hash under which these requirements are kept."""
         if not self._version:
             try:
-                code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], PROBE_S)
+                code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], 30.0)
             except OSError as error:
-                code, output = 127, str(error)
+                raise EnvironmentFailed(f"the interpreter {self.python} does not run", str(error), error) from error
             if code:
-                raise EnvironmentFailed(f"the interpreter {self.python} does not run", output)
+                broken = OSError(errno.ENOEXEC, f"{self.python} ends with {code}")
+                raise EnvironmentFailed(f"the interpreter {self.python} does not run", output, broken)
             self._version = output
         return hashlib.sha256(requirements + b"\0" + self._version.encode()).hexdigest()[:32]
 
@@ -123,7 +130,7 @@ class EnvironmentStore:
             await asyncio.to_thread(_write_mark, mark, document)
         except OSError as error:
             await asyncio.to_thread(remove_tree, path)
-            raise EnvironmentFailed(f"{error.strerror or error} at {path}") from error
+            raise EnvironmentFailed(f"{error.strerror or error} at {path}", error=error) from error
         except BaseException:
             await asyncio.shield(asyncio.to_thread(remove_tree, path))
             raise
@@ -141,8 +148,6 @@ class EnvironmentStore:
         if account.uid >= 0:
             os.chown(path, account.uid, account.gid)
         inner = str(path / "bin" / "python")
-        if self.uv and (await self._run([self.uv, "--version"], PROBE_S))[0]:
-            self.uv = None  # what is found may be a shim of a version manager, which does not run
         if self.uv:
             steps = [
                 [self.uv, "venv", "--quiet", "--allow-existing", "--python", self.python, str(path)],
@@ -157,7 +162,8 @@ class EnvironmentStore:
             if code:
                 what = " ".join(Path(step[0]).name if word is step[0] else word for word in step[:4])
                 last = output.strip().rpartition("\n")[2]
-                raise EnvironmentFailed(f"{what} ended with {code}" + (f": {last[:300]}" if last else ""), output)
+                full = OSError(errno.ENOSPC, last) if any(each in output for each in NO_ROOM) else None
+                raise EnvironmentFailed(f"{what} ended with {code}" + (f": {last[:300]}" if last else ""), output, full)
 
     async def _run(
         self, argv: list[str], timeout_s: float, account: Account | None = None, cwd: Path | None = None

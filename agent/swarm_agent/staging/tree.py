@@ -14,13 +14,13 @@ import shutil
 import stat
 from pathlib import Path
 
+from swarm_agent.room import check_room
 from swarm_agent.staging.blobs import BlobError, BlobStore
-from swarmsched.tree import BadTree, EntryKind, Tree, TreeEntry
+from swarmsched.tree import EntryKind, Tree, TreeEntry
 
 COPY_BYTES = 2**20
 FOLDER_MODE = 0o755
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
-SPARE_BYTES = 64 * 2**20  # left free on the file system
 
 
 class Unpacker:
@@ -32,9 +32,9 @@ class Unpacker:
     def unpack(self, tree: Tree, target: Path) -> None:
         """Create `target` with the tree's content; it must not exist.
 
-        Raises `BadTree` or `BlobError`, or OSError of the file system; then `target` does not exist.
+        Raises `NoRoom`, `BadTree` or `BlobError`, or OSError of the file system; then `target` does not exist.
         """
-        self._check_room(tree, target)
+        check_room(target.parent, tree.size_bytes)
         target.mkdir(mode=FOLDER_MODE)
         try:
             root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -48,12 +48,6 @@ class Unpacker:
         except BaseException:
             shutil.rmtree(target)
             raise
-
-    def _check_room(self, tree: Tree, target: Path) -> None:
-        room = os.statvfs(target.parent)
-        free_bytes = room.f_bavail * room.f_frsize
-        if tree.size_bytes + SPARE_BYTES > free_bytes:
-            raise BadTree(f"{tree.size_bytes} bytes do not fit into the {free_bytes} free bytes at {target.parent}")
 
     def _place(self, root: int, entry: TreeEntry) -> None:
         *folders, name = entry.path.split("/")

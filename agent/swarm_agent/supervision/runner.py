@@ -20,6 +20,7 @@ from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.service import CheckpointPeers, CheckpointService
 from swarm_agent.config import AgentConfig
 from swarm_agent.folder import make_folder
+from swarm_agent.room import shortage
 from swarm_agent.staging.fetch import BlobFetcher
 from swarm_agent.staging.requirements import EnvironmentStore, default_python
 from swarm_agent.supervision.environment import (
@@ -42,7 +43,7 @@ from swarm_agent.supervision.orders import (
     parse_directory_name,
 )
 from swarm_agent.supervision.shimlink import CHILD_LISTEN_FD, ShimLink, compile_shim, end_leftovers
-from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed
+from swarm_agent.supervision.stager import Prepared, Stager, StagingFailed, failure_of
 from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
@@ -66,6 +67,7 @@ from swarmsched.effects import (
 )
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import (
+    DiskFilled,
     Event,
     FoundTask,
     RankExited,
@@ -104,6 +106,7 @@ NOTICE_BYTES = 2**16
 LEFTOVER_INTERVAL_S = 0.05
 PRUNE_INTERVAL_S = 3_600.0
 TIDY_INTERVAL_S = 1.0
+ROOM_INTERVAL_S = 5.0
 MEASURE_INTERVAL_S = 15.0  # about as often as it is asked for
 UNREADABLE_S = 15.0  # for a task to end whose order cannot be read
 INSTALLER_ENV = ("PIP_*", "UV_*", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -175,7 +178,8 @@ def _told(task: _Task) -> Iterator[None]:
         raise
     except Exception as error:
         log.exception("staging failed job_id=%s attempt=%d", *task.key.of_attempt)
-        raise StagingFailed(TaskFailure.INTERNAL, f"staging on {task.order.node} failed: {error!r}") from error
+        failure = failure_of(error, TaskFailure.SYNC)
+        raise StagingFailed(failure, f"staging on {task.order.node} failed: {error!r}") from error
 
 
 class Peers(CheckpointPeers, Protocol):
@@ -210,21 +214,15 @@ class TaskRunner:
         )
         self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
         self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
-        self.memberships = TaskMemberships(
-            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
-        )
         self._checkpoints = CheckpointService(
-            config.name,
-            config.data_dir,
-            self._folders,
-            agent,
-            self._order_of,
-            self.memberships.world,
-            config.work_retention_s,
+            config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
+        self.memberships = TaskMemberships(
+            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
+        )
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
@@ -248,6 +246,11 @@ class TaskRunner:
         self._has_closed = asyncio.Event()
         self._pruning: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
+        is_apart = not config.checkpoint_dir_shared  # what is full everywhere at once must not stop the whole swarm
+        self._disks = (config.data_dir, config.checkpoint_root) if is_apart else (config.data_dir,)
+        self._has_shortage = False
+        self._looking_for_room: asyncio.Task[None] | None = None
+        self._look_for_room = asyncio.Event()
 
     async def start(self) -> tuple[FoundTask, ...]:
         """Find the tasks of earlier lives and attach to those that run; call once, before `perform`."""
@@ -267,6 +270,8 @@ class TaskRunner:
                 await self._find_whatever_it_is(key, directory)
         self._sockets.sweep()
         self._fetcher.serve()
+        self._tell_room()
+        self._looking_for_room = asyncio.create_task(self._watch_room())
         self._pruning = asyncio.create_task(self._prune())
         self._measuring = asyncio.create_task(self._measure())
         return tuple(
@@ -276,7 +281,8 @@ class TaskRunner:
     async def stop(self) -> None:
         """Leave the shims running, drop everything of this process; staging ends."""
         loop = asyncio.get_running_loop()
-        working = [task.work for task in self._tasks.values() if task.work] + [self._pruning, self._measuring]
+        working = [task.work for task in self._tasks.values()]
+        working += [self._pruning, self._measuring, self._looking_for_room]
         for work in working:
             if work:
                 work.cancel()
@@ -389,6 +395,7 @@ class TaskRunner:
             return await self._stager.prepare(task.order, tell)
 
     def _explain(self, task: _Task, error: StagingFailed) -> None:
+        self._look_for_room.set()
         text = f"{error.output}\nswarm: {error.detail}" if error.output else f"swarm: {error.detail}"
         self._agent.logs.say(*task.key.of_attempt, process_ranks(task.order)[0], text)
 
@@ -549,7 +556,6 @@ class TaskRunner:
                 tools=self._tools,
                 task=variables,
                 cpu_count=len(os.sched_getaffinity(0)),
-                workdir=task.prepared.workdir,
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
             scope=self.limits.scope(order, task.gpus),
@@ -862,9 +868,24 @@ class TaskRunner:
             await asyncio.sleep(MEASURE_INTERVAL_S)
             running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])
             with _tried_again("measure logs"):
-                self._agent.logs.keep_up()
                 self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
                 await asyncio.to_thread(self._agent.logs.measure)
+
+    async def _watch_room(self) -> None:
+        """A disk that fills is known within seconds, and at once where a start has failed."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_INTERVAL_S):
+                    await self._look_for_room.wait()
+            self._look_for_room.clear()
+            self._tell_room()
+
+    def _tell_room(self) -> None:
+        with _tried_again("look for room on disk"):
+            told = shortage(self._disks, was_short=self._has_shortage)
+            if bool(told) != self._has_shortage:
+                self._has_shortage = bool(told)
+                self._post(DiskFilled(told))
 
     def _tidy_work(self, closed: Mapping[AttemptKey, bool], live: set[AttemptKey], now_utc_s: float) -> None:
         for key, is_success in closed.items():

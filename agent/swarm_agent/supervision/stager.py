@@ -1,6 +1,7 @@
 """Everything that must be in place before a task's shim starts: reach of rank 0, files, environment."""
 
 import asyncio
+import errno
 import os
 import secrets
 import shutil
@@ -13,8 +14,8 @@ from weakref import WeakValueDictionary
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.restore import NotRestored, Restorer
 from swarm_agent.folder import make_folder
-from swarm_agent.staging.blobs import BlobError, BlobStore
-from swarm_agent.staging.fetch import BlobFetcher
+from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
+from swarm_agent.staging.fetch import BlobFetcher, NotReached
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
 from swarm_agent.staging.tree import Unpacker
 from swarm_agent.task.account import Account
@@ -24,6 +25,26 @@ from swarmsched.errors import SwarmError
 from swarmsched.ids import AttemptKey
 from swarmsched.task import TaskFailure, TaskOrder
 from swarmsched.tree import BadTree, Tree
+
+REFUSALS = frozenset(
+    {errno.EACCES, errno.EAGAIN, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOMEM, errno.ENOTCONN}
+    | {errno.ENXIO, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT}
+)
+"""By which a system says that something is wrong with it, whatever the job has asked for."""
+
+
+def failure_of(error: BaseException | None, otherwise: TaskFailure) -> TaskFailure:
+    """Whose fault it is that something could not be brought: this node's own, for sure (INTERNAL), one that another
+    node need not share (UNREACHABLE), or perhaps the job's."""
+    if isinstance(error, NotReached):
+        return TaskFailure.UNREACHABLE
+    if isinstance(error, NotStored):
+        error = error.error
+    if not isinstance(error, OSError):
+        return otherwise
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):  # for that job: a disk that is full for all is looked after
+        return TaskFailure.UNREACHABLE
+    return TaskFailure.INTERNAL if error.errno in REFUSALS else otherwise
 
 
 class StagingFailed(SwarmError):
@@ -120,10 +141,11 @@ class Stager:
                     await self.fetcher.ensure(tree.blobs, spec.blob_sources)
                     await asyncio.to_thread(self._unpack, tree, work)
         except (BlobError, BadTree) as error:
-            raise StagingFailed(TaskFailure.SYNC, f"files could not be brought to {order.node}: {error}") from error
+            failure = failure_of(error, TaskFailure.SYNC)
+            raise StagingFailed(failure, f"files could not be brought to {order.node}: {error}") from error
         except OSError as error:
             problem = f"files could not be unpacked on {order.node}: {error.strerror or error} ({work})"
-            raise StagingFailed(TaskFailure.SYNC, problem) from error
+            raise StagingFailed(failure_of(error, TaskFailure.SYNC), problem) from error
 
     def _unpack(self, tree: Tree, work: Path) -> None:
         """Under another name until it is complete, so that a half-unpacked tree is never taken for a whole one."""
@@ -144,9 +166,11 @@ class Stager:
             text = await self._content(order.spec.requirements)
             await self.environments.ensure(text, self.account, self.environments_in_use())
         except BlobError as error:
-            raise StagingFailed(TaskFailure.SYNC, f"requirements could not be brought: {error}") from error
+            failure = failure_of(error, TaskFailure.SYNC)
+            raise StagingFailed(failure, f"requirements could not be brought to {order.node}: {error}") from error
         except EnvironmentFailed as error:
-            raise StagingFailed(TaskFailure.ENVIRONMENT, f"{order.node}: {error}", error.output) from error
+            failure = failure_of(error.error, TaskFailure.INTERNAL if error.error else TaskFailure.ENVIRONMENT)
+            raise StagingFailed(failure, f"{order.node}: {error}", error.output) from error
 
     async def _content(self, digest: str) -> bytes:
         return b"".join([chunk async for chunk in self.blobs.read(digest)])
@@ -186,7 +210,7 @@ class Stager:
         try:
             return await self.restorer.bring(order)
         except NotRestored as error:
-            raise StagingFailed(TaskFailure.SYNC, str(error)) from error
+            raise StagingFailed(failure_of(error.__cause__, TaskFailure.SYNC), str(error)) from error
 
     def _checkpoint_dir(self, order: TaskOrder) -> Path:
         try:
@@ -195,7 +219,7 @@ class Stager:
             where = error.filename or self.folders.root
             problem = f"the checkpoint folder {where} cannot be made on {order.node}: {error.strerror or error}"
             remedy = "see that checkpoint_dir has room and that the agent may write and give away files there"
-            raise StagingFailed(TaskFailure.SYNC, f"{problem}; {remedy}") from error
+            raise StagingFailed(failure_of(error, TaskFailure.INTERNAL), f"{problem}; {remedy}") from error
 
     async def _environment_dirs(self, order: TaskOrder) -> tuple[Path, ...]:
         if not order.spec.requirements:
@@ -216,4 +240,8 @@ class Stager:
         if not venv.is_absolute() or not (venv / "bin").is_dir():
             problem = f"there is no virtual environment {order.spec.venv} on {order.node} (it has no bin directory)"
             raise StagingFailed(TaskFailure.ENVIRONMENT, f"{problem}; create it, or use --requirements FILE")
+        python = venv / "bin" / "python"
+        if os.path.lexists(python) and not (python.is_file() and python.stat().st_mode & 0o111):
+            problem = f"{python} leads to no program that can be executed on {order.node}"
+            raise StagingFailed(TaskFailure.ENVIRONMENT, f"{problem}; create the environment there anew")
         return (venv,)

@@ -39,7 +39,9 @@ SETTLE_TIMEOUT_S = 1.0  # then the answer leaves without what the core has not m
 CLOSE_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 512
 CONNECTIONS_PER_PEER_MAX = 16
-KEEP_ALIVE_S = 60.0  # below the server's, so that a connection is not closed under a request
+KEEP_ALIVE_S = 30.0
+"""How long a connection is kept without a question: less than the server keeps it, so that none is closed under a
+request, and less than a stream may be silent, whose timer may outlive it and would end what is asked there next."""
 LINK_IDLE_S = 90.0  # that a connection for batches may stand without one; the asking end closes it before
 MESSAGE_BYTES_MAX = 8 * 2**20
 SEND_FAILURES = (aiohttp.ClientError, OSError, SwarmError, TimeoutError)

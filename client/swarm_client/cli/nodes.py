@@ -58,6 +58,7 @@ def note(node: Mapping[str, Any]) -> str:
     reason = f": {node['drain_reason']}" if node.get("drain_reason") else ""
     parts += [f"draining{reason}"] if node.get("is_draining") else []
     parts += ["disk takes no writes"] if node.get("is_disk_stalled") else []
+    parts += [node.get("avoided_reason") or "starts nothing for now"] if node.get("is_avoided") else []
     parts += [f"job {task['job_id'][HANDLE]} paused" for task in node.get("tasks") or [] if task.get("is_paused")]
     ill = [gpu for gpu in node.get("gpus") or [] if gpu.get("health") not in ("ok", None)]
     parts += [f"GPU {gpu['index']} {gpu['health']}" + (f": {gpu['note']}" if gpu.get("note") else "") for gpu in ill]

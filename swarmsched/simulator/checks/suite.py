@@ -25,6 +25,7 @@ from swarmsched.simulator.checks.linearity import LinearityChecker
 from swarmsched.simulator.checks.machines import INTERVAL, MachineChecker
 from swarmsched.simulator.checks.service import ServiceChecker
 from swarmsched.simulator.checks.sometimes import Sometimes
+from swarmsched.simulator.checks.starts import StartChecker
 from swarmsched.simulator.checks.traffic import TrafficChecker
 from swarmsched.simulator.checks.views import ViewChecker
 from swarmsched.simulator.checks.worlds import WorldChecker
@@ -150,6 +151,7 @@ def all_checkers(validate_interval: int = INTERVAL) -> Suite:
             LinearityChecker(decided),
             GangChecker(decided, books),
             AttemptChecker(decided),
+            StartChecker(decided),
             WorldChecker(decided),
             FreezeChecker(decided),
             CheckpointChecker(decided),

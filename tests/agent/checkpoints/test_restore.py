@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from swarm_agent.staging import fetch
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CommitCheckpoint
 from swarmsched.effects import StageTask, StartTask
@@ -47,10 +48,10 @@ async def resumed(bench: Bench, order: TaskOrder) -> Path:
     return Path(resume_from)
 
 
-async def not_staged(bench: Bench, order: TaskOrder) -> str:
+async def not_staged(bench: Bench, order: TaskOrder, failure: TaskFailure = TaskFailure.SYNC) -> str:
     bench.runner.perform(StageTask(order))
     failed = await bench.wait_for(TaskStageFailed, order.key)
-    assert failed.failure is TaskFailure.SYNC
+    assert failed.failure is failure
     assert failed.detail in bench.output(order).decode()
     return failed.detail
 
@@ -102,13 +103,14 @@ async def test_a_copy_survives_the_agent(swarm, tmp_path: Path) -> None:
         assert (path / "model.pt").read_bytes() == b"weights"
 
 
-async def test_copies_that_do_not_answer_are_named(swarm) -> None:
+async def test_copies_that_do_not_answer_are_named(swarm, monkeypatch) -> None:
+    monkeypatch.setattr(fetch, "GIVEN_UP_S", 0.0)
     first, second = await swarm.node("n1"), await swarm.node("n2")
     order, checkpoint = await written(swarm, first)
     third = await swarm.node("n3")
     for name in ("n1", "n2"):
         del swarm.net.agents[NodeId(name)]
-    detail = await not_staged(third, next_attempt(order, checkpoint, "n3"))
+    detail = await not_staged(third, next_attempt(order, checkpoint, "n3"), TaskFailure.UNREACHABLE)
     assert "checkpoint 'step-5' of attempt 1 (written on n1) could not be brought to n3" in detail
     assert "copies: n1, n2" in detail
     assert "n1 does not answer" in detail

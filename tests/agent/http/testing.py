@@ -58,7 +58,7 @@ from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Elasticity, JobView, PolicySetting
 from swarmsched.world import Worker, World
 
-TOKEN, OLD_TOKEN = "a-token-for-tests-only", "another-one-that-is-valid"  # not secrets
+TOKEN = "a-token-for-tests-only"  # not a secret
 SUBMITTED_UTC_S = 1_700_000_000.0
 
 

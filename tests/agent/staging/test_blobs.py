@@ -1,6 +1,7 @@
 """Blobs by content: verified when stored, removed by use, fetched from peers."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import threading
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from swarm_agent.staging import blobs as blobs_module
-from swarm_agent.staging.blobs import EVICTIONS_AT_ONCE, IMPORT_BYTES, BlobError, BlobStore
-from swarm_agent.staging.fetch import BATCH, BlobFetcher
+from swarm_agent.staging import fetch
+from swarm_agent.staging.blobs import EVICTIONS_AT_ONCE, IMPORT_BYTES, BlobError, BlobStore, NotStored
+from swarm_agent.staging.fetch import BATCH, BlobFetcher, NotReached
+from swarmsched.errors import AgentUnreachable, RemoteProtocolError, SwarmError
 from swarmsched.ids import NodeId
 from tests.agent.supervision.testing import LoneAgent, Network
 
@@ -246,12 +249,74 @@ async def test_more_blobs_than_one_batch_are_fetched(tmp_path: Path) -> None:
     assert nodes[N1][0].missing(digests) == ()
 
 
-async def test_failure_names_the_nodes_that_were_asked(tmp_path: Path) -> None:
+async def test_failure_names_the_nodes_that_were_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "GIVEN_UP_S", 0.0)
+    monkeypatch.setattr(fetch, "PAUSE_S", 0.001)
     _, fetcher = cluster(tmp_path, N1, N2)[N1]
-    with pytest.raises(BlobError, match=r"n2: does not have it; n9: n9 does not answer"):
+    with pytest.raises(NotReached, match=r"n2: does not have it; n9: n9 does not answer"):
         await fetcher.ensure([digest_of(b"nowhere")], [N2, NodeId("n9")])
+    with pytest.raises(BlobError, match="n2: does not have it") as raised:
+        await fetcher.ensure([digest_of(b"nowhere")], [N2])
+    assert not isinstance(raised.value, NotReached)
     with pytest.raises(BlobError, match="no node is known to hold it"):
         await fetcher.ensure([digest_of(b"nowhere")], [])
+
+
+@pytest.mark.parametrize(
+    "hiccup",
+    [
+        SwarmError("no answer in time"),
+        AgentUnreachable(["n2"], "Connection reset by peer"),
+        ConnectionResetError("broken"),
+        RemoteProtocolError("an answer is neither ok nor error"),
+        TimeoutError(),
+    ],
+)
+async def test_whatever_keeps_the_only_source_from_answering_may_be_over_the_next_moment(
+    tmp_path: Path, hiccup: Exception
+) -> None:
+    nodes = cluster(tmp_path, N1, N2)
+    digests = [await nodes[N2][0].put_bytes(data) for data in (b"first", b"second")]
+    source = nodes[N1][1]._peers._net.agents[N2]  # type: ignore[attr-defined]
+    answer, left = source._handlers["blob"], 3
+
+    async def stumble(sender: NodeId, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        nonlocal left
+        left -= 1
+        async for each in answer(sender, payload):
+            if left >= 0:
+                raise hiccup
+            yield each
+
+    source._handlers["blob"] = stumble
+    assert await nodes[N1][1].ensure(digests, [N2]) == 2
+
+
+async def test_a_source_that_does_not_answer_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    nodes = cluster(tmp_path, N1, N2)
+    fetcher, digest = nodes[N1][1], await nodes[N2][0].put_bytes(b"data")
+    waiting = asyncio.create_task(fetcher.ensure([digest_of(b"nowhere")], [NodeId("n9")]))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        assert await fetcher.ensure([digest], [N2]) == 1
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_disk_that_does_not_take_blobs_is_not_the_sources_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = cluster(tmp_path, N1, N2)
+    digests = [await nodes[N2][0].put_bytes(data) for data in (b"small", b"large" * 100_000)]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(blobs_module._Draft, "finish", full)
+    for digest in digests:
+        with pytest.raises(NotStored, match="No space left on device") as raised:
+            await nodes[N1][1].ensure([digest], [N2])
+        assert raised.value.error.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Files and environments of tasks, from the order to the running rank, over two nodes in memory."""
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -9,12 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from swarm_agent.room import RESERVE_BYTES, NoRoom
+from swarm_agent.staging import fetch
+from swarm_agent.staging.blobs import BlobError, NotStored
+from swarm_agent.staging.fetch import NotReached
 from swarm_agent.staging.tree import Unpacker
+from swarm_agent.supervision.stager import failure_of
 from swarmsched.effects import StageTask, StartTask, StopTask
-from swarmsched.events import TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
+from swarmsched.events import DiskFilled, TaskExited, TaskPhaseChanged, TaskStaged, TaskStageFailed
 from swarmsched.resources import Share
 from swarmsched.task import TaskFailure, TaskOrder
-from swarmsched.tree import EntryKind, Tree, TreeEntry
+from swarmsched.tree import BadTree, EntryKind, Tree, TreeEntry
 from tests.agent.supervision.testing import Bench, Network, make_order
 
 FAKE_UV = """#!/bin/sh
@@ -90,12 +96,15 @@ async def test_a_folder_that_was_not_shipped_is_named(nodes: tuple[Bench, Bench]
     assert "sub2 does not exist on n1" in failed.detail
 
 
-async def test_files_that_nobody_has_fail_the_sync_with_the_nodes_asked(nodes: tuple[Bench, Bench]) -> None:
+async def test_files_that_nobody_has_fail_the_sync_with_the_nodes_asked(
+    nodes: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "GIVEN_UP_S", 0.0)
     n1, _ = nodes
     order = make_order("true", tree="0" * 64, blob_sources=("n2", "n7"))
     n1.runner.perform(StageTask(order))
     failed = await n1.wait_for(TaskStageFailed)
-    assert failed.failure is TaskFailure.SYNC
+    assert failed.failure is TaskFailure.UNREACHABLE  # n7 may have them, and another node may reach it
     assert "n2: does not have it; n7: n7 does not answer" in failed.detail
     assert failed.detail.encode() in n1.output(order)
     assert [record async for record in n1.agent.logs.follow(order.job_id, 1, 0)]  # ends, since the task is over
@@ -190,8 +199,60 @@ async def test_a_start_that_the_file_system_refuses_is_told(nodes: tuple[Bench, 
     order = make_order("true", workdir=workdir)
     n1.runner.perform(StartTask(order, ()))
     exited = await n1.finish(order)
-    assert (exited.failure, exited.exits) == (TaskFailure.INTERNAL, ())
+    assert (exited.failure, exited.exits) == (TaskFailure.SYNC, ())  # another node refuses it as well
     assert "File name too long" in exited.detail
+
+
+async def test_files_that_do_not_fit_beside_the_reserve_are_another_nodes_to_take_and_say_what_is_kept_back(
+    nodes: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n1, _ = nodes
+    order = make_order("true", tree=await ship(n1, {"f": b"abc"}))
+    whole = os.statvfs(n1.runner._config.data_dir)
+    blocks = (RESERVE_BYTES - 1) // whole.f_frsize
+    full = os.statvfs_result((*tuple(whole)[:4], blocks, *tuple(whole)[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    n1.runner.perform(StageTask(order))
+    failed = await n1.wait_for(TaskStageFailed)
+    assert failed.failure is TaskFailure.UNREACHABLE
+    assert "3 bytes do not fit: 64.0 MiB are free at" in failed.detail
+    assert failed.detail.endswith(", and 64 MiB are kept back (" + str(n1.runner._jobs_dir / order.job_id / "1/work)"))
+    assert (await n1.wait_for(DiskFilled)).shortage.startswith("disk nearly full: ")
+
+
+async def test_an_environment_whose_interpreter_is_gone_is_not_passed_over_for_that_of_the_node(
+    nodes: tuple[Bench, Bench], tmp_path: Path
+) -> None:
+    n1, _ = nodes
+    (venv := tmp_path / "venv" / "bin").mkdir(parents=True)
+    (venv / "python").symlink_to(tmp_path / "gone")
+    order = make_order("python", "-V", venv=str(venv.parent))
+    n1.runner.perform(StartTask(order, ()))
+    exited = await n1.finish(order)
+    assert (exited.failure, exited.exits) == (TaskFailure.ENVIRONMENT, ())
+    assert f"{venv}/python leads to no program" in exited.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (NoRoom(3, 2, Path("/data")), TaskFailure.UNREACHABLE),
+        (OSError(errno.ENOSPC, "No space left on device"), TaskFailure.UNREACHABLE),
+        (NotStored("0", OSError(errno.EDQUOT, "Disk quota exceeded"), ""), TaskFailure.UNREACHABLE),
+        (NotReached("0", "could not be fetched"), TaskFailure.UNREACHABLE),
+        (NotStored("0", OSError(errno.EIO, "Input/output error"), ""), TaskFailure.INTERNAL),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), TaskFailure.INTERNAL),
+        (PermissionError(errno.EACCES, "Permission denied"), TaskFailure.INTERNAL),
+        (OSError(errno.ENAMETOOLONG, "File name too long"), TaskFailure.SYNC),
+        (BlobError("0", "could not be fetched"), TaskFailure.SYNC),
+        (BadTree("it climbs out"), TaskFailure.SYNC),
+        (None, TaskFailure.SYNC),
+    ],
+)
+def test_what_the_system_refuses_is_the_nodes_and_what_a_job_brings_may_be_the_jobs(
+    error: Exception | None, failure: TaskFailure
+) -> None:
+    assert failure_of(error, TaskFailure.SYNC) is failure
 
 
 async def test_a_task_staged_in_an_earlier_life_starts_without_being_staged_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from swarm_agent import startup
 from swarm_agent.driver import Driver
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import BlobFetcher
@@ -569,6 +570,11 @@ async def test_heartbeats_keep_a_silent_stream_open_and_are_not_shown(
 
     b.rpc.on_stream("slow", slow)
     assert [item async for item in a.rpc.query_stream(B, "slow", {})] == [{"n": 1}]
+
+
+def test_a_connection_is_given_up_before_a_timer_that_is_left_of_a_stream_can_end_the_next_question() -> None:
+    assert peer_module.KEEP_ALIVE_S < rpc.STREAM_SILENCE_S
+    assert peer_module.KEEP_ALIVE_S < startup.KEEP_ALIVE_S
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised_after_its_items(pair: tuple[Peer, Peer]) -> None:
