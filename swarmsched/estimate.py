@@ -5,6 +5,7 @@ size says (statistical efficiency: Qiao et al., Pollux, OSDI 2021, section 3.1).
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Annotated
 
 from msgspec import Meta
@@ -85,20 +86,6 @@ class Estimate(Value):
     warmup_s: Amount = 0.0  # from the start of its ranks until they told how they train; 0: not measured
 
 
-class NoiseSample(Value):
-    """Noise as `NoisePoint`, when the job had done so many steps of the first batch."""
-
-    done: Amount
-    batch: U32
-    noise: Amount
-
-
-class NoiseTable(Value):
-    """What jobs of one kind have reported of their gradients."""
-
-    samples: Annotated[tuple[NoiseSample, ...], Meta(max_length=256)] = ()
-
-
 class SpeedQuestion(Value):
     """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node, with its present batch."""
 
@@ -137,11 +124,14 @@ MERGED_POINTS = 8
 def merged(before: Estimate | None, now: Estimate) -> Estimate:
     """What is reported now, with the points that other configurations left behind, the oldest first.
 
-    Those of other jobs of its kind are dropped once one of them proves wrong, and those of another class of GPUs once
-    it has left them.  A time or a noise that is nearly the one that was told before is no news.
+    Those of other jobs of its kind are dropped once it tells its own, to which planners add them (`models.kinds`); and
+    those of another class of GPUs once it has left them.  A time or a noise that is nearly the one that was told before
+    is no news.
     """
-    if before is None or (before.is_prior and _belies(before, now)):
+    if before is None:
         return now
+    if before.is_prior:
+        before = replace(before, points=(), noise=())
     if before.gpu and now.gpu not in ("", before.gpu):
         before = replace(before, points=())
     old = {configuration(each): each for each in before.points}
@@ -193,16 +183,8 @@ def _basis(estimate: Estimate) -> tuple[object, ...]:
 PRIOR_RATIO = 1.5
 """Times by which a step may differ from that of another job of the same kind."""
 
-
-def _belies(before: Estimate, now: Estimate) -> bool:
-    """Whether it trains with another batch than they did, or takes another time for the same step."""
-    known = step_times(before.points)
-    for each in now.points:
-        batch = each.ranks * each.local_batch
-        has_batch = any(abs(one.ranks * one.local_batch - batch) <= each.ranks + one.ranks for one in before.points)
-        if not has_batch or contradicts(known, each):
-            return True
-    return False
+FAR_RATIO = 32.0
+"""The same for steps of other sizes, beside what their samples explain: a slow network between nodes."""
 
 
 Configuration = tuple[int, int, int]
@@ -223,6 +205,18 @@ def contradicts(known: Mapping[Configuration, float], point: SpeedPoint) -> bool
     """Whether the same step takes another time: then it is not the same training."""
     there = known.get(configuration(point), point.step_s)
     return _are_apart(there, point.step_s, PRIOR_RATIO)
+
+
+def are_at_odds(one: SpeedPoint, other: SpeedPoint) -> bool:
+    """The same of any two points: more samples of more ranks in less time, or a time far from what samples explain."""
+    if configuration(one) == configuration(other):
+        return _are_apart(one.step_s, other.step_s, PRIOR_RATIO)
+    pairs = list(zip(configuration(one), configuration(other), strict=True))
+    is_more, is_less = all(a >= b for a, b in pairs), all(a <= b for a, b in pairs)
+    slower, work = one.step_s / other.step_s if other.step_s else inf, one.local_batch / max(1, other.local_batch)
+    low = 1.0 / PRIOR_RATIO if is_more else min(1.0, work) / FAR_RATIO
+    high = PRIOR_RATIO if is_less else max(1.0, work) * FAR_RATIO
+    return not low <= slower <= high
 
 
 def coarse(estimate: Estimate) -> Estimate:

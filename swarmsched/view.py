@@ -13,6 +13,7 @@ from msgspec import Meta, field
 
 from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard, RankKey
+from swarmsched.estimate import Estimate
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Free, Share, Shares
@@ -43,6 +44,7 @@ class JobView(Value):
     avoided: Annotated[
         tuple[NodeName, ...], Meta(max_length=1_024)
     ] = ()  # its own shepherd does not place it there for now
+    own: Estimate | None = None  # by its own reports, where its card's estimate has been joined with its kind's
 
     @property
     def job_id(self) -> JobId:
@@ -90,13 +92,12 @@ class JobView(Value):
 class KindView(Value):
     """What jobs of one kind, those of a user by one name, have measured; their speed on GPUs of one class.
 
-    Both tables are packed, so that a planner can tell at a glance that it knows them already.
+    The table is packed, so that a planner can tell at a glance that it knows it already.
     """
 
     user: Annotated[str, Meta(max_length=NAME_LENGTH)]
     name: Annotated[str, Meta(max_length=NAME_LENGTH)]
     speed: Annotated[bytes, Meta(max_length=TABLE_BYTES_LIMIT)] = b""  # an `Estimate` of points alone
-    noise: Annotated[bytes, Meta(max_length=TABLE_BYTES_LIMIT)] = b""  # a `NoiseTable`
     length: Amount = 0.0  # steps of the first batch from begin to end; 0: unknown
     length_error: Amount = 0.0  # relative, one standard deviation
     gpu: Name = ""  # for which class it was asked

@@ -173,14 +173,27 @@ def _dealt(allowed: BatchRange, ranks: int) -> tuple[Split | None, ...]:
 
 
 class Goodput:
-    """What a job makes of GPUs now.  `rate`: progress a second by world size, 0 where it cannot run; read only."""
+    """What a job makes of GPUs now.  `rate`: progress a second by world size, 0 where it cannot run; read only.
 
-    def __init__(self, table: StepTable, noise: Sequence[NoisePoint]) -> None:
-        self.noise = noise
+    With `own`, what the job itself has reported makes of them, batches are that one's choice.
+    """
+
+    def __init__(self, table: StepTable, noise: Sequence[NoisePoint], own: "Goodput | None" = None) -> None:
+        self.noise, self.own = noise, own
         self._table = table
-        self._gains = gains(table.batches, table.allowed.first, noise)
-        self.rate: Floats = (self._gains / table.packed).max(axis=1)
+        self.gains: Floats = own.gains if own else gains(table.batches, table.allowed.first, noise)
+        rates = self.packed
+        self.rate: Floats = rates[np.arange(len(rates)), _best(rates, own.packed if own else rates)]
         self._columns: dict[tuple[int, int], int] = {}
+
+    @property
+    def packed(self) -> Floats:
+        """Progress a second by world size and batch, each on the fewest nodes."""
+        return np.asarray(self.gains / self._table.packed)
+
+    def by_batch(self, ranks: int, nodes: int) -> Floats:
+        """Progress a second by batch on so many nodes."""
+        return np.asarray(self.gains / self._table.on(ranks, nodes))
 
     def with_batch(self, batch: int) -> Floats:
         """Progress a second by world size with a global batch that may not be changed."""
@@ -203,22 +216,29 @@ class Goodput:
 
     def on(self, ranks: int, nodes: int) -> float:
         """Progress a second on so many nodes."""
-        column = self._column(ranks, nodes)
-        return float(self._gains[column] / self._table.on(ranks, nodes)[column])
+        return float(self.by_batch(ranks, nodes)[self._column(ranks, nodes)])
 
     def gain(self, ranks: int, nodes: int, batch: int) -> float:
         """How much more progress the best batch makes than this one, as a ratio; infinite for one of which nothing is
         known."""
+        if self.own:
+            return self.own.gain(ranks, nodes, batch)
         (found,) = np.nonzero(self._table.batches == batch)
-        now = float(self._gains[found[0]] / self._table.on(ranks, nodes)[found[0]]) if len(found) else 0.0
+        now = float(self.by_batch(ranks, nodes)[found[0]]) if len(found) else 0.0
         return self.on(ranks, nodes) / now if now else inf
 
     def _column(self, ranks: int, nodes: int) -> int:
         column = self._columns.get((ranks, nodes))
         if column is None:
-            column = int((self._gains / self._table.on(ranks, nodes)).argmax())
+            rates = self.by_batch(ranks, nodes)
+            column = int(_best(rates, self.own.by_batch(ranks, nodes) if self.own else rates))
             self._columns[ranks, nodes] = column
         return column
+
+
+def _best(rates: Floats, own: Floats) -> Ints:
+    """Columns by the job's own rates; where it cannot tell, the smallest batch with which it can run."""
+    return np.asarray(np.where(own.max(axis=-1) > 0.0, own.argmax(axis=-1), (rates > 0.0).argmax(axis=-1)))
 
 
 def gains(batches: Ints, first: int, noise: Sequence[NoisePoint]) -> Floats:
@@ -241,6 +261,7 @@ class Question(NamedTuple):
     allowed: BatchRange
     ranks_most: int
     ranks_per_node: int
+    own: Estimate | None = None  # that chooses batches
 
 
 _Key = tuple[object, ...]
@@ -263,27 +284,26 @@ class GoodputBook:
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one asked for last comes last
         self._asked = 0
 
-    def goodput(self, estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> Goodput:
-        """The job's rates for 1 to `ranks_most` ranks."""
-        return self.goodputs([Question(estimate, allowed, ranks_most, ranks_per_node)])[0]
-
     def goodputs(self, questions: Sequence[Question]) -> list[Goodput]:
-        """The same of many, in less time than one after the other where some are new."""
-        keys = [_key(*each) for each in questions]
-        new = {key: each for key, each in zip(keys, questions, strict=True) if key not in self._kept}
+        """Each job's rates for 1 to its `ranks_most` ranks; of many in less time than one after another where some are
+        new."""
+        asked = [*questions, *[each._replace(estimate=each.own, own=None) for each in questions if each.own]]
+        new = {key: each for each in asked if (key := _key(each)) not in self._kept}
         for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
             self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
-        self._asked += len(questions)
-        answers = [self._answer(key, each.estimate.noise) for key, each in zip(keys, questions, strict=True)]
+        self._asked += len(asked)
+        answers = [self._answer(each) for each in questions]
         self._forget()
         return answers
 
-    def _answer(self, key: _Key, noise: Sequence[NoisePoint]) -> Goodput:
+    def _answer(self, question: Question) -> Goodput:
+        own = self._answer(question._replace(estimate=question.own, own=None)) if question.own else None
+        key, noise = _key(question), question.estimate.noise
         kept = self._kept[key]
         kept.asked = self._asked
         self._kept.move_to_end(key)
-        if kept.goodput.noise != noise:
-            kept.goodput = Goodput(kept.table, noise)
+        if kept.goodput.noise != noise or kept.goodput.own is not own:
+            kept.goodput = Goodput(kept.table, noise, own)
         return kept.goodput
 
     def _forget(self) -> None:
@@ -295,10 +315,11 @@ class GoodputBook:
             del self._kept[key]
 
 
-def _key(estimate: Estimate, allowed: BatchRange, ranks_most: int, ranks_per_node: int) -> _Key:
+def _key(question: Question) -> _Key:
+    estimate, *rest = question[:4]
     # Thousands of points are shared by jobs and plans, and too long to hash each time.
     points = estimate.points if len(estimate.points) <= HASHED_POINTS else id(estimate.points)
-    return (points, estimate.speed, estimate.is_partial, allowed, ranks_most, ranks_per_node)
+    return (points, estimate.speed, estimate.is_partial, *rest)
 
 
 def _tables(questions: Sequence[Question]) -> list[StepTable]:

@@ -1,33 +1,27 @@
 """What planners believe of a job: what its card tells, with all that jobs of its kind have measured beside it.
 
-A card holds a handful of points; what those of its kind measured together makes a model of its speed, carries the noise
-of its gradient to batches with which it has not trained, and says how long it is likely to take where nobody declared
-it.  Where its own step takes another time than theirs, it is of its kind by name alone, and only its card counts.
+A card holds a handful of points; what those of its kind measured together makes a model of its speed, and says how long
+it is likely to take where nobody declared it.  Where its own step takes another time than theirs, it is of its kind by
+name alone, and only its card counts.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
-from math import ceil, log2
 
 from msgspec.structs import replace
 
 from swarmsched.estimate import (
-    BatchRange,
     Estimate,
-    NoisePoint,
-    NoiseTable,
     SpeedPoint,
     contradicts,
     step_times,
 )
-from swarmsched.models.noise import MOST, NoiseBook
 from swarmsched.resources import GpuCount, most_frequent
 from swarmsched.view import ClusterView, JobView, KindView, NodeView
 from swarmsched.wire.codec import decode_value
 
 KEPT = 2_048
-OCTAVES_MOST = 32
 COUNT_MOST = 2**16 - 1
 
 
@@ -72,13 +66,15 @@ def _informed(job: JobView, kind: KindView | None) -> JobView:
     card = job.card
     if kind is None or card.elastic is None:
         return job
-    estimate = believed(card.estimate or Estimate(is_prior=True), kind, card.elastic.batches)
-    return job if estimate is card.estimate else replace(job, card=replace(card, estimate=estimate))
+    estimate = believed(card.estimate or Estimate(is_prior=True), kind)
+    if estimate is card.estimate:
+        return job
+    return replace(job, card=replace(card, estimate=estimate), own=card.estimate or Estimate(is_prior=True))
 
 
-def believed(own: Estimate, kind: KindView, allowed: BatchRange) -> Estimate:
+def believed(own: Estimate, kind: KindView) -> Estimate:
     """The job's estimate; its own alone where it belies the kind's."""
-    speeds, noise = _speeds(kind.speed), _noise(kind.noise)
+    speeds = _speeds(kind.speed)
     if not own.is_prior and any(contradicts(speeds.known, each) for each in own.points):
         return own
     remaining, error = own.remaining, own.remaining_error
@@ -90,34 +86,11 @@ def believed(own: Estimate, kind: KindView, allowed: BatchRange) -> Estimate:
         own,
         points=own.points if is_measured else speeds.points,
         is_partial=own.is_partial if is_measured else True,
-        noise=_carried(own, allowed, noise),
         remaining=remaining,
         remaining_error=error,
     )
 
 
-def _carried(own: Estimate, allowed: BatchRange, kind: NoiseBook) -> tuple[NoisePoint, ...]:
-    """Noise by octaves of the batch: its own where it has reported any, carried to other batches as its kind does."""
-    if not allowed.first or len(own.noise) > 1:
-        return own.noise
-    is_own = bool(own.noise) and not own.is_prior
-    batch = own.noise[0].batch if is_own else allowed.first
-    noise = own.noise[0].noise if is_own else kind.noise(own.done, batch)
-    if noise is None or not batch:
-        return own.noise
-    octaves = range(min(ceil(log2(allowed.most / allowed.first)), OCTAVES_MOST) + 1)
-    batches = [min(allowed.first << octave, allowed.most) for octave in octaves]
-    return tuple([NoisePoint(one, min(MOST, noise * (one / batch) ** kind.power)) for one in batches])
-
-
 @lru_cache(maxsize=KEPT)
 def _speeds(packed: bytes) -> Speeds:
     return Speeds(packed)
-
-
-@lru_cache(maxsize=KEPT)
-def _noise(packed: bytes) -> NoiseBook:
-    book = NoiseBook()
-    for each in decode_value(NoiseTable, packed).samples if packed else ():
-        book.observe(each.done, each.batch, each.noise)
-    return book

@@ -81,7 +81,7 @@ class ElasticBatch:
         elastic, per_rank = elastic_of(job), max(1, job.demand.gpus)
         limit = min(elastic.ranks_most, (self._gpus_max or gpus) // per_rank, gpus // per_rank)
         most = max(1, elastic.ranks_least, limit)
-        estimate = self._trusted(job.card.estimate)
+        job, estimate = replace(job, own=self._trusted(job.own)), self._trusted(job.card.estimate)
         goodput = measured(job, estimate, self._book, most, max(1, per_node // per_rank))
         value = self._rate(goodput, elastic) if goodput else unmeasured(job, most)
         value[: max(1, elastic.ranks_least)] = 0.0

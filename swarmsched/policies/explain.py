@@ -158,7 +158,7 @@ def speed_question(
     there = sum(node.capacity.gpu_count for node in nodes) // per_rank if spec.demand.gpus else spec.ranks_most
     batches = spec.batches if spec.batches.first else batches_of(estimate)
     return SpeedQuestion(
-        believed(estimate, kind, batches) if kind is not None else estimate,
+        believed(estimate, kind) if kind is not None else estimate,
         ranks_least=spec.ranks,
         ranks_most=max(spec.ranks, held, min(spec.ranks_most, there)),
         ranks_per_node=max(1, max((node.total_gpus for node in nodes), default=1) // per_rank),

@@ -382,17 +382,25 @@ def ranks_looked_at(job: JobView, gpus: int) -> int:
 
 def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) -> Question | None:
     """What a book is asked for what it makes of up to `most` ranks, `per_node` of them on a node; None where its speed,
-    or the batches that can be dealt to them, are not known."""
+    or the batches that can be dealt to them, are not known.
+
+    What jobs of its kind have told may choose its size, never its batch, on which depends what it learns: whoever names
+    a job of that kind could change it.
+    """
     batches = elastic_of(job).batches
     if estimate is None or not (estimate.speed or estimate.points) or not batches.local_most:
         return None
-    return Question(estimate, batches, most, per_node)
+    own = job.own or estimate
+    if batches.first < batches.most and (own.is_prior or not own.noise or not (own.speed or own.points)):
+        batch = elastic_of(job).global_batch or batches.first
+        batches = replace(batches, first=batch, most=batch)
+    return Question(estimate, batches, most, per_node, job.own if batches.first < batches.most else None)
 
 
 def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: int, per_node: int) -> Goodput | None:
     """The answer."""
     asked = question(job, estimate, most, per_node)
-    return book.goodput(*asked) if asked else None
+    return book.goodputs([asked])[0] if asked else None
 
 
 def unmeasured(job: JobView, most: int) -> Floats:

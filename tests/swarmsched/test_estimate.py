@@ -1,5 +1,7 @@
 """What is told of how a job trains: merged over its attempts, and to two digits."""
 
+from msgspec.structs import replace
+
 from swarmsched.estimate import MERGED_POINTS, BatchRange, Estimate, NoisePoint, SpeedPoint, batches_of, coarse, merged
 
 
@@ -13,18 +15,11 @@ def test_points_of_other_sizes_stay_and_those_of_the_same_are_replaced() -> None
     assert merged(None, two) == two
 
 
-def test_what_others_of_its_kind_measured_stands_until_it_proves_wrong() -> None:
-    prior = Estimate(points=(SpeedPoint(1, 1, 64, 0.4), SpeedPoint(2, 1, 32, 0.22)), is_prior=True)
-
-    def points(*told: SpeedPoint) -> list[tuple[int, float]]:
-        now = merged(prior, Estimate(points=told))
-        assert not now.is_prior
-        return [(each.ranks, each.step_s) for each in now.points]
-
-    assert points(SpeedPoint(2, 1, 32, 0.25)) == [(1, 0.4), (2, 0.25)]
-    assert points(SpeedPoint(3, 2, 21, 0.15)) == [(1, 0.4), (2, 0.22), (3, 0.15)]
-    assert points(SpeedPoint(2, 1, 32, 0.5)) == [(2, 0.5)], "another time for the same step"
-    assert points(SpeedPoint(3, 2, 40, 0.15)) == [(3, 0.15)], "another batch"
+def test_what_others_of_its_kind_measured_is_never_a_jobs_own_word() -> None:
+    theirs = (SpeedPoint(1, 1, 64, 0.4), SpeedPoint(2, 1, 32, 0.22))
+    prior = Estimate(points=theirs, noise=(NoisePoint(64, 1e15),), is_prior=True, gpu="T4")
+    own = Estimate(points=(SpeedPoint(2, 1, 32, 0.25),))
+    assert merged(prior, own) == replace(own, gpu="T4")
 
 
 def test_times_on_another_class_of_gpus_are_dropped_once_the_job_has_left_it() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models import goodput
 from swarmsched.models.batch import candidates, split
-from swarmsched.models.goodput import Goodput, GoodputBook, StepTable, StepTimes, gains
+from swarmsched.models.goodput import Goodput, GoodputBook, Question, StepTable, StepTimes, gains
 from swarmsched.models.speed import SpeedModel
 
 ALLOWED = BatchRange(32, 256, 8, 64)
@@ -63,7 +63,7 @@ def test_larger_batches_are_worth_what_the_noise_says_and_nothing_more_unless_it
 
 
 def test_a_table_says_for_each_size_how_fast_and_with_which_batch() -> None:
-    goodput = GoodputBook().goodput(Estimate(SPEED, noise=(NoisePoint(32, 4.0),)), ALLOWED, 8, 4)
+    goodput = GoodputBook().goodputs([Question(Estimate(SPEED, noise=(NoisePoint(32, 4.0),)), ALLOWED, 8, 4)])[0]
     assert goodput.ranks_most == 8
     assert goodput.rate[0] == 0.0
     assert goodput.rate[4] > goodput.rate[1] > 0.0
@@ -76,7 +76,9 @@ def test_tables_are_kept_for_equal_points_and_made_anew_for_others() -> None:
     book = GoodputBook()
     slow = tuple(SpeedPoint(ranks, 1, batch, 1.0) for ranks in range(1, 5) for batch in range(8, 65))
     fast = tuple(SpeedPoint(point.ranks, 1, point.local_batch, 0.5) for point in slow)
-    rates = [book.goodput(Estimate(points=points), ALLOWED, 4, 4).rate[1] for points in (slow, fast, slow)]
+    rates = [
+        book.goodputs([Question(Estimate(points=points), ALLOWED, 4, 4)])[0].rate[1] for points in (slow, fast, slow)
+    ]
     assert rates == pytest.approx([1.0, 2.0, 1.0])
 
 
@@ -87,12 +89,12 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
         made.append(table)
 
     monkeypatch.setattr(StepTable, "__post_init__", is_made)
-    monkeypatch.setattr(goodput, "Goodput", lambda table, noise: SimpleNamespace(noise=noise))
+    monkeypatch.setattr(goodput, "Goodput", lambda table, noise: SimpleNamespace(noise=noise, own=None))
     jobs = [Estimate(points=(SpeedPoint(1, 1, 32, 0.1 + number / 1e5),)) for number in range(4_000)]
     book = GoodputBook()
     for _ in range(2):
         for job in jobs:
-            book.goodput(job, ALLOWED, 1, 1)
+            book.goodputs([Question(job, ALLOWED, 1, 1)])[0]
     assert len(made) == len(jobs)
 
 
@@ -103,7 +105,7 @@ def test_tables_that_nobody_asks_for_any_more_are_forgotten() -> None:
         for job in range(jobs):
             changes = plan if job == 0 else 0  # it measures something new each time
             points = (SpeedPoint(1, 1, 32, 0.1 + job + changes / 100.0),)
-            answers.add(book.goodput(Estimate(points=points), ALLOWED, 1, 1))
+            answers.add(book.goodputs([Question(Estimate(points=points), ALLOWED, 1, 1)])[0])
     assert jobs <= len(answers) < jobs + 2 * goodput.ROUNDS_KEPT
 
 
@@ -118,7 +120,7 @@ def test_the_goodput_of_many_jobs_is_that_of_each(monkeypatch: pytest.MonkeyPatc
     book = GoodputBook()
     for _ in range(2):
         for job, found in zip(jobs, book.goodputs(jobs), strict=True):
-            assert list(found.rate) == list(GoodputBook().goodput(*job).rate)
+            assert list(found.rate) == list(GoodputBook().goodputs([job])[0].rate)
 
 
 @pytest.mark.parametrize("is_fitted", [True, False])

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
 from swarmsched.card import card_of
-from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, NoiseSample, NoiseTable, SpeedPoint
+from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.kinds import believed, informed
 from swarmsched.resources import Demand
 from swarmsched.view import ClusterView, JobView, KindView
@@ -15,12 +15,10 @@ from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import make_node, make_record
 
 POINTS = (SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5), SpeedPoint(4, 1, 32, 0.6))
-NOISE = (NoiseSample(0.0, 64, 2.0), NoiseSample(100.0, 64, 8.0), NoiseSample(100.0, 256, 16.0))
 KIND = KindView(
     "ada",
     "bert",
     encode_value(Estimate, Estimate(points=POINTS)),
-    encode_value(NoiseTable, NoiseTable(NOISE)),
     1_000.0,
     0.2,
 )
@@ -29,51 +27,41 @@ PRIOR = Estimate(is_prior=True)
 
 
 def test_a_job_that_never_ran_is_taken_to_be_like_the_others_of_its_kind() -> None:
-    known = believed(PRIOR, KIND, RANGE)
+    known = believed(PRIOR, KIND)
     assert (known.points, known.is_partial, known.is_prior) == (POINTS, True, True)
     assert (known.remaining, known.remaining_error) == (1_000.0, 0.2)
-    assert known.noise[0].noise == pytest.approx(2.0, rel=0.2)
-    assert [each.batch for each in known.noise] == [64, 128, 256, 512]
+    assert known.noise == ()
 
 
 def test_its_own_reports_come_first() -> None:
     own = Estimate(points=(SpeedPoint(2, 1, 32, 0.55),), noise=(NoisePoint(128, 10.0),), remaining=70.0, done=200.0)
-    known = believed(own, KIND, RANGE)
+    known = believed(own, KIND)
     assert known.points == POINTS, "with which the planner has computed already"
     assert (known.remaining, known.remaining_error, known.is_prior) == (70.0, 0.0, False)
-    by_batch = {each.batch: each.noise for each in known.noise}
-    assert by_batch[128] == pytest.approx(10.0)
-    assert by_batch[64] < 10.0 < by_batch[512], "carried to other batches as its kind does"
+    assert known.noise == own.noise
 
 
 def test_what_is_left_of_it_is_the_usual_length_less_what_it_has_done() -> None:
     own = Estimate(points=POINTS[:1], done=600.0)
-    known = believed(own, KIND, RANGE)
+    known = believed(own, KIND)
     assert (known.remaining, known.remaining_error) == (400.0, pytest.approx(0.5))
-    assert believed(replace(own, done=1_200.0), KIND, RANGE).remaining == 0.0, "nobody knows"
+    assert believed(replace(own, done=1_200.0), KIND).remaining == 0.0, "nobody knows"
 
 
 def test_one_whose_step_takes_another_time_is_of_its_kind_by_name_alone() -> None:
     own = Estimate(points=(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.9)), done=3.0)
-    assert believed(own, KIND, RANGE) is own
+    assert believed(own, KIND) is own
 
 
 def test_a_fit_of_its_own_is_not_replaced() -> None:
     own = Estimate((0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0), points=POINTS[:1], done=3.0)
-    known = believed(own, KIND, RANGE)
+    known = believed(own, KIND)
     assert (known.speed, known.points, known.is_partial) == (own.speed, own.points, False)
-
-
-@pytest.mark.parametrize(
-    ("allowed", "noise"), [(BatchRange(), (NoisePoint(64, 3.0),)), (RANGE, (NoisePoint(64, 3.0), NoisePoint(128, 9.0)))]
-)
-def test_noise_is_not_carried_where_batches_are_fixed_or_were_all_told(allowed: BatchRange, noise: Any) -> None:
-    assert believed(Estimate(noise=noise), KIND, allowed).noise == noise
 
 
 def test_a_kind_of_which_little_is_known_takes_nothing_away() -> None:
     own = Estimate(points=POINTS[:1], noise=(NoisePoint(64, 3.0),), remaining=5.0)
-    known = believed(own, KindView("ada", "bert"), BatchRange())
+    known = believed(own, KindView("ada", "bert"))
     assert known == own
 
 
@@ -88,6 +76,7 @@ def test_of_a_view_those_jobs_are_told_of_that_take_several_sizes() -> None:
     first = view.jobs[0].card.estimate
     assert first is not None
     assert first.points == POINTS
+    assert view.jobs[0].own == Estimate(is_prior=True)
     assert view.jobs[1:] == jobs[1:]
     assert informed(replace(view, kinds=())) == view
 

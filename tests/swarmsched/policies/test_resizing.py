@@ -1,5 +1,6 @@
 """What every policy keeps to, whatever it sees: no GPU twice, no size that a job does not take, the same plan again."""
 
+import random
 from collections import Counter
 from importlib import import_module
 from math import inf
@@ -9,18 +10,31 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import JobCard, decode_card, encode_card
 from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint, Work
+from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
-from swarmsched.models.goodput import GoodputBook
+from swarmsched.models.goodput import GoodputBook, Question
 from swarmsched.policies.base import GIVING, is_claim
 from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.policies.resizing import REBATCH_GAIN, elastic_of
 from swarmsched.resources import Demand, Share
-from swarmsched.view import Allocation, Change, ClusterView, Decision, EndedJob, JobView, Plan, Policy, PolicySetting
+from swarmsched.view import (
+    Allocation,
+    Change,
+    ClusterView,
+    Decision,
+    Elasticity,
+    EndedJob,
+    JobView,
+    Plan,
+    Policy,
+    PolicySetting,
+)
 from tests.swarmsched.building import make_node
 from tests.swarmsched.policies.test_policies import NOW_S, job
 
@@ -244,7 +258,7 @@ def test_a_batch_is_changed_for_what_it_brings_and_not_for_every_breath_of_the_n
     """The job has the whole machine, so nothing but its batch can change."""
     shares = (Share(NodeId("n0"), 4),)
     estimate = Estimate(points=POINTS, noise=(NoisePoint(32, 2.0), NoisePoint(256, 3.0)), remaining=2_000.0)
-    goodput = GoodputBook().goodput(estimate, BATCHES, 4, 4)
+    goodput = GoodputBook().goodputs([Question(estimate, BATCHES, 4, 4)])[0]
     best = goodput.batch(4, 1)
     changes = []
     for batch in candidates(BATCHES, 24):
@@ -314,3 +328,35 @@ def test_jobs_that_shrink_do_not_change_hosts_with_one_another() -> None:
     )
     view = ClusterView(1, (make_node("n0", 0), make_node("n1", 2), make_node("n2", 4)), jobs)
     check(view, compute_plan(PolicySetting("optimus"), view, NOW_S))
+
+
+@pytest.mark.parametrize("name", ["swarm", "elastic-batch"])
+def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
+    """Drawn from a seed: a stranger's job by the same name, then a new one, and one that has reported by itself."""
+    rng = random.Random(8)
+    allowed = BatchRange(64, 4_096, 8, 4_096)
+    nodes = (make_node("n0", 2), make_node("n1", 4))
+    setting = PolicySetting(name, {}, Elasticity.ON)
+    own = Estimate(points=(SpeedPoint(2, 1, 32, 0.2),), noise=(NoisePoint(64, 1.0),), done=50.0, is_partial=True)
+    known = {"user": "u1", "name": "train", "elastic": Elastic(2, 2, allowed, 64)}
+    runs = job(2, JobState.RUNNING, 2, Demand(gpus=1), shares=(Share(NodeId("n0"), 2),), estimate=own, **known)
+    runs = replace(runs, card=replace(runs.card, running_s=900.0, attempt=1))
+    alone = {each.job_id: each for each in compute_plan(setting, ClusterView(1, nodes, (runs,)), NOW_S).decisions}
+    for _ in range(60):
+        kinds = Kinds()
+        for _ in range(rng.randrange(1, 9)):
+            point = SpeedPoint(rng.choice((1, 2, 4)), 1, rng.choice((16, 32, 64, 2_048)), 10.0 ** rng.uniform(-12, 12))
+            lies = Estimate(points=(point,), noise=(NoisePoint(64, 1e15),), done=3e12, is_partial=True)
+            liar = job(9, JobState.RUNNING, 1, Demand(gpus=1), estimate=lies, user="u1", name="train")
+            kinds.note(liar.card)
+        new = job(1, JobState.QUEUED, 2, Demand(gpus=1), estimate=kinds.prior("u1", "train"), **known)
+        wide = job(3, JobState.QUEUED, 2, Demand(gpus=1), **(known | {"elastic": Elastic(1, 4, allowed)}))
+        heard = kinds.view("u1", "train")
+        assert heard is not None
+        view = ClusterView(1, nodes, (new, runs, wide), kinds=(heard, replace(heard, gpu="A100")))
+        plan = compute_plan(setting, view, NOW_S)
+        made = {each.job_id: each for each in plan.decisions}
+        assert not plan.fault
+        assert {made[each.job_id].target.global_batch for each in (new, wide) if each.job_id in made} <= {0, 64}
+        before, after = alone[runs.job_id], made[runs.job_id]
+        assert (after.change, after.target.global_batch) == (before.change, before.target.global_batch)
