@@ -5,6 +5,7 @@ The machine has the agent's unit as `swarm-agent.service`, with two simulated GP
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import swarm_elastic.template
 from swarm_agent.supervision.limits import Limits
 from swarm_agent.task import shim
 
@@ -39,6 +41,12 @@ for path in ("/dev/null", "/dev/nvidia0", "/dev/nvidia1"):
         print(path, "opened")
     except OSError as error:
         print(path, errno.errorcode[error.errno])
+"""
+STRAY = """
+import subprocess, sys
+if "template" in str(sys.orig_argv):
+    subprocess.Popen(["sleep", "3000"], start_new_session=True, env={})
+def set_num_threads(n): pass
 """
 
 
@@ -153,6 +161,49 @@ def check_restart() -> None:
     until(lambda: not group.exists(), "nothing is left when the shim is killed")
 
 
+def check_waiting() -> None:
+    """Beside a worker of an elastic job one waits, with imports that are the job's own code here."""
+    folder = Path("/tmp/waiting")
+    for module in ("torch/_dynamo", "torch/utils/data", "swarm_elastic"):
+        (folder / module).mkdir(parents=True)
+    for module in ("torch/_dynamo", "torch/utils", "torch/utils/data", "swarm_elastic"):
+        (folder / module / "__init__.py").touch()
+    shutil.copy(swarm_elastic.template.__file__, folder / "swarm_elastic")
+    (folder / "swarm_elastic/_elastic.py").touch()
+    (folder / "torch/__init__.py").write_text(STRAY)
+    (folder / "train.py").write_text("import time; time.sleep(3000)")
+    subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+    words = ("--elastic", "--gpus", "1:2", "--env", f"PYTHONPATH={folder}", "--env", "MY_TOKEN=hush")
+    runs = submit(*words, "--", "/usr/bin/python3", f"{folder}/train.py")
+    until(lambda: list(GROUPS.glob("swarm-warm-*.scope")), "what waits for workers is in a scope of its own")
+    (group,) = GROUPS.glob("swarm-warm-*.scope")
+
+    def processes() -> dict[int, str]:
+        pids = map(int, (group / "cgroup.procs").read_text().split())
+        return {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+    until(lambda: sorted(processes().values()) == ["S", "T"], "it stands still, and what its imports began is ended")
+    waiting = next(pid for pid, state in processes().items() if state == "T")
+    assert b"hush" not in Path(f"/proc/{waiting}/environ").read_bytes()
+    assert (group / "memory.max").read_text().strip() == str(4 * 2**30)
+    swarm("scale", runs, "2")
+    until(lambda: str(waiting) in tasks_pids(runs), "it becomes a worker, in the scope of its task")
+    until(lambda: not group.exists(), "its own is gone then")
+    until(lambda: list(GROUPS.glob("swarm-warm-*.scope")), "another one waits")
+    (group,) = GROUPS.glob("swarm-warm-*.scope")
+    until(lambda: sorted(processes().values()) == ["S", "T"], "it stands still as well")
+    os.kill(next(pid for pid, state in processes().items() if state == "S"), 9)
+    until(lambda: not group.exists(), "nothing is left of one whose shim is killed")
+    swarm("cancel", runs, "--grace", "0", is_checked=False)
+
+
+def tasks_pids(job_id: str) -> list[str]:
+    """Of all its tasks here."""
+    return [
+        pid for found in GROUPS.glob(f"swarm-{job_id}-*.scope/ranks/cgroup.procs") for pid in found.read_text().split()
+    ]
+
+
 def main() -> None:
     prepare_gpus()
     subprocess.run(["systemctl", "start", "swarm-agent"], check=True)
@@ -163,6 +214,7 @@ def main() -> None:
     check_memory()
     check_processes()
     check_devices()
+    check_waiting()
     check_restart()
     print("ALL HOLD", flush=True)
 

@@ -26,6 +26,7 @@ GPU_CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-modeset")
 SYSTEMD = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 CALL_LIMIT_S = 5
 TRIAL_BYTES = 64 * 2**20
+WARM_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ class Limits:
             return ()
         memory_bytes = order.local_ranks * order.spec.demand.memory_bytes
         return self._command(scope_name(order, shim.OWN_PID), shim.OWN_PID, memory_bytes, allowed_devices(gpus))
+
+    def warm_scope(self, name: str) -> tuple[str, ...]:
+        """The same of a process that waits for workers: room for imports, and no GPU."""
+        if self.complaint:
+            return ()
+        return self._command(warm_scope_name(name), shim.OWN_PID, WARM_BYTES, allowed_devices(()))
 
     def _command(self, name: str, pid: str, memory_bytes: int, devices: Sequence[str] | None) -> tuple[str, ...]:
         # Not stopped with the other units at shutdown: the agent would tell of ranks that fail, not of a lost node.
@@ -108,14 +115,19 @@ def scope_name(order: TaskOrder, shim_pid: int | str) -> str:
     return f"swarm-{order.job_id}-{order.attempt}-{shim_pid}.scope"
 
 
+def warm_scope_name(name: str) -> str:
+    """The unit of a process that waits, by the name of its folder."""
+    return f"swarm-{name}.scope"
+
+
 def group_of(scope: str) -> str:
     """The folder of a scope's control group."""
     return f"{shim.CGROUPS}/system.slice/{scope}"
 
 
-def kill_scope(order: TaskOrder, shim_pid: int) -> None:
-    """SIGKILL for all that is left in a task's scope, if there is one."""
-    shim.write_small(f"{group_of(scope_name(order, shim_pid))}/cgroup.kill", b"1")
+def kill_scope(scope: str) -> None:
+    """SIGKILL for all that is left in a scope, if there is one."""
+    shim.write_small(f"{group_of(scope)}/cgroup.kill", b"1")
 
 
 def allowed_devices(gpus: Sequence[Gpu]) -> list[str] | None:

@@ -236,7 +236,7 @@ class TaskRunner:
             self._account,
             environments_in_use=self._environments_in_use,
         )
-        self.warm = WarmPool(self._tasks_dir, self._account, config.warm_workers)
+        self.warm = WarmPool(self._tasks_dir, config.warm_workers)
         self._rendezvous = Rendezvous(fabric_address, config.rendezvous_range)
         self._tasks: dict[TaskKey, _Task] = {}
         self._notify = -1
@@ -508,7 +508,9 @@ class TaskRunner:
 
     def _start_warm(self, task: _Task, launch: Launch) -> bool:
         """Start it if a process like it waits."""
-        found = warm_start(launch.argv, launch.common_env) if task.order.part else None  # of an elastic job
+        found = (
+            warm_start(launch.argv, launch.common_env, self._account) if task.order.part else None
+        )  # of an elastic job
         if found is None:
             return False
         task.warm_start, argv = found
@@ -646,6 +648,8 @@ class TaskRunner:
         task.revision += 1
         self._agent.logs.closed(task.key)
         self._sockets.close(task.key)
+        if task.warm_start:
+            self.warm.leave(self._warm_starts())
         is_clean = all(not each.exit_code and not each.signal for each in task.link.facts.exit_list)
         is_success = is_clean and task.failure is TaskFailure.NONE
         self._closed[task.key.of_attempt] = is_success and self._closed.get(task.key.of_attempt, True)
@@ -791,7 +795,7 @@ class TaskRunner:
         task.revision += len(facts.read(task.link.facts_path))
         if facts.started_utc_s:
             task.stage = TaskStage.STARTED
-        task.warm_start = task.link.warm_start() if task.order.part else None
+        task.warm_start = task.link.warm_start(self._account) if task.order.part else None
         if facts.is_exited:
             task.stage, task.failure, task.detail = TaskStage.EXITED, facts.failure, facts.detail
             self._agent.logs.closed(task.key)
@@ -866,9 +870,8 @@ class TaskRunner:
         """What logs take is known to /metrics, which must not wait for a look at their files; and what waits."""
         while True:
             await asyncio.sleep(MEASURE_INTERVAL_S)
-            running = reversed([task for task in self._tasks.values() if task.stage is TaskStage.STARTED])
             with _tried_again("measure logs"):
-                self.warm.adjust([task.warm_start for task in running if task.warm_start], self._server)
+                self.warm.adjust(self._warm_starts(), self._server, self.limits)
                 await asyncio.to_thread(self._agent.logs.measure)
 
     async def _watch_room(self) -> None:
@@ -886,6 +889,11 @@ class TaskRunner:
             if bool(told) != self._has_shortage:
                 self._has_shortage = bool(told)
                 self._post(DiskFilled(told))
+
+    def _warm_starts(self) -> list[WarmStart]:
+        """Of the workers that run, the latest first."""
+        running = [task for task in self._tasks.values() if task.stage is TaskStage.STARTED]
+        return [task.warm_start for task in reversed(running) if task.warm_start]
 
     def _tidy_work(self, closed: Mapping[AttemptKey, bool], live: set[AttemptKey], now_utc_s: float) -> None:
         for key, is_success in closed.items():

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from swarm_agent.supervision.forkserver import ForkServer, spawn
-from swarm_agent.supervision.limits import kill_scope
+from swarm_agent.supervision.limits import kill_scope, scope_name
 from swarm_agent.supervision.orders import Facts, Launch
 from swarm_agent.supervision.warm import Waiting, WarmStart, has_ended, warm_start
 from swarm_agent.task import shim
+from swarm_agent.task.account import Account
 from swarmsched.task import TaskOrder
 
 CHILD_LISTEN_FD, CHILD_LOCK_FD = shim.INHERITED_FDS
@@ -66,11 +67,11 @@ class ShimLink:
         waiting.hand_over(self.directory, launch.to_bytes())
         self._open_commands()
 
-    def warm_start(self) -> WarmStart | None:
+    def warm_start(self, account: Account) -> WarmStart | None:
         """What waits for workers like this one is started with."""
         with suppress(OSError, ValueError, StopIteration):
             launch = shim.Launch((self.directory / "launch").read_bytes())
-            found = warm_start(tuple(launch.argv), dict(each.split("=", 1) for each in launch.ranks[0][1]))
+            found = warm_start(tuple(launch.argv), dict(each.split("=", 1) for each in launch.ranks[0][1]), account)
             return found[0] if found else None
         return None
 
@@ -241,7 +242,7 @@ def end_leftovers(order: TaskOrder, facts: Facts) -> bool:
     recorded, and by the task's variables in their environment, which children inherit: of an elastic job a node may
     have several tasks of one attempt.
     """
-    kill_scope(order, facts.shim_pid)
+    kill_scope(scope_name(order, facts.shim_pid))
     sessions = {pid for pid, ticks in facts.rank_starts.items() if shim.start_ticks(pid) == ticks}
     variables = [f"SWARM_JOB_ID={order.job_id}", f"SWARM_ATTEMPT={order.attempt}", f"SWARM_NODE={order.node}"]
     variables += [f"SWARM_WORKER={order.part}"] if order.part else []

@@ -2,7 +2,8 @@
 
 A worker that runs has one like it wait beside it: same interpreter, same environment but for what each task has of its
 own.  It becomes the next worker here that would be started like that, with the shim that is its parent: see `shim.Warm`
-and `swarm_elastic.template`.
+and `swarm_elastic.template`.  Whatever a job adds to the interpreter's path is code of that job, which has not booked
+this: so it is held in a scope of its own, and has of the environment what imports look at, not what jobs keep in it.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from swarm_agent.supervision.forkserver import ForkServer
+from swarm_agent.supervision.limits import Limits, kill_scope, warm_scope_name
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
 
@@ -31,7 +33,16 @@ KEPT_S = 600.0  # without a worker like it
 REQUEST_BYTES_MAX = 48 * 2**10  # what the pipe to the process takes at once, with room for its numbers
 PYTHON = re.compile(r"(/.*/)?python(3(\.\d+)?)?")
 PREFIX = "warm-"
-OF_A_TASK = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LOCAL_RANK")  # besides SWARM_...
+NUL = "\0"
+OF_A_TASK = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+IMPORTS_ENV = re.compile(
+    r"PATH|HOME|USER|LANG|LANGUAGE|TZ|TMPDIR|VIRTUAL_ENV|GLIBC_TUNABLES|PYTHON[A-Z_]*|(LD|LC|XDG|CONDA|MALLOC|CUDA|NVIDIA"
+    r"|ROCM|OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|NUMEXPR|TORCH|PYTORCH|TORCHINDUCTOR|TRITON)_\w+"
+)
+"""What is looked at while torch is imported; all else comes when the process becomes a worker."""
+SECRET = re.compile("TOKEN|SECRET|PASS|_KEY|CREDENTIAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +51,18 @@ class WarmStart:
 
     python: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    account: Account
+
+    @property
+    def has_code_of_a_job(self) -> bool:
+        """True where imports find more than what is installed."""
+        env = dict(self.env)
+        return "LD_PRELOAD" in env or os.pathsep in env.get("PYTHONPATH", "")
 
 
-def warm_start(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[WarmStart, tuple[str, ...]] | None:
+def warm_start(
+    command: tuple[str, ...], env: Mapping[str, str], account: Account
+) -> tuple[WarmStart, tuple[str, ...]] | None:
     """How a process for this command waits, and what it is to run; None for what Python does not run.
 
     An interpreter below the working directory has none, since nobody knows that directory yet; nor has one with options
@@ -55,8 +75,8 @@ def warm_start(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[WarmSt
     size = sum(len(word) + 1 for word in argv) + sum(len(name) + len(value) + 2 for name, value in env.items())
     if not PYTHON.fullmatch(python[0]) or not (is_text or is_script) or size > REQUEST_BYTES_MAX:
         return None
-    common = {name: value for name, value in env.items() if name not in OF_A_TASK and not name.startswith("SWARM_")}
-    return WarmStart(python, tuple(sorted(common.items()))), argv
+    kept = [name for name in env if IMPORTS_ENV.fullmatch(name) and not SECRET.search(name) and name not in OF_A_TASK]
+    return WarmStart(python, tuple([(name, env[name]) for name in sorted(kept)]), account), argv
 
 
 def has_ended(pidfd: int, limit_s: float = 0.0) -> bool:
@@ -116,14 +136,16 @@ class Waiting:
 class WarmPool:
     """What waits on this node, at most `limit`.  Everything belongs to the event loop's thread."""
 
-    def __init__(self, folder: Path, account: Account, limit: int) -> None:
-        self._folder, self._account, self._limit = folder, account, limit
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._limit = folder, limit
         self._waiting: list[Waiting] = []
         self._failed: set[WarmStart] = set()  # whose imports are not there
 
     def start(self) -> None:
         """What an earlier agent had is over."""
         for left in self._folder.glob(f"{PREFIX}*"):
+            if (left / "lock").exists():  # it was given no task
+                kill_scope(warm_scope_name(left.name))
             shutil.rmtree(left, ignore_errors=True)
 
     def stop(self) -> None:
@@ -142,7 +164,14 @@ class WarmPool:
             self._let_go(found)
         return found
 
-    def adjust(self, running: Iterable[WarmStart], server: ForkServer) -> None:
+    def leave(self, running: Iterable[WarmStart]) -> None:
+        """A worker has ended: given those that run, end what waits with code of a job that has none here any more."""
+        starts = set(running)
+        for waiting in [*self._waiting]:
+            if waiting.start.has_code_of_a_job and waiting.start not in starts:
+                self._end(waiting)
+
+    def adjust(self, running: Iterable[WarmStart], server: ForkServer, limits: Limits) -> None:
         """Given the workers that run, the latest first: start what they need, end what none has needed for long."""
         starts, now_s = dict.fromkeys(running), time.monotonic()
         wanted = Counter(islice(cycle(starts), self._limit if starts else 0))
@@ -155,7 +184,7 @@ class WarmPool:
             missing = 0 if start in self._failed else count - sum(each.start == start for each in self._waiting)
             for _ in range(missing):
                 if len(self._waiting) < self._limit or self._make_room(wanted):
-                    self._begin(start, server)
+                    self._begin(start, server, limits)
 
     def _make_room(self, wanted: Mapping[WarmStart, int]) -> bool:
         others = [each for each in self._waiting if each.start not in wanted]
@@ -163,17 +192,18 @@ class WarmPool:
             self._end(min(others, key=lambda each: each.used_s))
         return bool(others)
 
-    def _begin(self, start: WarmStart, server: ForkServer) -> None:
+    def _begin(self, start: WarmStart, server: ForkServer, limits: Limits) -> None:
         directory = self._folder / f"{PREFIX}{secrets.token_hex(6)}"
-        account = (str(self._account.uid), str(self._account.gid))
-        groups = [str(group) for group in self._account.groups]
+        account = (str(start.account.uid), str(start.account.gid))
+        groups = [str(group) for group in start.account.groups]
+        scope = limits.warm_scope(directory.name)
         argv = [*start.python, "-m", "swarm_elastic.template"]
         env = [f"{name}={value}" for name, value in start.env]
-        parts = [*account, *shim.counted(groups), *shim.counted(argv), *shim.counted(env)]
+        parts = [*account, *map(NUL.join, map(shim.counted, (groups, argv, env, [*scope])))]
         lock = -1
         try:
             directory.mkdir(mode=0o700)
-            (directory / "warm").write_bytes("\0".join(parts).encode("utf-8", "surrogateescape"))
+            (directory / "warm").write_bytes(NUL.join(parts).encode("utf-8", "surrogateescape"))
             os.mkfifo(directory / "commands", 0o600)
             lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -200,6 +230,7 @@ class WarmPool:
 
     def _ended(self, waiting: Waiting) -> None:
         """By itself: it could not import, or somebody has killed it."""
+        kill_scope(warm_scope_name(waiting.directory.name))
         if not (waiting.directory / "ready").exists():
             self._failed.add(waiting.start)
             error = ""

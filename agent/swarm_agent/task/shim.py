@@ -59,6 +59,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WARM_NICENESS = 10  # of its imports, which are beside other ranks' work
 WARM_READY, WARM_STARTED = b"r", b"s"
 WARM_ANSWER_MS = 1_000
+STRAY_PASSES = 200  # a second; what starts processes faster than they are ended is not kept
 FDS_LIMIT = 65_536
 INFINITE = float("inf")
 GROUP_SIGNALS = (1, 2, 3, 9, 15, 18, 19, 20)  # HUP INT QUIT KILL TERM CONT STOP TSTP: for everything a rank started
@@ -429,22 +430,45 @@ class Freezer:
 class Warm:
     """A process that does its imports before its task is known, as a child of the shim that will have the task.
 
-    DIR/warm holds strings as a launch file does: uid, gid, groups, argv, environment.  The process gets one argument
-    more, a descriptor to which it writes `r` when it is ready; DIR/ready tells the agent.  The command `launch TASKDIR`
-    gives us the task, when the agent has moved FIFO and lock there; until then we end with its fork server.
+    DIR/warm holds strings as a launch file does: uid, gid, groups, argv, environment, scope.  The process gets one
+    argument more, a descriptor to which it writes `r` when it is ready; DIR/ready tells the agent.  The command `launch
+    TASKDIR` gives us the task, when the agent has moved FIFO and lock there; until then we end with its fork server.
+
+    What it imports may be a job's own code, and no job has booked it.  So it is in a scope of its own, stands still
+    (SIGSTOP) once it is ready, and whatever it has started is ended: then, and with us.
     """
 
     def __init__(self, directory: str) -> None:
         self._dir = directory
+        self._group = ""  # of its scope
         self.pid = 0
         self.out = self.err = self._told = self._request = -1
 
     def wait(self) -> str:
         """Start the process and wait; the folder of our task, or empty when there will be none."""
         server = os.getppid()
-        prctl(PR_SET_PDEATHSIG, SIGKILL)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        _signal.signal(SIGTERM, lambda *_: self._end())
+        prctl(PR_SET_PDEATHSIG, SIGTERM)
         if os.getppid() != server:  # it ended before we asked to be told
             return ""
+        try:
+            task_dir = self._wait()
+        except BaseException:  # noqa: BLE001  # told as an interpreter would
+            sys.excepthook(*sys.exc_info())
+            task_dir = ""
+        if not task_dir:
+            self._end()
+        prctl(PR_SET_PDEATHSIG, 0)
+        _signal.signal(SIGTERM, _signal.SIG_DFL)
+        return task_dir
+
+    def _end(self) -> None:
+        """End it and all that it has started, and then ourselves."""
+        end_all_descendants()
+        os._exit(0)
+
+    def _wait(self) -> str:
         commands = os.open(f"{self._dir}/commands", os.O_RDWR | os.O_NONBLOCK)
         with open(f"{self._dir}/warm", "rb") as file:  # noqa: PTH123
             self._start(Strings(file.read()))
@@ -456,16 +480,20 @@ class Warm:
                 if fd == commands:
                     word, _, path = os.fsdecode(os.read(fd, 4_096)).strip().partition(" ")
                     os.close(commands)
-                    prctl(PR_SET_PDEATHSIG, 0)
                     return path if word == "launch" else ""
                 if os.read(fd, 1) != WARM_READY:  # it has ended
                     os.write(2, os.read(self.err, TAIL_BYTES))
+                    return ""
+                if not self._stand_still():
+                    os.write(2, b"its imports start processes without end\n")
                     return ""
                 os.close(os.open(f"{self._dir}/ready", os.O_WRONLY | os.O_CREAT, 0o600))
 
     def _start(self, order: Strings) -> None:
         account = order.number(), order.number(), [int(group) for group in order.many()]
-        argv, env = order.many(), order.many()
+        argv, env, scope = order.many(), order.many(), order.many()
+        if scope:
+            self._group = enter_scope(scope)
         request, out, err, told = (os.pipe2(os.O_CLOEXEC) for _ in range(4))
         self.pid = os.fork()
         if self.pid == 0:
@@ -480,6 +508,7 @@ class Warm:
                     os.nice(WARM_NICENESS)
                 forget_protection()
                 become(*account)
+                prctl(PR_SET_PDEATHSIG, SIGKILL)  # of ours: what stands still reads no end of its input
                 os.chdir("/")
                 execute([*argv, str(told[1])], dict(entry.split("=", 1) for entry in env))
             except BaseException as error:  # noqa: BLE001  # nothing may return into the parent's code
@@ -492,6 +521,23 @@ class Warm:
             os.set_blocking(fd, False)
         self._request, self.out, self.err, self._told = request[1], out[0], err[0], told[0]
 
+    @property
+    def is_confined(self) -> bool:
+        """True with a scope of its own."""
+        return bool(self._group)
+
+    def _stand_still(self) -> bool:
+        """Stop it, and end what it has started; false where that has no end."""
+        send(self.pid, SIGSTOP)
+        for _ in range(STRAY_PASSES):
+            strays = [pid for pid, _, state in descendants(os.getpid()) if pid != self.pid and state != b"Z"]
+            if not strays:
+                return True
+            for pid in strays:
+                send(pid, SIGKILL)
+            time.sleep(SCOPE_INTERVAL_S)
+        return False
+
     def become(self, order: Launch, env: list[str], group: str) -> bool:
         """Have it become the rank; false: it cannot, and has been ended.
 
@@ -502,8 +548,12 @@ class Warm:
         try:
             if group and not write_small(f"{group}/cgroup.procs", b"%d" % self.pid):
                 raise OSError("its control group takes no process")
+            if group and self._group:
+                write_small(f"{self._group}/cgroup.kill", b"1")  # what has come since
             if os.geteuid() == 0:
-                os.setpriority(os.PRIO_PROCESS, self.pid, 0)
+                for thread in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208  # of its imports
+                    os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+            send(self.pid, SIGCONT)
             is_told = os.write(self._request, data) == len(data)  # it takes all, or is too small for it
             os.close(self._request)
             answer = select.poll()
@@ -585,20 +635,12 @@ class Shim:
     def _enter_scope(self) -> None:
         """Have systemd make a scope around this process, and in it a control group for the ranks, which can be frozen
         and killed without us."""
-        argv = [word.replace(OWN_PID, str(os.getpid())) for word in self._order.scope]
-        name = next(word for word in argv if word.endswith(".scope")).encode()
-        asked = os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
-        deadline_s = now() + (SCOPE_S if os.waitpid(asked, 0)[1] == 0 else 0.0)
-        path = read_file("/proc/self/cgroup").strip()
-        while not path.endswith(name) and now() < deadline_s:
-            time.sleep(SCOPE_INTERVAL_S)
-            path = read_file("/proc/self/cgroup").strip()
-        group = f"{CGROUPS}{path.rpartition(b'::')[2].decode()}/ranks"
         try:
-            if not path.endswith(name):
-                raise OSError("systemd has made no scope for it")
+            group = f"{enter_scope(self._order.scope)}/ranks"
             os.mkdir(group)  # noqa: PTH102
         except OSError as error:
+            if self._warm and self._warm.is_confined:  # to less than the task has booked
+                raise
             self._complaint = f"swarm: memory, processes and GPUs of this task are not limited: {error}"
             return
         self._freezer.group = group
@@ -941,13 +983,34 @@ def confine(account: str, argv: list[str]) -> int:
     _signal.signal(SIGTERM, lambda *_: end_descendants())
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [SIGTERM])
     status = os.waitpid(pid, 0)[1]
+    end_all_descendants()
+    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def enter_scope(order: list[str]) -> str:
+    """Have systemd make a scope around this process by that command; its control group's folder.  Raises OSError."""
+    argv = [word.replace(OWN_PID, str(os.getpid())) for word in order]
+    name = next(word for word in argv if word.endswith(".scope")).encode()
+    asked = os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
+    deadline_s = now() + (SCOPE_S if os.waitpid(asked, 0)[1] == 0 else 0.0)
+    path = read_file("/proc/self/cgroup").strip()
+    while not path.endswith(name):
+        if now() >= deadline_s:
+            raise OSError("systemd has made no scope for it")
+        time.sleep(SCOPE_INTERVAL_S)
+        path = read_file("/proc/self/cgroup").strip()
+    return f"{CGROUPS}{path.rpartition(b'::')[2].decode()}"
+
+
+def end_all_descendants() -> None:
+    """SIGKILL for all descendants of this process, again and again until none is left."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 end_descendants()
                 time.sleep(KILL_INTERVAL_S)
         except ChildProcessError:
-            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+            return
 
 
 def end_descendants() -> None:

@@ -1,5 +1,6 @@
 """A process that waits with torch imported becomes the next worker and is then like any other."""
 
+import dataclasses
 import fcntl
 import os
 import signal
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from swarm_agent.supervision.limits import Limits
 from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, has_ended, warm_start
 from swarm_agent.task import shim
+from swarm_agent.task.account import Account
 from swarmsched.effects import StartTask, StopTask
 from swarmsched.events import TaskExited, TaskStarted
 from swarmsched.ids import NodeId
@@ -30,6 +33,8 @@ if sys.argv[1:] == ["wait"]:
 sys.exit(3)
 """
 ENV = {"PATH": "/bin", "HOME": "/"}
+NO_LIMITS = Limits(0, "none here")
+OWN = Account("me", "/", "/bin/sh")
 
 
 @pytest.fixture
@@ -71,8 +76,7 @@ async def one_waits(bench: Bench, first: TaskOrder) -> int:
 
 
 def adjust(bench: Bench) -> None:
-    tasks = bench.runner._tasks.values()
-    bench.runner.warm.adjust([task.warm_start for task in tasks if task.warm_start], bench.runner._server)
+    bench.runner.warm.adjust(bench.runner._warm_starts(), bench.runner._server, NO_LIMITS)
 
 
 def is_alive(pid: int) -> bool:
@@ -113,15 +117,21 @@ async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> N
     (rank,) = bench.runner._tasks[second.key].link.facts.rank_starts
     assert os.getsid(rank) == rank
     assert rank in bench.runner.processes()
+    threads = [int(path.name) for path in Path(f"/proc/{rank}/task").iterdir()]
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in threads} == {os.getpriority(os.PRIO_PROCESS, 0)}
     bench.runner.perform(StopTask(second.job_id, 1, 0.2, part=2))
     exited: TaskExited = await bench.finish(second)
     assert [each.signal for each in exited.exits] == [signal.SIGTERM]
 
 
-async def test_one_that_does_not_answer_is_replaced_by_an_ordinary_start(bench: Bench, first: TaskOrder) -> None:
+async def test_one_that_does_not_answer_is_replaced_by_an_ordinary_start(
+    bench: Bench, first: TaskOrder, tmp_path: Path
+) -> None:
+    stuck = "import os, sys, time\nif 'template' in str(sys.orig_argv):\n    os.chdir = lambda path: time.sleep(60)"
+    (tmp_path / "sitecustomize.py").write_text(stuck)
+    first = replace(first, spec=replace(first.spec, env={"PYTHONPATH": str(tmp_path)}))
     pid = await one_waits(bench, first)
     (process,) = shim.listed_children(pid)
-    os.kill(process, signal.SIGSTOP)
     second = another(first, 2)
     await run(bench, second)
     assert (await told(bench, second))[0] == "False"
@@ -185,16 +195,16 @@ async def test_there_are_no_more_than_allowed_and_none_for_long_without_a_worker
     pid = await one_waits(bench, first)
     adjust(bench)
     assert len(left(bench)) == 1
-    found = warm_start(first.spec.command, ENV)
+    found = warm_start(first.spec.command, ENV, OWN)
     assert found
     other = found[0]
-    bench.runner.warm.adjust([], bench.runner._server)
+    bench.runner.warm.adjust([], bench.runner._server, NO_LIMITS)
     assert is_alive(pid), "it may be needed again"
-    bench.runner.warm.adjust([other], bench.runner._server)
+    bench.runner.warm.adjust([other], bench.runner._server, NO_LIMITS)
     await wait_until(lambda: not is_alive(pid))
     assert len(left(bench)) == 1, "it makes room for what is needed now"
     monkeypatch.setattr("swarm_agent.supervision.warm.KEPT_S", -1.0)
-    bench.runner.warm.adjust([], bench.runner._server)
+    bench.runner.warm.adjust([], bench.runner._server, NO_LIMITS)
     await wait_until(lambda: not left(bench))
 
 
@@ -215,6 +225,48 @@ async def test_what_its_shim_adds_while_it_is_removed_keeps_no_folder(
     assert not left(bench)
 
 
+STRAYS = """
+import os, subprocess, sys, threading, time
+if "template" in str(sys.orig_argv):
+    def go_on():
+        while True:
+            stray = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
+            with open("{out}", "a") as file:
+                print(stray.pid, os.getpid(), file=file)
+            time.sleep(0.05)
+    threading.Thread(target=go_on, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("end", ["cancel", "killed"])
+async def test_code_of_a_job_that_runs_while_it_waits_ends_with_it(tmp_path: Path, first: TaskOrder, end: str) -> None:
+    """A thread of its imports that starts daemons goes on until all is imported, and leaves nothing."""
+    (tmp_path / "sitecustomize.py").write_text(STRAYS.replace("{out}", str(tmp_path / "out")))
+    secret = {"PYTHONPATH": str(tmp_path), "WANDB_API_KEY": "hush", "MY_NAME": "x", "LC_ALL": "C"}
+    first = replace(first, spec=replace(first.spec, env=secret))
+    async with Bench(tmp_path / "data") as bench:
+        pid = await one_waits(bench, first)
+        (process,) = shim.listed_children(pid)
+        environment = Path(f"/proc/{process}/environ").read_bytes()
+        assert b"LC_ALL=C" in environment
+        assert b"hush" not in environment
+        assert b"MY_NAME" not in environment
+        fields = shim.read_stat(process)
+        assert fields
+        assert fields[0] == b"T", "it stands still"
+        before = (tmp_path / "out").read_text()
+        strays = {int(line.split()[0]) for line in before.splitlines()}
+        assert strays
+        assert not any(map(is_alive, strays))
+        if end == "cancel":
+            bench.runner.perform(StopTask(first.job_id, 1, 0.0, part=1))
+            await bench.finish(first)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: not is_alive(pid) and not is_alive(process))
+        assert (tmp_path / "out").read_text() == before
+
+
 @pytest.mark.parametrize(
     ("command", "argv"),
     [
@@ -233,16 +285,18 @@ async def test_what_its_shim_adds_while_it_is_removed_keeps_no_folder(
     ],
 )
 def test_what_can_be_started_warm(command: tuple[str, ...], argv: tuple[str, ...] | None) -> None:
-    found = warm_start(command, ENV)
+    found = warm_start(command, ENV, OWN)
     assert (found and found[1]) == argv
 
 
 def test_what_tasks_have_of_their_own_makes_no_difference() -> None:
     command = ("python", "train.py")
     own = {"SWARM_WORKER": "7", "CUDA_VISIBLE_DEVICES": "GPU-1", "OMP_NUM_THREADS": "3", "LOCAL_RANK": "0"}
-    plain = warm_start(command, ENV)
-    assert warm_start(command, ENV | own) == plain
-    assert warm_start(command, ENV | {"LD_PRELOAD": "x.so"}) != plain
+    plain = warm_start(command, ENV, OWN)
+    assert warm_start(command, ENV | own, OWN) == plain
+    assert warm_start(command, ENV | {"LD_PRELOAD": "x.so"}, OWN) != plain
+    assert warm_start(command, ENV | {"AWS_REGION": "x", "HF_TOKEN": "y", "PYTHON_TOKEN": "z"}, OWN) == plain
+    assert warm_start(command, ENV, dataclasses.replace(OWN, uid=5)) != plain
 
 
 async def test_modules_and_texts_run_as_python_runs_them(bench: Bench, first: TaskOrder, tmp_path: Path) -> None:
