@@ -327,6 +327,8 @@ def read_problem(action: str, status: int, document: Any) -> Refusal:
         whose = "its" if len(silent) == 1 else "their"
         remedies = [each.rstrip(".") for each in remedies]
         remedies.append(f"{', '.join(map(str, silent))} did not answer, so {whose} jobs are not known")
+    if problem.get("unasked_nodes"):
+        remedies.append(f"{len(problem['unasked_nodes'])} agents could not be asked in time: try again")
     if status in (401, 403) and not any(remedies):
         remedies = ["give the swarm's token: swarm login HOST --token-file FILE, or SWARM_TOKEN_FILE"]
     default = USAGE if status in (413, 422) and code != IMPOSSIBLE else SWARM_FAILED

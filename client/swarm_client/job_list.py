@@ -14,14 +14,15 @@ PAGE_MOST = 1_000
 def list_jobs(agents: Agents, query: Mapping[str, str], limit: int | None = None) -> dict[str, Any]:
     """The jobs that match, newest first, as if an agent had given them at once; at most `limit`, or all."""
     items: list[Any] = []
-    silent: dict[str, None] = {}
+    absent: dict[str, dict[str, None]] = {"silent_nodes": {}, "unasked_nodes": {}}
     cursor: dict[str, str] = {}
     while True:
         most = PAGE_MOST if limit is None else min(PAGE_MOST, limit - len(items))
         asked = {**query, "limit": str(most), **cursor}
         page = agents.call("cannot list jobs", "GET", "/v1/jobs", query=asked)
         items += page["items"]
-        silent |= dict.fromkeys(page.get("silent_nodes") or ())
+        for key, names in absent.items():
+            names |= dict.fromkeys(page.get(key) or ())
         if not page.get("next_cursor") or len(items) == limit:
-            return {**page, "items": items, "silent_nodes": [*silent]}
+            return {**page, "items": items, **{key: [*names] for key, names in absent.items()}}
         cursor = {"cursor": str(page["next_cursor"])}

@@ -93,14 +93,14 @@ def problem() -> Schema:
     members = dict.fromkeys(("type", "title", "detail", "instance", "code", "remedy"), TEXT)
     optional = {
         "errors": array(field), "retry_after_seconds": COUNT, "nearest": TEXT, "silent_nodes": array(TEXT),
-        "matches": array({"type": "object"}),
+        "unasked_nodes": array(TEXT), "matches": array({"type": "object"}),
     }  # fmt: skip
     return record({**members, "status": COUNT}, optional=optional)
 
 
 def schemas() -> Schema:
     """All of them by name."""
-    silent = {"silent_nodes": array(TEXT)}
+    silent = {"silent_nodes": array(TEXT), "unasked_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
     changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY}
     gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
@@ -122,7 +122,7 @@ def schemas() -> Schema:
         "policy": record({"name": TEXT, **changeable, "version": COUNT}),
         "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
         "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
-        **silent, **AGE,
+        "between_shepherds": COUNT, **silent, **AGE,
     }  # fmt: skip
     return {
         "Anything": {"type": "object"},

@@ -6,18 +6,20 @@ the agent, so a position is (time of the event, sequence) and the time decides.
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from swarm_agent.eventlog import KINDS
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.merge import merged
 from swarm_agent.http.parameter import Parameter, integer, words
-from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.schema import TEXT
-from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stream_answer, wants_events
+from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stream_answer, ticking, wants_events
 from swarm_agent.http.views import event_document, listing
 from swarm_agent.http.when import SINCE, rfc3339
 from swarmsched.errors import AgentUnreachable, RemoteProtocolError
@@ -25,6 +27,7 @@ from swarmsched.ids import NodeId
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
+LOOK_S = 2.0  # of quiet, after which it is looked whether somebody has joined
 RETRY_S = 2.0  # until a peer that stopped answering is followed again
 
 Positions = dict[str, tuple[str, Annotated[int, Meta(ge=0, le=2**63 - 1)]]]
@@ -46,9 +49,13 @@ class Events:
         self._agent, self._peers = agent, peers
 
     async def on_events(self, _: NodeId, payload: Document) -> Document:
-        """Another agent lists our events."""
-        since, limit = str(payload.get("since", "")), min(LIMIT_MAX, int(payload.get("limit", DEFAULT_LIMIT)))
-        return {"items": self._own(since)[-limit:], "last": list(_latest(self._agent))}
+        """Another agent lists our events: those behind `after`, or the newest, and of these at most so many."""
+        limit = min(LIMIT_MAX, int(payload.get("most") or payload.get("limit") or 0))
+        chosen, after = _choice_from(payload), _position(payload.get("after"))
+        found = [event for event in self._own(chosen.since) if chosen.accepts(event)]
+        if after is not None:
+            found = [event for event in found if _place(event) > after][:limit]
+        return {"items": found[len(found) - min(limit, len(found)) :], "last": list(_latest(self._agent))}
 
     async def on_follow(self, _: NodeId, payload: Document) -> AsyncIterator[Document]:
         """Another agent follows our events."""
@@ -58,19 +65,23 @@ class Events:
 
     async def list_events(self, call: Call) -> Answer:
         """GET /v1/events, with `follow` a stream."""
-        chosen = _Choice(call)
+        chosen = _choice_of(call)
         positions, limit = CURSOR.read(resume_cursor(call)), LIMIT.of(call)
-        past, starts, silent = await self._past(chosen, positions, limit)
+        past, starts, absent = await self._past(chosen, positions, limit)
         if FOLLOW.of(call) or wants_events(call):
             return stream_answer(call, self._stream(chosen, past, {**starts, **positions}))
         items = [{**event, "cursor": _encode(_advance(positions, event))} for event in past]
-        return answer({**listing(items, silent_nodes=list(silent)), "next_cursor": _encode(positions)})
+        return answer({**listing(items, **absent), "next_cursor": _encode(positions)})
 
-    async def _past(
-        self, chosen: "_Choice", after: Positions, limit: int
-    ) -> tuple[list[Document], Positions, tuple[NodeId, ...]]:
-        """Past events, where each agent's log ended at that moment, and who was silent."""
-        fan_out = await self._peers.ask_all("events", {"since": chosen.since, "limit": LIMIT_MAX}, LIST_TIMEOUT_S)
+    async def _past(self, chosen: "_Choice", after: Positions, limit: int) -> tuple[list[Document], Positions, Absent]:
+        """Past events, where each agent's log ended at that moment, and whose are missing."""
+
+        def question(name: NodeId) -> Document:
+            position = after.get(name) if after else None
+            more = {"after": list(position or ("", 0))} if after else {}
+            return {"limit": LIMIT_MAX, "most": limit, **asdict(chosen), **more}  # 0.1.0 takes no more than the limit
+
+        fan_out = await self._peers.ask_all("events", question, LIST_TIMEOUT_S)
         events, ends = self._own(chosen.since), {str(self._agent.config.name): _latest(self._agent)}
         for node, reply in fan_out.answers.items():
             events += reply.get("items", [])
@@ -79,7 +90,7 @@ class Events:
         fresh.sort(key=_order)
         # Going on from a cursor means the next ones; without one the newest are meant.
         past = fresh[:limit] if after else fresh[len(fresh) - min(limit, len(fresh)) :]
-        return past, ends, fan_out.silent
+        return past, ends, fan_out.absent
 
     def _own(self, since: str) -> list[Document]:
         name = self._agent.config.name
@@ -91,11 +102,20 @@ class Events:
         for event in past:
             yield _record(event, _advance(positions, event))
         names = [self._agent.config.name, *self._peers.reachable()]
-        sources = [self._follow(name, starts.get(name)) for name in names]
-        async with closing(merged(sources)) as events:
-            async for event in events:
-                if chosen.accepts(event) and _is_after(event, positions):
-                    yield _record(event, _advance(positions, event))
+        while True:
+            sources = [self._follow(name, starts.get(name)) for name in names]
+            async with closing(ticking(merged(sources), LOOK_S)) as events:
+                async for news in events:
+                    if news is not None:
+                        starts[news["agent"]] = _place(news)
+                        if chosen.accepts(news) and _is_after(news, positions):
+                            yield _record(news, _advance(positions, news))
+                    elif new := sorted(set(self._peers.reachable()).difference(names)):
+                        break
+                else:
+                    return
+            names += new
+            starts |= dict.fromkeys(new, ("", 0))  # who has joined is heard from its first word on
 
     async def _follow(self, name: NodeId, after: tuple[str, int] | None) -> AsyncIterator[Document]:
         """One agent's events, for ever: when it goes away, its log is taken up again once it is back."""
@@ -109,7 +129,7 @@ class Events:
             try:
                 async with closing(source) as events:
                     async for event in events:
-                        start = (str(event["time"]), int(event["sequence"]))
+                        start = _place(event)
                         yield event
             except (AgentUnreachable, RemoteProtocolError):
                 await asyncio.sleep(RETRY_S)
@@ -122,17 +142,18 @@ class Events:
         async with closing(self._agent.events.follow()) as events:
             async for event in events:
                 document = event_document(name, event)
-                if (document["time"], document["sequence"]) > start:
+                if _place(document) > start:
                     yield document
 
 
+@dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which events a client wants."""
+    """Which events are wanted."""
 
-    def __init__(self, call: Call) -> None:
-        self.kinds, self.jobs, self.nodes = KIND.of(call), JOBS.of(call), NODES.of(call)
-        since_utc_s = SINCE.of(call)
-        self.since = "" if since_utc_s is None else rfc3339(since_utc_s)
+    kinds: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    since: str = ""
 
     def accepts(self, event: Document) -> bool:
         kind, job, node = str(event["kind"]), str(event["job_id"] or ""), (event["node"], event["agent"])
@@ -142,6 +163,17 @@ class _Choice:
             and (not self.nodes or any(each in node for each in self.nodes))
             and str(event["time"]) >= self.since
         )
+
+
+def _choice_of(call: Call) -> _Choice:
+    since_utc_s = SINCE.of(call)
+    since = "" if since_utc_s is None else rfc3339(since_utc_s)
+    return _Choice(KIND.of(call), JOBS.of(call), NODES.of(call), since)
+
+
+def _choice_from(payload: Document) -> _Choice:
+    """What another agent's client wants; 0.1.0 says the time only, and chooses itself."""
+    return msgspec.convert({key: payload[key] for key in _Choice.__slots__ if key in payload}, _Choice)
 
 
 def _latest(agent: AgentPort) -> tuple[str, int]:
@@ -158,12 +190,16 @@ def _order(event: Document) -> tuple[str, str, int]:
 
 
 def _is_after(event: Document, positions: Positions) -> bool:
-    return (str(event["time"]), int(event["sequence"])) > positions.get(str(event["agent"]), ("", 0))
+    return _place(event) > positions.get(str(event["agent"]), ("", 0))
 
 
 def _advance(positions: Positions, event: Document) -> Positions:
-    positions[str(event["agent"])] = (str(event["time"]), int(event["sequence"]))
+    positions[str(event["agent"])] = _place(event)
     return positions
+
+
+def _place(event: Document) -> tuple[str, int]:
+    return (str(event["time"]), int(event["sequence"]))
 
 
 def _position(value: object) -> tuple[str, int] | None:

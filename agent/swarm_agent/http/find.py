@@ -4,13 +4,13 @@ Whoever shepherds the job decides about it; this only says who that may be.  Nam
 all agents, since only all of them together know whether there is a second match; a full id or handle is not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.facts import Facts
-from swarm_agent.http.peers import FAN_OUT_LIMIT, LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, Peers, first_unique
+from swarm_agent.http.peers import LIST_TIMEOUT_S, SEARCH_TIMEOUT_S, FanOut, Peers, first_unique
 from swarm_agent.http.problem import Problem
 from swarm_agent.http.views import bare_summary, card_document, job_document, job_summary
 from swarmsched import ids
@@ -22,6 +22,7 @@ from swarmsched.view import JobView
 LAST = "@last"
 MATCHES_LIMIT = 20
 NAMES_LIMIT = 200
+TOLD_LIMIT = 100
 REFERENCE_LIMIT = 128
 
 Summary = dict[str, Any]
@@ -55,18 +56,17 @@ class JobFinder:
             raise Problem("unknown_job", "a job id, handle or name has 1 to 128 characters")
         own_name = self._peers.own_name
         matches = {own_name: self.matches(reference, user)}
-        silent: tuple[NodeId, ...] = ()
+        fan_out = FanOut({})
         names = self.names()
         is_here = bool(matches[own_name])
         if may_ask and not _with_whole_id(matches[own_name], reference):
             timeout_s = LIST_TIMEOUT_S if is_here else SEARCH_TIMEOUT_S
             fan_out = await self._peers.ask_all("find", {"reference": reference, "user": user}, timeout_s)
-            silent = fan_out.silent
             for node, reply in fan_out.answers.items():
                 matches[node] = [each for each in _dicts(reply.get("matches")) if ids.is_job_id(str(each.get("id")))]
                 names += [str(name) for name in reply.get("names", [])][:NAMES_LIMIT]
         matches[own_name] = matches[own_name] or self.past_retention(reference)
-        return _choose(reference, matches, silent, names)
+        return _choose(reference, matches, fan_out, names)
 
     def known(self, job_id: JobId) -> tuple[NodeId, ...]:
         """Who may act for the job, by what this agent knows at this moment."""
@@ -81,15 +81,13 @@ class JobFinder:
 
         What gossip says of a job's holders may be old, or not have come here yet.
         """
-        nodes = self._peers.reachable()
-        for first in range(0, len(nodes), FAN_OUT_LIMIT):
-            asked = nodes[first : first + FAN_OUT_LIMIT]
-            found = await self._peers.ask(asked, "find", {"reference": job_id}, SEARCH_TIMEOUT_S)
-            told = {node: _dicts(reply.get("matches")) for node, reply in found.answers.items()}
-            holders = tuple(node for node, matches in told.items() if _has_record(matches, job_id))
-            if holders:
-                return holders
-        return ()
+
+        def has_record(_: NodeId, reply: Mapping[str, Any]) -> bool:
+            return _has_record(_dicts(reply.get("matches")), job_id)
+
+        payload = {"reference": job_id}
+        found = await self._peers.ask(self._peers.reachable(), "find", payload, SEARCH_TIMEOUT_S, (), has_record)
+        return tuple(node for node, reply in found.answers.items() if has_record(node, reply))
 
     def matches(self, reference: str, user: str = "") -> list[Summary]:
         """Summaries of jobs that this agent knows under the reference; of very many, the first ones."""
@@ -97,6 +95,13 @@ class JobFinder:
             return self._last(user)
         by_id = self._by_id(reference.lower())
         return _with_whole_id(by_id, reference) or self._by_name(reference) or by_id
+
+    def likeliest(self, reference: str, user: str) -> list[Summary]:
+        """The same for another agent, and of very many those that can be meant: live ones first, the newest first."""
+        found = self.matches(reference, user)
+        return sorted(
+            found, key=lambda each: (each.get("state") != JobState.ENDED.value, _age_key(each)), reverse=True
+        )[:TOLD_LIMIT]
 
     def past_retention(self, reference: str) -> list[Summary]:
         """What is left here of a job with that full id; others may still have its record."""
@@ -154,9 +159,7 @@ def _with_whole_id(candidates: list[Summary], reference: str) -> list[Summary]:
     return [each for each in candidates if whole in (each["id"], ids.handle(JobId(str(each["id"]))))]
 
 
-def _choose(
-    reference: str, matches: dict[NodeId, list[Summary]], silent: tuple[NodeId, ...], names: list[str]
-) -> Found:
+def _choose(reference: str, matches: dict[NodeId, list[Summary]], fan_out: FanOut, names: list[str]) -> Found:
     merged: dict[str, Summary] = {}
     owners: dict[str, list[NodeId]] = {}
     for node, found in matches.items():
@@ -165,7 +168,7 @@ def _choose(
             merged[each["id"]] = {**told, **{k: v for k, v in merged.get(each["id"], {}).items() if v is not None}}
             owners.setdefault(each["id"], []).append(node)
     if not merged:
-        raise _unknown(reference, silent, names)
+        raise _unknown(reference, fan_out, names)
     chosen = _one_of(reference, list(merged.values()))
     job_id = JobId(str(chosen["id"]))
     shepherds = [NodeId(str(each["shepherd"])) for each in _with_id(matches.values(), job_id) if each.get("shepherd")]
@@ -204,9 +207,11 @@ def _ambiguous(reference: str, candidates: list[Summary]) -> Problem:
     )
 
 
-def _unknown(reference: str, silent: tuple[NodeId, ...], names: list[str]) -> Problem:
-    asked = f"; {', '.join(silent)} did not answer and may know it" if silent else ""
-    extra: dict[str, Any] = {"silent_nodes": list(silent)}
+def _unknown(reference: str, fan_out: FanOut, names: list[str]) -> Problem:
+    asked = f"; {', '.join(fan_out.silent)} did not answer and may know it" if fan_out.silent else ""
+    if fan_out.unasked:
+        asked += f"; {len(fan_out.unasked)} members could not be asked in time and may know it"
+    extra: dict[str, Any] = {**fan_out.absent}
     if close := near_word(reference, names):
         extra["nearest"] = close
     return Problem("unknown_job", f"there is no job {reference!r}{asked}", extra=extra)

@@ -1,7 +1,8 @@
 """Jobs of the whole swarm in one list: what every agent says of its own, and gossip for those that are silent."""
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -14,12 +15,12 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import AGE, END_REASONS, JOB
 from swarm_agent.http.parameter import Parameter, flag, integer, text, words
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
-from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, FanOut, Peers
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.schema import TEXT
 from swarm_agent.http.views import LIVE_STATES, card_document, job_document, listing
 from swarmsched.api import JobState
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 
 DEFAULT_LIMIT = 100
 LIMIT_MAX = 1_000
@@ -66,12 +67,16 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Jobs, newest submission first, at most the limit; how many match in all; who was silent."""
+    """Jobs, newest submission first, at most the limit; how many match in all; whose part is missing.
+
+    `unclaimed` are live jobs by what gossip says, of which nobody speaks: they are between two shepherds.
+    """
 
     jobs: list[Document]
     total: int
     is_cut: bool
-    silent: tuple[NodeId, ...]
+    absent: Absent
+    unclaimed: int = 0
 
 
 class JobList:
@@ -87,14 +92,14 @@ class JobList:
         cursor = encode_cursor(_order(found.jobs[-1])) if found.is_cut and found.jobs else None
         items = [trimmed(job, wanted.fields) for job in found.jobs]
         oldest = max((job["staleness_seconds"] for job in found.jobs), default=0.0)
-        document = listing(items, total=found.total, silent_nodes=list(found.silent), staleness_seconds=oldest)
+        document = listing(items, total=found.total, **found.absent, staleness_seconds=oldest)
         return answer({**document, "next_cursor": cursor})
 
     async def live(self) -> Gathered:
         """All live jobs, with the keys that counting needs."""
-        return await self.gather(JobFilter(states=LIVE_STATES, limit=EVERYTHING, fields=LIVE_FIELDS))
+        return await self.gather(JobFilter(states=LIVE_STATES, limit=EVERYTHING, fields=LIVE_FIELDS), sys.maxsize)
 
-    async def gather(self, wanted: JobFilter) -> Gathered:
+    async def gather(self, wanted: JobFilter, limit: int = 0) -> Gathered:
         """Own jobs, answers within 300 ms, and cards of shepherds that gave none."""
         fan_out = await self._peers.ask_all("jobs", asdict(wanted), LIST_TIMEOUT_S)
         parts = {self._peers.own_name: self.own(wanted), **fan_out.answers}
@@ -104,19 +109,20 @@ class JobList:
             known = jobs.get(job["id"])
             if known is None or _is_newer(job, known):
                 jobs[job["id"]] = job
-        for job in self._stand_ins(wanted, frozenset(fan_out.silent)):
+        claimed = {tail for told in answers for tail in told.get("others", "").split()}.union(map(_tail, jobs))
+        unclaimed = sum(_tail(job_id) not in claimed for job_id in self._known_live(fan_out))
+        for job in self._stand_ins(wanted, frozenset((*fan_out.silent, *fan_out.unasked))):
             jobs.setdefault(job["id"], job)
         newest = sorted(jobs.values(), key=_order, reverse=True)
         reports: dict[str, list[Document]] = {}
         for report in (report for told in answers for report in told.get("reports", [])):
             reports.setdefault(report["job_id"], []).append(report)
-        for job in newest[: wanted.limit]:
+        newest, is_cut = newest[: limit or wanted.limit], len(newest) > (limit or wanted.limit)
+        for job in newest:
             with_reports(job, reports.get(job["id"], []))
             with_pauses(job, paused)
-        is_cut = len(newest) > wanted.limit or any(told.get("is_cut") for told in answers)
-        others = {tail for told in answers for tail in told.get("others", "").split()}
-        total = len(others.union(map(_tail, jobs)))
-        return Gathered(newest[: wanted.limit], total, is_cut, fan_out.silent)
+        is_cut = is_cut or any(told.get("is_cut") for told in answers)
+        return Gathered(newest, len(claimed.union(map(_tail, jobs))), is_cut, fan_out.absent, unclaimed)
 
     def own(self, wanted: JobFilter) -> Document:
         """What this agent can say: jobs that it shepherds, and ended ones that it has kept.
@@ -147,6 +153,12 @@ class JobList:
         found = self.own(wanted)
         keys = ("attempt", "epoch", "version", "submitted_at", "staleness_seconds", "name", *wanted.fields)
         return {**found, "items": [trimmed(job, keys if wanted.fields else ()) for job in found["items"]]}
+
+    def _known_live(self, fan_out: FanOut) -> Iterator[JobId]:
+        """Live jobs of shepherds that have answered, by gossip as it is now."""
+        for job in self._facts.cards():
+            if job.card.shepherd in fan_out.answers and not self._facts.is_over(job.job_id):
+                yield job.job_id
 
     def _stand_ins(self, wanted: JobFilter, silent: frozenset[NodeId]) -> list[Document]:
         """Cards and held copies of jobs whose shepherds did not answer; the copies know more."""

@@ -74,7 +74,7 @@ class Jobs:
     async def on_find(self, _: NodeId, payload: Document) -> Document:
         """Another agent looks for a job."""
         reference, user = str(payload.get("reference", "")), str(payload.get("user", ""))
-        matches = self._finder.matches(reference, user)[:100] or self._finder.past_retention(reference)
+        matches = self._finder.likeliest(reference, user) or self._finder.past_retention(reference)
         return {"matches": matches, "names": self._finder.names()}
 
     async def on_tasks(self, _: NodeId, payload: Document) -> Document:

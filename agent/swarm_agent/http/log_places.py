@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from swarm_agent.http.exchange import Document
-from swarm_agent.http.peers import FAN_OUT_LIMIT, SEARCH_TIMEOUT_S, Peers, first_unique
+from swarm_agent.http.peers import SEARCH_TIMEOUT_S, Peers, first_unique
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import bad_parameter
 from swarmsched.ids import JobId, NodeId
@@ -124,18 +124,18 @@ class LogFinder:
         """
         kept: KeptRanks = {}
         _add(kept, self._peers.own_name, self._kept_here(job_id))
-        silent = [*self._peers.unreachable()]
-        reachable = self._peers.reachable()
-        for first in range(0, len(reachable), FAN_OUT_LIMIT):
-            if attempt and count and sum(len(each) for each in kept.get(attempt, {}).values()) >= count:
-                break
-            found = await self._peers.ask(
-                reachable[first : first + FAN_OUT_LIMIT], "kept_output", {"job_id": job_id}, SEARCH_TIMEOUT_S
-            )
-            for node, answer in found.answers.items():
-                _add(kept, node, msgspec.convert(answer.get("attempts", {}), Attempts, strict=False))
-            silent += found.silent
-        return kept, tuple(first_unique(silent))
+
+        def is_all_found() -> bool:
+            return bool(attempt and count) and sum(len(each) for each in kept.get(attempt, {}).values()) >= (count or 0)
+
+        def add(node: NodeId, answer: Document) -> bool:
+            _add(kept, node, msgspec.convert(answer.get("attempts", {}), Attempts, strict=False))
+            return is_all_found()
+
+        reachable = [] if is_all_found() else self._peers.reachable()
+        away, payload = self._peers.unreachable(), {"job_id": job_id}
+        found = await self._peers.ask(reachable, "kept_output", payload, SEARCH_TIMEOUT_S, away, add)
+        return kept, tuple(first_unique((*found.silent, *found.unasked)))
 
     def _kept_here(self, job_id: JobId) -> Attempts:
         logs = self._agent.logs

@@ -15,7 +15,7 @@ from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
 from swarm_agent.http.parameter import header
-from swarm_agent.http.peers import LIST_TIMEOUT_S, Peers
+from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
@@ -71,7 +71,7 @@ class GpuDetails:
         self._known: dict[NodeId, Document] = {}
         self._asked_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
-        self.silent: tuple[NodeId, ...] = ()
+        self.absent: Absent = {}
 
     async def refresh(self) -> None:
         """Ask again if it is time; wait only when what is known is too old to be shown."""
@@ -105,7 +105,7 @@ class GpuDetails:
                 node: {"gpus": reply.get("gpus", []), "tasks": reply.get("tasks", [])}
                 for node, reply in fan_out.answers.items()
             }
-            self.silent = fan_out.silent
+            self.absent = fan_out.absent
             self._on_news()
         finally:
             self._asked_s, self._asking = time.monotonic(), None
@@ -186,12 +186,13 @@ class Nodes:
     async def list_queues(self, _: Call) -> Answer:
         """GET /v1/queues."""
         found = await self._job_list.live()
-        return answer(listing(queue_documents(found.jobs), silent_nodes=list(found.silent)))
+        return answer(listing(queue_documents(found.jobs), **found.absent))
 
     async def get_status(self, _: Call) -> Answer:
         """GET /v1/status."""
         found = await self._job_list.live()
-        return answer(status_document(self._agent.config.name, self._facts, found.jobs, found.silent))
+        told = {"between_shepherds": found.unclaimed, **found.absent}
+        return answer(status_document(self._agent.config.name, self._facts, found.jobs, told))
 
     async def get_config(self, _: Call) -> Answer:
         """GET /v1/config."""
@@ -252,7 +253,7 @@ class Nodes:
     def _gpu_list(self) -> Document:
         told = [self._details.of(member.node_id) for member in self._facts.members()]
         gpus = [gpu for each in told if each for gpu in each["gpus"]]
-        return listing(gpus, silent_nodes=list(self._details.silent), **aged(time.time(), 0.0))
+        return listing(gpus, **self._details.absent, **aged(time.time(), 0.0))
 
     def _member_list(self) -> Document:
         return listing([document(MEMBER, each) for each in self._facts.members()], **aged(time.time(), 0.0))

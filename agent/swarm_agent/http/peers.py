@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,21 +22,30 @@ from swarmsched.ids import NodeId
 LIST_TIMEOUT_S = 0.3
 SEARCH_TIMEOUT_S = 2.0
 FORWARD_TIMEOUT_S = 12.0  # above the 10 s that the core is given for a command
-FAN_OUT_LIMIT = 64
+FAN_OUT_LIMIT = 64  # asked at once, for all requests together
+FAN_OUT_S = 2.5  # that it may take to ask all, beside the time of one
 HOPS_LIMIT = 2
 FORWARDED_HEADERS = ("content-type", "if-match", "accept")
 
 SAFE_METHODS = ("GET", "HEAD")
 
+Question = dict[str, Any] | Callable[[NodeId], dict[str, Any]]
+Absent = dict[str, list[NodeId]]
 Dispatch = Callable[[Call], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """Answers by node, and who said nothing in time."""
+    """Answers by node, who said nothing in time, and who could not be asked in time."""
 
     answers: dict[NodeId, dict[str, Any]]
-    silent: tuple[NodeId, ...]
+    silent: tuple[NodeId, ...] = ()
+    unasked: tuple[NodeId, ...] = ()
+
+    @property
+    def absent(self) -> Absent:
+        """Whose part is missing, as documents say it."""
+        return {"silent_nodes": list(self.silent), "unasked_nodes": list(self.unasked)}
 
 
 class Peers:
@@ -43,6 +53,7 @@ class Peers:
 
     def __init__(self, agent: AgentPort, facts: Facts) -> None:
         self._agent, self._facts = agent, facts
+        self._turns = asyncio.Semaphore(FAN_OUT_LIMIT)
 
     @property
     def own_name(self) -> NodeId:
@@ -75,19 +86,46 @@ class Peers:
         others = first_unique(nodes, (self.own_name,))
         return sorted(others, key=self.is_gone)
 
-    async def ask_all(self, kind: str, payload: dict[str, Any], timeout_s: float) -> FanOut:
-        """Ask at most `FAN_OUT_LIMIT` reachable members at once; the others count as silent."""
+    async def ask_all(self, kind: str, payload: Question, timeout_s: float) -> FanOut:
+        """Ask all reachable members."""
         return await self.ask(self.reachable(), kind, payload, timeout_s, self.unreachable())
 
     async def ask(
-        self, names: list[NodeId], kind: str, payload: dict[str, Any], timeout_s: float, away: Sequence[NodeId] = ()
+        self,
+        names: Sequence[NodeId],
+        kind: str,
+        payload: Question,
+        timeout_s: float,
+        away: Sequence[NodeId] = (),
+        is_enough: Callable[[NodeId, dict[str, Any]], bool] = lambda *_: False,
     ) -> FanOut:
-        """Ask these; `away` are silent without being asked."""
-        asked, left_out = names[:FAN_OUT_LIMIT], names[FAN_OUT_LIMIT:]
-        found = await asyncio.gather(*(self._ask(name, kind, payload, timeout_s) for name in asked))
-        answers = {name: each for name, each in zip(asked, found, strict=True) if each is not None}
-        silent = [name for name in asked if name not in answers] + left_out + [*away]
-        return FanOut(answers, tuple(silent))
+        """Ask these, a few at a time, until all have been or one's answer `is_enough`; `away` are silent unasked.
+
+        Each has `timeout_s` to answer, and all together `FAN_OUT_S` more: who does not come to be asked by then has
+        said nothing wrong, and is not called silent.
+        """
+        found: dict[NodeId, dict[str, Any] | None] = {}
+        question = payload if callable(payload) else lambda _: payload
+
+        async def in_turn(name: NodeId) -> bool:
+            async with self._turns:
+                answer = found[name] = await self._ask(name, kind, question(name), timeout_s)
+            return answer is not None and is_enough(name, answer)
+
+        tasks = [asyncio.create_task(in_turn(name)) for name in names]
+        with suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(timeout_s + FAN_OUT_S):
+                    for each in asyncio.as_completed(tasks):
+                        if await each:
+                            break
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        answers = {name: answer for name in names if (answer := found.get(name)) is not None}
+        silent = [name for name in names if name in found and name not in answers]
+        return FanOut(answers, (*silent, *away), tuple(name for name in names if name not in found))
 
     async def _ask(self, name: NodeId, kind: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         try:

@@ -178,10 +178,8 @@ def survival(jobs: Iterable[Mapping[str, Any]]) -> Document:
     }
 
 
-def status_document(
-    node: NodeId, facts: Facts, jobs: Sequence[Mapping[str, Any]], silent: Sequence[NodeId]
-) -> Document:
-    """The swarm in a few numbers; `jobs` are the live ones, as far as `silent` agents do not know more."""
+def status_document(node: NodeId, facts: Facts, jobs: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> Document:
+    """The swarm in a few numbers; `jobs` are the live ones, and `told` says which of them may be missing."""
     members, nodes, (setting, version) = facts.members(), facts.nodes(), facts.setting()
     statuses = Counter(member.status for member in members)
     job_states = Counter(job["state"] for job in jobs)
@@ -199,7 +197,7 @@ def status_document(
         "gpus": gpu_counts(nodes, present(members)),
         "jobs": {state: job_states[state] for state in LIVE_STATES},
         "survival": survival(jobs),
-        "silent_nodes": list(silent),
+        **told,
         **aged(time.time(), max((each.age_s for each in nodes), default=0.0)),
     }
 

@@ -170,6 +170,9 @@ def _remarks(session: Session, document: Mapping[str, Any]) -> None:
     if silent:
         whose = "its" if len(silent) == 1 else "their"
         session.tell(f"{', '.join(map(str, silent))} did not answer; {whose} jobs are shown as last heard of")
+    if document.get("unasked_nodes"):
+        count = len(document["unasked_nodes"])
+        session.tell(f"{show_count(count, 'agent')} could not be asked in time; jobs are shown as last heard of")
     more = (document.get("total") or 0) - len(document["items"])
     if document.get("next_cursor") and more > 0:
         session.tell(f"{show_count(more, 'more job')} {'is' if more == 1 else 'are'} not shown; use --limit")

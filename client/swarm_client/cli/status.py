@@ -73,7 +73,9 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Members", ", ".join(f"{count} {name}" for name, count in members.items() if count or name == "alive")
     draining = f", {gpus['draining']} on draining nodes" if gpus.get("draining") else ""
     yield "GPUs", f"{gpus['free']} free, {gpus['leased']} leased{draining}, {gpus['total']} in all"
-    yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items())
+    between = status.get("between_shepherds") or 0
+    more = f"; {between} more between two shepherds" if between else ""
+    yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items()) + more
     yield "Policy", _policy(status["policy"])
     survival = status.get("survival") or {}
     for deaths, count in (survival.get("jobs") or {}).items():
@@ -89,6 +91,8 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Weakest", ", ".join(_weak(job) for job in survival["weakest"])
     if status.get("silent_nodes"):
         yield "Silent", ", ".join(status["silent_nodes"])
+    if status.get("unasked_nodes"):
+        yield "Not asked", f"{show_count(len(status['unasked_nodes']), 'agent')}, for want of time"
 
 
 def _deaths(count: int) -> str:
