@@ -49,6 +49,10 @@ DEFAULT_ENV_ALLOW = (
     "CUDA_HOME",
     "CUDA_PATH",
     "NCCL_*",
+    "GLOO_*",
+    "TP_*",
+    "UCX_*",
+    "OMPI_*",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )

@@ -5,6 +5,7 @@ These are hints for people; what decides whether work may come is `swarm_agent.r
 
 import resource
 import shutil
+import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from swarm_agent.config import AgentConfig, ephemeral_ports
 from swarm_agent.faults import Faults
 from swarm_agent.staging.requirements import default_python
 from swarm_agent.task.account import Account, find_account, may_reach
+from swarm_agent.task.interfaces import HOSTS, loopback_of
 from swarm_agent.transport.udp import RECEIVE_BUFFER_BYTES
 
 DESCRIPTORS_WANTED = 4_096
@@ -43,6 +45,7 @@ def examine(agent: Agent) -> tuple[Diagnosis, ...]:
         _commits(agent.driver.barrier.commit_elapsed_s),
         _receive_buffer(agent.udp.receive_buffer_bytes),
         _rendezvous(agent.config),
+        _host_name(socket.gethostname(), agent.config),
         _strangers(agent.udp.drops.counters + agent.channel.drops.counters),
         _lag(agent.driver.lag_s_max),
         _core(agent.faults),
@@ -119,6 +122,15 @@ def _rendezvous(config: AgentConfig) -> Diagnosis:
         return Diagnosis("rendezvous_ports", "ok", detail)
     remedy = "free a range: sysctl -w net.ipv4.ip_local_port_range='32768 60999'"
     return Diagnosis("rendezvous_ports", "warning", f"{detail} overlap the ephemeral ports {low}-{high}", remedy)
+
+
+def _host_name(name: str, config: AgentConfig) -> Diagnosis:
+    """Programs that look up their own name would tell others to connect to themselves."""
+    loopback = "" if config.witness else loopback_of(name)
+    detail = f"{name} is {loopback} in {HOSTS}" if loopback else f"{HOSTS} does not call {name} loopback"
+    told = "jobs of several nodes are told their interface, other programs are not"
+    remedy = f"write the node's address there, {config.fabric_host} {name}; {told}"
+    return _judged("host_name", detail, remedy, is_ok=not loopback)
 
 
 def _strangers(drops: Counter[str]) -> Diagnosis:

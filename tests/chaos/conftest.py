@@ -18,8 +18,15 @@ def build_swarm(request, tmp_path):
         pytest.skip(reason)
     with ExitStack() as stack:
 
-        def build(count, *, gpus=1, settings=None, disks=None):
-            machines = start_machines(tmp_path, count, gpus=gpus, settings=settings, disks=disks or {})
+        def build(count, *, gpus=1, settings=None, disks=None, has_debians_hosts=False):
+            machines = start_machines(
+                tmp_path,
+                count,
+                gpus=gpus,
+                settings=settings,
+                disks=disks or {},
+                has_debians_hosts=has_debians_hosts,
+            )
             swarm = stack.enter_context(machines)
             request.node.stash[STORY] = swarm
             swarm.converge()

@@ -25,6 +25,10 @@ PORT = 7433
 SEEDS = 2
 WATCH_PERIOD_S = 0.3
 PREFERENCE = "-10"  # nice value of a session among sessions, sched(7)
+HOSTS_FILE = "hosts"
+DEBIANS_HOSTS = "127.0.0.1\tlocalhost\n127.0.1.1\t{name}\n"
+NAMED = 'mount --bind "$1" /etc/hosts; hostname "$0"; shift; exec "$@"'
+"""Has a program see a file of hosts and a name of its own."""
 TOLD = ("state", "attempt", "epoch", "version", "shepherd", "holders", "source", "staleness_seconds", "reason")
 SWARM = Path(sys.executable).with_name("swarm")
 
@@ -262,9 +266,12 @@ def summary(beats: Sequence[Beat]) -> list[str]:
 def spawn(host: Host, config_file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
     """Start an agent on a host."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SWARM_")}
+    words = [sys.executable, "-m", "swarm_agent", "--config", str(config_file)]
+    if (hosts := config_file.with_name(HOSTS_FILE)).exists():
+        words = ["unshare", "--mount", "--uts", "sh", "-ec", NAMED, config_file.parent.name, str(hosts), *words]
     with log_file.open("ab") as log:
         process = subprocess.Popen(
-            host.command(sys.executable, "-m", "swarm_agent", "--config", str(config_file)),
+            host.command(*words),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -284,11 +291,18 @@ def prefer(pid: int) -> None:
 
 @contextmanager
 def start_machines(
-    base: Path, count: int, *, gpus: int = 1, settings: dict[str, object] | None = None, disks: dict[str, Path]
+    base: Path,
+    count: int,
+    *,
+    gpus: int = 1,
+    settings: dict[str, object] | None = None,
+    disks: dict[str, Path],
+    has_debians_hosts: bool = False,
 ) -> Iterator[Swarm]:
     """Machines n1, n2... with one key and token, joined through the first two.
 
-    `settings` are further keys of every agent's configuration, `disks` folders to keep a machine's data in.
+    `settings` are further keys of every agent's configuration, `disks` folders to keep a machine's data in.  With
+    `has_debians_hosts` each calls itself 127.0.1.1, as Debian and Ubuntu install a host.
     """
     (base / BEATS).mkdir()
     for secret in ("cluster.key", "token"):
@@ -301,7 +315,8 @@ def start_machines(
         for index, host in enumerate(network.hosts):
             name = f"n{index + 1}"
             values = {"seeds": seeds, "simulated_gpus": gpus, **(settings or {})}
-            machine = prepare(base, name, host, disks.get(name, base / name / "data"), values)
+            hosts = DEBIANS_HOSTS.format(name=name) if has_debians_hosts else ""
+            machine = prepare(base, name, host, disks.get(name, base / name / "data"), values, hosts)
             stack.callback(machine.agent.process.wait)
             stack.callback(host.signal_all, signal.SIGKILL)
             machines[name] = machine
@@ -311,10 +326,12 @@ def start_machines(
         yield Swarm(base, contacts, network, machines)
 
 
-def prepare(base: Path, name: str, host: Host, data_dir: Path, settings: dict[str, object]) -> Machine:
-    """Write the configuration of a machine and start its agent."""
+def prepare(base: Path, name: str, host: Host, data_dir: Path, settings: dict[str, object], hosts: str = "") -> Machine:
+    """Write the configuration of a machine, and a file of hosts if it has its own, and start its agent."""
     home = base / name
     home.mkdir()
+    if hosts:
+        (home / HOSTS_FILE).write_text(hosts)
     values = {
         "name": name,
         "listen": f"{host.address}:{PORT}",

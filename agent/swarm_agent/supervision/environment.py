@@ -7,7 +7,7 @@ list is empty, and SWARM_SIMULATED_GPUS says how many there would be.
 
 Values win in this order: ours about rank, node and GPUs; the user's; defaults (PYTHONUNBUFFERED=1, so that output
 appears when it is printed; OMP_NUM_THREADS, the cores of the node or of the rank's demand divided among ranks);
-the agent's own, as far as the allow-list goes.
+the agent's own, as far as the allow-list goes; the interfaces of ranks that meet others on other nodes.
 """
 
 import fnmatch
@@ -51,14 +51,16 @@ def common_environment(
     tools: Tools | None = None,
     task: Mapping[str, str] | None = None,
     cpu_count: int = 0,
+    fabric_interface: str = "",
 ) -> dict[str, str]:
     """What all ranks of this node share.
 
     `environment_dirs` are virtual environments, the first one wins; `tools` come after everything of the user's;
-    `task` are further variables of ours; `cpu_count` are the node's cores.
+    `task` are further variables of ours; `cpu_count` are the node's cores; `fabric_interface` has the address under
+    which ranks of other nodes reach this one's.
     """
     spec = order.spec
-    env = {"PATH": FALLBACK_PATH, **inherit}
+    env = {"PATH": FALLBACK_PATH, **_interface_variables(order, fabric_interface), **inherit}
     env |= {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(_threads(order, cpu_count))}
     env |= spec.env
@@ -111,6 +113,19 @@ def _swarm_variables(order: TaskOrder, gpus: Sequence[Gpu]) -> dict[str, str]:
         "SWARM_GRACE_SECONDS": f"{spec.grace_s:g}",
         **({"SWARM_WORKER": str(order.part)} if order.part else {}),
     } | ({"SWARM_GLOBAL_BATCH": str(batch)} if (batch := order.global_batch or spec.batches.first) else {})
+
+
+def _interface_variables(order: TaskOrder, interface: str) -> dict[str, str]:
+    """Over which interface ranks of several nodes meet.
+
+    By themselves gloo and tensorpipe take that of the host's own name, which may be loopback.  NCCL takes a prefix of
+    a name unless told otherwise, and knows no labels of addresses.  UCX is told nothing: it would use nothing else.
+    """
+    is_alone = len(ranks_by_node(order.shares)) == 1 and not order.part
+    if is_alone or not interface:
+        return {}
+    device = interface.partition(":")[0]
+    return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={device}"}
 
 
 def _gpu_variables(gpus: Sequence[Gpu]) -> dict[str, str]:

@@ -48,6 +48,7 @@ from swarm_agent.supervision.tools import Tools, install_tools
 from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
+from swarm_agent.task.interfaces import interface_of
 from swarm_agent.task.membership import TaskMemberships
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
 from swarm_agent.task.reports import TaskReports
@@ -558,6 +559,7 @@ class TaskRunner:
                 tools=self._tools,
                 task=variables,
                 cpu_count=len(os.sched_getaffinity(0)),
+                fabric_interface=interface_of(self._fabric_address),
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
             scope=self.limits.scope(order, task.gpus),

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm_agent.config import DEFAULT_ENV_ALLOW
 from swarm_agent.supervision.environment import (
@@ -52,6 +53,29 @@ def test_ranks_of_two_nodes_agree_on_world_and_meeting_place() -> None:
         ("n2", "1", "3", "1", "3"),
     ]
     assert list(rank_environment(on_node("n2"), 1)) == ["RANK", "LOCAL_RANK", "SWARM_RANK"]
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def interfaces(order: TaskOrder, interface: str = "eth0", **options) -> tuple[str | None, ...]:
+    shared = common(order, fabric_interface=interface, **options)
+    return tuple(shared.get(name) for name in INTERFACES)
+
+
+def test_ranks_of_several_nodes_are_told_the_interface_of_the_fabric_unless_somebody_says_otherwise() -> None:
+    assert interfaces(on_node("n1")) == ("eth0", "eth0", "=eth0")
+    assert interfaces(on_node("n1"), "bond0.100:1") == ("bond0.100:1", "bond0.100:1", "=bond0.100")
+    assert interfaces(on_node("n1"), "") == (None, None, None)
+    said = on_node("n1", env={"GLOO_SOCKET_IFNAME": "ib0"})
+    inherit = {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib2"}
+    assert interfaces(said, inherit=inherit) == ("ib0", "eth0", "ib1")
+
+
+def test_ranks_of_one_node_meet_as_they_like_and_workers_that_others_may_join_do_not() -> None:
+    alone = make_order("train", shares=(Share(NodeId("n1"), 4),), ranks=4)
+    assert interfaces(alone) == (None, None, None)
+    assert interfaces(replace(alone, shares=(Share(NodeId("n1"), 1, part=1),), part=1))[0] == "eth0"
 
 
 def test_every_rank_sees_all_gpus_of_the_job_on_its_node_by_uuid() -> None:
