@@ -18,7 +18,7 @@ export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 export PATH := $(TOOLS):$(PATH)
 unexport PYTHONPATH
 
-.PHONY: all setup bytecode demo test breaks chaos lint format bench faults soak science acceptance clean
+.PHONY: all setup bytecode demo test pythons breaks chaos lint format bench faults soak science acceptance clean
 
 all: lint test
 
@@ -69,6 +69,10 @@ demo: bytecode $(TRAIN_STAMP)
 test: setup
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not acceptance and not chaos and not breaks' $(PYTEST_ARGS)
 
+# The same code on the other versions of Python that it is declared for, as far as they are found.
+pythons: bytecode
+	tests/testbed/pythons.sh .pythons
+
 # Each rule of the protocol, broken on purpose, is missed by a checker.
 breaks: bytecode
 	$(BIN)/pytest -n 2 --dist worksteal -m breaks tests/swarmsched/simulator $(PYTEST_ARGS)
@@ -110,4 +114,4 @@ bench: bytecode
 	$(BIN)/python -m tests.benchmarks
 
 clean:
-	rm -rf $(VENV) $(TRAIN) $(INTEGRATIONS) $(ANSIBLE) $(API) .tools dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(TRAIN) $(INTEGRATIONS) $(ANSIBLE) $(API) .pythons .tools dist .mypy_cache .ruff_cache .pytest_cache

@@ -128,6 +128,7 @@ class JobSpec(Value):
     batches: BatchRange = BatchRange()  # frozen; which global batches its script lets the swarm choose
     work: Work | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
     elastic: bool = False  # its script imports swarm_elastic: ranks join and leave while it trains
+    slurm_env: bool = False  # its ranks find what Slurm would tell them, by Slurm's names
 
     @property
     def is_resizable(self) -> bool:
@@ -188,6 +189,7 @@ class JobSpec(Value):
             "tree_bytes": self.held_bytes,
             "max_restarts": self.max_restarts,
             "elastic": self.elastic,
+            "slurm_env": self.slurm_env,
         }
 
 
@@ -240,6 +242,7 @@ class _SpecReader:
             ),
             per_node=self._boolean("per_node"),
             elastic=self._elastic(),
+            slurm_env=self._slurm_env(),
             env=self._environment(),
             workdir=self._absolute_or_relative("workdir"),
             tree=self._digest("tree"),
@@ -373,6 +376,12 @@ class _SpecReader:
         if is_elastic and isinstance(most, int) and most > WORKERS_MAX:
             self._complain("elastic", f"{most} ranks are more than {WORKERS_MAX}", "take fewer, or leave elastic out")
         return is_elastic
+
+    def _slurm_env(self) -> bool:
+        is_wanted = self._boolean("slurm_env")
+        if is_wanted and self._document.get("elastic"):
+            self._complain("slurm_env", "cannot be had with elastic", "leave one of the two out: ranks change there")
+        return is_wanted
 
     def _environment(self) -> dict[str, str]:
         value = self._document.get("env", {})

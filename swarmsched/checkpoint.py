@@ -14,7 +14,8 @@ class Checkpoint(Value):
 
     `digest` names the packed copy that the agents in `copies` keep; it is empty where the directory is shared by all
     nodes and nothing had to be copied.  `sequence` grows with each commit that this node asks for, over all lives of
-    its agent.
+    its agent; sequences of different nodes tell nothing of one another.  `world` is the version of the membership in
+    which the writer trained when it named it: 0 in a gang of fixed size, and where it is not known.
     """
 
     name: Annotated[str, Meta(max_length=NAME_LENGTH_MAX)]
@@ -25,3 +26,4 @@ class Checkpoint(Value):
     digest: Digest = ""
     copies: Annotated[tuple[NodeName, ...], Meta(max_length=8)] = ()
     sequence: U53 = 0
+    world: U32 = 0

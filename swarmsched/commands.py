@@ -7,7 +7,7 @@ the node that shepherds it; the HTTP layer finds that node and proxies.
 from swarmsched.api import JobSpec
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import FieldProblem
-from swarmsched.fields import Value
+from swarmsched.fields import Part, Value
 from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.record import JobRecord
@@ -83,9 +83,10 @@ class DrainNode(Value):
 
 class CommitCheckpoint(OfAttempt):
     """A rank of a task on this node says that its checkpoint is complete.  Reply: `CheckpointCommitted`, or a refusal
-    (conflict when a newer attempt runs or the job is over)."""
+    (conflict when a newer attempt runs, its part trains no more, or the job is over)."""
 
     checkpoint: Checkpoint
+    part: Part = 0
 
 
 class RecoverJob(Value):

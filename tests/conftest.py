@@ -1,7 +1,6 @@
 """In continuous integration a test that needs root or torch must run: a skip there is a hole that nobody sees."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from swarmsched.models import ONE_THREAD
 from tests.testbed import fake_nvml
+from tests.testbed.found import working
 
 os.environ.update(ONE_THREAD)  # before any test imports numpy
 
@@ -37,7 +37,7 @@ def train_venv():
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory):
     """A folder with a libnvidia-ml.so.1 whose answers come from a state file."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    compiler = working("gcc", "cc")
     if compiler is None:
         pytest.skip("no C compiler for the fake NVML library (Debian package gcc)")
     folder = tmp_path_factory.mktemp("nvml")

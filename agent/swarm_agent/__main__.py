@@ -22,7 +22,7 @@ from swarm_agent.faults import Faults
 from swarm_agent.footprint import give_back_memory, without_tls
 from swarm_agent.journal import set_up_logging
 from swarm_agent.notify import feed_watchdog, notify
-from swarm_agent.security import check_job_user, check_secret_files, generate_key, read_key, read_token
+from swarm_agent.security import check_job_user, check_secret_files, generate_key, read_key, read_tokens
 from swarm_agent.version import software_version
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError, StorageError, SwarmError
@@ -76,7 +76,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.check_key:
         read_key(Path(options.check_key), "cluster_key_file")
     if options.check_token:
-        read_token(Path(options.check_token))
+        read_tokens(Path(options.check_token))
 
 
 async def _serve(config: AgentConfig) -> None:

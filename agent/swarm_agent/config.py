@@ -89,7 +89,11 @@ class AgentConfig:
     cluster_label: str = _key(setting.node_name, "swarm", "name of the swarm; agents of another label are refused")
     cluster_key_file: Path | None = _key(setting.optional_path, None, "file with the swarm's key, mode 0600 or 0640")
     keyring_files: tuple[Path, ...] = _key(setting.several(setting.path), (), "further keys accepted from peers")
-    token_file: Path | None = _key(setting.optional_path, None, "file with the API token, mode 0600 or 0640")
+    token_file: Path | None = _key(
+        setting.optional_path,
+        None,
+        "file with the API token, or several that are accepted, one a line; mode 0600 or 0640",
+    )
     allowed_hosts: tuple[str, ...] = _key(setting.several(setting.host), (), "further Host names accepted by the API")
     witness: bool = _key(
         setting.flag, False, "hold records and vote only: run no jobs, act for none (the third beside two servers)"

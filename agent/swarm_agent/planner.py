@@ -188,8 +188,8 @@ async def _start_child() -> asyncio.subprocess.Process:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """The child: answer requests until the input ends."""
-    while head := requests.read(_LENGTH.size):
+    """The child: answer requests until the input ends, be it within one of them.  Raises OSError: nobody reads on."""
+    while len(head := requests.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
         frame = _answer(requests.read(length))
         answers.write(_LENGTH.pack(len(frame)) + frame)
@@ -225,4 +225,7 @@ def _table(question: SpeedQuestion) -> SpeedTable:
 if __name__ == "__main__":
     os.nice(NICENESS)
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except OSError:  # the agent was killed, and its log, which is ours as well, has no need of what we could not say
+        os._exit(1)

@@ -1,7 +1,8 @@
 """Secrets of the agent: where they come from, who may read their files, and what jobs could see.
 
-A key and a token are 64 hexadecimal digits in a file that others cannot read.  An agent that only this machine can
-reach makes its own when none is configured; an exposed one must be given them (`swarm_agent.config` checks that).
+A key and a token are 64 hexadecimal digits in a file that others cannot read; a token file may hold several, one a
+line.  An agent that only this machine can reach makes its own when none is configured; an exposed one must be given
+them (`swarm_agent.config` checks that).
 """
 
 import os
@@ -20,14 +21,15 @@ KEY_BYTES = 32
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 _TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
 MODE_ALLOWED = 0o640
+TOKENS_MOST = 4  # while one is being changed there are two
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """`keyring`: the first key seals, all of them open.  `token` is what API clients send as bearer token."""
+    """`keyring`: the first key seals, all of them open.  Of `tokens` API clients send any one as bearer token."""
 
     keyring: tuple[bytes, ...] = field(repr=False)
-    token: str = field(repr=False)
+    tokens: tuple[str, ...] = field(repr=False)
     token_file: Path
 
 
@@ -45,7 +47,7 @@ def load_secrets(config: AgentConfig) -> Secrets:
     token_file = config.token_file or _made(config.data_dir / "token")
     keys = [read_key(key_file, "cluster_key_file")]
     keys += [read_key(extra, "keyring_files") for extra in config.keyring_files]
-    return Secrets(tuple(dict.fromkeys(keys)), read_token(token_file), token_file)
+    return Secrets(tuple(dict.fromkeys(keys)), read_tokens(token_file), token_file)
 
 
 def check_secret_files(config: AgentConfig) -> None:
@@ -55,7 +57,7 @@ def check_secret_files(config: AgentConfig) -> None:
     for extra in config.keyring_files:
         read_key(extra, "keyring_files")
     if config.token_file is not None:
-        read_token(config.token_file)
+        read_tokens(config.token_file)
 
 
 def read_key(file: Path, setting: str) -> bytes:
@@ -66,12 +68,17 @@ def read_key(file: Path, setting: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def read_token(file: Path) -> str:
-    """The bearer token of a token file: 16 to 512 visible characters."""
-    text = _read_private(file, "token_file")
-    if not _TOKEN.fullmatch(text):
-        raise ConfigError("token_file", f"{file} does not hold 16 to 512 visible characters", _make_command(file))
-    return text
+def read_tokens(file: Path) -> tuple[str, ...]:
+    """The bearer tokens of a token file, one a line: 16 to 512 visible characters each, and all of them accepted."""
+    tokens = tuple(dict.fromkeys(line.strip() for line in _read_private(file, "token_file").splitlines()))
+    for number, token in enumerate(tokens or ("",), 1):
+        if not _TOKEN.fullmatch(token):
+            where = f"line {number} of {file}" if len(tokens) > 1 else f"{file}"
+            raise ConfigError("token_file", f"{where} does not hold 16 to 512 visible characters", _make_command(file))
+    if len(tokens) > TOKENS_MOST:
+        problem = f"{file} holds {len(tokens)} tokens, more than {TOKENS_MOST}"
+        raise ConfigError("token_file", problem, "remove those that nobody uses any more")
+    return tokens
 
 
 def job_user_warning(config: AgentConfig) -> str:

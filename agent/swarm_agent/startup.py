@@ -213,7 +213,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
     agent.on_announce(observed.observe_announce)
     observed.watch_driver(agent.driver)
     observed.watch_planner(agent.planner)
-    app = build_api(agent, Facts(agent), agent.secrets.token, partial(metrics.render, agent))
+    app = build_api(agent, Facts(agent), agent.secrets.tokens, partial(metrics.render, agent))
     agent.channel.add_routes(app)
     agent.rpc.add_routes(app)
     runner = web.AppRunner(

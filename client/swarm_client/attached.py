@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, SWARM_FAILED, TIMED_OUT, Failure
-from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
+from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state, record_data
 from swarm_client.job_id import job_path
 from swarm_client.signals import CANCEL_WINDOW_S, Keyboard, SignalWatch, has_input
 
+LAST_OUTPUT_CHARS = 2**16  # what a job wrote last usually says why it failed
 QUIET_START_S = 1.0  # a job that runs within this time needs no words
 
 
@@ -44,11 +46,14 @@ class Attachment:
         self._timeout_s, self._cancels_on_timeout = timeout_s, cancels_on_timeout
         self._kill_on_disconnect = kill_on_disconnect
         self._writer = OutputWriter(label=label)
+        self._last_records: deque[Mapping[str, Any]] = deque()
+        self._last_chars = 0
         self._shown_state = self._state = self._last_words = ""
         self._shows_states = False
         self._is_running = False
         self._is_new, self._was_introduced = is_known, False
         self._job_state, self._has_ended = "", False
+        self._attempt = self._written_attempt = 0
         self._timed_out = False
         self._interrupted_s = float("-inf")
         contact_timeout_s = float(session.config.values["contact_timeout"])
@@ -58,6 +63,7 @@ class Attachment:
             {"follow": "1", **(query or {})},
             is_known=is_known,
             contact_timeout_s=contact_timeout_s,
+            is_lossless=self._writer.is_for_program,
         )
 
     def follow(self) -> int:
@@ -106,7 +112,10 @@ class Attachment:
         for record in self._stream.records():
             kind = record["type"]
             if kind in ("log", "gap"):
-                self._writer.write(record)
+                self._note_attempt()
+            self._writer.write(record)
+            if kind in ("log", "gap"):
+                self._remember(record)
                 if record.get("stream") == "system":
                     self._last_words = str(record.get("text", ""))
             elif kind == "state":
@@ -119,18 +128,41 @@ class Attachment:
             f"job {self._handle}: its output ended, but not the job", "`swarm status` tells more", SWARM_FAILED
         )
 
+    def _remember(self, record: Mapping[str, Any]) -> None:
+        self._last_records.append(record)
+        self._last_chars += _length(record)
+        while self._last_chars > LAST_OUTPUT_CHARS and len(self._last_records) > 1:
+            self._last_chars -= _length(self._last_records.popleft())
+
+    def last_output(self) -> str:
+        """The end of what the job's ranks wrote, and of what the agents said of it."""
+        return "".join(record_data(record).decode("utf-8", "replace") for record in self._last_records)
+
+    def _note_attempt(self) -> None:
+        """A program that reads the output has to be told, -q or not, where that of another attempt begins."""
+        if self._written_attempt not in (0, self._attempt) and self._writer.is_for_program:
+            self._writer.flush()
+            self._session.warn(
+                f"job {self._handle} runs again: the output of attempt {self._attempt} follows that of attempt"
+                f" {self._written_attempt} (--max-restarts 0 lets it end instead)"
+            )
+        self._written_attempt = self._attempt
+
     def _finish(self, end: Mapping[str, Any]) -> int:
         code = end.get("shell_exit_code")
         if end.get("end_reason") != "completed" or code:
             self._session.tell(describe_end(self._handle, end, self._last_words))
         if self._timed_out:
             return TIMED_OUT
+        if not code:
+            self._writer.check_whole(self._handle)
         return SWARM_FAILED if code is None else int(code)
 
     def _on_state(self, record: Mapping[str, Any]) -> None:
         job = record.get("job") or {}
         self._writer.note(job)
         self._job_state = str(record.get("state"))
+        self._attempt = int(record.get("attempt") or 0)
         self._has_ended = self._job_state == "ended"
         if job.get("handle"):
             self._handle = str(job["handle"])
@@ -206,3 +238,7 @@ class Attachment:
     def _detach(self) -> None:
         self._session.tell(f"detached; job {self._handle} goes on (`swarm attach {self._handle}`)")
         raise _Leave(OK)
+
+
+def _length(record: Mapping[str, Any]) -> int:
+    return len(record.get("data") or record.get("text") or "")

@@ -76,9 +76,10 @@ SETTINGS: dict[str, tuple[Callable[[object], Any], Any, str]] = {
     "output": (_output, "table", "format of what is printed"),
     "color": (_color, "auto", "auto, always or never"),
     "contact_timeout": (_seconds, 30.0, "how long a followed job may be out of reach before `run` gives up"),
-    "sync_exclude": (_patterns, [], "patterns of paths that are never shipped"),
+    "sync_exclude": (_patterns, [], "patterns of paths that are not shipped"),
+    "sync_include": (_patterns, [], "patterns of paths that are shipped although git ignores them"),
 }
-PROJECT_KEYS = ("context", "output", "sync_exclude")
+PROJECT_KEYS = ("context", "output", "sync_exclude", "sync_include")
 VARIABLES = {f"SWARM_{key.upper()}": key for key in SETTINGS}
 JOB_PREFIX = "SWARM_RUN_"
 
@@ -229,7 +230,8 @@ def job_table(file: str, text: str, table: object, section: str) -> dict[str, An
     for name, value in table.items():
         place = f"{file}:{line_of(text, str(name), section)}: {name}"
         if name in job_key.LATER:
-            raise UsageError(f"{place} is not available in this version", "remove the line")
+            remedy = job_key.LATER[name] or "remove the line"
+            raise UsageError(f"{place} is not available in this version", remedy)
         if name not in job_key.NAMES:
             near = nearest(str(name), job_key.NAMES)
             raise UsageError(f"{place}: unknown key{near}", f"known keys: {', '.join(job_key.NAMES)}")
@@ -299,11 +301,11 @@ def line_of(text: str, key: str, section: str = "") -> int:
 
 
 def read_token_file(file: str) -> str:
-    """The token of a file that only its owner (and group) can read."""
+    """The first token of a file that only its owner (and group) can read: an agent may accept several."""
     try:
         with open(file, encoding="utf-8") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            token = stream.read(TOKEN_BYTES_LIMIT).strip()
+            token = stream.read(TOKEN_BYTES_LIMIT).strip().partition("\n")[0].rstrip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(
             f"token file {file} cannot be read: {_cause(error)}", "check token_file or SWARM_TOKEN_FILE", 4

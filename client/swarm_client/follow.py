@@ -69,15 +69,24 @@ class JobStream:
     """The records of one job's log stream (docs/http-api.md, "Logs"), across agents.
 
     With `is_known` the job was accepted before: then even "no such job" is a passing state of an agent that has not
-    heard of it, and is retried like a broken connection.
+    heard of it, and is retried like a broken connection.  With `is_lossless` ranks that are too far ahead
+    wait for us.
     """
 
     def __init__(
-        self, agents: Agents, reference: str, query: dict[str, str], *, is_known: bool, contact_timeout_s: float
+        self,
+        agents: Agents,
+        reference: str,
+        query: dict[str, str],
+        *,
+        is_known: bool,
+        contact_timeout_s: float,
+        is_lossless: bool = False,
     ) -> None:
         self._agents, self._reference, self._query = agents, reference, query
         self._is_known = is_known
         self._contact = Contact(agents.waiter, contact_timeout_s)
+        self._headers = {"Accept": "text/event-stream"} | ({"X-Swarm-Lossless": "1"} if is_lossless else {})
         self._cursor = ""
         self._follows = query.get("follow") == "1"
 
@@ -103,9 +112,7 @@ class JobStream:
             self._contact.lost(self._reference, cause)
 
     def _connected(self) -> Iterator[dict[str, Any]]:
-        headers = {"Accept": "text/event-stream"}
-        if self._cursor:
-            headers["Last-Event-ID"] = self._cursor
+        headers = self._headers | ({"Last-Event-ID": self._cursor} if self._cursor else {})
         path = job_path(self._reference, "/logs")
         response = self._agents.send("GET", path, query=self._query, headers=headers, patience_s=STREAM_PATIENCE_S)
         if response.status >= 400:
@@ -133,17 +140,27 @@ class JobStream:
             self._reference = str(job["id"])
 
 
+def record_data(record: Mapping[str, Any]) -> bytes:
+    """What a `log` record holds, as it was written."""
+    return base64.b64decode(record["data"]) if "data" in record else str(record.get("text", "")).encode()
+
+
 class OutputWriter:
     """Writes records where they belong: the job's stdout to ours; its stderr, and the agents' own words, to stderr.
 
     Of a job with several ranks a part of a line waits for the rest of it, so that lines of two ranks never mix; a
     progress bar (carriage return) does not wait.
+
+    A program that reads standard output must be able to trust that it has all of it; a person sees what is missing.
     """
 
     def __init__(self, *, label: bool = False, timestamps: bool = False) -> None:
         self._label, self._timestamps = label, timestamps
         self._out: BinaryIO = sys.stdout.buffer
         self._err: BinaryIO = sys.stderr.buffer
+        self.is_for_program = not sys.stdout.isatty()
+        self._missing = ""
+        self._missing_bytes = 0
         self._is_alone = False
         self._parts: dict[tuple[Any, Any], bytes] = {}  # rank and stream -> the beginning of a line
         self._is_inside: set[tuple[Any, Any]] = set()  # what was printed last of these ended within a line
@@ -155,13 +172,19 @@ class OutputWriter:
             self._is_alone = max(each or 0 for each in sizes) == 1 and not job.get("world")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Print one `log` or `gap` record; others are not output."""
+        """Print one `log` or `gap` record, and note what others say of output that is missing."""
+        if record["type"] not in ("log", "gap"):
+            if record.get("is_missing"):
+                self._missing = self._missing or str(record.get("text", ""))
+            return
         rank, key = record.get("rank"), (record.get("rank"), record.get("stream"))
         if record["type"] == "gap":
-            text = f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {rank} were not kept\n"
+            self._missing_bytes += int(record.get("skipped_bytes", 0))
+            cause = f": {record['text']}" if record.get("text") else ""
+            text = f"swarm: {record.get('skipped_bytes', 0)} bytes of output of rank {rank} were not kept{cause}\n"
             self._err.write(text.encode())
             return
-        data = base64.b64decode(record["data"]) if "data" in record else record.get("text", "").encode()
+        data = record_data(record)
         if data and (self._label or self._timestamps):
             data = self._marked(key, data, self._prefix(record))
         data = self._parts.pop(key, b"") + data
@@ -191,6 +214,16 @@ class OutputWriter:
         """Show what was written so far."""
         self._out.flush()
         self._err.flush()
+
+    def check_whole(self, handle: str) -> None:
+        """Raise `Failure` where a program was given less than all."""
+        missing = f"{self._missing_bytes} bytes are missing" if self._missing_bytes else self._missing
+        if missing and self.is_for_program:
+            raise Failure(
+                f"the output of job {handle} is not whole: {missing}",
+                "have the job write a file; nodes keep `task_log_bytes_max` of each rank, and wait 5 min for a reader",
+                SWARM_FAILED,
+            )
 
     def finish(self) -> None:
         """Show everything, parts of lines as well, for nothing more comes."""

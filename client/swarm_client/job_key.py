@@ -13,13 +13,11 @@ BATCH_MOST = 2**31
 WORK_EXAMPLE = "local_batch=32,sample_flops=8.2e9,parameter_bytes=97M"
 
 
-def _gres(text: str) -> int:
-    """Slurm's `gpu:4` or `gpu:h200:4`; only the count is taken."""
-    kind, _, count = text.partition(":")
-    number = count.rpartition(":")[2]
-    if kind != "gpu" or not number:
-        raise ValueError("must be gpu:N")
-    return whole(0, GPUS_MOST)(number)
+def _gres(text: str) -> dict[str, object]:
+    """Keys of a job for Slurm's `gpu:4` or `gpu:h200:4`."""
+    from swarm_client.slurm import gres  # only who comes from there needs it
+
+    return gres(text)
 
 
 def _name(text: str) -> str:
@@ -76,6 +74,8 @@ def _work(text: str) -> dict[str, float]:
     figures: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name in figures:
+            raise ValueError(f"{name} is given twice")
         try:
             figures[name] = size(value) if name.endswith("_bytes") else number(value)
         except ValueError:
@@ -143,7 +143,7 @@ KEYS: tuple[JobKey, ...] = (
         _work,
         kinds=(str, dict),
     ),
-    JobKey("name", "-n --name --job-name", "NAME", "a name to find the job by", _name),
+    JobKey("name", "-n -J --name --job-name", "NAME", "a name to find the job by", _name),
     JobKey("cpus", "-c --cpus", "N", "cores for each rank", whole(0, 4_096), kinds=_NUMBER),
     JobKey("mem", "--mem", "SIZE", "memory for each rank, for example 16G", size, kinds=(str, int)),
     JobKey("gpu_type", "--gpu-type", "TEXT", "part of the model's name, for example H200"),
@@ -161,6 +161,14 @@ KEYS: tuple[JobKey, ...] = (
     JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
     JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
     JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
+    JobKey(
+        "include",
+        "--include",
+        "PATTERN",
+        "ship this as well, although git ignores it: data/, '*.pt' (repeatable)",
+        repeats=True,
+        kinds=(list, str),
+    ),
     JobKey("venv", "--venv", "PATH", "Python environment on the nodes to run in"),
     JobKey("requirements", "--requirements", "FILE", "build a Python environment from this file on each node"),
     JobKey(
@@ -193,11 +201,14 @@ KEYS: tuple[JobKey, ...] = (
 )
 
 BY_NAME = {key.key: key for key in KEYS}
-FLAGS = ("sync", "per_node", "elastic")
+FLAGS = ("sync", "per_node", "elastic", "slurm_env")
 FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 
 LATER = {
+    "ntasks": "--ranks N starts N processes; with GPUs -g N does",
+    "nodes": "--per-node starts one process on each node; --node NAMES chooses nodes",
+    "partition": "leave it out: all nodes are one; --node, --exclude and --gpu-type choose among them",
     "image": "",
     "array": "",
     "after": "",
@@ -213,14 +224,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
     Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
     Option("--elastic", "the script imports swarm_elastic: ranks come and go while it trains", key="elastic"),
+    Option("--slurm-env", "set SLURM_PROCID, SLURM_NTASKS and others, for scripts written for Slurm", key="slurm_env"),
     Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),
     Option("-y --yes", "do not ask", hidden=True),
-    Option("--gres", "as in Slurm: gpu:N", "gpu:N", key="gpus", read=_gres, hidden=True),
+    Option("--gres", "as in Slurm: gpu:N or gpu:TYPE:N", "gpu:N", read=_gres, hidden=True, once=True),
     Option(
         "-i --interactive --tty", "jobs are not interactive: they have neither terminal nor standard input", later=True
     ),
     *(Option(f"--{name.replace('_', '-')}", text, "X", later=True) for name, text in LATER.items()),
+    Option("-N", LATER["nodes"], "X", later=True),
 )
 
 

@@ -24,11 +24,15 @@ from swarm_client.quantity import show_count
 class JobRequest:
     """What to submit: the specification, and what is to be done with the working directory first."""
 
-    def __init__(self, spec: dict[str, Any], folder: str, sync: bool | None, requirements: str) -> None:
+    def __init__(
+        self, spec: dict[str, Any], folder: str, sync: bool | None, requirements: str, include: Sequence[str] = ()
+    ) -> None:
         self.spec = spec
         self.folder = folder  # absolute path of the folder to run in
         self.sync = sync  # None: as the folder suggests
         self.requirements = requirements  # file to be shipped, or empty
+        self.has_size = False  # how many GPUs or ranks it takes was said
+        self.include = tuple(include)  # patterns of what is shipped although git ignores it
 
 
 def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, Any]:
@@ -36,7 +40,14 @@ def merged_values(arguments: Arguments, config: Config, cwd: str) -> dict[str, A
     from_variables = {k: v for k, v in config.job.items() if config.job_origins.get(k, "").startswith("SWARM_RUN_")}
     from_files = {k: v for k, v in config.job.items() if k not in from_variables}
     from_job_file = read_job_file(os.path.join(cwd, arguments["file"])) if arguments["file"] else {}
+    if arguments["script"]:
+        from_job_file = arguments["script"].values
+        arguments.command = []
     from_options = {name: arguments[name] for name in job_key.NAMES if arguments[name] is not None}
+    for key, value in (arguments["gres"] or {}).items():
+        if from_options.setdefault(key, value) != value:
+            remedy = "leave one of them out"
+            raise UsageError(f"{arguments.spellings[key]} and --gres do not say the same", remedy)
     if "env" in from_options:
         from_options["env"] = dict(_variable(text) for text in from_options["env"])
     layers = [from_files, from_job_file, from_variables, from_options]
@@ -66,6 +77,10 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
     ranks, gpus_per_rank = _shape(values | {"gpus": int(least)} if most else values)
     _refuse_contradictions(values)
     folder = os.path.normpath(os.path.join(cwd, os.path.expanduser(values.get("workdir", "."))))
+    if arguments["script"] and folder != cwd:
+        script = arguments.positionals[0]
+        there = os.path.relpath(os.path.join(cwd, script), folder)
+        command = [there if word == script else word for word in command]
     spec: dict[str, Any] = {
         "command": list(command),
         "name": values.get("name", ""),
@@ -94,13 +109,20 @@ def build(arguments: Arguments, config: Config, cwd: str) -> JobRequest:
         if not os.path.isfile(requirements):
             raise UsageError(f"requirements file {requirements} does not exist", "give the path of an existing file")
     refuse_unreadable(spec)
-    return JobRequest(spec, folder, values.get("sync"), requirements)
+    request = JobRequest(spec, folder, values.get("sync"), requirements, values.get("include", ()))
+    request.has_size = not {"gpus", "ranks", "gpus_per_rank"}.isdisjoint(values)
+    return request
 
 
 def _refuse_contradictions(values: Mapping[str, Any]) -> None:
     if values.get("elastic") and values.get("per_node"):
         remedy = "leave one of them out: of an elastic job each rank is a worker of its own"
         raise UsageError("--elastic and --per-node exclude one another", remedy)
+    if values.get("elastic") and values.get("slurm_env"):
+        raise UsageError("--elastic and --slurm-env exclude one another", "leave one of them out: ranks change there")
+    if values.get("include") and values.get("sync") is False:
+        remedy = "leave one of them out: without shipping the job runs in the same folder of the nodes"
+        raise UsageError("--include and --no-sync exclude one another", remedy)
     if values.get("requirements") and values.get("venv"):
         raise UsageError("--venv and --requirements exclude one another", "add what is missing to one of the two")
 
@@ -131,6 +153,7 @@ _PLAIN = {
     "gpu_mem": "gpu_memory_bytes",
     "per_node": "per_node",
     "elastic": "elastic",
+    "slurm_env": "slurm_env",
     "time": "time_limit_seconds",
     "grace": "grace_seconds",
     "on_isolation": "on_isolation",

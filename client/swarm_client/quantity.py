@@ -11,11 +11,11 @@ _BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def duration(text: str) -> float:
-    """Seconds of `90`, `30s`, `10m`, `1h30m`, `2d`, `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`."""
+    """Seconds of `90`, `30s`, `10m`, `1h30m`, `2d`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`."""
     problem = "must be a duration such as 30s, 10m, 2h, 1h30m or HH:MM:SS"
     text = text.strip().lower()
-    if ":" in text:
-        return _clock(text, problem)
+    if ":" in text or "-" in text:
+        return clock(text, problem)
     total_s, number = 0.0, ""
     for character in text:
         if character.isdigit() or character == ".":
@@ -34,13 +34,16 @@ def duration(text: str) -> float:
     return total_s
 
 
-def _clock(text: str, problem: str) -> float:
+def clock(text: str, problem: str = "must be MM:SS, HH:MM:SS or D-HH:MM:SS") -> float:
+    """Seconds of `MM:SS`, `HH:MM:SS`, and behind days of `D-HH`, `D-HH:MM` or `D-HH:MM:SS`."""
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not 2 <= len(parts) <= 3 or not all(_is_digits(part) for part in (*parts, *([days] if dash else []))):
+    if not 2 - bool(dash) <= len(parts) <= 3 or not all(
+        _is_digits(part) for part in (*parts, *([days] if dash else []))
+    ):
         raise ValueError(problem)
     total = 0
-    for part in parts:
+    for part in (*parts, *["0"] * (3 - len(parts) if dash else 0)):  # behind days the first is hours
         total = total * 60 + int(part)
     return float(total + 86_400 * int(days or 0))
 

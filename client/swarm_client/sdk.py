@@ -37,6 +37,7 @@ from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRe
 CONNECT_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
 SILENCE_LIMIT_S = 20.0  # agents send a heartbeat every 5 s on a stream
+LINE_BYTES_MAX = 2**20  # of 128 KiB that are nothing but control characters
 LINE_BYTES_LIMIT = 8 * 2**20
 WAIT_ROUND_S = 30.0
 CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
@@ -93,7 +94,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A piece of a rank's output: `data` as it was written, usually a line with its end."""
+    """A piece of a rank's output: `data` as it was written, usually a line with its end.
+
+    `skipped_bytes` above 0: so many were not kept between what came before and what follows, and `data` is empty.
+    """
 
     rank: int
     node: str
@@ -101,6 +105,7 @@ class LogRecord:
     data: bytes
     time: str = ""
     cursor: str = ""
+    skipped_bytes: int = 0
 
     @property
     def text(self) -> str:
@@ -263,11 +268,14 @@ class SwarmClient:
     ) -> AsyncIterator[LogRecord]:
         """Output of a job; with `follow` until it has ended, through whichever agent can be reached.
 
-        `attempt` 0: the newest that has any, which is the last one while the job waits for another.
+        `attempt` 0: the newest that has any, which is the last one while the job waits for another.  A job that is too
+        far ahead of whoever follows it waits, as one that writes into a pipe does.
         """
         query = _query(rank=",".join(map(str, rank)), tail=tail, follow=follow, attempt=attempt or None)
         await self._learn()
         async for record in self._stream(_job_path(job, "/logs"), query, ends=follow):
+            if record.get("type") == "gap":
+                yield _read(LogRecord, record, data=b"")
             if record.get("type") == "log":
                 text = str(record.get("text", "")).encode()
                 data = base64.b64decode(record["data"]) if "data" in record else text
@@ -357,8 +365,11 @@ class SwarmClient:
             cause = "the stream ended early"
             try:
                 url = f"http://{spell(address)}{path}"
-                headers = {"Accept": "application/x-ndjson"}
-                async with self._http.get(url, params={**query, **more}, headers=headers, timeout=timeout) as response:
+                headers = {"Accept": "application/x-ndjson", "X-Swarm-Lossless": "1"}
+                asked = self._http.get(
+                    url, params={**query, **more}, headers=headers, timeout=timeout, read_bufsize=LINE_BYTES_MAX
+                )
+                async with asked as response:
                     if response.status >= 400:
                         raise SwarmRequestError(response.status, await response.json(content_type=None))
                     async for line in response.content:

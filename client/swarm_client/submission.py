@@ -1,11 +1,12 @@
 """Submits a job once, whatever agents do meanwhile: working directory, ticket, and the same ticket again if need be."""
 
 # Importing pathlib costs a tenth of what `swarm run` may take.
-# ruff: noqa: PTH123
+# ruff: noqa: PTH113, PTH118, PTH119, PTH123
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
 from swarm_client.agents import SUBMIT_PATIENCE_S
 from swarm_client.annotations import Any
@@ -15,16 +16,27 @@ from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
+from swarm_client.quantity import show_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from swarm_client.shipment import Shipment
+    from swarm_client.tree import Scan
 
 REQUIREMENTS_BYTES_LIMIT = 2**20
 LEFT_OUT_SHOWN = 5
 
 
-def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
-    """The accepted job's document.  A lost answer is repeated with the same ticket at the next agent: one job."""
+def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Shipment]:
+    """The accepted job's document, and what was shipped for it.
+
+    A lost answer is repeated with the same ticket at the next agent: one job.
+    """
+    _take_script(session, arguments)
     request = build(arguments, session.config, session.folder)
+    _tell_of_launchers(session, request)
     is_dry_run = bool(arguments["dry_run"])
-    _stage(session, request, is_dry_run=is_dry_run)
+    shipment = _stage(session, request, is_dry_run=is_dry_run)
     agents = session.agents
     ticket = agents.call("cannot submit the job", "POST", "/v1/tickets", body={})
     body = {
@@ -34,17 +46,54 @@ def submit(session: Session, arguments: Arguments) -> dict[str, Any]:
     }
     document = agents.call("cannot submit the job", "POST", "/v1/jobs", body=body, patience_s=SUBMIT_PATIENCE_S)
     assert isinstance(document, dict)
-    return document
+    if document.get("swarm_gpus") and not request.has_size and _runs_python(request.spec["command"]):
+        count = show_count(document["swarm_gpus"], "GPU")
+        session.tell(f"no GPU was asked for, and the swarm has {count}: -g N asks for N, -g 0 means none")
+    return document, shipment
 
 
-def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
+def _runs_python(command: Sequence[str]) -> bool:
+    """A script, not one line: what is forgotten there is found out after hours."""
+    first = os.path.basename(command[0])
+    is_python = first.startswith("python") and ("-m" in command or any(word.endswith(".py") for word in command))
+    return is_python or first.endswith(".py") or first in ("torchrun", "accelerate", "deepspeed")
+
+
+def _take_script(session: Session, arguments: Arguments) -> None:
+    """What a batch script asks for in its own lines; behind `--` it is a command like any other."""
+    words = arguments.command
+    if not arguments.positionals or arguments["file"] or words[0] != arguments.positionals[0]:
+        return
+    file = os.path.join(session.folder, words[0])
+    if not os.path.isfile(file):
+        return
+    from swarm_client import slurm
+
+    if slurm.is_batch_script(file):
+        arguments.values["script"] = script = slurm.BatchScript(words[0], words[1:], session.folder)
+        session.tell(script.told())
+
+
+def _tell_of_launchers(session: Session, request: JobRequest) -> None:
+    if session.is_quiet or (request.spec["ranks"] == 1 and not request.spec.get("ranks_most")):
+        return
+    from swarm_client.slurm import launch_notes
+
+    for note in launch_notes(request.spec, request.folder):
+        session.tell(note)
+
+
+def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> Shipment:
     """Ship the working directory and the requirements file, and say so in the specification."""
     blobs: dict[str, bytes | str] = {}
     sizes: dict[str, int] = {}
     if request.sync is False:
         request.spec["workdir"] = request.folder
+        from swarm_client.shipment import Shipment
+
+        shipment = Shipment(request.folder, reason=f"with --no-sync the job runs in {request.folder} of the nodes")
     else:
-        _add_tree(session, request, blobs, sizes, lists_all=is_dry_run or session.is_verbose)
+        shipment = _add_tree(session, request, blobs, sizes, lists_all=is_dry_run or session.is_verbose)
     refuse_unreadable(request.spec)
     if request.requirements:
         request.spec["requirements"] = _add(blobs, sizes, _read_requirements(request.requirements))
@@ -54,23 +103,30 @@ def _stage(session: Session, request: JobRequest, *, is_dry_run: bool) -> None:
 
         with Progress("shipping", is_quiet=session.is_quiet) as progress:
             request.spec["blob_sources"] = [ship(session.agents, blobs, sizes, session.tell, progress.show)]
+    return shipment
 
 
 def _add_tree(
     session: Session, request: JobRequest, blobs: dict[str, bytes | str], sizes: dict[str, int], *, lists_all: bool
-) -> None:
+) -> Shipment:
     from swarm_client import tree
+    from swarm_client.shipment import Shipment
 
     config = session.config
+    home = cache_home(config.environment)
     try:
         root, kind = tree.find_root(request.folder, tree.home_folders())
     except tree.NeverShipped as refusal:
-        if request.sync:
+        if request.sync or request.include:
             raise  # asked for by --sync
-        session.tell(f"{refusal.problem}: the job starts in an empty folder; {refusal.remedy}")
-        return
-    home = cache_home(config.environment)
-    scan = tree.scan(root, kind, config.values["sync_exclude"], tree.cache_file(home, "digests", root))
+        problem = f"{refusal.problem}: the job starts in an empty folder; {refusal.remedy}"
+        told_file = tree.cache_file(home, "empty", request.folder)
+        _tell_empty(session, request, problem, told_file, is_new=lists_all)
+        return Shipment(request.folder, reason=f"{refusal.problem}; {refusal.remedy}")
+    asked = {text: _from_root(text, session.folder, root) for text in request.include}
+    include, exclude = (*config.values["sync_include"], *asked.values()), config.values["sync_exclude"]
+    scan = tree.scan(root, kind, exclude, tree.cache_file(home, "digests", root), include)
+    _refuse_idle(asked, scan)
     _tell_left_out(session, root, scan.left_out, tree.cache_file(home, "left_out", root), lists_all=lists_all)
     blobs |= scan.sources
     sizes |= scan.tree.blobs
@@ -78,6 +134,41 @@ def _add_tree(
     request.spec["tree_bytes"] = scan.tree.size_bytes
     inside = os.path.relpath(os.path.realpath(request.folder), os.path.realpath(root))
     request.spec["workdir"] = "" if inside == "." else inside
+    return Shipment(request.folder, root, kind, scan, exclude=exclude)
+
+
+def _from_root(text: str, here: str, root: str) -> str:
+    """A pattern with a folder in it counts from where it was typed; in the shipped folder from its root."""
+    if "/" not in text.rstrip("/") and text.rstrip("/") not in (".", ".."):
+        return text
+    path = os.path.relpath(os.path.join(here, text), root)
+    if path.split("/")[0] == "..":
+        remedy = "move it below that folder, or keep it on the nodes"
+        raise UsageError(f"--include {text} lies outside of {root}, which is the folder that is shipped", remedy)
+    return "*" if path == "." else f"/{path}"
+
+
+def _refuse_idle(asked: Mapping[str, str], scan: Scan) -> None:
+    """What was asked for by name and brings nothing would be missed when the job runs."""
+    from swarm_client.tree import Patterns
+
+    for text, pattern in asked.items():
+        fitting = Patterns((pattern,))
+        if any(fitting.fit(entry.path) for entry in scan.tree.entries):
+            continue
+        kept = next((told for told in scan.left_out if fitting.fit(told.partition(" (")[0])), "")
+        why = f"{kept} is never shipped" if kept else f"no file below {scan.root} fits it, or it is never shipped"
+        raise UsageError(f"--include {text} brings nothing: {why}", "correct the path, or leave it out")
+
+
+def _tell_empty(session: Session, request: JobRequest, problem: str, told_file: str, *, is_new: bool) -> None:
+    """Say that nothing is shipped where the command names something that lies here; otherwise once in a folder."""
+    words = [word.rpartition("=")[2] for word in request.spec["command"]]
+    is_missed = any(word and os.path.lexists(os.path.join(request.folder, word)) for word in words)
+    if is_missed or is_new or read_cache(told_file).get(request.folder) != problem:
+        session.tell(problem)
+        if not session.is_quiet:
+            write_cache(told_file, {request.folder: problem})
 
 
 def _tell_left_out(session: Session, root: str, left_out: list[str], told_file: str, *, lists_all: bool) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import re
 import stat
 import time
 import zlib
@@ -24,7 +25,16 @@ from swarm_client.config import PROJECT_NAME, folder_with
 from swarm_client.failure import SWARM_FAILED, Failure, UsageError
 from swarm_client.http import SizedBody
 from swarm_client.quantity import show_bytes, show_count
-from swarmsched.tree import ENTRIES_LIMIT, FILE_BYTES_LIMIT, BadTree, EntryKind, Tree, TreeEntry, target_problem
+from swarmsched.tree import (
+    ENTRIES_LIMIT,
+    FILE_BYTES_LIMIT,
+    TREE_BYTES_LIMIT,
+    BadTree,
+    EntryKind,
+    Tree,
+    TreeEntry,
+    target_problem,
+)
 
 SMALL_FILES = 1_000
 SMALL_BYTES = 20 * 2**20
@@ -44,11 +54,42 @@ KEY_HEADER_BYTES = 8_192
 Show = Callable[[float, str], None]
 """Told after each piece which part of all was sent, and how much that is in words."""
 
+LARGEST_SHOWN = 3
+LARGE_REMEDY = "leave some out by sync_exclude in swarm.toml, or use --no-sync with a folder that the nodes see as well"
 REFUSAL_REMEDY = "use --no-sync (the same path on the nodes), or put a swarm.toml into the folder that is to be shipped"
 
 
 class NeverShipped(UsageError):
     """A folder that must not leave this machine as a whole."""
+
+
+class Patterns:
+    """Patterns of paths below the shipped folder, as `.gitignore` has them, but that `*` takes a `/` as well.
+
+    One without a `/` in it fits a name at any depth, any other the path from the shipped folder on; a folder that
+    fits stands for all that lies in it.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = tuple(texts)
+        self._of_names: list[re.Pattern[str]] = []
+        self._of_paths: list[re.Pattern[str]] = []
+        for text in texts:
+            wanted = text.rstrip("/")
+            if "/" not in wanted:
+                self._of_names.append(re.compile(fnmatch.translate(wanted)))
+                continue
+            wanted = wanted.removeprefix("./").removeprefix("/")
+            each_depth = (wanted, wanted.removeprefix("**/").replace("/**/", "/"))
+            self._of_paths += [re.compile(fnmatch.translate(each)) for each in dict.fromkeys(each_depth)]
+
+    def fit(self, path: str) -> bool:
+        """Whether a path, or a folder that it lies in, is meant."""
+        if self._of_names and any(each.match(name) for name in path.split("/") for each in self._of_names):
+            return True
+        return bool(self._of_paths) and any(
+            each.match(place) for place in (*_folders_of(path), path) for each in self._of_paths
+        )
 
 
 class Scan:
@@ -89,27 +130,36 @@ def home_folders() -> list[str]:
     return homes
 
 
-def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
-    """Read the folder.  Raises `UsageError` when it is too large or holds what cannot be shipped."""
+def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str, include: Sequence[str] = ()) -> Scan:
+    """Read the folder.  Raises `UsageError` when it is too large or holds what cannot be shipped.
+
+    `include` brings what git ignores, what `exclude` leaves out and what is a cache or an environment; never a secret.
+    """
     left_out: list[str] = []
+    wanted, unwanted = Patterns(include), Patterns(exclude)
     paths = _git_paths(root) if kind == "git" else None
     is_small_only = kind == "plain" or (kind == "git" and paths is None)
-    found = sorted(set(paths if paths is not None else _walk(root, SMALL_FILES if is_small_only else ENTRIES_LIMIT)))
-    kept = [path for path in found if not _is_secret(path, left_out) and not _is_excluded(path, exclude)]
+    if paths is None:
+        paths = _walk(root, SMALL_FILES if is_small_only else ENTRIES_LIMIT, wanted)
+    elif include:
+        paths += ignored_files(root, wanted)
+    kept = [
+        path
+        for path in sorted(set(paths))
+        if not _is_secret(path, left_out) and (wanted.fit(path) or not unwanted.fit(path))
+    ]
+    infos = _infos(root, kept)
+    _refuse_too_large(root, infos, is_small_only=is_small_only)
     hashes = _HashCache(cache_file)
     entries: list[TreeEntry] = []
-    total_bytes = 0
     links: set[str] = set()
-    for path in kept:
-        entry = _entry(root, path, hashes, left_out)
+    for path, info in infos.items():
+        entry = _entry(root, path, info, hashes, left_out)
         if entry is None or (links and not links.isdisjoint(_folders_of(path))):
             continue  # below a link: tracked by git when this was a folder yet, which counts as deleted
         if entry.kind is EntryKind.LINK:
             links.add(path)
         entries.append(entry)
-        total_bytes += entry.size_bytes
-        if is_small_only and (len(entries) > SMALL_FILES or total_bytes > SMALL_BYTES):
-            raise _too_large(root)
     hashes.save()
     try:
         tree = Tree.of(entries)
@@ -119,14 +169,58 @@ def scan(root: str, kind: str, exclude: Sequence[str], cache_file: str) -> Scan:
     return Scan(root, tree, sources, left_out)
 
 
+def _infos(root: str, paths: Sequence[str]) -> dict[str, os.stat_result]:
+    infos = {}
+    for path in paths:
+        try:
+            infos[path] = os.lstat(os.path.join(root, path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # tracked by git and deleted in the work tree
+    return infos
+
+
 def _folders_of(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
+def _refuse_too_large(root: str, infos: dict[str, os.stat_result], *, is_small_only: bool) -> None:
+    """Before anything is read, which would take as long as it is large."""
+    sizes = {path: info.st_size for path, info in infos.items() if stat.S_ISREG(info.st_mode)}
+    if is_small_only and (len(infos) > SMALL_FILES or sum(sizes.values()) > SMALL_BYTES):
+        raise _too_large(root)
+    for path, size in sizes.items():
+        if size > FILE_BYTES_LIMIT:
+            problem = (
+                f"{path} has {show_bytes(size)}; a file that is shipped has {show_bytes(FILE_BYTES_LIMIT)} at most"
+            )
+            raise UsageError(problem, LARGE_REMEDY)
+    if len(infos) > ENTRIES_LIMIT or sum(sizes.values()) > TREE_BYTES_LIMIT:
+        limits = f"at most {ENTRIES_LIMIT:,} and {show_bytes(TREE_BYTES_LIMIT)} are shipped"
+        raise UsageError(f"{root} has {_weight(sizes, len(infos))}: {limits}", LARGE_REMEDY)
+
+
 def _too_large(root: str) -> UsageError:
-    limit = f"{SMALL_FILES:,} files or {SMALL_BYTES // 2**20} MB"
-    return UsageError(f"{root} is neither a git work tree nor a project, and has more than {limit}", REFUSAL_REMEDY)
+    """Tells how much there is, which takes a look at all of it, or at as much as could be shipped at most."""
+    sizes: dict[str, int] = {}
+    for path in _walk(root, ENTRIES_LIMIT, Patterns(()), is_cut=True):
+        info = os.lstat(os.path.join(root, path))
+        sizes[path] = info.st_size if stat.S_ISREG(info.st_mode) else 0
+    limit = f"more than the {SMALL_FILES:,} files and {SMALL_BYTES // 2**20} MiB that are shipped without being asked"
+    has = f"has {_weight(sizes, len(sizes))}, {limit}"
+    return UsageError(f"{root} is neither a git work tree nor a project, and {has}", REFUSAL_REMEDY)
+
+
+def _weight(sizes: dict[str, int], count: int) -> str:
+    """`48,211 files with 3.4 GiB (outputs/ 3.1 GiB, data/ 200 MiB)`."""
+    shares: dict[str, int] = {}
+    for path, size in sizes.items():
+        first, slash, _ = path.partition("/")
+        shares[first + slash] = shares.get(first + slash, 0) + size
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)[:LARGEST_SHOWN]
+    named = ", ".join(f"{name} {show_bytes(shares[name])}" for name in largest)
+    more_than = "more than " * (count > ENTRIES_LIMIT)
+    return f"{more_than}{count:,} files with {show_bytes(sum(sizes.values()))} ({named})"
 
 
 def _git_paths(root: str) -> list[str] | None:
@@ -135,17 +229,44 @@ def _git_paths(root: str) -> list[str] | None:
     if listed is None:
         return None
     paths: list[str] = []
-    for raw in listed.split(b"\0"):
-        path = os.fsdecode(raw).rstrip("/")
-        if not path:
-            continue
-        full = os.path.join(root, path)
-        if os.path.isdir(full) and not os.path.islink(full):  # a submodule or a repository inside
+    for path in _split(listed):
+        if _is_folder(root, path):  # a submodule or a repository inside
+            full = os.path.join(root, path)
             inner = _git_paths(full) if os.path.exists(os.path.join(full, ".git")) else []
             paths += [f"{path}/{each}" for each in inner or []]
         else:
             paths.append(path)
     return paths
+
+
+def _split(listed: bytes) -> list[str]:
+    return [path for raw in listed.split(b"\0") if (path := os.fsdecode(raw).rstrip("/"))]
+
+
+def _is_folder(root: str, path: str) -> bool:
+    full = os.path.join(root, path)
+    return os.path.isdir(full) and not os.path.islink(full)
+
+
+def ignored(root: str) -> list[str]:
+    """What git ignores in a work tree and in those inside it: files, and folders of which it ignores all."""
+    listed = _run_git(root, ["ls-files", "-oi", "--directory", "--exclude-standard", "-z"])
+    found = _split(listed or b"")
+    for path in _split(_run_git(root, ["ls-files", "-co", "--exclude-standard", "-z"]) or b""):
+        if _is_folder(root, path) and os.path.exists(os.path.join(root, path, ".git")):
+            found += [f"{path}/{each}" for each in ignored(os.path.join(root, path))]
+    return found
+
+
+def ignored_files(root: str, wanted: Patterns) -> list[str]:
+    """Those of the ignored files that are wanted; a cache or an environment is looked into where it is meant itself."""
+    found: list[str] = []
+    for path in ignored(root):
+        if not _is_folder(root, path):
+            found.append(path)
+        elif wanted.fit(path) or not _is_cache(root, path):
+            found += [f"{path}/{each}" for each in _walk(os.path.join(root, path), ENTRIES_LIMIT, wanted, above=path)]
+    return [path for path in found if wanted.fit(path)]
 
 
 def _run_git(folder: str, words: Sequence[str]) -> bytes | None:
@@ -172,34 +293,42 @@ def _run_git(folder: str, words: Sequence[str]) -> bytes | None:
     return data
 
 
-def _walk(root: str, limit: int) -> list[str]:
-    """All files, links and empty folders below `root`, caches and secrets aside; stops behind the limit."""
+def _is_cache(root: str, path: str) -> bool:
+    """A cache or a virtual environment, which no other machine can use."""
+    return path.rpartition("/")[2] in CACHE_FOLDERS or os.path.exists(os.path.join(root, path, "pyvenv.cfg"))
+
+
+def _walk(root: str, limit: int, wanted: Patterns, *, above: str = "", is_cut: bool = False) -> list[str]:
+    """All files, links and empty folders below `root`, secrets aside, and caches that are not wanted.
+
+    Behind the limit it raises, or ends where `is_cut`.  `above` is the path of `root` from the shipped folder on.
+    """
     found: list[str] = []
     pending = [""]
-    while pending:
+    while pending and len(found) <= limit:
         folder = pending.pop()
-        with os.scandir(os.path.join(root, folder)) as listing:
-            names = sorted(listing, key=lambda each: each.name)
+        try:
+            with os.scandir(os.path.join(root, folder)) as listing:
+                names = sorted(listing, key=lambda each: each.name)
+        except PermissionError as error:
+            problem = f"{os.path.join(root, folder)} cannot be read: {error.strerror}"
+            raise UsageError(problem, "make it readable, or use --no-sync") from error
         if not names and folder:
             found.append(folder)
         for each in names:
             path = f"{folder}/{each.name}" if folder else each.name
-            if each.is_dir(follow_symlinks=False):
-                if each.name in CACHE_FOLDERS or os.path.exists(os.path.join(root, path, "pyvenv.cfg")):
-                    continue
-                if each.name not in SECRET_FOLDERS:
-                    pending.append(path)
-            else:
+            if not each.is_dir(follow_symlinks=False):
                 found.append(path)
-        if len(found) > limit:
-            raise (
-                _too_large(root)
-                if limit == SMALL_FILES
-                else UsageError(
-                    f"{root} has more than {limit:,} files",
-                    "exclude some by sync_exclude in swarm.toml, or use --no-sync",
-                )
-            )
+            elif each.name not in SECRET_FOLDERS:
+                whole = f"{above}/{path}" if above else path
+                if not _is_cache(root, path) or wanted.fit(whole):
+                    pending.append(path)
+    if len(found) > limit and not is_cut:
+        raise (
+            _too_large(root)
+            if limit == SMALL_FILES
+            else UsageError(f"{os.path.join(root, folder)} has more than {limit:,} files", LARGE_REMEDY)
+        )
     return found
 
 
@@ -213,22 +342,8 @@ def _is_secret(path: str, left_out: list[str]) -> bool:
     return False
 
 
-def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    for pattern in patterns:
-        wanted = pattern.rstrip("/")
-        if fnmatch.fnmatch(path, wanted) or path.startswith(wanted.removeprefix("/") + "/"):
-            return True
-        if "/" not in wanted and any(fnmatch.fnmatch(segment, wanted) for segment in path.split("/")):
-            return True
-    return False
-
-
-def _entry(root: str, path: str, hashes: _HashCache, left_out: list[str]) -> TreeEntry | None:
+def _entry(root: str, path: str, info: os.stat_result, hashes: _HashCache, left_out: list[str]) -> TreeEntry | None:
     full = os.path.join(root, path)
-    try:
-        info = os.lstat(full)
-    except (FileNotFoundError, NotADirectoryError):
-        return None  # tracked by git and deleted in the work tree
     if stat.S_ISLNK(info.st_mode):
         return _link(path, os.readlink(full), left_out)
     if stat.S_ISDIR(info.st_mode):
@@ -236,8 +351,6 @@ def _entry(root: str, path: str, hashes: _HashCache, left_out: list[str]) -> Tre
     if not stat.S_ISREG(info.st_mode):
         left_out.append(f"{path} (not a file)")
         return None
-    if info.st_size > FILE_BYTES_LIMIT:
-        raise UsageError(f"{full} has {info.st_size} bytes, more than {FILE_BYTES_LIMIT}", "exclude it by sync_exclude")
     try:
         digest = hashes.digest(full, path, info)
     except OSError as error:

@@ -78,8 +78,8 @@ def flush(timeout_s: float = EXIT_WAIT_S_MAX) -> bool:
 class _Wish:
     """One checkpoint on its way."""
 
-    def __init__(self, name: str, is_awaited: bool) -> None:
-        self.name, self.is_awaited = name, is_awaited
+    def __init__(self, name: str, is_awaited: bool, world: int) -> None:
+        self.name, self.is_awaited, self.world = name, is_awaited, world
         self.done = threading.Event()
         self.result: CheckpointResult | None = None
 
@@ -91,6 +91,7 @@ class State:
         self.path, self._token = os.environ.get("SWARM_TASK_SOCKET", ""), os.environ.get("SWARM_TASK_TOKEN", "")
         self.last_result: CheckpointResult | None = None
         self.dropped = 0
+        self.world = 0  # the version of the membership in which this process trains
         self._count = threading.Lock()
         self._queue: queue.SimpleQueue[_Wish] = queue.SimpleQueue()  # neither side ever waits for a lock of ours
         self._newest: _Wish | None = None  # taken last, by any caller
@@ -106,7 +107,7 @@ class State:
         if not self.path:
             self._tell_that_nothing_happens()
             return False
-        wish = _Wish(name, wait)
+        wish = _Wish(name, wait, self.world)
         is_taken = self._queue.qsize() < QUEUE_MAX
         if is_taken:
             self._newest = wish
@@ -118,7 +119,7 @@ class State:
 
     def give_up(self, name: str, wait: bool, problem: str) -> bool:
         """As if it was refused: it could not be written.  False, or CheckpointRefused where that is waited for."""
-        wish = _Wish(name, wait)
+        wish = _Wish(name, wait, self.world)
         remedy = "make room, or have the folder there; training goes on"
         self._settle(wish, CheckpointResult(name, False, error="unwritten", problem=problem, remedy=remedy))
         return self._await(wish, 0.0) if wait else False
@@ -198,7 +199,8 @@ class State:
         return self._following
 
     def _request(self, wish: _Wish) -> bytes:
-        request = {"v": VERSION, "type": "checkpoint", "token": self._token, "name": wish.name, "wait": True}
+        request: dict[str, object] = {"v": VERSION, "type": "checkpoint", "token": self._token}
+        request |= {"name": wish.name, "wait": True} | ({"world": wish.world} if wish.world else {})
         return json.dumps(request).encode("utf-8", "replace") + b"\n"
 
     def _receive(self, connection: socket.socket) -> dict[str, object]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
-from swarm_elastic import _handover, _switch
+from swarm_elastic import _commits, _handover, _switch
 from swarm_elastic._builder import Candidate
 from swarm_elastic._group import Alone, Group, GroupLost
 from swarm_elastic._handover import TrainingState
@@ -124,6 +124,7 @@ class Seat:
         self._stands_since_s = 0.0
         old, self._current = self._current, candidate
         self.group, self.version, self.is_trained = group, candidate.plan.version, True
+        _commits.state().world = self.version
         self._is_lost = False
         if not self._trains:  # if all are lost that gave it the state, training can begin from here
             self._start, self._may_start = self._progress.rounds, True

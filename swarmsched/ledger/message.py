@@ -230,6 +230,7 @@ class CheckpointRequest(OfAttempt):
     command_id: U53  # unique over all lives of the owner's agent
     owner: NodeName
     checkpoint: Checkpoint
+    part: Part = 0  # whose ranks; older agents do not say
 
 
 class CheckpointAnswer(OfAttempt):

@@ -15,7 +15,7 @@ from swarmsched.holders import Holders
 from swarmsched.ids import NodeId
 from swarmsched.jobs.lifecycle import JobEvent, next_state
 from swarmsched.ledger.message import CheckpointRequest
-from swarmsched.negotiation.checkpointing import CommitRule, is_overtaken
+from swarmsched.negotiation.checkpointing import CommitRule, as_named, is_named, why_stale
 from swarmsched.negotiation.outcome import Failures
 from swarmsched.record import (
     RESCALING_REASON_LENGTH,
@@ -221,13 +221,11 @@ class CheckpointSaved(RecordChange):
 
     def refusal(self, record: JobRecord) -> str:
         """Why it may not be, or nothing."""
-        if is_overtaken(record.checkpoint, self.request.checkpoint):
-            return "a newer checkpoint of this attempt is committed already"
-        return self.may_commit(record, self.request.attempt)
+        return self.may_commit(record, self.request.attempt) or why_stale(record, self.request)
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        is_new = record.checkpoint != self.request.checkpoint and not self.refusal(record)
-        return {"checkpoint": self.request.checkpoint} if is_new else None
+        is_new = not is_named(record, self.request) and not self.refusal(record)
+        return {"checkpoint": as_named(record, self.request)} if is_new else None
 
 
 class HoldersExchanged(RecordChange):

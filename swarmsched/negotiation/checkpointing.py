@@ -21,6 +21,7 @@ from swarmsched.record import JobRecord
 SEND_AGAIN_S = 1.0
 GIVE_UP_S = 30.0
 WISHES_MAX = 1_024
+OVERTAKEN = "a newer checkpoint of this attempt is committed already"
 
 CommitRule = Callable[[JobRecord, int], str]
 """From a record and the attempt that asks: why it may not commit, or nothing."""
@@ -37,11 +38,56 @@ def is_of_present_attempt(record: JobRecord, attempt: int) -> str:
     return ""
 
 
-def is_overtaken(present: Checkpoint | None, asked: Checkpoint) -> bool:
-    """True when the same writer has committed a newer one: the older wish was long on its way."""
-    if present is None or (present.attempt, present.node) != (asked.attempt, asked.node):
-        return False
-    return asked.sequence < present.sequence
+def why_stale(record: JobRecord, request: CheckpointRequest) -> str:
+    """Why a checkpoint of the present attempt must not take the place of the one that the record names, or nothing.
+
+    Those of one attempt are ordered by the world in which they were named, then by their node's sequence.  A worker
+    that leaves may have its last one named as long as nobody of a later world has; of one that is lost nothing counts.
+    """
+    asked, present, world = request.checkpoint, _present(record), record.world
+    if world.version:
+        is_leaving = request.part in [share.part for share in record.leaving] and request.part not in world.lost
+        is_first_to_go_on = asked.world >= max(1, present.world if present is not None else 0)
+        problem = _not_training(record, request)
+        if problem and not (is_leaving and is_first_to_go_on):
+            return problem
+        if asked.world > world.version:
+            return f"it names world {asked.world}; the newest one is {world.version}"
+    return OVERTAKEN if present is not None and _is_behind(asked, present) else ""
+
+
+def _is_behind(asked: Checkpoint, present: Checkpoint) -> bool:
+    if asked.world and asked.world != present.world:
+        return asked.world < present.world
+    return asked.node == present.node and asked.sequence < present.sequence
+
+
+def as_named(record: JobRecord, request: CheckpointRequest) -> Checkpoint:
+    """What the record has of it: one whose world nobody knows must let in nothing older than the present one."""
+    asked, present = request.checkpoint, _present(record)
+    return asked if asked.world or present is None else replace(asked, world=present.world)
+
+
+def is_named(record: JobRecord, request: CheckpointRequest) -> bool:
+    """True when the record names this very one."""
+    asked, present = request.checkpoint, _present(record)
+    return present is not None and (present.node, present.sequence) == (asked.node, asked.sequence)
+
+
+def _present(record: JobRecord) -> Checkpoint | None:
+    """What the present attempt has committed last."""
+    return record.checkpoint if record.has_own_checkpoint else None
+
+
+def _not_training(record: JobRecord, request: CheckpointRequest) -> str:
+    """Of an elastic attempt: whose checkpoint it is not any more, or not yet.  Older agents name no part."""
+    part, owner, world = request.part, request.owner, record.world
+    if not part:
+        has_member = any(share.node == owner for share in record.members)
+        return "" if has_member else f"no worker on {owner} trains any more"
+    if part in world.members:
+        return ""
+    return f"worker {part} does not train yet" if part in world.joining else f"worker {part} trains no more"
 
 
 @dataclass(slots=True)
@@ -80,16 +126,16 @@ class CheckpointDesk:
             return [ReplyToClient(request_id, Refused("not_ready", problem, "commit less often"))]
         number = next(self._ids)
         checkpoint = replace(command.checkpoint, sequence=number)
-        request = CheckpointRequest(command.job_id, command.attempt, number, self._me, checkpoint)
-        superseded = self._give_up_older(command.of_attempt)
+        request = CheckpointRequest(command.job_id, command.attempt, number, self._me, checkpoint, command.part)
+        superseded = self._give_up_older(request)
         self._wishes[number] = _Wish(request_id, request, now_s + GIVE_UP_S, now_s + SEND_AGAIN_S)
         return [*superseded, SendPeer(shepherd, request)]
 
-    def _give_up_older(self, attempt: AttemptKey) -> list[Effect]:
-        """Repeated beside a newer one, an older wish could only come too late."""
+    def _give_up_older(self, newer: CheckpointRequest) -> list[Effect]:
+        """Repeated beside a newer one of the same ranks, an older wish could only come too late."""
         effects: list[Effect] = []
         for number, wish in list(self._wishes.items()):
-            if wish.request.of_attempt == attempt:
+            if _writer(wish.request) == _writer(newer):
                 del self._wishes[number]
                 problem = "outcome unknown: a newer checkpoint came before the shepherd answered"
                 effects.append(ReplyToClient(wish.request_id, Refused("unavailable", problem, "commit less often")))
@@ -103,7 +149,8 @@ class CheckpointDesk:
         del self._wishes[answer.command_id]
         if answer.is_committed:
             return [ReplyToClient(wish.request_id, CheckpointCommitted(wish.request.checkpoint, answer.epoch))]
-        remedy = "end this process: it is not the job any more"
+        is_late = answer.detail == OVERTAKEN
+        remedy = "commit the next one" if is_late else "end this process: it is not the job any more"
         return [ReplyToClient(wish.request_id, Refused("conflict", answer.detail, remedy))]
 
     def on_timer(self, shepherd_of: Callable[[AttemptKey], NodeId | None], now_s: float) -> list[Effect]:
@@ -122,7 +169,11 @@ class CheckpointDesk:
         return effects
 
     def validate(self) -> None:
-        """One wish an attempt, under the number that it was sent with."""
+        """One wish of each writer, under the number that it was sent with."""
         requests = [wish.request for wish in self._wishes.values()]
         assert [request.command_id for request in requests] == [*self._wishes]
-        assert len({request.of_attempt for request in requests}) == len(requests) <= WISHES_MAX
+        assert len({_writer(request) for request in requests}) == len(requests) <= WISHES_MAX
+
+
+def _writer(request: CheckpointRequest) -> tuple[AttemptKey, int]:
+    return request.of_attempt, request.part

@@ -1,4 +1,4 @@
-"""The end of what an earlier attempt left behind: nothing new of a job starts before every leftover is settled.
+"""The end of an attempt whose nodes are lost: nothing new of a job starts before every leftover of it is settled.
 
 A leftover is settled by its owner, who says that no process is left, or by silence: a majority of the job's holders
 has the record that gives the attempt up, so they will never let it run on, and has not let it run for so long that
@@ -7,6 +7,7 @@ owner that is cut off from its shepherd alone is told by the holders that its at
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from swarmsched.api import Isolation
 from swarmsched.authority.message import SilenceAnswer, SilenceRequest
@@ -21,6 +22,10 @@ from swarmsched.record import JobRecord, Leftover
 ASK_AGAIN_S = 0.5
 STOP_AGAIN_S = 2.0
 LEFTOVER_GRACE_S = 5.0
+ENOUGH_S = patience_s(FREEZE_AFTER_S)  # of silence, after which ranks surely stand still
+GIVE_UP_S = ENOUGH_S - ASK_AGAIN_S  # the rest is what it takes to have it decided, and to ask once more
+SOON_S = 0.05
+BELIEF_S = 3.0  # after which a belief that is not told again is none
 
 
 class Settlement:
@@ -73,7 +78,7 @@ class Settlement:
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord) -> list[Leftover]:
         """A holder's answer; the leftovers that it settles."""
         holders = [holder for holder in record.configuration.members if holder.node == sender]
-        is_enough = answer.has_record and answer.silent_s >= patience_s(FREEZE_AFTER_S)
+        is_enough = answer.has_record and answer.silent_s >= ENOUGH_S
         is_present = (answer.epoch, answer.version) == record.stamp
         if not is_enough or not is_present:
             return []
@@ -91,8 +96,69 @@ class Settlement:
         """An answer is good for the record that it was asked with: with the next one holders may have changed."""
         if record.spec.on_isolation is Isolation.CONTINUE:
             return []  # its ranks are never frozen: silence proves nothing
-        return [
-            SendPeer(holder.node, SilenceRequest(record.job_id, attempt, node, *record.stamp))
-            for attempt, node in dict.fromkeys((each.attempt, each.node) for each in self.open)
-            for holder in record.configuration.members
-        ]
+        return _ask_for_silence(record, dict.fromkeys((each.attempt, each.node) for each in self.open))
+
+
+@dataclass(slots=True)
+class Suspicions:
+    """Nodes that are believed lost while ranks of the present attempt are there; volatile.
+
+    Another attempt cannot start before the holders' silence is long enough, however early this one is given up.  So it
+    is given up only shortly before that moment: a node that merely stood still may be back by then, its ranks with it.
+    """
+
+    quorum: Quorum = majority
+    next_deadline_s: float = float("inf")
+    _believed_s: dict[NodeId, float] = field(default_factory=dict)  # when that belief was last told
+    _silent: dict[NodeId, dict[Holder, None]] = field(default_factory=dict)  # holders that have told enough silence
+
+    def suspect(self, node: NodeId, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """Ask for how long that node has been silent; to be told again for as long as it is believed."""
+        is_new = node not in self._believed_s
+        self._believed_s[node] = now_s
+        if not is_new:
+            return []
+        self.next_deadline_s = min(self.next_deadline_s, now_s + ASK_AGAIN_S)
+        return _ask_for_silence(record, [(record.attempt, node)])
+
+    def is_confirmed(self, node: NodeId, record: JobRecord) -> bool:
+        """A majority of the holders has let nothing run there for as long as it takes."""
+        return record.configuration.is_quorum(self._silent.get(node, {}), self.quorum)
+
+    def clear(self, node: NodeId) -> None:
+        """It is back."""
+        self._believed_s.pop(node, None)
+        self._silent.pop(node, None)
+
+    def forget(self) -> None:
+        """The attempt is over."""
+        self._believed_s.clear()
+        self._silent.clear()
+
+    def on_timer(self, record: JobRecord, now_s: float) -> list[SendPeer]:
+        """Ask again what is due."""
+        if now_s < self.next_deadline_s:
+            return []
+        self._silent.clear()  # a yes may have come in between
+        self._believed_s = {node: at_s for node, at_s in self._believed_s.items() if now_s < at_s + BELIEF_S}
+        self.next_deadline_s = now_s + ASK_AGAIN_S if self._believed_s else float("inf")
+        return _ask_for_silence(record, [(record.attempt, node) for node in self._believed_s])
+
+    def silence_told(self, sender: NodeId, answer: SilenceAnswer, record: JobRecord, now_s: float) -> None:
+        """A holder's answer."""
+        if answer.owner not in self._believed_s or answer.attempt != record.attempt:
+            return
+        if answer.silent_s < GIVE_UP_S:
+            again_s = now_s + max(SOON_S, GIVE_UP_S - answer.silent_s)
+            self.next_deadline_s = min(self.next_deadline_s, again_s)
+            return
+        holders = [holder for holder in record.configuration.members if holder.node == sender]
+        self._silent.setdefault(answer.owner, {}).update(dict.fromkeys(holders))
+
+
+def _ask_for_silence(record: JobRecord, tasks: Iterable[tuple[int, NodeId]]) -> list[SendPeer]:
+    return [
+        SendPeer(holder.node, SilenceRequest(record.job_id, attempt, node, *record.stamp))
+        for attempt, node in tasks
+        for holder in record.configuration.members
+    ]

@@ -31,6 +31,7 @@ from swarmsched.ledger.message import (
 from swarmsched.negotiation import changes, regrouping
 from swarmsched.negotiation.attempt import AttemptPhase, Ranking
 from swarmsched.negotiation.changes import REASON_LENGTH, left_by
+from swarmsched.negotiation.checkpointing import is_named
 from swarmsched.negotiation.claiming import Shares, Victims
 from swarmsched.negotiation.due import answered_clients, due, follow, launch_again, leftover_settled, restart
 from swarmsched.negotiation.gang import dismissal, gone, heard
@@ -105,8 +106,9 @@ class JobShepherd(ShepherdState):
         effects: list[ShepherdEffect] = []
         if self.attempt is not None and self.now_s >= self.attempt.next_deadline_s:
             effects += self.attempt.on_timer(self.now_s)
-        effects += [*self.inquiry.on_timer(self.now_s), *self.settlement.on_timer(record, self.now_s)]
-        return [*effects, *self.claim.on_timer(record, self.now_s), *due(self)]
+        effects += [*self.inquiry.on_timer(self.now_s), *self.suspicions.on_timer(record, self.now_s)]
+        effects += [*self.settlement.on_timer(record, self.now_s), *self.claim.on_timer(record, self.now_s)]
+        return [*effects, *due(self)]
 
     # Placement.
 
@@ -244,9 +246,10 @@ class JobShepherd(ShepherdState):
         """Have the next attempt resume from it, if its own is the present one when its turn comes."""
         record = self._see(clock)
         saved = changes.CheckpointSaved(request, self.parts.may_commit)
-        refusal = saved.refusal(record)
-        if refusal or record.checkpoint == request.checkpoint:
-            numbers, is_committed = (request.attempt, request.command_id, record.epoch), not refusal
+        is_committed = is_named(record, request)
+        refusal = "" if is_committed else saved.refusal(record)
+        if refusal or is_committed:
+            numbers = (request.attempt, request.command_id, record.epoch)
             told = CheckpointAnswer(request.job_id, *numbers, is_committed, refusal[:REASON_LENGTH])
             return [SendPeer(request.owner, told)]
         # With no majority that answers, or a change that waits for them to be over, they are asked again.
@@ -269,6 +272,7 @@ class JobShepherd(ShepherdState):
         """A node is back, perhaps without its memory: ask what it still has of this job."""
         self._see(clock)
         self.silent.pop(node, None)
+        self.suspicions.clear(node)
         self.namesakes.met(node)
         asked = self.attempt if self.attempt is not None and self.attempt.awaits(node) else None
         places = [share.place for share in self.shares_on(node) if asked is None or not asked.has(share.place)]
@@ -277,7 +281,8 @@ class JobShepherd(ShepherdState):
     def note_lost_node(self, node: NodeId, clock: Clock) -> list[ShepherdEffect]:
         """A node is believed to be gone for good: if it has ranks of this job, give up what goes with them.
 
-        Safety does not rest on that belief: what is left there is settled before anything new starts.
+        Safety does not rest on that belief: what is left there is settled before anything new starts.  A gang that goes
+        as a whole is given up only once that can gain something: its holders must have been silent first.
         """
         record = self._see(clock)
         self.note_silent_node(node)
@@ -289,6 +294,8 @@ class JobShepherd(ShepherdState):
         lost = self.shares_on(node)
         if not self.conduct.is_ended_by([share.place for share in lost], self.gang, record):
             return regrouping.lost_node(self, node)
+        if not is_stopping and not self.suspicions.is_confirmed(node, record):
+            return [*self.suspicions.suspect(node, record, self.now_s)]
         if self.may_restart:
             return restart(self, f"{node} was lost", record.shares)
         if not is_stopping:
@@ -297,8 +304,11 @@ class JobShepherd(ShepherdState):
         return due(self)
 
     def silence_told(self, sender: NodeId, answer: SilenceAnswer, clock: Clock) -> list[ShepherdEffect]:
-        """A holder says for how long a leftover has heard nothing that lets it run."""
-        self._see(clock)
+        """A holder says for how long an attempt, or a leftover, has heard nothing that lets it run."""
+        record = self._see(clock)
+        self.suspicions.silence_told(sender, answer, record, self.now_s)
+        if self.suspicions.is_confirmed(answer.owner, record):
+            return self.note_lost_node(answer.owner, clock)
         settled = self.settlement.silence_told(sender, answer, self.decided)
         effects = [effect for each in settled for effect in leftover_settled(self, each.place, each.attempt)]
         return [*effects, *due(self)] if settled else []

@@ -27,7 +27,7 @@ from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
 from swarmsched.negotiation.pacing import Pacing
 from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
-from swarmsched.negotiation.settlement import Settlement
+from swarmsched.negotiation.settlement import Settlement, Suspicions
 from swarmsched.negotiation.window import Window
 from swarmsched.record import JobRecord, StartFault
 from swarmsched.resources import Share
@@ -62,6 +62,7 @@ class Regrouping:
     stopped_s: dict[int, float] = field(default_factory=dict)  # when those were told to stop
     join_until_s: float = float("inf")  # newcomers that are not ready by then are given up
     again_s: float = float("inf")  # when to look again
+    spared_s: dict[int, float] = field(default_factory=dict)  # until when newcomers are not called slow
     parted_s: float = float("inf")  # since when members tell that the present world came to nothing
 
 
@@ -97,6 +98,7 @@ class ShepherdState:
         self.namesakes = Namesakes()
         self.silent: dict[NodeId, None] = {}  # nodes of ours that are believed failed
         self.vouched: dict[NodeId, None] = {}  # for which an operator says that nothing is left there
+        self.suspicions = Suspicions(parts.quorum)
         self.settlement = Settlement(self.commands, parts.quorum)
         self.stop_grace_s = record.spec.grace_s
         self.stop_again_s = float("inf")  # when the ranks are next told to stop
@@ -217,6 +219,7 @@ class ShepherdState:
             self.attempt.next_deadline_s if self.attempt else float("inf"),
             self.stop_again_s,
             self.inquiry.next_deadline_s,
+            self.suspicions.next_deadline_s,
             self.settlement.next_deadline_s,
             self.claim.next_deadline_s,
             self.time_limit_at_s,
@@ -354,6 +357,7 @@ class ShepherdState:
         """Nothing more is asked or expected of its owners."""
         self.attempt, self.stop_again_s = None, float("inf")
         self.inquiry.forget()
+        self.suspicions.forget()
         self.namesakes.forget()
 
     def validate(self) -> None:

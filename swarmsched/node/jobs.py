@@ -87,8 +87,8 @@ class Jobs:
 
     @property
     def next_deadline_s(self) -> float:
-        """Earliest of the jobs' own timers, the next look at the queue and the next invitations."""
-        return self._placement.next_deadline_s
+        """Earliest of the jobs' own timers, the next look at the queue and the next invitations; once awake."""
+        return (self._placement if self._is_awake else self._shepherds).next_deadline_s
 
     # What comes from outside.
 

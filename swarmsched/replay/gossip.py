@@ -34,6 +34,7 @@ from swarmsched.replay.results import Observer
 from swarmsched.resources import NodeResources, Share
 from swarmsched.simulator.clients import Clients, Submission
 from swarmsched.simulator.host import Host
+from swarmsched.simulator.loop import Spins
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
 from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan, RunningTask, TaskChange
@@ -139,13 +140,20 @@ class GossipReplay:
 
     def steps(self) -> Iterator[float]:
         """The same by minutes of virtual time, in seconds."""
+        gave_up = ""
         while len(self.observer.finished) < len(self._jobs) and self._now_s < self._pacing.limit_s:
-            self._loop.run_for(STEP_S)
+            try:
+                self._loop.run_for(STEP_S)
+            except Spins as error:
+                gave_up = f"had not ended when the replay gave up, at {self._now_s:,.0f} s: {error}"
+                break
             yield self._now_s
             if self._is_stuck:
                 break
         left = [job for job in self._jobs if job.ended_s is None]
-        self.observer.stopped(left, "" if self._now_s < self._pacing.limit_s else told_limit(self._pacing.limit_s))
+        if self._now_s >= self._pacing.limit_s:
+            gave_up = told_limit(self._pacing.limit_s)
+        self.observer.stopped(left, gave_up)
 
     @property
     def _is_stuck(self) -> bool:

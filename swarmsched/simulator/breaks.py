@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from swarmsched.api import JobState
 from swarmsched.authority.contact import ContactLine, WatchedAttempt
 from swarmsched.authority.contact_book import ContactBook
 from swarmsched.authority.message import ContactAnswered, LeaseRenewal, OwnerContact, SilenceAnswer, SilenceRequest
@@ -27,8 +28,8 @@ from swarmsched.holders import Holder
 from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
-from swarmsched.ledger.message import HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import blame, regrouping, shepherd
+from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
+from swarmsched.negotiation import blame, changes, regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
 from swarmsched.negotiation.owner import Owner
@@ -272,6 +273,14 @@ def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
     return gone
 
 
+def _always_due(original: property) -> property:
+    def next_deadline_s(job: ShepherdState) -> float:
+        planned_s: float = type(original).__get__(original, job)
+        return job.now_s if job.decided.state is JobState.RUNNING else planned_s
+
+    return property(next_deadline_s)
+
+
 def _commits_at_once(original: Callable[..., Any]) -> Callable[..., Any]:
     def granted(attempt: Attempt, answer: OwnerAnswer, now_s: float) -> list[Effect]:
         effects: list[Effect] = original(attempt, answer, now_s)
@@ -294,6 +303,15 @@ def _with_fields(change: Callable[[JobRecord], Fields]) -> Callable[..., Any]:
         return fields
 
     return make
+
+
+def _ordered_by_node(original: Callable[..., Any]) -> Callable[..., Any]:
+    def why_stale(record: JobRecord, request: CheckpointRequest) -> str:
+        present, asked = record.checkpoint, request.checkpoint
+        is_same = present is not None and (present.attempt, present.node) == (asked.attempt, asked.node)
+        return "overtaken" if present is not None and is_same and asked.sequence < present.sequence else ""
+
+    return why_stale
 
 
 BREAKS: Mapping[str, Break] = {
@@ -366,6 +384,10 @@ BREAKS: Mapping[str, Break] = {
     "still-member-kept": Break(
         "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
     ),
+    "always-due": Break(
+        "the shepherd of a job that runs is due at every moment",
+        patches={(ShepherdState, "next_deadline_s"): _always_due},
+    ),
     "nodes-fault-ends-jobs": Break(
         "a job ends with the first start that fails", patches={(blame, "is_tried_again"): _never}
     ),
@@ -374,6 +396,10 @@ BREAKS: Mapping[str, Break] = {
     ),
     "hanging-member-kept": Break(
         "a worker that hangs is waited for", patches={(regrouping, "_hanging"): lambda original: lambda live: set()}
+    ),
+    "former-first-commits": Break(
+        "checkpoints of an elastic gang are ordered by their node alone",
+        patches={(changes, "why_stale"): _ordered_by_node},
     ),
 }
 NO_BREAK = Break("nothing is broken")

@@ -459,8 +459,8 @@ class Host:
         """A rank has completed a checkpoint and tells the agent of its own machine."""
         order = task.order
         self._last_request_id -= 1
-        self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint))
-        if order.spec.is_resizable:
+        self.command(self._last_request_id, CommitCheckpoint(order.job_id, order.attempt, checkpoint, order.part))
+        if order.spec.is_resizable and not order.part:
             estimate = simulated_estimate(task, checkpoint_number(checkpoint))
             self.post(TaskEstimated(*task.key.of_attempt, estimate, task.global_batch))
 

@@ -1,10 +1,16 @@
 """Virtual time: a heap of callbacks.  Ties are broken by a sequence number, so that a seed gives one history."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+CALLBACKS_MOST = 1_000_000
+
 Callback = Callable[[], None]
+
+
+class Spins(RuntimeError):
+    """So much happens in so little virtual time that it would never pass."""
 
 
 class Timer:
@@ -27,10 +33,15 @@ class Timer:
 
 
 class EventLoop:
-    """Runs callbacks in order of time; `now_s` stands still while one runs."""
+    """Runs callbacks in order of time; `now_s` stands still while one runs.
 
-    def __init__(self) -> None:
+    `callbacks_most` within one virtual second are believed; with more it raises `Spins`, wherever it is driven from.
+    """
+
+    def __init__(self, callbacks_most: int = CALLBACKS_MOST) -> None:
         self.now_s = 0.0  # virtual seconds since the start; only the loop sets it
+        self._callbacks_most = self._callbacks_left = callbacks_most
+        self._second_ends_s = 1.0
         self._sequence = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -61,11 +72,9 @@ class EventLoop:
         True when it held.  Time stands at the limit otherwise.
         """
         end_s = self.now_s + limit_s
-        heap, pop = self._heap, heapq.heappop
         if predicate():
             return True
-        while heap and heap[0][0] <= end_s:
-            self.now_s, _, callback, arguments = pop(heap)
+        for callback, arguments in self._due(end_s):
             callback(*arguments)
             if predicate():
                 return True
@@ -75,8 +84,19 @@ class EventLoop:
     def run_for(self, duration_s: float) -> None:
         """Let so much time pass."""
         end_s = self.now_s + duration_s
+        for callback, arguments in self._due(end_s):
+            callback(*arguments)
+        self.now_s = end_s
+
+    def _due(self, end_s: float) -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
+        """What is to be called until then, each at its time."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end_s:
             self.now_s, _, callback, arguments = pop(heap)
-            callback(*arguments)
-        self.now_s = end_s
+            if self.now_s >= self._second_ends_s:
+                self._second_ends_s, self._callbacks_left = self.now_s + 1.0, self._callbacks_most
+            if not self._callbacks_left:
+                name = getattr(callback, "__qualname__", str(callback))
+                raise Spins(f"{self._callbacks_most:,} callbacks within a virtual second; the next is {name}")
+            self._callbacks_left -= 1
+            yield callback, arguments

@@ -22,7 +22,7 @@ from swarmsched.simulator.chance import stream
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
 from swarmsched.simulator.host import Host, MakeNode
-from swarmsched.simulator.loop import EventLoop
+from swarmsched.simulator.loop import CALLBACKS_MOST, EventLoop
 from swarmsched.simulator.network import Network, NetworkFaults
 from swarmsched.simulator.observer import InvariantViolated, Observer, hooks
 from swarmsched.simulator.tasks import Behaviour, ElasticAttempts, read_command
@@ -66,11 +66,12 @@ class SimulatedSwarm:
         witnesses: Collection[NodeId] = (),
         retained_jobs: int = RETAINED_JOBS,
         gpu_counts: Mapping[NodeId, int] | None = None,
+        callbacks_most: int = CALLBACKS_MOST,
     ) -> None:
         self.seed = seed
         self._observers, self._behaviour, self._make_clock = observers, behaviour, make_clock
         self._namesakes: list[Host] = []
-        self.loop = EventLoop()
+        self.loop = EventLoop(callbacks_most)
         self.network = Network(faults or NetworkFaults(), stream(seed, "network"))
         self.rng = stream(seed, "swarm")  # for the tests' own choices
         self._last_request_id = 0

@@ -77,6 +77,7 @@ WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 SILENT_S = 2.0  # until an agent knows of a worker that it stands still
 WAITS_S = 3.0  # until others say that they wait for it
 TIMES_OUT_S = 4.0  # from then on until that has timed out
+COPY_S = (0.05, 0.3, 2.0, 9.0)  # that checkpoints of elastic attempts take to other machines, one after another
 TERMINATE_S = 0.010  # from SIGTERM to the last exit, for ranks that obey
 SIGTERM, SIGKILL = 15, 9
 FIRST_PORT = 29_500
@@ -92,10 +93,10 @@ class RankPlan:
 
     A `failure` of a task's first rank keeps the whole task from starting: while staging, if it is staged at all and
     the failure is of that kind, otherwise at the launch.  Rank 0 commits a checkpoint every `checkpoint_period_s` of
-    running, and takes that much off its duration for each one that it resumes from.  One that outlives SIGKILL computes
-    no more.  The duration of an elastic part counts from the first start of its attempt; once one stands still the
-    others wait until they train without it, and nothing but SIGKILL ends it while any is there.  One that hangs goes
-    on asking its agent meanwhile.
+    running, and takes that much off its duration for each one that it resumes from; of an elastic attempt whoever is
+    first of the newest world that trains commits.  One that outlives SIGKILL computes no more.  The duration of an
+    elastic part counts from the first start of its attempt; once one stands still the others wait until they train
+    without it, and nothing but SIGKILL ends it while any is there.  One that hangs goes on asking its agent meanwhile.
     """
 
     duration_s: float
@@ -162,6 +163,9 @@ class RunningTask:
     global_batch: int = 0  # with which its ranks train
     worker: Worker = field(default_factory=Worker)  # of an elastic part
     plan: WorldPlan | None = None  # the newest that reached it
+    world: WorldPlan | None = None  # in which it trains
+    copying: Checkpoint | None = None  # complete, on its way to other machines before it is committed
+    copied_next: Checkpoint | None = None
     is_still: bool = False
     is_waiting: bool = False  # for another part that stands still
 
@@ -204,6 +208,7 @@ class ElasticAttempts:
     """On all machines together: when each began to train, and its parts."""
 
     begun_s: dict[AttemptKey, float] = field(default_factory=dict)
+    steps: dict[AttemptKey, int] = field(default_factory=dict)  # checkpoints that were written, by whichever part
     parts: dict[AttemptKey, list[tuple["TaskModel", RunningTask]]] = field(default_factory=dict)
 
     def trainers(self, attempt: AttemptKey) -> list[tuple["TaskModel", RunningTask]]:
@@ -463,7 +468,8 @@ class TaskModel:
         members = [member.part for member in plan.members]
         if part not in members:
             self._say(task, state=WorkerState.LEFT)
-            self._exit_later(task, RankExit(rank, 0), SWITCH_S)
+            waits_s = max(COPY_S) if task.copying is not None else 0.0  # for its last commit
+            self._exit_later(task, RankExit(rank, 0), SWITCH_S + waits_s)
         elif does.refuses:
             self._say(task, state=WorkerState.REFUSED)
             self._exit_later(task, RankExit(rank, 1), SWITCH_S)
@@ -477,7 +483,7 @@ class TaskModel:
         if not task.worker.trains and not math.isinf(does.stands_still_s):
             self._loop.post_later(does.stands_still_s, self._stand_still, task)
         pause_s = SWITCH_S if task.worker.trains else 0.0
-        task.is_waiting = False
+        task.is_waiting, task.world = False, plan
         self._go_on(task)
         self._say(
             task, state=WorkerState.TRAINING, trains=plan.version, pause_s=pause_s, problem="", has_timed_out=False
@@ -526,20 +532,52 @@ class TaskModel:
         self._hear(task)
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
-        plan = task.plans.get(0)  # rank 0 writes for the gang
+        """Rank 0 writes for the gang; of an elastic one each part asks itself whether it is to."""
+        plan = task.plans.get(task.order.first_rank if task.order.part else 0)
         if plan is not None and not math.isinf(plan.checkpoint_period_s):
             self._loop.post_later(plan.checkpoint_period_s, self._complete_checkpoint, task)
 
     def _complete_checkpoint(self, task: RunningTask) -> None:
         """A frozen rank writes nothing; it is asked again a period later."""
-        if 0 not in task.plans:
+        order = task.order
+        if task.is_over or not (order.part or 0 in task.plans):
             return
-        if not task.is_frozen:
+        if order.part and self._is_first(task):
+            steps, begun = self._attempts.steps, checkpoint_number(order.checkpoint)
+            number = steps[order.key.of_attempt] = steps.get(order.key.of_attempt, begun) + 1
+            self._copy(task, self._checkpoint(task, number))
+        elif not order.part and not task.is_frozen:
             task.checkpoint_count += 1
-            order = task.order
-            name = f"step-{task.checkpoint_count}"
-            self._commit(task, Checkpoint(name, order.attempt, order.node, self._clock.utc_s))
+            self._commit(task, self._checkpoint(task, task.checkpoint_count))
         self._plan_checkpoint(task)
+
+    def _checkpoint(self, task: RunningTask, number: int) -> Checkpoint:
+        world = task.world.version if task.world is not None else 0
+        order = task.order
+        return Checkpoint(f"step-{number}", order.attempt, order.node, self._clock.utc_s, world=world)
+
+    def _is_first(self, task: RunningTask) -> bool:
+        """Whether this part writes: those of an older world wait for others, or know nothing of the newer one yet."""
+        newest = max((other.worker.trains for _, other in self._trainers(task)), default=0)
+        stands = task.is_frozen or task.is_still or task.is_waiting or task.worker.state is not WorkerState.TRAINING
+        world = task.world
+        return not stands and world is not None and world.version == newest and world.members[0].part == task.order.part
+
+    def _copy(self, task: RunningTask, checkpoint: Checkpoint) -> None:
+        """One after another; of those that wait the newest."""
+        if task.copying is not None:
+            task.copied_next = checkpoint
+            return
+        task.copying = checkpoint
+        self._loop.post_later(COPY_S[checkpoint_number(checkpoint) % len(COPY_S)], self._copied, task)
+
+    def _copied(self, task: RunningTask) -> None:
+        done, following = task.copying, task.copied_next
+        task.copying = task.copied_next = None
+        if done is not None and not task.is_over:
+            self._commit(task, done)
+        if following is not None:
+            self._copy(task, following)
 
     def _exit_later(self, task: RunningTask, rank_exit: RankExit, delay_s: float) -> None:
         """Whatever ends a rank first ends it; a frozen one has to run that long when it goes on."""

@@ -44,6 +44,7 @@ SHAPES = ("gpu", "gpu", "gpu", "gpu", "gpu", "gpu", "gpus", "cores", "memory", "
 NAMES = ("", "", "", "Zoë", "数据/训练", 'tab\tnewline\r\nquote"', "🙂" * 8)
 CORES_PER_RANK, MEMORY_GIB_PER_RANK = 4, 48  # of 8 cores and 64 GiB for each GPU of a machine
 UNKILLABLE_S = 4.0
+WORKER_SAVES_S = 1.5  # between checkpoints of an elastic job, whoever is its first rank
 GIB = 2**30
 RUSH_S = 0.05  # jobs that are submitted together want the same GPUs at the same time
 QUIET_RATIO = 0.5  # of the jobs that come alone
@@ -394,16 +395,16 @@ def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> Ran
     """In the first attempt one of the first stands still for ever, or hangs.  Of those that come later, some die,
     refuse the world that names them, or never are ready for one."""
     if rank == 1 and is_first:
-        return RankPlan(duration_s, stands_still_s=0.5 * duration_s, hangs=hangs)
+        return RankPlan(duration_s, stands_still_s=0.5 * duration_s, hangs=hangs, checkpoint_period_s=WORKER_SAVES_S)
     match rank % 8:
         case 3:
-            return RankPlan(0.4 * duration_s, 9)
+            return RankPlan(0.4 * duration_s, 9, checkpoint_period_s=WORKER_SAVES_S)
         case 5:
             return RankPlan(duration_s, refuses=True)
         case 7:
             return RankPlan(0.8 * duration_s, 1, ready_s=FOR_EVER_S)
         case _:
-            return RankPlan(duration_s)
+            return RankPlan(duration_s, checkpoint_period_s=WORKER_SAVES_S)
 
 
 def ends_of(parameters: Mapping[str, Any]) -> tuple[EndReason, ...]:

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import random
 import re
-import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -34,6 +33,7 @@ from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.resources import GpuHealth
 from swarmsched.task import TaskStage, TaskStatus
 from tests.swarmsched.building import make_record
+from tests.testbed.found import working
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 JOB = make_job_id(1_700_000_000.0, random.Random(1))
@@ -355,7 +355,7 @@ def test_requests_that_the_api_tells_of_are_on_the_page():
     assert samples(page(agent()), "swarm_http_requests_total") == {("200", "GET", "/v1/jobs"): 1.0}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.skipif(not working("promtool"), reason="promtool is not installed (Debian package prometheus)")
 def test_promtool_finds_nothing_to_complain_about(observed):
     observed.observe_http("GET", "/v1/jobs", 200, 0.01)
     full = gpu(

@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from swarm_agent.metrics import exposition, gpu, jobs, observed
+from tests.testbed.found import working
 
 MONITORING = Path(__file__).parents[2] / "docs/monitoring"
 DASHBOARDS = sorted(MONITORING.glob("grafana-*.json"))
@@ -51,7 +51,7 @@ def test_alert_rules_use_existing_metrics():
     assert unknown_names(" ".join(expressions)) == set()
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.skipif(not working("promtool"), reason="promtool is not installed (Debian package prometheus)")
 def test_promtool_accepts_rules_and_scrape_configuration():
     for arguments in (["rules", "alerts.yml"], ["config", "--syntax-only", "prometheus.yml"]):
         result = subprocess.run(
@@ -63,7 +63,7 @@ def test_promtool_accepts_rules_and_scrape_configuration():
 XID_SERIES = 'swarm_gpu_xid_errors_total{instance="gpu1:7433",gpu="0",xid="79"}'
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.skipif(not working("promtool"), reason="promtool is not installed (Debian package prometheus)")
 @pytest.mark.parametrize(
     ("values", "is_told"), [("_x30 1x60", True), ("1x60 2x30", True), ("1x90", False)], ids=["first", "next", "old"]
 )

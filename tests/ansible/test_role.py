@@ -6,7 +6,6 @@ Hosts that boot, transient units and upgrades are not covered here (see the role
 import json
 import os
 import pwd
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.testbed.found import working
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "ansible"
@@ -176,7 +177,7 @@ def test_agent_refuses_a_misspelt_setting_before_it_replaces_anything(played, tm
     assert "log_level" in result.stderr
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(not working("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_rendered_unit(played):
     result = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(played.folder / "gpu1/swarm-agent.service")],

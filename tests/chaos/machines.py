@@ -100,6 +100,17 @@ class Machine:
             os.kill(self.agent.process.pid, signal.SIGCONT)
             self.is_up = True
 
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Agent, shims and ranks stand still for the time of a block."""
+        self.is_up = False
+        self.host.freeze()
+        try:
+            yield
+        finally:
+            self.host.signal_all(signal.SIGCONT)
+            self.is_up = True
+
     def rank_pids(self) -> set[int]:
         """Processes of ranks on this host, frozen ones too."""
         return {pid for pid in self.host.pids() if is_rank(pid)}

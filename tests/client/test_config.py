@@ -91,6 +91,15 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path, monkeypatch, swa
     assert err.splitlines()[1] == f"  chmod 600 {file}"
 
 
+def test_of_a_token_file_with_several_the_first_is_sent(tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\nthe-one-that-it-replaces\n")
+    file.chmod(0o600)
+    monkeypatch.delenv("SWARM_TOKEN", raising=False)
+    monkeypatch.setenv("SWARM_TOKEN_FILE", str(file))
+    assert load(os.environ, {}, str(tmp_path)).read_token() == TOKEN
+
+
 def test_login_stores_a_context_and_keeps_what_was_there(home, tmp_path, agent, swarm, monkeypatch):
     file = write_user(home, '# mine\noutput = "wide"\n\n[job]\nqueue = "default"\n')
     token = tmp_path / "token"

@@ -1,4 +1,5 @@
 import socket
+import sys
 import threading
 
 import pytest
@@ -35,6 +36,63 @@ def test_the_cause_that_the_agent_told_last_is_not_told_again(swarm, agent):
 def test_output_that_is_not_text_arrives_unchanged(swarm, agent):
     agent.stream = lambda _: iter([state("running", "1"), log("\udcff\x00x", "2"), end("3")])
     assert swarm("run", "--no-sync", "--", "cat") == (0, "\udcff\x00x", f"swarm: job {HANDLE}\n")
+
+
+def gap(size, cursor, text=""):
+    head = {"type": "gap", "rank": 0, "node": "gpu1", "stream": "system", "time": None}
+    return head | {"skipped_bytes": size, "text": text, "cursor": cursor}
+
+
+def missing(text, cursor, *, is_missing=True):
+    return {"type": "warning", "text": text, "node": "gpu2", "is_missing": is_missing, "cursor": cursor}
+
+
+LOSSES = {
+    "limit": (gap(7, "3"), "7 bytes are missing"),
+    "disk": (gap(8, "3", "the disk was full"), "8 bytes are missing"),
+    "node": (
+        missing("gpu2 does not answer; its output is missing", "3"),
+        "gpu2 does not answer; its output is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "--no-sync", "-q", "--", "cat"), ("attach", "-q", HANDLE), ("logs", HANDLE)]
+)
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_program_that_reads_less_than_all_is_told_by_the_exit_code(swarm, agent, command, what):
+    record, told = LOSSES[what]
+    agent.stream = lambda _: iter([state("running", "1"), log("a", "2"), record, log("b", "4"), end("5")])
+    code, out, err = swarm(*command)
+    assert (code, out) == (125, "ab")
+    assert f"is not whole: {told}\n" in err
+    assert agent.is_asked_for_all
+
+
+def test_a_person_sees_what_is_missing_and_slows_nobody_down(swarm, agent, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    agent.stream = lambda _: iter([state("running", "1"), log("a", "2"), LOSSES["disk"][0], end("5")])
+    code, out, err = swarm("run", "--no-sync", "-q", "--", "cat")
+    assert (code, out) == (0, "a")
+    assert err == "swarm: 8 bytes of output of rank 0 were not kept: the disk was full\n"
+    assert not agent.is_asked_for_all
+
+
+def test_what_comes_late_is_not_missing_and_a_failure_keeps_its_own_code(swarm, agent):
+    late = missing("gpu2 does not answer", "2", is_missing=False)
+    agent.stream = lambda _: iter([state("running", "1"), late, log("a", "3"), end("4")])
+    assert swarm("run", "--no-sync", "--", "cat")[:2] == (0, "a")
+    agent.stream = lambda _: iter([state("running", "1"), gap(7, "2"), end("4", 3, "failed")])
+    assert swarm("run", "--no-sync", "--", "cat")[0] == 3
+
+
+def test_where_the_output_of_another_attempt_begins_is_said_to_programs(swarm, agent):
+    first, second = [state("running", "1"), log("a\n", "2")], [state("running", "3", attempt=2), log("b\n", "4")]
+    agent.stream = lambda _: iter([*first, state("queued", "2"), *second, log("c\n", "5"), end("6")])
+    code, out, err = swarm("run", "--no-sync", "-q", "--", "cat")
+    assert (code, out) == (0, "a\nb\nc\n")
+    assert err.count("the output of attempt 2 follows that of attempt 1") == 1
 
 
 def test_label_marks_each_line_once_even_when_it_comes_in_parts(swarm, agent):
@@ -240,7 +298,7 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
         (["run", "-t", "1:\u00b2", "--", "x"], "must be a duration"),
         (["run", "-t", "9" * 400, "--", "x"], "must be a duration"),
         (["run", "--mem", "9" * 400, "--", "x"], "must be a size"),
-        (["run", "--gres", "gpu:\u00b2", "--", "x"], "must be a whole number"),
+        (["run", "--gres", "gpu:\u00b2", "--", "x"], "must be gpu:N or gpu:TYPE:N"),
         (["run", "--work", "local_batch=nan", "--", "x"], "must be NAME=NUMBER"),
         (["run", "-g", "1", "--ranks", "3", "--", "x"], "1 GPU cannot be shared by 3 ranks"),
         (["run", "-g", "3", "--ranks", "2", "--", "x"], "3 GPUs cannot be shared by 2 ranks"),
@@ -494,3 +552,25 @@ def test_wait_times_out_with_124(swarm, agent):
     code, _, err = swarm("wait", HANDLE, "--timeout", "0.05")
     assert code == 124
     assert "is not done after" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["--", "python", "train.py"], True),
+        (["--", "python3.11", "-m", "train"], True),
+        (["--", "torchrun", "train.py"], True),
+        (["-g", "1", "--", "python", "train.py"], False),
+        (["-g", "0", "--", "python", "train.py"], False),
+        (["--ranks", "2", "--", "python", "train.py"], False),
+        (["-q", "--", "python", "train.py"], False),
+        (["--", "python", "-c", "print(1)"], False),
+        (["--", "nvidia-smi"], False),
+        (["--", "bash", "train.sh"], False),
+    ],
+)
+def test_that_no_gpu_was_asked_for_is_told_where_it_is_likely_forgotten(swarm, agent, words, is_told):
+    assert "no GPU" not in swarm("submit", "--no-sync", *words)[2]
+    agent.gpus = 8
+    told = "swarm: no GPU was asked for, and the swarm has 8 GPUs: -g N asks for N, -g 0 means none\n"
+    assert swarm("submit", "--no-sync", *words)[2] == told * is_told

@@ -147,6 +147,24 @@ async def test_a_broken_stream_is_resumed_behind_its_cursor_elsewhere(serve):
     assert cursors == ["c1"]
 
 
+async def test_output_that_is_missing_is_a_record_of_its_own_and_no_line_is_too_long(serve):
+    long = "\0" * 131_072
+    gap = {
+        "type": "gap",
+        "rank": 0,
+        "node": "gpu1",
+        "stream": "system",
+        "time": None,
+        "skipped_bytes": 7,
+        "cursor": "c2",
+    }
+    path = ("GET", f"/v1/jobs/{JOB_ID}/logs")
+    address = await serve({path: stream(log(long, "c1"), gap, end("c3"))})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        records = [record async for record in swarm.logs(JOB_ID, follow=True)]
+    assert [(record.text, record.skipped_bytes) for record in records] == [(long, 0), ("", 7)]
+
+
 async def test_errors_are_typed(serve):
     address = await serve(
         {("GET", "/v1/jobs/x"): answer(problem(404, "unknown_job", "no such job", remedy="look"), 404)}

@@ -10,9 +10,9 @@ from swarm_client import tree as tree_module
 from swarm_client.cli import main
 from swarm_client.config import cache_home
 from swarm_client.failure import UsageError
-from swarm_client.tree import find_root, scan
+from swarm_client.tree import Patterns, find_root, scan
 from swarmsched.tree import EntryKind, Tree
-from tests.client.testing import FakeAgent
+from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, log
 
 
 def git(folder, *words):
@@ -35,8 +35,8 @@ def project(tmp_path):
     return folder
 
 
-def paths(folder, kind="git", exclude=(), cache=""):
-    found = scan(str(folder), kind, exclude, cache or f"{cache_home(os.environ)}/c.json")
+def paths(folder, kind="git", exclude=(), cache="", include=()):
+    found = scan(str(folder), kind, exclude, cache or f"{cache_home(os.environ)}/c.json", include)
     return [entry.path for entry in found.tree.entries], found
 
 
@@ -284,3 +284,210 @@ def test_a_terminal_sees_how_much_is_shipped_and_a_pipe_does_not(swarm, agent, p
     assert "shipping [" in shown
     assert "100%" in shown
     assert shown.endswith(progress.CLEAR_LINE), "the bar is gone when all is sent"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("data", ["data", "data/x", "sub/data/x"], ["data2", "database/x"]),
+        ("data/", ["data/x", "sub/data/x"], ["dat/x"]),
+        ("/data", ["data", "data/x"], ["sub/data/x"]),
+        ("./data", ["data/x"], ["sub/data/x"]),
+        ("*.pt", ["a.pt", "sub/deep/a.pt"], ["a.pth"]),
+        ("data/*.bin", ["data/a.bin", "data/sub/a.bin"], ["sub/data/a.bin", "data/a.bit"]),
+        ("a/b", ["a/b", "a/b/c"], ["x/a/b", "a/bc"]),
+        ("**/a/b", ["a/b", "x/y/a/b"], ["xa/b"]),
+        ("a/**/b", ["a/b", "a/x/y/b/c"], ["b", "ab"]),
+        ("[ab].pt", ["a.pt"], ["c.pt"]),
+    ],
+)
+def test_patterns_mean_what_they_mean_to_git(pattern, fitting, others):
+    patterns = Patterns((pattern,))
+    assert [path for path in (*fitting, *others) if patterns.fit(path)] == fitting
+
+
+@pytest.fixture
+def ignoring(project):
+    """A work tree that ignores data, weights and a virtual environment, with secrets among them."""
+    (project / ".gitignore").write_text("data/\n*.pt\nvenv/\n")
+    for name in ("data/deep/b.bin", "data/in/.git/config", "data/.env", "sub/w.pt", "venv/pyvenv.cfg", "venv/lib/x.pt"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("0123456789")
+    return project
+
+
+SHIPPED = [".gitignore", "sub/run.sh", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("include", "more"),
+    [
+        (["data/"], ["data/big", "data/deep/b.bin"]),
+        (["data/*.bin"], ["data/deep/b.bin"]),
+        (["*.pt"], ["sub/w.pt"]),
+        (["venv"], ["venv/lib/x.pt", "venv/pyvenv.cfg"]),
+        (["*"], ["data/big", "data/deep/b.bin", "sub/w.pt", "venv/lib/x.pt", "venv/pyvenv.cfg"]),
+        ([".git", ".env", "data/in/.git"], []),
+    ],
+)
+def test_what_git_ignores_is_shipped_on_demand_and_secrets_never(ignoring, include, more):
+    assert paths(ignoring, include=include)[0] == sorted([*SHIPPED, *more])
+    assert paths(ignoring, exclude=["data", "*.pt", "venv"], include=include)[0] == sorted([*SHIPPED, *more])
+
+
+def test_what_a_repository_inside_ignores_is_shipped_on_demand(ignoring):
+    inner = ignoring / "inner"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    (inner / ".gitignore").write_text("*.bin\n")
+    (inner / "a.bin").write_text("x")
+    git(inner, "add", "-A")
+    git(inner, "commit", "-qm", "x")
+    assert paths(ignoring, include=["*.bin"])[0] == sorted(
+        [*SHIPPED, "data/deep/b.bin", "inner/.gitignore", "inner/a.bin"]
+    )
+
+
+def test_an_excluded_or_cached_file_of_a_project_is_shipped_on_demand(tmp_path):
+    folder = tmp_path / "work"
+    (folder / "swarm.toml").write_text("")
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x").write_text("")
+    (folder / "a.ckpt").write_text("")
+    assert paths(folder, "project", ["*.ckpt"])[0] == ["swarm.toml"]
+    both = ["__pycache__/x", "a.ckpt", "swarm.toml"]
+    assert paths(folder, "project", ["*.ckpt"], include=["a.ckpt", "__pycache__"])[0] == both
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("", ["--include", "data/deep"]),
+        ("", ["--include", "./data/deep/b.bin"]),
+        ("data", ["--include", "deep/b.bin"]),
+        ("sub", ["--include", "../data/deep/"]),
+        ("sub", ["--include", "b.bin"]),
+    ],
+)
+def test_an_included_path_counts_from_where_it_is_typed(swarm, agent, ignoring, monkeypatch, folder, words):
+    monkeypatch.chdir(ignoring / folder)
+    assert swarm("run", "-d", *words, "--", "true")[::2] == (0, "")
+    tree = Tree.from_bytes(agent.blobs[agent.wait_for("POST", "/v1/jobs")[0]["spec"]["tree"]])
+    assert [entry.path for entry in tree.entries] == [".gitignore", "data/deep/b.bin", *SHIPPED[1:]]
+
+
+def test_files_and_jobs_say_what_is_included(swarm, agent, ignoring, monkeypatch):
+    monkeypatch.chdir(ignoring)
+    (ignoring / "swarm.toml").write_text('sync_include = ["*.pt"]\n[job]\ninclude = ["data/big"]\n')
+    (ignoring / "job.toml").write_text('command = "true"\ninclude = "data/deep"\n')
+    assert swarm("submit", "--", "true")[0] == swarm("submit", "job.toml")[0] == 0
+    shipped = [
+        {entry.path for entry in Tree.from_bytes(agent.blobs[body["spec"]["tree"]]).entries}
+        for body in agent.wait_for("POST", "/v1/jobs", 2)
+    ]
+    assert all("sub/w.pt" in each for each in shipped)
+    assert [{"data/big", "data/deep/b.bin"} & each for each in shipped] == [{"data/big"}, {"data/deep/b.bin"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--include", "nope/"], "--include nope/ brings nothing: no file below"),
+        (["--include", ".git"], "--include .git brings nothing: no file below"),
+        (["--include", "data/.env"], "brings nothing: data/.env (may hold secrets) is never shipped"),
+        (["--include", "../data"], "--include ../data lies outside of"),
+        (["--include", "data/", "--no-sync"], "--include and --no-sync exclude one another"),
+    ],
+)
+def test_an_include_that_brings_nothing_is_refused(swarm, ignoring, monkeypatch, words, problem):
+    monkeypatch.chdir(ignoring)
+    code, _, err = swarm("run", *words, "--", "true")
+    assert (code, problem in err) == (2, True), err
+
+
+def test_a_dry_run_tells_what_would_be_shipped_and_what_git_ignores(swarm, ignoring, monkeypatch):
+    monkeypatch.chdir(ignoring)
+    out = swarm("run", "--dry-run", "--", "true")[1]
+    assert out.splitlines()[-1] == (
+        "would be shipped: 3 files, 36 B; not shipped: 6 that git ignores (data/, sub/w.pt, venv/), 51 B"
+    )
+    out = swarm("run", "--dry-run", "--include", "data/big", "--", "true")[1]
+    assert "would be shipped: 4 files, 37 B; not shipped: 5 that git ignores" in out
+    assert "would be shipped: no files: with --no-sync" in swarm("run", "--dry-run", "--no-sync", "--", "true")[1]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'data/big'",
+            "data/big is ignored by git and was not shipped: --include data/, or keep it on the nodes",
+        ),
+        (
+            "cat: sub/w.pt: No such file or directory",
+            "sub/w.pt is ignored by git and was not shipped: --include sub/w.pt, or keep it on the nodes",
+        ),
+        (f"python3: can't open file '/x/jobs/{JOB_ID}/1/work/sub/w.pt': [Errno 2]", "sub/w.pt is ignored by git"),
+        ("OSError: data/deep not found.", "data/deep is ignored by git"),
+        ("ModuleNotFoundError: No module named 'data.deep'", "data/deep is ignored by git"),
+        ("open: data/.env: No such file or directory", "data/.env is ignored by git"),
+        (
+            "FileNotFoundError: 'out.ckpt' does not exist",
+            "out.ckpt is left out by sync_exclude and was not shipped: --include out.ckpt, or keep it on the nodes",
+        ),
+        ("cat: .env.x: No such file or directory", ".env.x was not shipped (may hold secrets)"),
+        ("cat: ../beside: No such file or directory", "../beside lies outside of "),
+        ("cat: train.py: No such file or directory", ""),
+        ("cat: other.pt: No such file or directory", ""),
+        ("data/big", ""),
+    ],
+)
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_a_missing_file_that_lies_here_is_explained(swarm, agent, ignoring, monkeypatch, said, told, stream):
+    monkeypatch.chdir(ignoring)
+    (ignoring / "swarm.toml").write_text('sync_exclude = ["*.ckpt"]')
+    (ignoring / "out.ckpt").write_text("x")
+    (ignoring / ".env.x").write_text("x")
+    (ignoring.parent / "beside").write_text("x")
+    agent.stream = lambda _: iter([log(f"begin\n{said}\n", "1", stream=stream), end("2", 1, "failed")])
+    code, _, err = swarm("run", "--", "python", "train.py")
+    after = err.partition(f"swarm: job {HANDLE} failed (exit code 1)\n")[2]
+    assert (code, after.count("\n")) == (1, bool(told)), err
+    assert after.startswith(f"swarm: {told}" if told else "")
+
+
+def test_nothing_is_explained_of_a_job_that_succeeds_or_where_nobody_wants_words(swarm, agent, ignoring, monkeypatch):
+    monkeypatch.chdir(ignoring)
+    agent.stream = lambda _: iter([log("cat: data/big: No such file or directory\n", "1"), end("2", 0)])
+    assert "ignored" not in swarm("run", "--", "true")[2]
+    agent.stream = lambda _: iter([log("cat: data/big: No such file or directory\n", "1"), end("2", 1, "failed")])
+    assert "ignored" not in swarm("run", "-q", "--", "true")[2]
+
+
+def test_what_is_too_large_is_weighed_and_its_largest_parts_are_named(tmp_path, monkeypatch):
+    folder = tmp_path / "work"
+    (folder / "outputs").mkdir()
+    (folder / "outputs" / "a").write_bytes(b"x" * 3_000)
+    (folder / "b").write_bytes(b"x" * 2_000)
+    monkeypatch.setattr(tree_module, "SMALL_BYTES", 4_000)
+    with pytest.raises(UsageError) as caught:
+        paths(folder, "plain")
+    assert "has 2 files with 4.9 KiB (outputs/ 2.9 KiB, b 2.0 KiB), more than the" in caught.value.problem
+    monkeypatch.setattr(tree_module, "TREE_BYTES_LIMIT", 4_000)
+    monkeypatch.setattr(tree_module, "_hash_file", lambda _: 1 / 0)  # refused before anything is read
+    with pytest.raises(UsageError, match=r"has 2 files with 4.9 KiB \(outputs/ 2.9 KiB") as caught:
+        paths(folder, "project")
+    assert "sync_exclude" in caught.value.remedy
+    monkeypatch.setattr(tree_module, "FILE_BYTES_LIMIT", 2_500)
+    with pytest.raises(UsageError, match=r"outputs/a has 2.9 KiB; a file that is shipped has 2.4 KiB at most"):
+        paths(folder, "project")
+
+
+def test_that_nothing_of_a_home_is_shipped_is_told_once_and_where_the_command_needs_it(home, swarm, monkeypatch):
+    monkeypatch.chdir(home)
+    (home / "train.py").write_text("")
+    told = [
+        "empty folder" in swarm("run", "-d", *words)[2]
+        for words in (["nvidia-smi"], ["nvidia-smi"], ["python", "train.py"], ["python", "x.py"], ["-v", "nvidia-smi"])
+    ]
+    assert told == [True, False, True, False, True]

@@ -59,7 +59,7 @@ def test_checkpoint_of_an_attempt_that_was_given_up_is_refused_and_the_script_is
     lost.kill()
     wait_until_sync(lambda: told.exists() and "\nlate " in told.read_text(), what="the rank on n2 has tried")
     assert told.read_text() == (
-        "swarm: checkpoint late was not committed: this attempt was superseded: attempt 1 was given up; "
+        "swarm: checkpoint late was not committed: it does not count: attempt 1 was given up; "
         "the next one is not placed yet\n  end this process: it is not the job any more\nlate 1\n"
     )
     assert agent.get(f"/v1/jobs/{job['id']}")["checkpoint"] is None

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.testing import start_agents, wait_until_sync
+from tests.testbed.found import working
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("disturbances")]
 
@@ -22,7 +22,7 @@ DAY_S = 86_400
 @pytest.fixture
 def clock(tmp_path, monkeypatch):
     """Agents started while this is set read a wall clock that the test moves; only theirs."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    compiler = working("gcc", "cc")
     if compiler is None:
         pytest.skip("no C compiler for the clock that jumps (Debian package gcc)")
     library, offset = tmp_path / "clock.so", tmp_path / "offset"

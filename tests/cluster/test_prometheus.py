@@ -1,7 +1,6 @@
 """The scrape configuration of docs/monitoring, with a real Prometheus and real agents."""
 
 import json
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -10,10 +9,11 @@ import pytest
 import yaml
 
 from tests.agent.testing import free_port, wait_until_sync
+from tests.testbed.found import working
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package)"),
+    pytest.mark.skipif(not working("prometheus"), reason="prometheus is not installed (Debian package)"),
 ]
 SHIPPED = Path(__file__).parents[2] / "docs/monitoring/prometheus.yml"
 DISCOVERY = "  # - job_name: swarm"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.elastic.testing import COMMITTED, DEADLINE_S, MANY_FILES, PACKAGE, Script, ScriptedAgent
+from tests.testbed.found import working
 
 
 @pytest.fixture
@@ -279,7 +280,7 @@ def test_the_source_is_python_3_9(path: Path) -> None:
 
 
 PYENV = Path("~/.pyenv/versions").expanduser()
-OLD = next((str(path) for path in PYENV.glob("3.9.*/bin/python")), shutil.which("python3.9"))
+OLD = working(*map(str, PYENV.glob("3.9.*/bin/python")), "python3.9")
 
 
 @pytest.mark.skipif(not OLD, reason="needs a Python 3.9")

@@ -25,6 +25,7 @@ from swarmsched.task import TaskOrder
 
 log = logging.getLogger(__name__)
 
+WORLD_MOST = 2**32 - 1
 COMMIT_TIMEOUT_S = 40.0  # the core itself looks for a shepherd for 30 s
 
 
@@ -39,6 +40,7 @@ class Commander(Protocol):
 @dataclass(slots=True, eq=False)
 class _Wish:
     name: str
+    world: int
     epoch: asyncio.Future[int]
 
 
@@ -62,11 +64,13 @@ class Commits:
         kept: KeptCheckpoints,
         commander: Commander,
         order_of: Callable[[TaskKey], TaskOrder | None],
+        world_of: Callable[[TaskKey], int],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`world_of`: the version of the membership in which a task's own worker trains, 0 where none has told."""
         self._node_id, self._folders, self._blobs = node_id, folders, blobs
         self._copies, self._kept, self._commander = copies, kept, commander
-        self._order_of, self._clock = order_of, clock
+        self._order_of, self._world_of, self._clock = order_of, world_of, clock
         self._desks: dict[TaskKey, _Desk] = {}
 
     async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
@@ -75,7 +79,7 @@ class Commits:
         wait = request.get("wait", True)
         if not isinstance(wait, bool):
             raise Refusal("bad_request", "wait must be true or false", "leave it out to wait")
-        wish = self._enqueue(key, name)
+        wish = self._enqueue(key, name, self._checked_world(key, request))
         if not wait:
             return {"ok": True, "name": name, "committed": False}
         epoch = await asyncio.shield(wish.epoch)  # who asked may go away; the commit goes on
@@ -101,9 +105,16 @@ class Commits:
             raise Refusal("not_found", f"{path} does not exist", remedy)
         return str(name)
 
-    def _enqueue(self, key: TaskKey, name: str) -> _Wish:
+    def _checked_world(self, key: TaskKey, request: Request) -> int:
+        """Of now: by the time that it is copied its writer may have switched, or left."""
+        world = request.get("world", 0)
+        if isinstance(world, bool) or not isinstance(world, int) or not 0 <= world <= WORLD_MOST:
+            raise Refusal("bad_request", "world must be a version of the membership", "leave it out")
+        return world or self._world_of(key)
+
+    def _enqueue(self, key: TaskKey, name: str, world: int) -> _Wish:
         desk = self._desks.setdefault(key, _Desk())
-        wish = _Wish(name, asyncio.get_running_loop().create_future())
+        wish = _Wish(name, world, asyncio.get_running_loop().create_future())
         wish.epoch.add_done_callback(lambda done: _note_refusal(key, name, done))
         if desk.waiting:
             problem = f"superseded by a newer checkpoint, {name}, before its turn came"
@@ -117,7 +128,7 @@ class Commits:
         try:
             while wish := desk.waiting:
                 desk.waiting = None
-                await self._settle(wish, self._commit(key, wish.name))
+                await self._settle(wish, self._commit(key, wish))
         finally:
             del self._desks[key]
             if desk.waiting and not desk.waiting.epoch.done():
@@ -137,15 +148,15 @@ class Commits:
         else:
             wish.epoch.set_result(epoch)
 
-    async def _commit(self, key: TaskKey, name: str) -> int:
+    async def _commit(self, key: TaskKey, wish: _Wish) -> int:
         order = self._order_of(key)
         if order is None:
             raise Refusal("conflict", "this task is over", "end this process")
         folder = self._folders.of(*key.of_attempt)
         if self._folders.is_shared:
-            size_bytes = await asyncio.to_thread(size_of, folder, name)
-            return await self._register(order, self._checkpoint(order, name, size_bytes))
-        checkpoint = await self._pack_and_copy(order, name)
+            size_bytes = await asyncio.to_thread(size_of, folder, wish.name)
+            return await self._register(order, self._checkpoint(order, wish, size_bytes))
+        checkpoint = await self._pack_and_copy(order, wish)
         try:
             epoch = await self._register(order, checkpoint)
         except Refusal as refusal:
@@ -156,9 +167,9 @@ class Commits:
         self._kept.committed(order.job_id, checkpoint.digest)
         return epoch
 
-    async def _pack_and_copy(self, order: TaskOrder, name: str) -> Checkpoint:
+    async def _pack_and_copy(self, order: TaskOrder, wish: _Wish) -> Checkpoint:
         folder = self._folders.of(order.job_id, order.attempt)
-        tree = await asyncio.to_thread(pack, folder, name, self._blobs, self._folders.account.uid)
+        tree = await asyncio.to_thread(pack, folder, wish.name, self._blobs, self._folders.account.uid)
         self._blobs.admit(tree.blobs)
         if self._blobs.missing(tree.blobs):
             raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
@@ -167,26 +178,27 @@ class Commits:
                 digest = await self._blobs.put_bytes(await asyncio.to_thread(tree.to_bytes))
             except BlobError as error:
                 raise Refusal("storage", str(error), error.remedy) from error
-            self._kept.add(order.job_id, digest, tree.blobs, is_committed=False)
+            self._kept.add(order.job_id, digest, tree.blobs, self._node_id)
         resumed = [order.checkpoint.digest] if order.checkpoint and order.checkpoint.digest else []
         keep = dict.fromkeys((*resumed, *self._kept.digests(order.job_id)))
         peers = await self._copies.spread(order, digest, tree.size_bytes, keep)
-        return self._checkpoint(order, name, tree.size_bytes, digest, (self._node_id, *peers))
+        return self._checkpoint(order, wish, tree.size_bytes, digest, (self._node_id, *peers))
 
     def _checkpoint(
-        self, order: TaskOrder, name: str, size_bytes: int, digest: str = "", copies: tuple[NodeId, ...] = ()
+        self, order: TaskOrder, wish: _Wish, size_bytes: int, digest: str = "", copies: tuple[NodeId, ...] = ()
     ) -> Checkpoint:
-        return Checkpoint(name, order.attempt, self._node_id, self._clock(), size_bytes, digest, copies)
+        numbers = (self._clock(), size_bytes, digest, copies)
+        return Checkpoint(wish.name, order.attempt, self._node_id, *numbers, world=wish.world)
 
     async def _register(self, order: TaskOrder, checkpoint: Checkpoint) -> int:
         told = fitting(Checkpoint, checkpoint, "bad_checkpoint")
-        command = CommitCheckpoint(order.job_id, order.attempt, told)
+        command = CommitCheckpoint(order.job_id, order.attempt, told, order.part)
         reply = await self._commander.command(command, timeout_s=COMMIT_TIMEOUT_S)
         if isinstance(reply, CheckpointCommitted):
             return reply.epoch
         assert isinstance(reply, Refused), f"a commit was answered by {type(reply).__name__}"
         if reply.code == "conflict":
-            raise Refusal("conflict", f"this attempt was superseded: {reply.problem}", reply.remedy)
+            raise Refusal("conflict", f"it does not count: {reply.problem}", reply.remedy)
         raise Refusal(reply.code, reply.problem, reply.remedy)
 
 

@@ -43,7 +43,7 @@ class Copies:
     async def spread(self, order: TaskOrder, digest: str, size_bytes: int, keep: Iterable[str]) -> tuple[NodeId, ...]:
         """Have up to two peers fetch what is in our store; those that did.
 
-        `keep` are the digests of the job's checkpoints that still count; a peer drops what else it has of the job.
+        `keep` are the digests of the job's checkpoints that still count here; a peer drops what else it has from here.
         """
         question = {"job_id": order.job_id, "digest": digest, "size_bytes": size_bytes, "keep": [*keep]}
         candidates = iter(_ranked(order, self._peers.live_peers())[:ATTEMPTS_MAX])
@@ -107,8 +107,8 @@ class Copies:
             await asyncio.to_thread(_sync, [path for path in paths if path])
             if missing := self._blobs.missing(blobs):
                 raise BlobError(missing[0], "vanished from this node's store")
-            self._kept.add(job_id, digest, tree.blobs, is_committed=False)
-            self._kept.retain(job_id, {digest, *keep})
+            self._kept.add(job_id, digest, tree.blobs, sender)
+            self._kept.settle(job_id, sender, {digest, *keep})
 
     def _check_room(self, size_bytes: int) -> None:
         room = os.statvfs(self._blobs.directory)

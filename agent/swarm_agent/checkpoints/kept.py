@@ -11,18 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm_agent.staging.blobs import BlobStore
-from swarmsched.ids import JobId, is_job_id
+from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.tree import BadTree, Tree
 
 log = logging.getLogger(__name__)
 
 KEEP = 2
+KEEP_OF_OTHERS = 4  # of writers that may know nothing of one another: the first rank of an elastic job moves
 
 
 @dataclass(slots=True)
 class _Copy:
     blobs: tuple[str, ...]  # of the manifest and all that it names
     is_committed: bool
+    writer: NodeId  # for whom it is kept; unknown in lists of older agents
 
 
 @dataclass(slots=True)
@@ -44,11 +46,11 @@ class KeptCheckpoints:
         """Manifests of the job's copies on this node, oldest first."""
         return tuple(self._copies.get(job_id, ()))
 
-    def add(self, job_id: JobId, digest: str, blobs: Iterable[str], *, is_committed: bool) -> None:
+    def add(self, job_id: JobId, digest: str, blobs: Iterable[str], writer: NodeId) -> None:
         """Keep this copy, whose blobs are in the store."""
         copies = self._copies.setdefault(job_id, {})
         known = copies.pop(digest, None)
-        copies[digest] = known or _Copy((digest, *blobs), is_committed)
+        copies[digest] = known or _Copy((digest, *blobs), is_committed=False, writer=writer)
         if known is None:
             self.blobs.pin(copies[digest].blobs)
         self._save(job_id)
@@ -63,6 +65,12 @@ class KeptCheckpoints:
         older = [name for name in order[: order.index(digest)] if copies[name].is_committed]
         keep = {*older[len(older) - KEEP + 1 :], *order[order.index(digest) :]}
         self.retain(job_id, keep)
+
+    def settle(self, job_id: JobId, writer: NodeId, keep: Collection[str]) -> None:
+        """Drop what a writer does not need any more; of others' copies it cannot say which the register names."""
+        copies = self._copies.get(job_id, {})
+        others = [name for name, copy in copies.items() if copy.writer != writer]
+        self.retain(job_id, {*keep, *others[-KEEP_OF_OTHERS:]})
 
     def retain(self, job_id: JobId, keep: Collection[str]) -> None:
         """Drop the job's copies that are not in `keep`."""
@@ -79,16 +87,17 @@ class KeptCheckpoints:
 
     def _load(self, job_id: JobId, path: Path) -> None:
         try:
-            listed = [(str(entry["digest"]), bool(entry["committed"])) for entry in json.loads(path.read_bytes())]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            entries = json.loads(path.read_bytes())
+            listed = [(str(e["digest"]), bool(e["committed"]), NodeId(str(e.get("writer", "")))) for e in entries]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error("list of kept checkpoints cannot be read, it is dropped path=%s error=%s", path, error)
             listed = []
-        for digest, is_committed in listed:
+        for digest, is_committed, writer in listed:
             blobs = self._blobs_of(digest)
             if blobs is None:
                 log.warning("a kept checkpoint is gone job_id=%s digest=%s", job_id, digest[:12])
                 continue
-            self._copies.setdefault(job_id, {})[digest] = copy = _Copy((digest, *blobs), is_committed)
+            self._copies.setdefault(job_id, {})[digest] = copy = _Copy((digest, *blobs), is_committed, writer)
             self.blobs.pin(copy.blobs)
         if job_id not in self._copies:
             path.unlink(missing_ok=True)
@@ -109,7 +118,9 @@ class KeptCheckpoints:
         if not copies:
             path.unlink(missing_ok=True)
             return
-        listed = [{"digest": digest, "committed": copy.is_committed} for digest, copy in copies.items()]
+        listed = [
+            {"digest": digest, "committed": copy.is_committed, "writer": copy.writer} for digest, copy in copies.items()
+        ]
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(listed))
         draft.rename(path)

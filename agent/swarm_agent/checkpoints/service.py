@@ -37,12 +37,13 @@ class CheckpointService:
         folders: CheckpointFolders,
         agent: CheckpointPeers,
         order_of: Callable[[TaskKey], TaskOrder | None],
+        world_of: Callable[[TaskKey], int],
         retention_s: float,
     ) -> None:
         self._folders, self._agent, self._retention_s = folders, agent, retention_s
         self._kept = KeptCheckpoints(data_dir / "kept-checkpoints", agent.blobs)
         self._copies = Copies(agent.blobs, agent, node_id, self._kept)
-        self.commits = Commits(node_id, folders, agent.blobs, self._copies, self._kept, agent, order_of)
+        self.commits = Commits(node_id, folders, agent.blobs, self._copies, self._kept, agent, order_of, world_of)
         self.restorer = Restorer(folders, agent.blobs, self._copies)
 
     def start(self) -> None:

@@ -78,10 +78,10 @@ def log_record() -> Schema:
         "oneOf": [
             kind("log", **output, text=TEXT),
             kind("log", **output, data=TEXT),
-            kind("gap", **output, skipped_bytes=COUNT),
+            kind("gap", **output, skipped_bytes=COUNT, text=TEXT),
             kind("state", **state),
             kind("attempt", attempt=COUNT, text=TEXT),
-            kind("warning", text=TEXT, node=maybe(TEXT)),
+            kind("warning", text=TEXT, node=maybe(TEXT), is_missing=FLAG),
             kind("end", state=STATE, **ENDING, job=ref("Job")),
         ]
     }
@@ -142,7 +142,7 @@ def schemas() -> Schema:
         "Migrate": record({}, optional={"nodes": NODE_NAMES, "avoid": NODE_NAMES}, is_closed=True),
         "Signal": record({"signal": {"anyOf": [SIGNAL_NUMBER, TEXT]}}, is_closed=True),
         "Job": record(JOB),
-        "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG}),
+        "SubmittedJob": record({**JOB, "was_known": FLAG, "dry_run": FLAG, "swarm_gpus": COUNT}),
         "PartialJob": {"type": "object", "properties": JOB, "required": ["id"]},
         "JobList": listing("PartialJob", total=COUNT, staleness_seconds=SECONDS, **silent),
         "Wait": record({"api_version": VERSION, "met": FLAG, "job": ref("Job")}),

@@ -27,7 +27,7 @@ def known_hosts(config: AgentConfig) -> frozenset[str]:
 class Guard:
     """Raises `Problem` for requests that must not reach a handler; keeps no state."""
 
-    token: str
+    tokens: tuple[str, ...]
     hosts: frozenset[str]
 
     def check_host(self, host_header: str, local_address: str) -> None:
@@ -45,9 +45,10 @@ class Guard:
             raise Problem("cross_origin", "the browser says that another web site sent this request")
 
     def check_token(self, authorization: str) -> None:
-        """Compares in constant time."""
+        """Compares with each in constant time."""
         scheme, _, given = authorization.partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self.token.encode())
+        sent = given.strip().encode("utf-8", "replace")
+        is_right = any(hmac.compare_digest(sent, token.encode()) for token in self.tokens)
         if scheme.lower() != "bearer" or not is_right:
             said = "the bearer token is wrong" if given else "no bearer token was sent"
             raise Problem("unauthorised", said, headers={"WWW-Authenticate": 'Bearer realm="swarm"'})

@@ -36,6 +36,7 @@ class LogRequest:
     since_utc_s: float | None = None
     streams: tuple[str, ...] = ()
     follow: bool = False
+    is_lossless: bool = False
 
 
 class LogSource:
@@ -94,7 +95,8 @@ class LogSource:
                 yield _plain(rank, record)
         if cursor and not first:
             yield _mark(rank, cursor)
-        async with closing(logs.follow(request.job_id, request.attempt, rank, cursor)) as records:
+        followed = logs.follow(request.job_id, request.attempt, rank, cursor, is_lossless=request.is_lossless)
+        async with closing(followed) as records:
             async for record in records:
                 if _is_wanted(record, request):
                     yield _plain(rank, record)
@@ -131,8 +133,9 @@ def _pages(
 
 
 def _is_wanted(record: LogRecord, request: LogRequest) -> bool:
-    is_late = request.since_utc_s is None or record.utc_s >= request.since_utc_s or record.dropped_bytes > 0
-    return is_late and (not request.streams or record.stream.value in request.streams)
+    """What is missing is told whatever was asked for: nobody knows of which stream it was."""
+    is_late = request.since_utc_s is None or record.utc_s >= request.since_utc_s
+    return record.dropped_bytes > 0 or (is_late and (not request.streams or record.stream.value in request.streams))
 
 
 def _plain(rank: int, record: LogRecord) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from swarm_agent.http.log_source import LogRequest, LogSource
 from swarm_agent.http.parameter import Parameter, integer, words
 from swarm_agent.http.problem import Problem, bad_parameter
 from swarm_agent.http.schema import TEXT
-from swarm_agent.http.stream import FOLLOW, Record, closing, resume_cursor, stream_answer
+from swarm_agent.http.stream import FOLLOW, LOSSLESS, Record, closing, resume_cursor, stream_answer
 from swarm_agent.http.watch import JobWatch
 from swarm_agent.http.when import SINCE, rfc3339
 from swarm_agent.supervision.logs import BadCursor
@@ -38,7 +38,7 @@ from swarmsched.ids import JobId, NodeId
 
 TAIL_LIMIT = 1_000_000
 ATTEMPT_MOST = 2**32 - 1  # as records have it
-QUEUE_LIMIT = 64
+QUEUE_LIMIT = 16  # records of up to 128 KiB: what is lost with this agent is to be read again elsewhere
 RETRY_S = 0.5  # while a node cannot be reached
 LEFT_RETRY_S = 10.0  # the same of one where no rank runs any more
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
@@ -72,6 +72,7 @@ class LogQuery:
     tail: int | None
     since_utc_s: float | None
     attempt: int
+    is_lossless: bool = False
 
 
 class JobLogs:
@@ -119,7 +120,7 @@ async def _past(
     if not places.is_current and not is_announced:
         yield {**_attempt_record(document, places), "cursor": cursor.encode()}
     if places.problem and not is_announced:
-        yield {"type": "warning", "text": places.problem, "node": None, "cursor": cursor.encode()}
+        yield {**_missing(places.problem), "cursor": cursor.encode()}
     async with closing(past_records(source, document, places, query, cursor)) as records:
         async for record in records:
             yield record
@@ -185,7 +186,7 @@ class _Follower:
                 await self._put(_end_record(last))
         except Problem as problem:
             # Without an `end` the client knows that it has to go on elsewhere.
-            await self._put({"type": "warning", "text": problem.detail, "node": None})
+            await self._put({"type": "warning", "text": problem.detail, "node": None, "is_missing": False})
         finally:
             if not _is_cancelling():
                 await self._queue.put(None)
@@ -220,7 +221,7 @@ class _Follower:
         query = self._query if self._is_first else replace(self._query, tail=None)
         places = await self._finder.find(document)
         if places.problem:
-            await self._put({"type": "warning", "text": places.problem, "node": None})
+            await self._put(_missing(places.problem))
         self._attempt, self._opened = attempt, set()
         self._cursor.begin(attempt)
         self._open(document, places, query)
@@ -304,7 +305,7 @@ async def _flat(source: LogSource, node: NodeId, request: LogRequest) -> AsyncIt
                 for raw in batch:
                     yield node, raw
     except CANNOT_READ as error:
-        yield node, {"warning": _warning(node, error), "utc_s": 0.0}
+        yield node, {"warning": {**_warning(node, error), "is_missing": True}, "utc_s": 0.0}
 
 
 async def _push(
@@ -333,7 +334,10 @@ def _requests(
         wanted = tuple(rank for rank in ranks if not query.ranks or rank in query.ranks)
         if wanted:
             known = {rank: position for rank, position in cursor.ranks.items() if int(rank) in wanted}
-            request = LogRequest(job_id, attempt, wanted, known, tail, since_utc_s, query.streams, is_followed)
+            past = (tail, since_utc_s, query.streams)
+            request = LogRequest(
+                job_id, attempt, wanted, known, *past, follow=is_followed, is_lossless=is_followed and query.is_lossless
+            )
             requests.append((node, request))
     return requests
 
@@ -347,7 +351,8 @@ def _record(attempt: int, node: NodeId, raw: dict[str, Any], cursor: LogCursor) 
         return None
     head = {"rank": raw["rank"], "node": node, "stream": raw["stream"], "time": rfc3339(raw["utc_s"])}
     if raw["dropped"]:
-        return {"type": "gap", **head, "time": None, "skipped_bytes": raw["dropped"], "cursor": cursor.encode()}
+        lost = {"skipped_bytes": raw["dropped"], "text": "the disk was full" if raw["data"] else ""}
+        return {"type": "gap", **head, "time": None, **lost, "cursor": cursor.encode()}
     return {"type": "log", **head, **_payload(raw["data"]), "cursor": cursor.encode()}
 
 
@@ -378,7 +383,12 @@ def _end_record(document: Document) -> Record:
 def _warning(node: NodeId, error: Exception) -> Record:
     is_there = isinstance(error, BadCursor) or (isinstance(error, RemoteProtocolError) and error.kind == BadCursor.code)
     what = "cannot go on from this cursor" if is_there else "does not answer"
-    return {"type": "warning", "text": f"{node} {what}; its output is missing", "node": node}
+    return {"type": "warning", "text": f"{node} {what}; its output is missing", "node": node, "is_missing": False}
+
+
+def _missing(text: str) -> Record:
+    """A warning about output that does not come any more."""
+    return {"type": "warning", "text": text, "node": None, "is_missing": True}
 
 
 def _query_from(call: Call) -> LogQuery:
@@ -388,6 +398,7 @@ def _query_from(call: Call) -> LogQuery:
         tail=TAIL.of(call),
         since_utc_s=SINCE.of(call),
         attempt=ATTEMPT.of(call),
+        is_lossless=LOSSLESS.read(call.headers.get(LOSSLESS.name.lower())) == "1",
     )
 
 

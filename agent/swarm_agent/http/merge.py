@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from swarm_agent.http.stream import closing
 
 T = TypeVar("T")
-QUEUE_LIMIT = 64  # items waiting for the client; the sources are not read further while it is full
+QUEUE_LIMIT = 16  # items waiting for the client; the sources are not read further while it is full
 
 
 async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:

@@ -27,7 +27,9 @@ from swarm_agent.http.watch import JobChanges, JobWatch
 from swarm_agent.version import software_version
 
 
-def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: RenderMetrics) -> web.Application:
+def build_api(
+    agent: AgentPort, facts: Facts, tokens: tuple[str, ...], render_metrics: RenderMetrics
+) -> web.Application:
     """The application of one agent; registers with it what other agents may ask."""
     peers = Peers(agent, facts)
     finder, changes = JobFinder(facts, peers), JobChanges(facts)
@@ -46,7 +48,7 @@ def build_api(agent: AgentPort, facts: Facts, token: str, render_metrics: Render
         *blob_routes(BlobUploads(agent)),
         *health_routes(Health(agent, facts, render_metrics), openapi, page),
     )
-    server = Server(agent.config.name, Guard(token, known_hosts(agent.config)), routes)
+    server = Server(agent.config.name, Guard(tokens, known_hosts(agent.config)), routes)
     for kind, handler in (
         ("find", jobs.on_find),
         ("tasks", jobs.on_tasks),

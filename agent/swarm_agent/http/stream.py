@@ -15,6 +15,7 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 FOLLOW = flag("follow", "Stream what is to come as well.")
 LAST_EVENT = header("Last-Event-ID", "As cursor; sent by browsers that reconnect.")
+LOSSLESS = header("X-Swarm-Lossless", "1: ranks that are too far ahead wait for this reader; with follow.")
 
 T = TypeVar("T")
 Record = dict[str, Any]

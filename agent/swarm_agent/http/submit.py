@@ -108,7 +108,8 @@ class Submission:
         shown = job_document_now(reply.record, self._facts)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
-        document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run}
+        gpus = sum(each.record.total_gpus for each in self._facts.nodes())
+        document = {**shown, "was_known": reply.was_known, "dry_run": command.is_dry_run, "swarm_gpus": gpus}
         return answer(document, 201 if is_new else 200, headers)
 
     async def _ticket(self) -> TicketIssued:

@@ -11,12 +11,12 @@ from swarm_agent.http.jobs import GOAL, TIMEOUT, USER, Jobs
 from swarm_agent.http.logs import JobLogs
 from swarm_agent.http.nodes import IF_MATCH, Nodes
 from swarm_agent.http.routes import Reply, Route
-from swarm_agent.http.stream import FOLLOW, LAST_EVENT
+from swarm_agent.http.stream import FOLLOW, LAST_EVENT, LOSSLESS
 from swarm_agent.http.submit import Submission
 from swarm_agent.http.when import SINCE
 
 FILTERS = (joblist.ALL, joblist.STATE, joblist.OWNER, joblist.NAME, joblist.LIMIT, joblist.CURSOR, FIELDS)
-OUTPUT = (FOLLOW, SINCE, logs.CURSOR, LAST_EVENT, USER, logs.TAIL, logs.RANKS, logs.STREAM, logs.ATTEMPT)
+OUTPUT = (FOLLOW, SINCE, logs.CURSOR, LAST_EVENT, LOSSLESS, USER, logs.TAIL, logs.RANKS, logs.STREAM, logs.ATTEMPT)
 LOGGED = (FOLLOW, SINCE, events.CURSOR, LAST_EVENT, events.LIMIT, events.KIND, events.JOBS, events.NODES)
 READINESS = (VERBOSE, EXCLUDE)
 

@@ -28,6 +28,7 @@ from swarm_agent.task import shim
 from swarm_agent.task.account import Account
 from swarmsched.errors import SwarmError
 
+PROBE_S = 30.0  # of a program that is asked for its version
 OUTPUT_BYTES = 2**16  # of an installer, its last words
 NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 """By which an installer tells that what it installs does not fit here."""
@@ -99,7 +100,7 @@ class EnvironmentStore:
         """The hash under which these requirements are kept."""
         if not self._version:
             try:
-                code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], 30.0)
+                code, output = await self._run([self.python, "-c", "import sys; print(sys.version)"], PROBE_S)
             except OSError as error:
                 raise EnvironmentFailed(f"the interpreter {self.python} does not run", str(error), error) from error
             if code:
@@ -148,6 +149,8 @@ class EnvironmentStore:
         if account.uid >= 0:
             os.chown(path, account.uid, account.gid)
         inner = str(path / "bin" / "python")
+        if self.uv and (await self._run([self.uv, "--version"], PROBE_S))[0]:
+            self.uv = None  # what is found may be a shim of a version manager, which does not run
         if self.uv:
             steps = [
                 [self.uv, "venv", "--quiet", "--allow-existing", "--python", self.python, str(path)],

@@ -5,13 +5,19 @@ write (`torch.cuda.set_device(LOCAL_RANK)`).  With one visible GPU per rank such
 GPUs are named by UUID, so an order of enumeration cannot mix them up.  Simulated GPUs are never shown to CUDA: the
 list is empty, and SWARM_SIMULATED_GPUS says how many there would be.
 
+A job that asks for no GPU and has one rank for good is a plain command: it is not told of ranks, since many scripts
+take RANK or LOCAL_RANK for the word of a launcher, and go to meet others.  With GPUs one rank is told as many are, so
+that a script runs on one GPU as it does on eight.
+
 Values win in this order: ours about rank, node and GPUs; the user's; defaults (PYTHONUNBUFFERED=1, so that output
 appears when it is printed; OMP_NUM_THREADS, the cores of the node or of the rank's demand divided among ranks);
 the agent's own, as far as the allow-list goes; the interfaces of ranks that meet others on other nodes.
 """
 
 import fnmatch
+import zlib
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from swarm_agent.supervision.tools import Tools
@@ -52,12 +58,13 @@ def common_environment(
     task: Mapping[str, str] | None = None,
     cpu_count: int = 0,
     fabric_interface: str = "",
+    workdir: Path = Path("/"),
 ) -> dict[str, str]:
     """What all ranks of this node share.
 
     `environment_dirs` are virtual environments, the first one wins; `tools` come after everything of the user's;
     `task` are further variables of ours; `cpu_count` are the node's cores; `fabric_interface` has the address under
-    which ranks of other nodes reach this one's.
+    which ranks of other nodes reach this one's; `workdir` is where ranks start.
     """
     spec = order.spec
     env = {"PATH": FALLBACK_PATH, **_interface_variables(order, fabric_interface), **inherit}
@@ -72,17 +79,27 @@ def common_environment(
         env["PATH"] = f"{env['PATH']}:{tools.bin_path}"
         env["PYTHONPATH"] = ":".join(filter(None, (env.get("PYTHONPATH"), str(tools.python_path))))
     meeting = {} if order.part else _torch_variables(order)  # workers of an elastic job meet by what agents tell them
-    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | meeting | dict(task or {})
+    slurm = _slurm_variables(order, len(gpus), account.name, workdir) if order.spec.slurm_env else {}
+    return env | _swarm_variables(order, gpus) | _gpu_variables(gpus) | meeting | slurm | dict(task or {})
 
 
 def rank_environment(order: TaskOrder, local_rank: int) -> dict[str, str]:
-    """What one rank has of its own.  Nothing with `per_node`: the launcher that it runs numbers its workers."""
+    """What one rank has of its own.  Little with `per_node`: the launcher that it runs numbers its workers."""
     if order.spec.per_node:
-        return {}
-    rank = str(order.first_rank + local_rank)
+        return _slurm_rank(order, order.node_rank, 0)
+    number = order.first_rank + local_rank
+    rank = str(number)
     if order.part:  # its rank changes
         return {"LOCAL_RANK": "0", "SWARM_RANK": rank}
-    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "SWARM_RANK": rank}
+    slurm = _slurm_rank(order, number, local_rank)
+    if _is_plain(order):
+        return {"SWARM_RANK": rank, **slurm}
+    return {"RANK": rank, "LOCAL_RANK": str(local_rank), "SWARM_RANK": rank, **slurm}
+
+
+def _is_plain(order: TaskOrder) -> bool:
+    spec = order.spec
+    return spec.ranks == 1 and spec.ranks_most <= 1 and not spec.demand.gpus and not spec.per_node
 
 
 def process_ranks(order: TaskOrder) -> tuple[int, ...]:
@@ -139,6 +156,8 @@ def _torch_variables(order: TaskOrder) -> dict[str, str]:
     """env:// of torch.distributed; with `per_node`, torchrun's defaults (it reads each option from PET_<OPTION>)."""
     host, port = order.rendezvous_host, str(order.rendezvous_port)
     where = {"MASTER_ADDR": host, "MASTER_PORT": port}
+    if _is_plain(order):
+        return where
     if not order.spec.per_node:
         return where | {
             "WORLD_SIZE": str(order.world_size),
@@ -162,3 +181,44 @@ def _torch_variables(order: TaskOrder) -> dict[str, str]:
 def _workers(order: TaskOrder) -> int:
     """Workers that a launcher should start on this node: one per GPU, or one per rank without GPUs."""
     return max(1, order.local_ranks * max(1, order.spec.demand.gpus))
+
+
+def slurm_job_id(job_id: str) -> str:
+    """A number made of the job's id: scripts reckon with Slurm's."""
+    return str(zlib.crc32(job_id.encode()) or 1)
+
+
+def _slurm_rank(order: TaskOrder, rank: int, local_rank: int) -> dict[str, str]:
+    if not order.spec.slurm_env:
+        return {}
+    return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank)}
+
+
+def _slurm_variables(order: TaskOrder, gpus: int, user: str, workdir: Path) -> dict[str, str]:
+    """What scripts written for Slurm look for, by its names; a process of ours is a task of Slurm's."""
+    spec, number = order.spec, slurm_job_id(order.job_id)
+    by_node = {node: 1 if spec.per_node else ranks for node, ranks in ranks_by_node(order.shares).items()}
+    runs = [(ranks, len(list(run))) for ranks, run in groupby(by_node.values())]
+    nodes, tasks = ",".join(by_node), str(sum(by_node.values()))
+    variables = {
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), number),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), nodes),
+        **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), str(len(by_node))),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), tasks),
+        "SLURM_JOB_NAME": spec.name or Path(spec.command[0]).name,
+        "SLURM_JOB_USER": user,
+        "SLURM_NODEID": str(list(by_node).index(order.node)),
+        "SLURMD_NODENAME": order.node,
+        "SLURM_STEP_ID": "0",
+        "SLURM_RESTART_COUNT": str(order.attempt - 1),
+        "SLURM_TASKS_PER_NODE": ",".join(f"{ranks}(x{count})" if count > 1 else str(ranks) for ranks, count in runs),
+        "SLURM_LAUNCH_NODE_IPADDR": order.rendezvous_host,
+        "SLURM_SUBMIT_DIR": str(workdir),
+    }
+    if len(runs) == 1:
+        variables["SLURM_NTASKS_PER_NODE"] = str(runs[0][0])
+    if gpus:
+        variables["SLURM_GPUS_ON_NODE"] = str(gpus)
+    if spec.demand.cpus:
+        variables["SLURM_CPUS_PER_TASK"] = str(spec.demand.cpus * (order.local_ranks if spec.per_node else 1))
+    return variables

@@ -4,11 +4,13 @@ The shim writes (see `shim.LogWriter` for the format and what is kept); while no
 starts and after one was lost, the agent adds lines of its own by `say`.  So a log has one writer at any time.
 
 A cursor is a place in everything a rank ever wrote, not in a file: it stays good when the middle of a long log is
-dropped, and whoever comes from before the gap is told how many bytes are missing.
+dropped, and whoever comes from before the gap is told how many bytes are missing.  To a follower that is not to miss
+any, the writer is slowed down instead: see `readers`.
 """
 
 import asyncio
 import os
+import re
 import shutil
 import threading
 from array import array
@@ -19,7 +21,16 @@ from enum import Enum
 from pathlib import Path
 from stat import S_ISREG
 
-from swarm_agent.task.shim import HEADER_BYTES, RECORD_BYTES_MAX, SYSTEM, LogWriter, segment_path, segments
+from swarm_agent.supervision.readers import Reader, Readers
+from swarm_agent.task.shim import (
+    HEADER_BYTES,
+    LOST,
+    RECORD_BYTES_MAX,
+    SYSTEM,
+    LogWriter,
+    segment_path,
+    segments,
+)
 from swarmsched.errors import SwarmError
 from swarmsched.ids import AttemptKey, JobId, TaskKey, is_job_id
 
@@ -46,6 +57,7 @@ class Stream(Enum):
     SYSTEM = "system"  # the agent's own words, one line each
 
 
+_LOST = re.compile(LOST.replace(b"[", rb"\[").replace(b"%d", rb"(\d+)"))
 _STREAMS = {ord("o"): Stream.STDOUT, ord("e"): Stream.STDERR, ord("s"): Stream.SYSTEM}
 
 
@@ -53,7 +65,8 @@ _STREAMS = {ord("o"): Stream.STDOUT, ord("e"): Stream.STDERR, ord("s"): Stream.S
 class LogRecord:
     """Bytes as they were read from the rank; they may end within a line or a character.
 
-    `cursor` continues after this record.  `dropped_bytes` above 0: a marker, `data` is empty, so much is missing here.
+    `cursor` continues after this record.  `dropped_bytes` above 0: a marker, so much is missing here, and `data` says
+    why where it was not for the limit.
     """
 
     stream: Stream
@@ -113,6 +126,7 @@ class LogStore:
         self._sizes: dict[AttemptKey, int] | None = None  # None before the first look at all
         self._held_bytes: int | None = None  # their sum
         self._followers: dict[AttemptKey, set[asyncio.Event]] = {}
+        self._readers = Readers(LogWriter("", config.limit_bytes, config.head_bytes).segment_bytes)
 
     # Reading.
 
@@ -140,15 +154,25 @@ class LogStore:
             return records, records[-1].cursor if records else str(place)
         return (), str(place)
 
-    async def follow(self, job_id: JobId, attempt: int, rank: int, cursor: str = "") -> AsyncIterator[LogRecord]:
-        """Records after the cursor and new ones as they come; ends when the task has exited and all was read."""
+    async def follow(
+        self, job_id: JobId, attempt: int, rank: int, cursor: str = "", *, is_lossless: bool = False
+    ) -> AsyncIterator[LogRecord]:
+        """Records after the cursor and new ones as they come; ends when the task has exited and all was read.
+
+        With `is_lossless` a rank that is too far ahead waits for this reader, as long as it takes what comes.
+        """
         key, news = AttemptKey(job_id, attempt), asyncio.Event()
         self._followers.setdefault(key, set()).add(news)
+        reader: Reader | None = None
+        if is_lossless and key in self._live_attempts:
+            reader = self._readers.open(str(self._directory(*key, rank)), _Place.parse(cursor).position)
         try:
             while True:
                 news.clear()
                 is_live = key in self._live_attempts  # asked before reading: what comes after the answer is not missed
-                records, cursor = self.read(job_id, attempt, rank, cursor)
+                taken, (records, cursor) = cursor, self.read(job_id, attempt, rank, cursor)
+                if reader is not None:
+                    self._readers.advance(reader, _Place.parse(taken).position)
                 for record in records:
                     yield record
                 if not records and not is_live:
@@ -156,9 +180,15 @@ class LogStore:
                 if not records:
                     await news.wait()
         finally:
+            if reader is not None:
+                self._readers.close(reader)
             self._followers[key].discard(news)
             if not self._followers[key]:
                 del self._followers[key]
+
+    def keep_up(self) -> None:
+        """Tell the writers that their readers are still there; to be called every some seconds."""
+        self._readers.keep_up()
 
     def tail(self, job_id: JobId, attempt: int, rank: int, lines: int) -> tuple[tuple[LogRecord, ...], str]:
         """Where the last `lines` lines begin: their part of the record that they begin in, and the cursor after it.
@@ -331,7 +361,9 @@ def _parse(data: bytes, place: _Place) -> list[LogRecord]:
         utc_s = int.from_bytes(data[offset + 1 : offset + 9], "big") / 1e6
         position, payload = position + end - offset, payload + length
         body = data[offset + HEADER_BYTES : end]
-        found.append(LogRecord(stream, utc_s, body, f"{position:x}.{payload:x}"))
+        lost = _LOST.fullmatch(body) if stream is Stream.SYSTEM else None
+        dropped = int(lost[1]) if lost else 0
+        found.append(LogRecord(stream, utc_s, body, f"{position:x}.{payload:x}", dropped))
         offset = end
     return found
 

@@ -215,15 +215,21 @@ class TaskRunner:
         )
         self._folders = CheckpointFolders(config.checkpoint_root, self._account, config.checkpoint_dir_shared)
         self._sockets = TaskSockets(SocketFolder(config.data_dir), self._account)
+        self.memberships = TaskMemberships(
+            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
+        )
         self._checkpoints = CheckpointService(
-            config.name, config.data_dir, self._folders, agent, self._order_of, config.work_retention_s
+            config.name,
+            config.data_dir,
+            self._folders,
+            agent,
+            self._order_of,
+            self.memberships.world,
+            config.work_retention_s,
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))
         self._sockets.on_request("report", self.reports.handle)
-        self.memberships = TaskMemberships(
-            self._order_of, lambda key, worker: self._post(WorkerTold.about(key, worker))
-        )
         self._sockets.on_request("member", self.memberships.handle)
         self._tools: Tools | None = None
         self.limits = Limits(config.task_processes_max, "limit_tasks is false")
@@ -560,6 +566,7 @@ class TaskRunner:
                 task=variables,
                 cpu_count=len(os.sched_getaffinity(0)),
                 fabric_interface=interface_of(self._fabric_address),
+                workdir=task.prepared.workdir,
             ),
             rank_envs={rank: rank_environment(order, index) for index, rank in enumerate(process_ranks(order))},
             scope=self.limits.scope(order, task.gpus),
@@ -873,6 +880,7 @@ class TaskRunner:
         while True:
             await asyncio.sleep(MEASURE_INTERVAL_S)
             with _tried_again("measure logs"):
+                self._agent.logs.keep_up()
                 self.warm.adjust(self._warm_starts(), self._server, self.limits)
                 await asyncio.to_thread(self._agent.logs.measure)
 

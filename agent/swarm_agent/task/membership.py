@@ -136,6 +136,11 @@ class TaskMemberships:
         task = self._tasks.get(key)
         return task.standings if task else {}
 
+    def world(self, key: TaskKey) -> int:
+        """The version in which the own worker of an elastic part trains; 0 where it has not told."""
+        standing = self.members(key).get(str(key.part))
+        return standing.trains if standing else 0
+
     async def wait(self, key: TaskKey, is_so: Callable[[Mapping[str, Standing]], bool]) -> None:
         """Return once something is so of the workers of a task."""
         task = self._of(key)

@@ -32,11 +32,15 @@ import sys
 import time
 
 STDOUT, STDERR, SYSTEM = b"o", b"e", b"s"
+LOST = b"[%d bytes of output were lost: the disk was full]\n"
 HEADER_BYTES = 13  # kind (1), microseconds since 1970 (8), length (4), big endian
 SEGMENT_SUFFIX = ".log"
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 2 * READ_BYTES  # what was held back of a line, and one read
 TAIL_BYTES = 4_096
+READER_NAME = "reader"  # in the folder of a rank's log: what of it somebody still reads, see `reader_text`
+FIRST_READER_S = 10.0  # after its first output, for a reader of a log to be there
+CROWDED_INTERVAL_S = 0.02  # between two looks whether a reader has gone on
 HOLD_S = 0.1  # a line that is written in several parts becomes one record, if the parts come within this time
 NOTICE_INTERVAL_S = 0.02  # the first output of a quiet rank is told at once, later output at most this often
 LEFTOVER_GRACE_S = 2.0
@@ -76,8 +80,9 @@ class LogWriter:
 
     A segment is named by two numbers, the position of its first byte in the whole log and the bytes of output before
     it, so a reader can tell how much is missing between two segments.  The first segment is the head and stays; of
-    the others the oldest goes when the log is full.  A full disk costs output, never the job: what could not be
-    written is counted and said when there is room again.
+    the others the oldest goes when the log is full, unless a reader still needs it: then the log is crowded, and the
+    rank is not read until `make_room` succeeds.  A full disk costs output, never the job: what could not be written is
+    counted and said when there is room again.
     """
 
     def __init__(self, directory: str, limit_bytes: int, head_bytes: int) -> None:
@@ -86,6 +91,8 @@ class LogWriter:
         self.segment_bytes = max(4_096, (limit_bytes - self.head_bytes) // 8)
         self.tail_segments = 7
         self.lost_bytes = 0
+        self.is_crowded = False
+        self._begun_s = 0.0
         self._fd = -1
         self._start = self._size = self._payload = 0
         self._is_head = True
@@ -100,20 +107,69 @@ class LogWriter:
         try:
             if self._fd < 0:
                 self._open()
-            if self.lost_bytes:
-                note = b"[%d bytes of output were lost: the disk was full]\n" % self.lost_bytes
-                self._append(SYSTEM, note, utc_s)
-                self.lost_bytes = 0
+            self._tell_loss(utc_s)
             self._append(kind, data, utc_s)
         except OSError:
             self.lost_bytes += len(data)
             self._restore()
 
+    def _tell_loss(self, utc_s: float) -> None:
+        if self.lost_bytes:
+            self._append(SYSTEM, LOST % self.lost_bytes, utc_s)
+            self.lost_bytes = 0
+
     def close(self) -> None:
-        """Close the current segment; a later write opens it again."""
+        """Close the current segment; a later write opens it again.
+
+        What was lost and could not be said is told by the name of an empty segment, which needs no room.
+        """
+        if self._fd < 0:
+            return
+        try:
+            self._tell_loss(time.time())
+        except OSError:
+            self._restore()
+            self._leave_gap()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _leave_gap(self) -> None:
+        start, payload = self._start + self._size + self.lost_bytes, self._payload + self.lost_bytes
+        path = segment_path(self.directory, start, payload)
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            self.lost_bytes = 0
+        except OSError:
+            return
+
+    def make_room(self) -> bool:
+        """Drop what is too much and no reader needs; False while one needs the oldest of it."""
+        try:
+            known = segments(self.directory)
+            needed = self._needed_from() if len(known) > 1 + self.tail_segments else INFINITE
+            self.is_crowded = False
+            for (old, payload), (following, _) in zip(known[1 : -self.tail_segments], known[2:], strict=False):  # noqa: RUF007  # one import less
+                if following > needed:
+                    self.is_crowded = True
+                    break
+                os.unlink(segment_path(self.directory, old, payload))  # noqa: PTH108
+        except OSError:
+            self.is_crowded = False
+        return not self.is_crowded
+
+    def _needed_from(self) -> float:
+        """The position behind which nothing may be dropped now."""
+        path = f"{self.directory}/{READER_NAME}"
+        position, _, until_s = read_twice(path).partition(b"@")
+        try:
+            return int(position, 16) if float(until_s) > now() else INFINITE
+        except ValueError:  # no reader has come, or this is none of our files
+            is_early = now() < self._begun_s + FIRST_READER_S and not os.access(path, os.F_OK)
+            return 0 if is_early else INFINITE
 
     def _append(self, kind: bytes, data: bytes, utc_s: float) -> None:
         limit = self.head_bytes if self._is_head else self.segment_bytes
@@ -133,15 +189,14 @@ class LogWriter:
             try:
                 os.ftruncate(self._fd, self._size)
             except OSError:
-                self.close()
+                self._let_go()
 
     def _rotate(self) -> None:
         start = self._start + self._size
         fd = os.open(segment_path(self.directory, start, self._payload), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.close(self._fd)
         self._fd, self._start, self._size, self._is_head = fd, start, 0, False
-        for old, payload in segments(self.directory)[1 : -self.tail_segments]:
-            os.unlink(segment_path(self.directory, old, payload))  # noqa: PTH108
+        self.make_room()
 
     def _open(self) -> None:
         """Go on where an earlier writer stopped; a torn last frame is cut off."""
@@ -153,6 +208,7 @@ class LogWriter:
         os.ftruncate(fd, size)
         self._fd, self._start, self._size, self._payload = fd, start, size, payload + added
         self._is_head = len(known) == 1 and start == 0
+        self._begun_s = self._begun_s or now()
 
 
 def segment_path(directory: str, start: int, payload: int) -> str:
@@ -239,6 +295,7 @@ class Rank:
         self.noticed_s = 0.0
         self.has_news = False
         self.is_running = False
+        self.is_held = False  # its pipes are not looked at: somebody still reads what would have to be dropped
 
     def take(self, fd: int) -> bool:
         """Read once; False when nothing is there now."""
@@ -765,16 +822,30 @@ class Shim:
         elif fd == self._wakeup:
             if SIGTERM in os.read(fd, 4_096):
                 self._stop(self._order.grace_s)
-        else:
-            self._take(fd)
+        elif not self._by_fd[fd].is_held:
+            rank = self._by_fd[fd]
+            if rank.log.is_crowded and not rank.log.make_room():
+                self._hold(rank, is_held=True)
+            else:
+                self._take(fd)
 
     def _take(self, fd: int) -> bool:
         rank = self._by_fd[fd]
         more = rank.take(fd)
         if fd not in rank.pipes:
-            self._poll.unregister(fd)
+            if not rank.is_held:
+                self._poll.unregister(fd)
             del self._by_fd[fd]
         return more
+
+    def _hold(self, rank: Rank, *, is_held: bool) -> None:
+        """Leave its output in its pipes, so that it has to wait as any process does whose reader is slow."""
+        rank.is_held = is_held
+        for fd in rank.pipes:
+            if is_held:
+                self._poll.unregister(fd)
+            else:
+                self._poll.register(fd, select.POLLIN)
 
     def _obey(self, words: list[str]) -> None:
         try:
@@ -894,6 +965,8 @@ class Shim:
         now_s = now()
         for rank in self._ranks:
             rank.release(now_s)
+            if rank.is_held and rank.log.make_room():
+                self._hold(rank, is_held=False)
         if self._has_children and not any(rank.is_running for rank in self._ranks):
             self._stop(LEFTOVER_GRACE_S)
         self._watch_lease(now_s)
@@ -923,6 +996,8 @@ class Shim:
             waits.append(FROZEN_INTERVAL_S)
         elif self._until_s != INFINITE:
             waits.append(min(LOOK_S, self._until_s - now()))  # the wait itself stands still while the machine sleeps
+        if any(rank.is_held for rank in self._ranks):
+            waits.append(CROWDED_INTERVAL_S)
         if self._notices.waiting or any(rank.has_news for rank in self._ranks):
             waits.append(NOTICE_INTERVAL_S)
         return None if not waits else max(0, int(min(waits) * 1_000) + 1)
@@ -1042,14 +1117,28 @@ def execute(argv: list[str], env: dict[str, str]) -> None:
     raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
+OF_THE_SHELL = (".", "alias", "cd", "eval", "export", "module", "set", "shopt", "source", "ulimit", "umask", "unset")
+OF_SLURM = ("srun", "sbatch", "salloc")
+
+
 def not_found_text(command: str, workdir: str) -> str:
     """Why a command was not found, as precisely as can be told."""
     path = f"{workdir}/{command}"
     if "/" in command and os.access(path if command[0] != "/" else command, os.F_OK):
         return f"{command}: the interpreter named in its first line does not exist on this node"
+    hint = ""
     if "/" not in command and os.access(path, os.F_OK):
-        return f"{command}: command not found (a file of that name is in the working directory: write ./{command})"
-    return f"{command}: command not found"
+        written = f"python {command}" if command.endswith(".py") else f"./{command}"
+        hint = f"a file of that name is in the working directory: write {written}"
+    elif any(blank in command for blank in " \t\n"):
+        hint = "it is one word with blanks in it: leave its quotes out, or write bash -c '...'"
+    elif command in OF_THE_SHELL:
+        hint = "it is part of the shell: write bash -c '...'"
+    elif command in OF_SLURM:
+        hint = "it is part of Slurm: each rank runs the command itself, so leave it out"
+    elif "=" in command:
+        hint = f"a variable is set by an option: -e {command}"
+    return f"{command}: command not found" + (f" ({hint})" if hint else "")
 
 
 def speaks_of_port(tail: bytes, port: int) -> bool:
@@ -1156,18 +1245,29 @@ def start_ticks(pid: int) -> int:
 
 
 def read_lease(path: str, known_s: float) -> float:
-    """The time in a lease file, seconds on CLOCK_BOOTTIME; `known_s` when there is no file or it makes no sense.
+    """The time in a lease file, seconds on CLOCK_BOOTTIME; `known_s` when there is no file or it makes no sense."""
+    try:
+        return float(read_twice(path))
+    except ValueError:
+        return known_s
 
-    The time is in it twice: while the agent rewrites it a reader may see some old digits among new ones.
+
+def read_twice(path: str) -> bytes:
+    """The word that is in a file twice; empty when there is no file or it makes no sense.
+
+    While the agent rewrites it a reader may see some old digits among new ones: hence twice.
     """
     for _ in range(3):
         first, _, second = read_file(path).partition(b" ")
         if first and first == second.strip():
-            try:
-                return float(first)
-            except ValueError:
-                return known_s
-    return known_s
+            return first
+    return b""
+
+
+def reader_text(position: int, until_s: float) -> bytes:
+    """The content of a reader's file, always of the same length: until then nothing behind the position may go."""
+    word = f"{position:014x}@{until_s:.3f}".ljust(LEASE_BYTES // 2 - 1, "0")
+    return f"{word} {word}\n".encode()
 
 
 def lease_text(until_s: float) -> bytes:

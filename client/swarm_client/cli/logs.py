@@ -61,16 +61,18 @@ def execute(session: Session, arguments: Arguments) -> int:
         query,
         is_known=False,
         contact_timeout_s=float(session.config.values["contact_timeout"]),
+        is_lossless=writer.is_for_program,
     )
     has_output = False
     for record in stream.records():
         writer.note(record.get("job") or {})
+        writer.write(record)
         if record["type"] in ("log", "gap"):
-            writer.write(record)
             has_output = True
         elif record["type"] in ("attempt", "warning"):
             session.tell(str(record.get("text", "")))
         elif record["type"] == "state" and not has_output and record.get("state") != "running":
             session.tell(f"job {(record.get('job') or {}).get('handle', reference)} {describe_state(record)}")
     writer.finish()
+    writer.check_whole(reference)
     return OK

@@ -37,14 +37,14 @@ def execute(session: Session, arguments: Arguments) -> int:
     if not arguments["detach"] and not arguments["dry_run"]:
         refuse_shaping(arguments, "`swarm run`, which prints the job's output")
     try:
-        job = submit(session, arguments)
+        job, shipment = submit(session, arguments)
         if arguments["dry_run"]:
-            return print_dry_run(session, job)
+            return print_dry_run(session, job, shipment)
         if arguments["detach"]:
             session.printer.changed(job)
             return OK
         session.agents.learn(is_for_now=True)  # whom to go on with, should this agent die
-        code = Attachment(
+        attachment = Attachment(
             session,
             job["id"],
             handle=job["handle"],
@@ -52,7 +52,11 @@ def execute(session: Session, arguments: Arguments) -> int:
             timeout_s=arguments.get("timeout", 0.0),
             kill_on_disconnect=bool(arguments["kill_on_disconnect"]),
             is_known=True,
-        ).follow()
+        )
+        code = attachment.follow()
+        if code and not session.is_quiet:
+            for sentence in shipment.missed(attachment.last_output(), job["id"]):
+                session.tell(sentence)
     except Failure as failure:
         raise as_swarm_failure(failure) from failure.__cause__
     return code or OK

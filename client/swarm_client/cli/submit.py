@@ -12,6 +12,10 @@ from swarm_client.options import Arguments, Command
 from swarm_client.quantity import show_count
 from swarm_client.submission import submit
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from swarm_client.shipment import Shipment
+
 COMMAND = Command(
     "submit",
     "Queue a job, print its id and return at once.",
@@ -28,9 +32,9 @@ def execute(session: Session, arguments: Arguments) -> int:
     words = arguments.command
     if arguments.positionals and words[0].endswith((".toml", ".yaml", ".yml")):
         _take_file(arguments)
-    job = submit(session, arguments)
+    job, shipment = submit(session, arguments)
     if arguments["dry_run"]:
-        return print_dry_run(session, job)
+        return print_dry_run(session, job, shipment)
     session.printer.changed(job)
     return OK
 
@@ -46,12 +50,13 @@ def _take_file(arguments: Arguments) -> None:
     arguments.command = arguments.command[2:]
 
 
-def print_dry_run(session: Session, job: Mapping[str, Any]) -> int:
-    """What would happen; nothing was stored."""
+def print_dry_run(session: Session, job: Mapping[str, Any], shipment: Shipment) -> int:
+    """What would happen, and what would be shipped; nothing was stored."""
     printer = session.printer
     if not printer.is_for_people:
         printer.document(job)
         return OK
     shape = f"{show_count(job['ranks'], 'rank')}, {show_count(job['gpus'], 'GPU')}"
     printer.line(f"would be accepted: {shape}; {job.get('reason') or 'it would be queued'}")
+    printer.line(f"would be shipped: {shipment.summary()}")
     return OK

@@ -8,7 +8,7 @@ from swarmsched.effects import ReplyToClient
 from swarmsched.ids import JobId
 from swarmsched.negotiation.placement.cluster import Cluster
 from swarmsched.negotiation.placement.policy_in_force import PolicyInForce
-from swarmsched.negotiation.placement.relief import relief
+from swarmsched.negotiation.placement.relief import SPARED_S, relief
 from swarmsched.negotiation.placement.resizing import (
     UNSTEADY,
     cannot_pause,
@@ -92,8 +92,12 @@ class Moves:
         drained = self._cluster.drained() if self._shepherds.live else ()
         for job in [self._shepherds.jobs[job_id] for job_id in self._shepherds.live]:
             view = self._shepherds.view_of(job, clock)
-            found = relief(job.decided, job.gang, view, room, drained) if job.is_steady else None
+            spared = [part for part, until_s in job.regrouping.spared_s.items() if clock.now_s < until_s]
+            found = relief(job.decided, job.gang, view, room, drained, spared) if job.is_steady else None
             if found is not None and not holds_off(job, found.target, clock.now_s, found.leave):
                 ranking = self._policy.ranking(view, clock.now_s)
                 effects += job.rescale(found.target, found.reason, ranking, clock, found.leave)
+                if found.is_for_speed and job.attempt is not None:
+                    until_s = clock.now_s + SPARED_S
+                    job.regrouping.spared_s |= {share.part: until_s for share in job.attempt.shares}
         return effects

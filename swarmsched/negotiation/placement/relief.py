@@ -1,7 +1,8 @@
 """Workers of elastic jobs that had better train elsewhere: on drained nodes, on GPUs that have failed, or too slow.
 
 Each goes while the others train, and another comes in its place where there is room.  What a machine is to be rid of
-goes also without one, as long as the job keeps the least that it takes; a slow worker is worth more than none.
+goes also without one, as long as the job keeps the least that it takes; a slow worker is worth more than none.  Where
+whoever came for a slow one is slow as well, it is not the place: that one is spared for a while.
 """
 
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from swarmsched.resources import Share, ranks_by_node
 from swarmsched.view import Allocation, JobView
 
 STRAGGLER_RATIO = 1.2  # of the median step (EDL, section 6.2)
+SPARED_S = 600.0  # that whoever came for a slow one is not called slow itself
 
 
 class Relief(Value):
@@ -25,12 +27,23 @@ class Relief(Value):
     leave: tuple[int, ...]
     target: Allocation
     reason: str
+    is_for_speed: bool
 
 
-def relief(record: JobRecord, gang: Gang, view: JobView, room: Room, drained: Collection[NodeId]) -> Relief | None:
-    """What is to be done for a job that trains and is not changing; nothing as a rule."""
+def relief(
+    record: JobRecord,
+    gang: Gang,
+    view: JobView,
+    room: Room,
+    drained: Collection[NodeId],
+    spared: Collection[int] = (),
+) -> Relief | None:
+    """What is to be done for a job that trains and is not changing; nothing as a rule.
+
+    `spared` are parts that came for slow ones.
+    """
     for find in (_on_drained, _on_failed_gpus, _stragglers):
-        leave, reason = find(record, gang, drained)
+        leave, reason = find(record, gang, drained, spared)
         if not leave:
             continue
         kept = [share for share in record.members if share not in leave]
@@ -39,30 +52,34 @@ def relief(record: JobRecord, gang: Gang, view: JobView, room: Room, drained: Co
         is_enough = len(kept) + sum(share.ranks for share in found) >= max(1, record.spec.ranks)
         if is_enough and (found or find is not _stragglers):
             target = _joined((*kept, *found))
-            return Relief(tuple(share.part for share in leave), Allocation(target, record.global_batch), reason)
+            parts, is_for_speed = tuple(share.part for share in leave), find is _stragglers
+            return Relief(parts, Allocation(target, record.global_batch), reason, is_for_speed)
     return None
 
 
 Unwanted = tuple[list[Share], str]
 
 
-def _on_drained(record: JobRecord, gang: Gang, drained: Collection[NodeId]) -> Unwanted:
+def _on_drained(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     leave = [share for share in record.members if share.node in drained]
     return leave, f"drained: {', '.join(ranks_by_node(leave))}"
 
 
-def _on_failed_gpus(record: JobRecord, gang: Gang, drained: Collection[NodeId]) -> Unwanted:
+def _on_failed_gpus(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     leave = [share for share in record.members if share.place in gang.tasks and gang.tasks[share.place].is_ailing]
     return leave, f"failed GPU of {amount(len(leave), 'worker')} on {', '.join(ranks_by_node(leave))}"
 
 
-def _stragglers(record: JobRecord, gang: Gang, drained: Collection[NodeId]) -> Unwanted:
+def _stragglers(record: JobRecord, gang: Gang, drained: Collection[NodeId], spared: Collection[int]) -> Unwanted:
     """The slowest, by what each needs for its own part of a step; of two nobody can say which is the slow one."""
     busy_s = {share: gang.tasks[share.place].worker.busy_s for share in record.members if share.place in gang.tasks}
     if len(busy_s) < max(3, len(record.members)) or not all(busy_s.values()):
         return [], ""
     median_s = sorted(busy_s.values())[(len(busy_s) - 1) // 2]
-    slowest = max(record.members, key=lambda share: busy_s[share])
+    judged = [share for share in record.members if share.part not in spared]
+    if not judged:
+        return [], ""
+    slowest = max(judged, key=lambda share: busy_s[share])
     ratio = busy_s[slowest] / median_s
     leave = [slowest] if ratio > STRAGGLER_RATIO else []
     return leave, f"worker {slowest.part} on {slowest.node} takes {ratio:.1f} times the median of a step"

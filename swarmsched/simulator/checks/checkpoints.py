@@ -1,18 +1,20 @@
 """Invariant 6: once a newer attempt is prepared, no older one commits a checkpoint as the latest.
 
-Neither does an older checkpoint of one attempt take the place of a newer one that the same machine asked for.
+Neither does an older checkpoint of one attempt take the place of a newer one, whichever machine wrote
+the two: ranks of the model put the step into the name.
 
 Only what the register has decided counts: whoever is told that a checkpoint is committed finds it in a decided record,
 and an attempt resumes from the one that was decided when it was prepared.
 """
 
+import math
 from collections.abc import Sequence
 
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, CommitCheckpoint
 from swarmsched.effects import Effect, ReplyToClient, SendPeer, StartTask
 from swarmsched.events import ClientCommandReceived, Event, PeerMessageReceived
-from swarmsched.ids import JobId, TaskKey
+from swarmsched.ids import AttemptKey, JobId
 from swarmsched.ledger.message import CheckpointAnswer, CheckpointRequest
 from swarmsched.record import JobRecord, PlanState
 from swarmsched.simulator.checks.checker import Checker
@@ -33,7 +35,7 @@ class CheckpointChecker(Checker):
         self.committed_count = 0
         self._decided = decided
         self._newest: dict[JobId, int] = {}  # highest attempt that was prepared
-        self._resumes: dict[TaskKey, Checkpoint | None] = {}  # attempt -> what it must resume from
+        self._resumes: dict[AttemptKey, Checkpoint | None] = {}  # attempt -> what it must resume from
         self._known: dict[tuple[JobId, str, int], None] = {}  # (job, name, attempt) of decided checkpoints
         self._asked: dict[tuple[str, int], tuple[JobId, Checkpoint]] = {}  # (who asked, its number) -> what for
         self._wished: dict[tuple[JobId, int, str, str], int] = {}  # (job, attempt, machine, name) -> when, by count
@@ -67,8 +69,10 @@ class CheckpointChecker(Checker):
 
     def _starts(self, effect: StartTask) -> None:
         order = effect.order
-        expected = self._resumes.get(order.key)
-        if order.checkpoint != expected:
+        expected, given = self._resumes.get(order.key.of_attempt), order.checkpoint
+        if order.part and given is not None and given.attempt == order.attempt:  # joins those that wrote it
+            expected = given if (order.job_id, given.name, given.attempt) in self._known else expected
+        if given != expected:
             raise Violation(
                 6, f"{order.job_id}/{order.attempt} resumes from {order.checkpoint}; decided was {expected}"
             )
@@ -100,14 +104,20 @@ class CheckpointChecker(Checker):
         is_prepared = after.plan_state in (PlanState.PREPARED, PlanState.LAUNCHED)
         if is_prepared and (is_forced or after.attempt > newest):  # what is left may be an attempt that nobody decided
             self._newest[job_id] = after.attempt
-            self._resumes[TaskKey(job_id, after.attempt)] = checkpoint
+            self._resumes[AttemptKey(job_id, after.attempt)] = checkpoint
 
     def _compare(self, job_id: JobId, before: Checkpoint, after: Checkpoint) -> None:
-        is_same_writer = (before.attempt, before.node) == (after.attempt, after.node)
+        is_same_attempt = before.attempt == after.attempt
+        is_same_writer = is_same_attempt and before.node == after.node
         first, second = self._wished.get(_wish(job_id, before), 0), self._wished.get(_wish(job_id, after), 0)
-        if is_same_writer and 0 < second < first:
+        if (is_same_writer and 0 < second < first) or (is_same_attempt and _step(after) < _step(before)):
             raise Violation(6, f"{job_id}: {after.name} of attempt {after.attempt} replaces the newer {before.name}")
 
 
 def _wish(job_id: JobId, checkpoint: Checkpoint) -> tuple[JobId, int, str, str]:
     return (job_id, checkpoint.attempt, checkpoint.node, checkpoint.name)
+
+
+def _step(checkpoint: Checkpoint) -> float:
+    number = checkpoint.name.removeprefix("step-")
+    return float(number) if number.isdecimal() else math.nan

@@ -136,7 +136,7 @@ async def test_a_superseded_attempt_is_told_so_and_its_copy_dropped(swarm) -> No
     rank.write("a")
     answer = await rank.ask("a")
     assert (answer["error"], answer["remedy"]) == ("conflict", "end")
-    assert answer["problem"] == "this attempt was superseded: attempt 1 was given up; the present one is 2"
+    assert answer["problem"] == "it does not count: attempt 1 was given up; the present one is 2"
     assert rank.bench.agent.blobs.held_bytes == 0
 
 
@@ -208,6 +208,33 @@ async def test_the_newest_two_copies_stay_here_and_on_peers(swarm) -> None:
     assert set(second.agent.blobs.missing(digests)) <= set(digests[:2])
     assert second.agent.blobs.missing(digests[2:]) == ()
     assert digests[0] in second.agent.blobs.missing(digests)
+
+
+async def test_a_former_first_rank_that_comes_late_takes_no_newer_copy_from_the_nodes_that_it_asks(swarm) -> None:
+    first, second, third = [await swarm.node(name) for name in ("n1", "n2", "n3")]
+    late, new = await swarm.start(first), await swarm.start(second)
+    new.write("step-9", b"new")
+    assert (await new.ask("step-9"))["ok"]
+    late.write("step-4", b"old")
+    assert (await late.ask("step-4"))["ok"]
+    (command,) = committed(second)
+    for bench in (first, second, third):
+        assert bench.agent.blobs.missing([command.checkpoint.digest]) == ()
+
+
+async def test_a_commit_names_its_part_and_the_world_that_its_worker_trained_in_when_it_asked(swarm) -> None:
+    bench = await swarm.node("n1")
+    shares = (Share(NodeId("n1"), 1, part=1),)
+    order = make_order("sh", "-c", "env -0; echo; exec sleep 600", shares=shares, elastic=True)
+    rank = await swarm.start(bench, replace(order, part=1))
+    rank.write("a")
+    assert (await rank.ask("a"))["ok"]
+    assert (await rank.ask("a", world=7))["ok"]
+    worker = {"worker": "1", "address": "n1:7000", "version": 3, "trains": 3, "state": "left"}
+    assert (await rank.ask("a", **worker | {"type": "member"}))["ok"]
+    assert (await rank.ask("a"))["ok"]
+    assert [(each.part, each.checkpoint.world) for each in committed(bench)] == [(1, 0), (1, 7), (1, 3)]
+    assert (await rank.ask("a", world=-1))["error"] == "bad_request"
 
 
 async def test_a_fault_of_ours_is_told_and_the_next_commit_works(swarm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,18 @@
 """Which copies stay."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.staging.blobs import BlobStore
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, NodeId
 from swarmsched.tree import Tree, TreeEntry
 
 JOB = JobId("00000000000000000000000001")
 OTHER = JobId("00000000000000000000000002")
+ME = NodeId("me")
 
 
 class Store:
@@ -26,11 +28,11 @@ class Store:
     def again(self) -> "Store":
         return Store(self.folder, self.limit_bytes)
 
-    async def add(self, content: bytes, job_id: JobId = JOB, *, is_committed: bool = True) -> str:
+    async def add(self, content: bytes, job_id: JobId = JOB, writer: NodeId = ME, *, is_committed: bool = True) -> str:
         blob = await self.blobs.put_bytes(content)
         tree = Tree.of([TreeEntry("ck", size_bytes=len(content), sha256=blob)])
         digest = await self.blobs.put_bytes(tree.to_bytes())
-        self.kept.add(job_id, digest, tree.blobs, is_committed=False)
+        self.kept.add(job_id, digest, tree.blobs, writer)
         if is_committed:
             self.kept.committed(job_id, digest)
         return digest
@@ -64,6 +66,26 @@ async def test_the_same_content_again_becomes_the_newest(store: Store) -> None:
     assert store.kept.digests(JOB) == (second, first)
     await store.add(b"3")
     assert store.blobs.missing([first]) == ()
+
+
+async def test_a_writer_drops_only_what_it_has_made_itself_and_the_newest_of_all_others_stay(store: Store) -> None:
+    """The first rank of an elastic job moves: one that has been left behind does not know what the register names."""
+    now = [await store.add(b"now %d" % number, writer=NodeId("b"), is_committed=False) for number in range(2)]
+    before = await store.add(b"before", writer=NodeId("a"), is_committed=False)
+    late = await store.add(b"late", writer=NodeId("a"), is_committed=False)
+    store.kept.settle(JOB, NodeId("a"), {late})
+    assert store.kept.digests(JOB) == (*now, late)
+    assert store.blobs.missing([*now, before, late]) == (before,)
+    again = store.again()
+    more = [await again.add(b"more %d" % number, writer=NodeId("c"), is_committed=False) for number in range(4)]
+    again.kept.settle(JOB, NodeId("a"), {late})
+    assert again.kept.digests(JOB) == (late, *more)
+
+
+async def test_lists_of_older_agents_name_no_writers(store: Store) -> None:
+    digest = await store.add(b"old")
+    (store.folder / "kept" / f"{JOB}.json").write_text(json.dumps([{"digest": digest, "committed": True}]))
+    assert store.again().kept.digests(JOB) == (digest,)
 
 
 async def test_content_that_another_job_keeps_stays(store: Store) -> None:

@@ -80,7 +80,7 @@ async def test_a_superseded_attempt_learns_it_from_an_exception(swarm) -> None:
     bench.runner.perform(StartTask(order, ()))
     exited = await bench.finish(order)
     assert exited.exits[0].exit_code == 1
-    assert b"CheckpointRefused: checkpoint 'step-1.json': this attempt was superseded" in bench.output(order)
+    assert b"CheckpointRefused: checkpoint 'step-1.json': it does not count" in bench.output(order)
 
 
 SHELL = """

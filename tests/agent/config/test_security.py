@@ -27,7 +27,7 @@ def test_an_unexposed_agent_makes_its_own_secrets_once(tmp_path: Path) -> None:
     assert load_secrets(config(tmp_path)) == made
     assert len(made.keyring[0]) == 32
     assert stat.S_IMODE(made.token_file.stat().st_mode) == 0o600
-    assert made.token not in repr(made)
+    assert made.tokens[0] not in repr(made)
 
 
 def test_keys_of_the_ring_follow_the_primary(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_keys_of_the_ring_follow_the_primary(tmp_path: Path) -> None:
     )
 
     assert [key[-1] for key in loaded.keyring] == [0, 1]
-    assert loaded.token == "correct-horse-battery"
+    assert loaded.tokens == ("correct-horse-battery",)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o700])
@@ -62,6 +62,16 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path, text: str, says: str) -> 
 def test_a_short_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="16 to 512"):
         load_secrets(config(tmp_path, token_file=secret(tmp_path / "token", "1234")))
+
+
+def test_a_token_file_may_hold_several_and_a_bad_one_is_named_by_its_line(tmp_path: Path) -> None:
+    old, new = "0" * 64, "1" * 64
+    several = secret(tmp_path / "several", f"{new}\n{old}\n{new}\n")
+    assert load_secrets(config(tmp_path, token_file=several)).tokens == (new, old)
+    with pytest.raises(ConfigError, match=r"line 2 of .* 16 to 512"):
+        load_secrets(config(tmp_path, token_file=secret(tmp_path / "bad", f"{new}\nshort\n")))
+    with pytest.raises(ConfigError, match="5 tokens, more than 4"):
+        load_secrets(config(tmp_path, token_file=secret(tmp_path / "many", "\n".join(str(n) * 16 for n in range(5)))))
 
 
 def test_a_missing_secret_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from swarm_agent.http.server import build_api
 from swarm_agent.task.shim import LogWriter
 from swarmsched.ids import AttemptKey, JobId
-from tests.agent.http.testing import TOKEN, AgentWithoutCore, SwarmInOneProcess
+from tests.agent.http.testing import OLD_TOKEN, TOKEN, AgentWithoutCore, SwarmInOneProcess
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -61,7 +61,7 @@ async def desks(swarm: SwarmInOneProcess) -> AsyncIterator[dict[str, Desk]]:
     page = b"# HELP swarm_node_up 1.\n# TYPE swarm_node_up gauge\nswarm_node_up 1.0\n"
     for name in ("n1", "n2", "n3"):
         agent = swarm.add(name)
-        app = build_api(agent, agent, TOKEN, lambda accept: (page, "text/plain; version=0.0.4"))
+        app = build_api(agent, agent, (OLD_TOKEN, TOKEN), lambda accept: (page, "text/plain; version=0.0.4"))
         client = TestClient(TestServer(app))
         await client.start_server()
         found[name] = Desk(agent, client)

@@ -5,6 +5,7 @@ import pytest
 from swarm_agent.http.guard import Guard, host_name, known_hosts
 from swarm_agent.http.openapi import openapi_document
 from swarm_agent.http.problem import Problem
+from tests.agent.http.testing import OLD_TOKEN, TOKEN
 
 EVERY_METHOD = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 
@@ -21,6 +22,12 @@ async def test_every_private_operation_refuses_a_request_without_the_token(n1):
     for method, path in private:
         response = await n1.client.request(method, path.replace("{", "").replace("}", ""))
         assert (response.status, response.headers["WWW-Authenticate"][:6]) == (401, "Bearer"), (method, path)
+
+
+async def test_each_of_several_tokens_is_accepted(n1):
+    for token in (OLD_TOKEN, TOKEN):
+        answer = await n1.client.get("/v1/nodes", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status == 200
 
 
 @pytest.mark.parametrize(
@@ -86,14 +93,14 @@ async def test_own_names_and_loopback_are_accepted(n1, host):
 
 @pytest.mark.parametrize("host", ["", "10.1.2.3", "n1.attacker.example", "user@localhost", "localhost/x", "[::1", "n2"])
 async def test_other_hosts_are_refused(host):
-    guard = Guard("t", frozenset({"n1", "localhost"}))
+    guard = Guard(("t",), frozenset({"n1", "localhost"}))
     with pytest.raises(Problem) as caught:
         guard.check_host(host, "10.0.0.5")
     assert caught.value.code == "wrong_host"
 
 
 async def test_the_address_of_the_connection_is_accepted():
-    Guard("t", frozenset()).check_host("10.0.0.5:7433", "10.0.0.5")
+    Guard(("t",), frozenset()).check_host("10.0.0.5:7433", "10.0.0.5")
 
 
 async def test_configured_names_are_known(swarm):

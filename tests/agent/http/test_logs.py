@@ -12,6 +12,8 @@ from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import LogFinder
 from swarm_agent.http.log_source import LogSource
 from swarm_agent.http.logs import LogQuery, _Follower
+from swarm_agent.task import shim
+from swarm_agent.task.shim import LogWriter
 from swarmsched.api import EndReason, JobSpec, JobState, StartPhase
 from swarmsched.fields import PART_MOST, RANK_MOST
 from swarmsched.ids import NodeId, TaskKey
@@ -291,6 +293,34 @@ async def test_a_node_that_is_away_is_named_and_the_others_output_comes(n1, n2, 
     swarm.down.add("n2")
     records = await records_of(n3)
     assert [(each["type"], each["node"]) for each in records] == [("warning", "n2"), ("log", "n1")]
+
+
+async def test_what_is_missing_is_told_whatever_was_asked_for_and_what_may_still_come_is_told_apart(
+    n1, n2, n3, output, swarm
+):
+    run(n1)
+    output(n1.agent).write(JOB, 0, b"[7 bytes of output were lost: the disk was full]\n", kind=b"s")
+    swarm.down.add("n2")
+    gap, warning = sorted(await records_of(n3, "?stream=stdout"), key=lambda each: each["type"])
+    assert (gap["type"], gap["skipped_bytes"], gap["text"]) == ("gap", 7, "the disk was full")
+    assert (warning["type"], warning["is_missing"]) == ("warning", True)
+    lines = Lines(await read(n3, "?follow=1"))
+    assert (await lines.until("warning", node="n2"))["is_missing"] is False
+    lines.response.close()
+
+
+@pytest.mark.parametrize("value", [None, "1", "0"])
+async def test_only_who_asks_for_it_is_waited_for(n1, n3, output, value, monkeypatch):
+    """Also through another agent; what is kept here is small, so that the writer has to wait at once."""
+    run(n1, nodes=(("n1", 1),))
+    n1.agent.logs.opened(TaskKey(JOB, 1))
+    folder = n1.agent.logs.config.directory / JOB / "1" / "0"
+    writer = LogWriter(str(folder), 2**20, 2**16)
+    writer.write(b"o", b"begin\n", 1.0)
+    lines = Lines(await read(n3, "?follow=1", {"X-Swarm-Lossless": value} if value else {}))
+    await lines.until("log")
+    assert (folder / shim.READER_NAME).exists() is (value == "1")
+    lines.response.close()
 
 
 async def test_silence_is_filled_with_heartbeats(n1, monkeypatch):

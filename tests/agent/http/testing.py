@@ -58,7 +58,7 @@ from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Elasticity, JobView, PolicySetting
 from swarmsched.world import Worker, World
 
-TOKEN = "a-token-for-tests-only"  # not a secret
+TOKEN, OLD_TOKEN = "a-token-for-tests-only", "another-one-that-is-valid"  # not secrets
 SUBMITTED_UTC_S = 1_700_000_000.0
 
 

@@ -1,10 +1,13 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.msgpack import encode
 
 from swarm_agent.planner import Planner
 from swarmsched.api import JobState
@@ -276,3 +279,16 @@ async def test_an_idle_child_is_ended(make: Callable[..., tuple[Planner, list[Ev
     pid = child_pid(planner)
 
     await wait_until(lambda: child_pid(planner) is None and (pid is None or not is_running(pid)))
+
+
+@pytest.mark.parametrize("cut", [None, -1, 3])
+def test_a_child_whose_agent_was_killed_ends_without_a_word(cut: int | None) -> None:
+    """Whole requests, and parts of one, whose answers nobody reads."""
+    frame = encode(((request(1).setting, request(1).view, 0.0), None))
+    reading, writing = os.pipe()
+    os.close(reading)
+    asked = (len(frame).to_bytes(4, "big") + frame)[:cut]
+    child = [sys.executable, "-m", "swarm_agent.planner"]
+    ended = subprocess.run(child, input=asked, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False)
+    os.close(writing)
+    assert ended.stderr == b""

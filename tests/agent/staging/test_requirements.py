@@ -100,6 +100,20 @@ async def test_a_failed_build_shows_its_output_and_is_tried_again(tmp_path: Path
     assert list((tmp_path / "envs").iterdir()) == []
 
 
+async def test_where_uv_is_found_and_does_not_run_pip_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    async def run(_self: EnvironmentStore, argv: list[str], *_: object, **__: object) -> tuple[int, str]:
+        steps.append(Path(argv[0]).name + " " + " ".join(argv[1:5]))
+        return (127, "uv: command not found") if argv[1:] == ["--version"] else (0, "3.11")
+
+    monkeypatch.setattr(EnvironmentStore, "_run", run)
+    envs, _ = store(tmp_path)
+    await envs.ensure(b"numpy\n", ACCOUNT)
+    assert [step.startswith("uv") for step in steps] == [False, True, False, False]
+    assert steps[-1] == "python -I -m pip install"
+
+
 async def test_a_build_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
     envs, _ = store(tmp_path, wait="sleep 300", timeout_s=0.3)
     with pytest.raises(EnvironmentFailed, match=r"not done within 0.3 s"):

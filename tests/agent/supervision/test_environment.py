@@ -108,6 +108,42 @@ def test_per_node_gives_one_process_and_torchrun_its_defaults() -> None:
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(shared)
 
 
+def test_a_plain_command_is_told_of_no_ranks_and_one_with_a_gpu_as_many_are() -> None:
+    of_ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"}
+    for spec, found in (
+        ({}, set()),
+        ({"env": {"RANK": "0", "WORLD_SIZE": "1"}}, {"RANK", "WORLD_SIZE"}),
+        ({"demand": Demand(gpus=1)}, of_ranks),
+        ({"ranks_most": 4}, of_ranks),
+    ):
+        order = make_order("train", host="10.0.0.1", port=23001, **spec)
+        variables = common(order) | rank_environment(order, 0)
+        assert of_ranks & set(variables) == found
+        assert (variables["SWARM_RANK"], variables["MASTER_ADDR"]) == ("0", "10.0.0.1")
+
+
+def test_slurms_names_are_set_where_they_are_asked_for() -> None:
+    seen = {}
+    for node in ("n1", "n2"):
+        order = on_node(node, slurm_env=True, name="t", demand=Demand(gpus=1, cpus=3))
+        for index in range(2):
+            gpus = (make_gpu(0), make_gpu(1))
+            env = common(order, gpus, workdir=Path("/w")) | rank_environment(order, index)
+            seen[env["SLURM_PROCID"]] = (env["SLURM_LOCALID"], env["SLURM_NODEID"], env["SLURMD_NODENAME"])
+    assert seen == {"0": ("0", "0", "n1"), "1": ("1", "0", "n1"), "2": ("0", "1", "n2"), "3": ("1", "1", "n2")}
+    assert int(env["SLURM_JOB_ID"]) > 0
+    assert {name: env[f"SLURM_{name}"] for name in ("NTASKS", "NNODES", "JOB_NUM_NODES", "TASKS_PER_NODE")} == {
+        "NTASKS": "4", "NNODES": "2", "JOB_NUM_NODES": "2", "TASKS_PER_NODE": "2(x2)",
+    }  # fmt: skip
+    assert {name: env[f"SLURM_{name}"] for name in ("JOB_NODELIST", "GPUS_ON_NODE", "CPUS_PER_TASK", "SUBMIT_DIR")} == {
+        "JOB_NODELIST": "n1,n2", "GPUS_ON_NODE": "2", "CPUS_PER_TASK": "3", "SUBMIT_DIR": "/w",
+    }  # fmt: skip
+    launcher = on_node("n2", slurm_env=True, per_node=True)
+    env = common(launcher) | rank_environment(launcher, 0)
+    assert (env["SLURM_NTASKS"], env["SLURM_PROCID"], env["SLURM_LOCALID"]) == ("2", "1", "0")
+    assert not [name for name in common(on_node("n1")) if name.startswith("SLURM")]
+
+
 def test_users_variables_win_over_defaults_but_not_over_ranks() -> None:
     env = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "", "WORLD_SIZE": "99", "MASTER_PORT": "1", "MINE": "x=y"}
     shared = common(on_node("n1", env=env), cpu_count=64)

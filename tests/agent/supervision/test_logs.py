@@ -4,6 +4,8 @@ import asyncio
 import os
 import random
 import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_agent.supervision.logs import BadCursor, LogConfig, LogRecord, LogStore, Stream
+from swarm_agent.task import shim
 from swarm_agent.task.shim import HEADER_BYTES, STDERR, STDOUT, SYSTEM, LogWriter, segments
 from swarmsched.ids import JobId, TaskKey, make_job_id
 
@@ -65,7 +68,10 @@ def test_a_cursor_continues_after_its_record(store: LogStore) -> None:
     assert [r.data for r in store.read(JOB, 1, 0, first[0].cursor)[0]] == [b"two\n"]
 
 
-def test_what_is_dropped_is_counted_to_the_byte_whatever_the_cursor(store: LogStore) -> None:
+def test_what_is_dropped_is_counted_to_the_byte_whatever_the_cursor(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim, "FIRST_READER_S", 0.0)
     log = writer(store)
     rng = random.Random(7)
     written, cursors = 0, [("", 0)]
@@ -129,6 +135,130 @@ def test_kept_output_is_read_back_byte_for_byte(
             assert rest == b"".join(pages[index + 1 :])
             tail = b"".join(record.data for record in read_tail(store, rank, lines))
             assert tail == b"".join(expected.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.integers(1, 30_000), st.sampled_from((b"\n", b"\0", b"\xff\r", b"x"))), max_size=60),
+    speeds=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    returns=st.booleans(),
+    rng=st.randoms(use_true_random=False),
+)
+async def test_a_reader_that_goes_on_misses_nothing_however_slow_it_is_and_what_is_kept_stays_limited(
+    tmp_path_factory: pytest.TempPathFactory,
+    pieces: list[tuple[int, bytes]],
+    speeds: list[int],
+    returns: bool,
+    rng: random.Random,
+) -> None:
+    """Several readers, the slowest decides; one that loses its agent goes on from its own last cursor elsewhere."""
+    store = LogStore(LogConfig(directory=tmp_path_factory.mktemp("logs"), limit_bytes=LIMIT, head_bytes=HEAD))
+    key, log, written = TaskKey(JOB, 1), writer(store), b""
+    store.opened(key)
+    readers = [SlowReader(store) for _ in speeds]
+    for size, kind in pieces:
+        data = kind * (size // len(kind) + 1)
+        while log.is_crowded and not log.make_room():
+            for reader in readers:
+                await reader.take(1)
+        log.write(STDOUT, data, 1.0)
+        written += data
+        store.wake(key.of_attempt)
+        kept = sum(path.stat().st_size for path in store.config.directory.rglob("*.log"))
+        assert kept <= LIMIT + 60_000
+        for reader, speed in zip(readers, speeds, strict=True):
+            await reader.take(speed)
+        if returns and rng.random() < 0.1:
+            readers[0] = await readers[0].elsewhere()
+    log.close()
+    store.closed(key)
+    for reader in readers:
+        await reader.take(1_000)
+        assert b"".join(reader.seen) == written
+
+
+class SlowReader:
+    """Takes records when it is told to; one more is always asked for."""
+
+    def __init__(self, store: LogStore, cursor: str = "", seen: tuple[bytes, ...] = ()) -> None:
+        self._store, self._cursor, self.seen = store, cursor, [*seen]
+        self._records = store.follow(JOB, 1, 0, cursor, is_lossless=True)
+        self._next = asyncio.ensure_future(anext(self._records, None))
+
+    async def take(self, count: int) -> None:
+        """So many, as far as they are there."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if not self._next.done() or (record := self._next.result()) is None:
+                return
+            assert not record.dropped_bytes
+            self.seen.append(record.data)
+            self._cursor = record.cursor
+            self._next = asyncio.ensure_future(anext(self._records, None))
+
+    async def elsewhere(self) -> "SlowReader":
+        """The same client through another agent, behind what it has got; what was on its way to it is lost."""
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
+        assert isinstance(self._records, AsyncGenerator)
+        await self._records.aclose()
+        return SlowReader(self._store, self._cursor, tuple(self.seen))
+
+
+async def test_a_reader_that_has_gone_is_waited_for_only_for_a_while(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(shim, "now", lambda: clock[0])
+    store.opened(TaskKey(JOB, 1))
+    log = writer(store)
+    log.write(STDOUT, b"begin\n", 1.0)
+    reader = store.follow(JOB, 1, 0, is_lossless=True)
+    await anext(reader)
+    for _ in range(100):
+        log.write(STDOUT, bytes(1_000), 1.0)
+    assert not log.make_room()
+    clock[0] += 40.0
+    store.keep_up()
+    clock[0] += 40.0
+    assert not log.make_room(), "it is still there, and its agent says so"
+    assert isinstance(reader, AsyncGenerator)
+    await reader.aclose()
+    clock[0] += 29.0
+    store.keep_up()
+    assert not log.make_room(), "it may come back"
+    clock[0] += 2.0
+    assert log.make_room()
+    store.keep_up()
+    assert log.make_room()
+
+
+def test_a_writer_waits_a_moment_for_the_first_reader_and_for_no_agent_that_has_died(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(shim, "now", lambda: clock[0])
+    log = writer(store)
+    for _ in range(100):
+        log.write(STDOUT, bytes(1_000), 1.0)
+    assert not log.make_room()
+    clock[0] += 9.0
+    (Path(log.directory) / shim.READER_NAME).write_bytes(shim.reader_text(0, clock[0] + 45.0))
+    clock[0] += 40.0
+    assert not log.make_room()
+    clock[0] += 6.0
+    assert log.make_room()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"5@", b"zz@9e99 zz@9e99", b"1@nan 1@nan", b"1@inf 2@inf"])
+def test_a_damaged_word_about_readers_holds_nobody(store: LogStore, content: bytes) -> None:
+    log = writer(store)
+    log.write(STDOUT, b"begin\n", 1.0)
+    (Path(log.directory) / shim.READER_NAME).write_bytes(content)
+    for _ in range(100):
+        log.write(STDOUT, bytes(1_000), 1.0)
+    assert log.make_room()
 
 
 def test_a_long_line_of_our_own_can_be_read_again(store: LogStore) -> None:
@@ -310,6 +440,13 @@ def test_old_and_surplus_logs_of_finished_tasks_go_first(tmp_path: Path) -> None
     assert small.attempts(JOB) == (3, 4)
 
 
+def fill(path: Path) -> None:
+    """Write to a file until its disk is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_disk_costs_output_and_says_so_when_there_is_room_again(tmp_path: Path) -> None:
@@ -333,7 +470,16 @@ def test_a_full_disk_costs_output_and_says_so_when_there_is_room_again(tmp_path:
         records = read_all(store)
         assert records[0].data == b"before\n"
         assert records[-2].data == b"[%d bytes of output were lost: the disk was full]\n" % lost
+        assert records[-2].dropped_bytes == lost
         assert records[-1].data == b"after\n"
+        fill(ballast)
+        for _ in range(100):
+            log.write(STDOUT, b"y" * 1_000, 4.0)
+        lost = log.lost_bytes
+        log.close()
+        ended = read_all(store, records[-1].cursor)
+        assert ended[-1].dropped_bytes == lost > 0
+        assert sum(r.dropped_bytes or len(r.data) for r in ended) == 100 * 1_000
         notes = [r.data for r in records if r.stream is Stream.SYSTEM]
         kept = sum(len(r.data) for r in records[1:-1] if r.stream is Stream.STDOUT)
         assert kept + sum(int(note[1:].split()[0]) for note in notes) == 100 * 1_000

@@ -3,15 +3,18 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_agent.supervision import readers
 from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.logs import LogConfig, Stream
 from swarm_agent.supervision.orders import FactKind, Facts
@@ -65,6 +68,24 @@ async def test_output_and_exit_code_are_reported(bench: Bench) -> None:
 async def test_death_by_signal_is_told_apart_from_an_exit_code(bench: Bench) -> None:
     _, exited = await run(bench, "sh", "-c", "kill -SEGV $$")
     assert exited.exits == (RankExit(0, 0, signal=signal.SIGSEGV),)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("x.py", " (a file of that name is in the working directory: write python x.py)"),
+        ("run", " (a file of that name is in the working directory: write ./run)"),
+        ("python train.py", " (it is one word with blanks in it: leave its quotes out, or write bash -c '...')"),
+        ("cd", " (it is part of the shell: write bash -c '...')"),
+        ("srun", " (it is part of Slurm: each rank runs the command itself, so leave it out)"),
+        ("A=1", " (a variable is set by an option: -e A=1)"),
+        ("nope", ""),
+    ],
+)
+def test_why_a_command_is_not_there_is_told_as_far_as_can_be_seen(tmp_path: Path, command: str, hint: str) -> None:
+    for name in ("x.py", "run"):
+        (tmp_path / name).touch()
+    assert shim.not_found_text(command, str(tmp_path)) == f"{command}: command not found{hint}"
 
 
 async def test_unknown_command_ends_with_127_and_a_line_in_the_log(bench: Bench) -> None:
@@ -247,7 +268,12 @@ async def test_binary_output_is_kept_byte_for_byte(bench: Bench) -> None:
 async def test_a_hundred_megabytes_are_bounded_on_disk(tmp_path: Path) -> None:
     logs = LogConfig(directory=tmp_path / "logs", limit_bytes=8 * 2**20, head_bytes=2**20)
     async with Bench(tmp_path / "data", logs=logs) as bench:
-        order, exited = await run(bench, "sh", "-c", "echo first; yes 0123456789abcde | head -c 100000000; echo last")
+        order = make_order("sh", "-c", "echo first; yes 0123456789abcde | head -c 100000000; echo last")
+        folder = logs.directory / order.job_id / "1" / "0"
+        folder.mkdir(parents=True)
+        (folder / shim.READER_NAME).write_bytes(shim.reader_text(0, 0.0))  # nobody is waited for any more
+        bench.runner.perform(StartTask(order, ()))
+        exited = await bench.finish(order)
         assert exited.exits == (RankExit(0, 0),)
         on_disk = sum(path.stat().st_size for path in logs.directory.rglob("*.log"))
         assert on_disk <= logs.limit_bytes
@@ -415,3 +441,67 @@ async def test_many_tasks_at_once_all_report(bench: Bench) -> None:
     for index, order in enumerate(orders):
         assert (await bench.finish(order)).exits == (RankExit(0, index),)
         assert bench.output(order) == b"%d\n" % index
+
+
+KINDS = {
+    "lines": "import sys; [sys.stdout.write(f'{n} of some words\\n') for n in range(15_000)]",
+    "no newlines": "import sys; sys.stdout.buffer.write(bytes(range(1, 10)) * 30_000)",
+    "holes": "import sys; sys.stdout.buffer.write(bytes(300_000))",
+    "not text": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1_200)",
+    "progress": "import sys; [sys.stdout.write(f'\\r{n} %') for n in range(40_000)]",
+    "both": "import sys; [print(n, file=(sys.stderr, sys.stdout)[n % 2], flush=True) for n in range(20_000)]",
+    "at the end": "import sys, os; os.write(1, bytes(60_000)); os.write(1, b'x' * 250_000); os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_rank_waits_for_whoever_reads_all_of_its_output_and_nothing_is_missing(
+    tmp_path: Path, kind: str
+) -> None:
+    """Though it writes three times what is kept, and the readers of its two ranks are slow."""
+    expected = subprocess.run([PYTHON, "-c", KINDS[kind]], capture_output=True, check=True)
+    logs = LogConfig(directory=tmp_path / "logs", limit_bytes=96 * 1024, head_bytes=16 * 1024)
+    order = make_order(PYTHON, "-c", KINDS[kind], ranks=2)
+
+    async def read(bench: Bench, rank: int) -> tuple[bytes, bytes, int]:
+        got, most = dict.fromkeys((Stream.STDOUT, Stream.STDERR), b""), 0
+        async for record in bench.agent.logs.follow(order.job_id, 1, rank, is_lossless=True):
+            assert not record.dropped_bytes
+            got[record.stream] += record.data
+            with suppress(FileNotFoundError):  # dropped just now
+                most = max(most, sum(file.stat().st_size for file in logs.directory.glob(f"*/1/{rank}/*.log")))
+            await asyncio.sleep(0.002)
+        return got[Stream.STDOUT], got[Stream.STDERR], most
+
+    async with Bench(tmp_path / "data", logs=logs) as bench:
+        bench.runner.perform(StartTask(order, ()))
+        for out, err, most in await asyncio.gather(read(bench, 0), read(bench, 1)):
+            assert (out, err) == (expected.stdout, expected.stderr)
+            assert most <= logs.limit_bytes + 2 * shim.RECORD_BYTES_MAX
+
+
+async def test_a_rank_whose_reader_has_gone_or_takes_nothing_goes_on_and_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "HELD_S", 1.0)
+    logs = LogConfig(directory=tmp_path / "logs", limit_bytes=96 * 1024, head_bytes=16 * 1024)
+    order = make_order("sh", "-c", "trap 'echo told; exit 5' TERM; while :; do echo some words of a rank; done")
+    async with Bench(tmp_path / "data", logs=logs) as bench:
+        bench.runner.perform(StartTask(order, ()))
+        records = bench.agent.logs.follow(order.job_id, 1, 0, is_lossless=True)
+        await anext(records)  # and no more
+        log = logs.directory / order.job_id / "1" / "0"
+
+        async def size() -> int:
+            await asyncio.sleep(0.3)
+            return max(start for start, _ in shim.segments(str(log)))
+
+        held = await size()
+        assert held == await size(), "it waits"
+        async with asyncio.timeout(DEADLINE_S):
+            while await size() == held:
+                pass
+        bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+        exited = await bench.finish(order)
+        assert exited.exits == (RankExit(0, 5),)
+        assert bench.output(order).endswith(b"told\n")

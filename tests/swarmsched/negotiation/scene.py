@@ -6,6 +6,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from swarmsched.api import JobSpec
+from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.effects import Announce, SendPeer
 from swarmsched.ids import NodeId
 from swarmsched.jobs.update import UpdateRequested
@@ -18,6 +19,7 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.settlement import GIVE_UP_S
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.resources import Demand, Share
 from swarmsched.task import TaskFailure, TaskStage, TaskStatus
@@ -26,6 +28,12 @@ from tests.swarmsched.building import JOB, NOTHING_FREE, answer_to, make_record
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
 SHARES = (Share(A, 2), Share(B, 1))
 UTC = 1_700_000_000.0
+
+
+def silence(asked, silent_s, has_record=False):
+    """A holder's answer."""
+    numbers = (asked.job_id, asked.attempt, asked.owner, asked.epoch, asked.version)
+    return SilenceAnswer(*numbers, has_record, silent_s)
 
 
 class Scene:
@@ -82,6 +90,14 @@ class Scene:
     def answer(self, requests, refusal=Refusal.NONE, **changes):
         for node, request in requests:
             self.do(self.shepherd.owner_answered(answer_to(request, node, refusal, **changes), self.clock))
+
+    def lose(self, node, silent_s=GIVE_UP_S):
+        """A node is believed lost, and its job's holders have let nothing run there for so long."""
+        self.do(self.shepherd.note_lost_node(node, self.clock))
+        asked = [message for _, message in self.sent if isinstance(message, SilenceRequest)]
+        for holder in self.record.configuration.members:
+            for request in dict.fromkeys(asked):
+                self.do(self.shepherd.silence_told(holder.node, silence(request, silent_s), self.clock))
 
     def report(
         self, node, stage, revision, exits=(), failure=TaskFailure.NONE, detail="", phase="", attempt=None, **more

@@ -289,7 +289,7 @@ def test_the_loss_of_a_node_with_newcomers_alone_is_nothing_to_those_that_train(
 
 def test_the_loss_of_the_last_node_is_a_restart(training):
     training.do(training.shepherd.note_lost_node(A, training.clock))
-    training.do(training.shepherd.note_lost_node(B, training.clock))
+    training.lose(B)
     record = training.record
     assert (record.state, record.restarts, record.shares, record.world.version) == (JobState.QUEUED, 1, (), 0)
     assert {leftover.part for leftover in record.leftovers} == {1, 2, 3}

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 
 from swarmsched.api import EndReason, JobState, StartPhase
+from swarmsched.authority.message import SilenceAnswer, SilenceRequest
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import JobAccepted
 from swarmsched.effects import ReplyToClient
@@ -29,6 +30,7 @@ from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.blame import STARTS_MOST
 from swarmsched.negotiation.due import PHASES
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.negotiation.settlement import ASK_AGAIN_S, GIVE_UP_S
 from swarmsched.negotiation.shepherd import WAITING_MAX, JobShepherd
 from swarmsched.record import own_exit_code, shell_exit_code
 from swarmsched.resources import Share
@@ -459,8 +461,46 @@ def test_lost_task_ends_the_job_as_node_lost_when_it_may_not_be_restarted():
 def test_a_job_that_may_not_be_restarted_does_not_say_that_it_was():
     scene = Scene(max_restarts=0)
     scene.run()
-    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+    scene.lose(B)
     assert (scene.record.state, scene.record.detail) == (JobState.STOPPING, "b was lost, and max_restarts is 0")
+
+
+def test_a_gang_is_not_given_up_before_another_attempt_could_start(scene):
+    scene.run()
+    scene.lose(B, silent_s=GIVE_UP_S - 1.0)
+    assert scene.record.state is JobState.RUNNING
+    assert scene.shepherd.next_deadline_s == pytest.approx(scene.now_s + ASK_AGAIN_S)
+    scene.now_s += ASK_AGAIN_S
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert scene.take(SilenceRequest), "its holders are asked again"
+    scene.lose(B, silent_s=GIVE_UP_S)
+    assert scene.record.state is JobState.RUNNING, "a belief that stands asks nobody anew"
+    scene.now_s += ASK_AGAIN_S
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.lose(B, silent_s=GIVE_UP_S)
+    assert (scene.record.state, scene.record.restarts) == (JobState.QUEUED, 1)
+
+
+def test_a_node_that_is_back_is_suspected_no_more(scene):
+    scene.run()
+    scene.lose(B, silent_s=6.0)
+    scene.do(scene.shepherd.note_returned_node(B, scene.clock))
+    epoch, version = scene.record.stamp
+    late = SilenceAnswer(JOB, scene.record.attempt, B, epoch, version, has_record=False, silent_s=GIVE_UP_S)
+    scene.do(scene.shepherd.silence_told(ME, late, scene.clock))
+    assert scene.record.state is JobState.RUNNING
+
+
+def test_a_belief_that_is_not_told_again_ends(scene):
+    scene.run()
+    scene.lose(B, silent_s=0.0)
+    for _ in range(10):
+        scene.now_s += ASK_AGAIN_S
+        scene.do(scene.shepherd.on_timer(scene.clock))
+    scene.sent = []
+    scene.now_s += ASK_AGAIN_S
+    scene.do(scene.shepherd.on_timer(scene.clock))
+    assert not scene.take(SilenceRequest)
 
 
 def test_older_revision_of_a_report_changes_nothing(scene):
@@ -617,7 +657,7 @@ def test_a_leftover_is_settled_by_who_granted_its_hold_and_by_no_other_machine_o
     scene.answer(scene.place(), rendezvous_host="10.0.0.1", rendezvous_port=29500, origin=1)
     scene.answer(scene.take(CommitRequest), is_staged=True, origin=1)
     scene.answer(scene.take(LaunchRequest), origin=1)
-    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+    scene.lose(B)
     orders = scene.take(StopRequest)
     scene.answer(orders, Refusal.UNKNOWN, origin=2)
     assert len(scene.record.leftovers) == 2
@@ -714,7 +754,7 @@ def is_cancelled(scene):
 
 def is_given_up(scene):
     scene.run()
-    scene.do(scene.shepherd.note_lost_node(B, scene.clock))
+    scene.lose(B)
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -63,6 +63,31 @@ def test_a_gang_that_lost_a_node_runs_again_elsewhere_within_15_s(watched):
     assert victim not in {share.node for share in record.shares}
 
 
+@pytest.mark.parametrize("phase_s", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_a_machine_that_stands_still_for_6_s_costs_no_attempt(watched, phase_s, max_restarts):
+    job = running(watched, ranks=4, max_restarts=max_restarts, nodes=(NodeId("n000"), NodeId("n001")))
+    watched.swarm.run_for(10.0 + phase_s)
+    owner = watched.swarm.hosts[NodeId("n001")]
+    owner.pause()
+    watched.swarm.run_for(6.0)
+    owner.go_on()
+    watched.swarm.run_for(30.0)
+    record = watched.swarm.record(job)
+    assert (record.state, record.attempt) == (JobState.RUNNING, 1)
+    assert not any(task.is_frozen for host in watched.swarm.up for task in host.tasks.running)
+
+
+def test_a_machine_that_stands_still_for_longer_loses_its_attempt_when_another_may_start(watched):
+    job = running(watched, max_restarts=3)
+    watched.swarm.run_for(10.0)
+    owner = host_of(watched, job)
+    began_s = watched.swarm.loop.now_s
+    owner.pause()
+    assert watched.swarm.run_until(lambda: is_running_again(watched, job, 2), 15.0)
+    assert FREEZE_AFTER_S - 2.0 < watched.swarm.loop.now_s - began_s < 10.0
+
+
 def test_ranks_that_are_cut_off_freeze_and_are_killed_once_the_job_went_on_without_them(watched):
     job = running(watched)
     watched.swarm.run_for(10.0)

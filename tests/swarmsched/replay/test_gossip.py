@@ -116,3 +116,17 @@ def test_what_a_job_has_measured_itself_comes_before_its_kind_and_its_kind_befor
         believed = known.believed(job, told)
         assert believed is not None
         assert believed.remaining == job.physics.total
+
+
+def test_a_replay_that_spins_is_given_up_and_says_at_what() -> None:
+    knowledge, pacing = PerfectKnowledge(4, 2), Pacing(0.0, 0.0)
+    servers, setting = Cluster({NodeId("one"): 2}), PolicySetting("fifo", {})
+    spinning = GossipReplay([rigid(1, 0.0, 1, 60.0)], servers, setting, knowledge, pacing)
+    loop = spinning._loop
+    loop._callbacks_most = 5_000
+
+    def spin() -> None:
+        loop.post_later(1e-4, spin)
+
+    spin()
+    assert "5,000 callbacks within a virtual second; the next is " in spinning.run().gave_up

@@ -1,4 +1,6 @@
-from swarmsched.simulator.loop import EventLoop
+import pytest
+
+from swarmsched.simulator.loop import EventLoop, Spins
 
 
 def test_callbacks_run_in_order_of_time_and_ties_in_order_of_scheduling():
@@ -46,3 +48,25 @@ def test_run_until_stops_at_the_condition_or_the_limit():
     assert not loop.run_until(lambda: False, 2.5)
     assert loop.now_s == 4.5
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1e-9, 1e-5])
+def test_a_loop_that_would_never_come_to_the_next_second_says_what_it_is_at(step_s):
+    loop = EventLoop(callbacks_most=10_000)
+
+    def spin():
+        loop.post_later(step_s, spin)
+
+    loop.run_for(7.5)
+    loop.post_later(0.0, spin)
+    with pytest.raises(Spins, match=r"10,000 callbacks within a virtual second; the next is .*spin"):
+        loop.run_for(60.0)
+    assert 7.5 <= loop.now_s < 8.6
+
+
+def test_a_busy_loop_goes_on():
+    loop, seen = EventLoop(callbacks_most=100), []
+    for at in range(900):
+        loop.post_at(at / 90, seen.append, at)
+    loop.run_for(60.0)
+    assert len(seen) == 900

@@ -11,7 +11,9 @@ from swarmsched.ids import NodeId
 from swarmsched.simulator.ambush import PLACING_S
 from swarmsched.simulator.fault import FAULT_CLASSES, Fault
 from swarmsched.simulator.fault_draw import DRAWS
+from swarmsched.simulator.host import Host
 from swarmsched.simulator.injector import APPLY
+from swarmsched.simulator.seeds import SeedOptions, run_seed
 from swarmsched.simulator.story import SIZES, Story, StoryOptions, StoryPlan, draw_plan, draw_size, run_story
 from swarmsched.simulator.workload import BLOCKER_S, Work
 
@@ -122,3 +124,23 @@ def test_a_disk_that_fills_up_twice_at_once_is_full_until_the_later_end():
 def test_a_plan_with_an_unknown_class_is_refused(reader):
     with pytest.raises(ValueError, match="'meteorite' is not one of"):
         reader.from_json({"at_s": 1.0, "class": "meteorite", "work": "meteorite"})
+
+
+def test_a_story_that_spins_at_one_moment_is_reported_with_its_seed(monkeypatch):
+    def ask_at_once(host: Host, life: int) -> None:
+        host.loop.post_later(0.0, host._read_telemetry, life)
+
+    monkeypatch.setattr(Host, "_read_telemetry", ask_at_once)
+    result = run_seed(3, SeedOptions(StoryOptions(nodes=1), shrinks=False))
+    assert result.violation is not None
+    assert (result.violation["seed"], result.violation["invariant"]) == (3, "spins")
+    assert "21,000 callbacks within a virtual second; the next is " in result.violation["message"]
+
+
+def test_an_agent_that_cannot_read_its_resources_yet_is_not_due_all_the_time(monkeypatch):
+    monkeypatch.setattr(Host, "_read_telemetry", lambda host, life: None)
+    story = Story(draw_plan(3, StoryOptions(nodes=1)))
+    story.swarm.start(0.02)
+    story.swarm.run_for(5.0)
+    (host,) = story.swarm.up
+    assert host.step_count < 100

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from swarmsched.api import JobSpec, JobState
 from swarmsched.ledger.message import Refusal
 from swarmsched.negotiation.pacing import BACKOFF_S_MAX
 from swarmsched.negotiation.placement.placement import (
@@ -12,7 +13,10 @@ from swarmsched.negotiation.placement.placement import (
     START_DELAY_S_MAX,
 )
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
+from swarmsched.resources import Demand, Share
+from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import PolicySetting
+from swarmsched.world import Worker, WorkerState, World
 from tests.swarmsched.building import answer_to
 from tests.swarmsched.negotiation.placement.scene import (
     UTC,
@@ -167,3 +171,38 @@ def test_no_plan_is_made_of_a_job_that_is_between_two_places():
     assert len(scene.plans) == 1
     assert scene.placement.look_due_s == pytest.approx(scene.now_s + BETWEEN_PLACES_S)
     scene.placement.validate()
+
+
+def told_slow(scene, job, version, parts, slow):
+    """It trains with these parts, one of which takes three times as long as the others."""
+    shares = tuple(Share(name, 1, part=part) for part, name in parts.items())
+    world = World(version, tuple(parts), has_trained=True)
+    job.decided = replace(job.decided, shares=shares, world=world, last_part=max(parts))
+    job.gang.has(shares)
+    for part, name in parts.items():
+        worker = Worker(WorkerState.TRAINING, f"10.0.0.{part}:7", version, version, busy_s=3.0 if part == slow else 1.0)
+        job.put(TaskStatus(job.job_id, 1, 1, name, TaskStage.STARTED, revision=version, part=part, worker=worker))
+    scene.placement.look_soon(scene.now_s)
+
+
+def test_whoever_comes_for_a_slow_worker_is_not_replaced_for_ten_minutes():
+    scene = Scene([node(A, 0, 2), node(B, 4)])
+    spec = JobSpec(("true",), ranks=3, demand=Demand(gpus=1), elastic=True)
+    shares = tuple(Share(A, 1, part=part) for part in (1, 2, 3))
+    running = {"state": JobState.RUNNING, "attempt": 1, "shares": shares, "started_utc_s": UTC + 1}
+    record = replace(record_of("a", 3, UTC), spec=spec, world=World(1, (1, 2, 3), has_trained=True), last_part=3)
+    job = scene.placement.shepherds.add(replace(record, **running))
+    job.take_up((), scene.clock)
+    told_slow(scene, job, 1, {1: A, 2: A, 3: A}, slow=3)
+    scene.look()
+    assert [hold.part for hold in scene.holds] == [4]
+    job.attempt, job.regrouping.leave = None, {}
+    told_slow(scene, job, 2, {1: A, 2: A, 4: B}, slow=4)
+    scene.cluster.there = [node(A, 2), node(B, 3)]
+    scene.now_s += 599.0
+    scene.look()
+    assert [hold.part for hold in scene.holds] == [4]
+    scene.now_s += 2.0
+    scene.placement.look_soon(scene.now_s)
+    scene.look()
+    assert [hold.part for hold in scene.holds] == [4, 5]

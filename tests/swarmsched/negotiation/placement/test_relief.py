@@ -32,10 +32,10 @@ def job(least=1, busy_s=(), ailing=(), nodes=()):
     return record, gang
 
 
-def found(known, free, drained=()):
+def found(known, free, drained=(), spared=()):
     record, gang = known
     room = Room([make_node(name, gpus) for name, gpus in free.items()])
-    return relief(record, gang, JobView(card_of(record)), room, drained)
+    return relief(record, gang, JobView(card_of(record)), room, drained, spared)
 
 
 def places(each):
@@ -76,3 +76,13 @@ def test_a_slow_worker_is_replaced(busy_s, slow):
 def test_a_slow_worker_is_better_than_none_and_its_own_machine_no_better_place():
     assert found(job(busy_s=(1.0, 1.0, 2.0)), {B: 4}) is None
     assert found(job(busy_s=(1.0, 0.0, 2.0)), {C: 4}) is None, "one has not told yet"
+
+
+def test_whoever_came_for_a_slow_worker_is_not_called_slow_itself_but_others_are():
+    slow = job(busy_s=(3.0, 1.0, 1.0))
+    assert found(slow, {C: 1}).is_for_speed
+    assert found(slow, {C: 1}, spared=(2, 3)).leave == (1,)
+    assert found(slow, {C: 1}, spared=(1,)) is None
+    assert found(slow, {C: 1}, spared=(1, 2, 3)) is None
+    drained = found(slow, {C: 2}, {A}, spared=(1, 2))
+    assert (drained.leave, drained.is_for_speed) == ((1, 2), False)

@@ -110,6 +110,14 @@ def test_a_newer_checkpoint_replaces_an_older_one_and_ranks_on_other_machines_ha
     history.decide(third.updated(checkpoint=Checkpoint("other-1", 1, NodeId("a"))))
 
 
+def test_a_step_that_falls_within_an_attempt_is_found_whoever_wrote_it(history):
+    first = prepare(history, history.decide(history.record()), 1)
+    second = history.decide(first.updated(checkpoint=saved(1, "step-9")))
+    with pytest.raises(Violation, match="step-4 of attempt 1 replaces the newer step-9") as caught:
+        history.decide(second.updated(checkpoint=Checkpoint("step-4", 1, NodeId("a"))))
+    assert caught.value.invariant == "6"
+
+
 def test_what_an_operator_forces_may_be_older(history):
     first = prepare(history, history.decide(history.record()), 1)
     wishes(history, "step-1", "step-2")

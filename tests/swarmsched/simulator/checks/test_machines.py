@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmsched.simulator.checks.machines import MachineChecker
+from swarmsched.simulator.checks.machines import TIMERS_MOST, MachineChecker
 from swarmsched.simulator.checks.suite import Suite
 from swarmsched.simulator.checks.violation import Violation
 from tests.swarmsched.simulator.checks.testing import History
@@ -22,3 +22,17 @@ def test_a_sound_machine_goes_on():
     history = History(lambda: Suite([MachineChecker(interval=1)]))
     history.step("a")
     history.step("b")
+
+
+def test_a_machine_that_is_always_due_is_found_within_a_second():
+    history = History(lambda: Suite([MachineChecker()]))
+    for _ in range(TIMERS_MOST // 2):
+        history.step("a")
+        history.step("b")
+        history.wait(0.001)
+    history.wait(1.0)
+    for _ in range(TIMERS_MOST):
+        history.step("a")
+    with pytest.raises(Violation, match="a was due 501 times within a virtual second") as caught:
+        history.step("a")
+    assert caught.value.invariant == "spins"
