@@ -61,7 +61,7 @@ DAMAGES = {
         "correct name",
     ),
     "of another program": (change("PRAGMA application_id = 7"), "database of another program", "another data_dir"),
-    "from the future": (change("PRAGMA user_version = 99"), "schema version 99, this agent knows 1", "newer agent"),
+    "from the future": (change("PRAGMA user_version = 99"), "schema version 99, this agent knows 2", "newer agent"),
     "with records of an unknown version": (
         change("UPDATE entries SET value = CAST('99' AS BLOB) WHERE room = 'register' AND key = 'schema'"),
         "register/schema: unknown schema version '99'",
