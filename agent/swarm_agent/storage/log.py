@@ -1,9 +1,11 @@
 """What proves that a database has come back with all that was acknowledged.
 
 SQLite ignores its write-ahead log from the first frame on that is not whole, without an error.  What a power cut leaves
-of a transaction that was never acknowledged, and what a damaged disk makes of one that was, look the same to it.  Two things tell them apart.  Each transaction is synced before the next begins, so nothing may follow what
-is torn but the rest of that one transaction.  And a file beside the database counts what was acknowledged; it is not
-synced each time, so after a power cut it may count too few, and never too many.
+of a transaction that was never acknowledged, and what a damaged disk makes of one that was, look the same to it.
+
+Two things tell them apart.  Each transaction is synced before the next begins, so behind what is torn there is nothing
+but the rest of that one.  And a file beside the database counts what was acknowledged.  It is not synced each time, so
+after a power cut it may count too few, and never too many.
 """
 
 import os
