@@ -74,6 +74,14 @@ DAMAGES = {
     ),
     "with a record under another job's name": (
         change(f"UPDATE entries SET key = '{'0' * 26}' WHERE room = 'register' AND key = {ONE_RECORD}"),
+        f"register/{'0' * 26}: unreadable entry: its checksum does not match",
+        ASIDE,
+    ),
+    "of the first version with a record under another job's name": (
+        change(
+            f"UPDATE entries SET key = '{'0' * 26}', value = substr(value, 6)"
+            f" WHERE room = 'register' AND key = {ONE_RECORD}"
+        ),
         f"register/{'0' * 26}: the entry contradicts itself",
         ASIDE,
     ),
