@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import cast
 
-from aiohttp import web, web_response
+from aiohttp import ClientConnectionResetError, HttpVersion11, web, web_response, web_urldispatcher
 from aiohttp.typedefs import Middleware
 from multidict import CIMultiDict
 
@@ -49,6 +49,8 @@ class Server:
 
     def make_app(self) -> web.Application:
         """The application; more routes (those of peers) may be added to it."""
+        # Before there are routes; handlers of their own would not reach paths that there are not.
+        web_urldispatcher._default_expect_handler = _meet_expectation  # type: ignore[assignment]  # noqa: SLF001
         app = web.Application(middlewares=[self._middleware()], client_max_size=PEER_BYTES_LIMIT)
         for (method, _), route in self._routes.items():
             app.router.add_route(method, route.pattern, self._handler(route))
@@ -202,12 +204,26 @@ def _check_encoding(request: web.Request) -> None:
         raise Problem("unsupported_media_type", detail, remedy)
 
 
+async def _meet_expectation(request: web.Request) -> web.Response | None:
+    """What a header `Expect` asks for, before anything else is looked at; aiohttp's own answer repeats any bytes."""
+    expected = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None
+    if expected.lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
+        return None
+    problem = Problem("unknown_expectation", f"the request expects {expected[:40]!a}")
+    return web.Response(status=problem.status, body=problem.encode(""), content_type=CONTENT_TYPE)
+
+
 def _fault(request: web.Request, error: Exception) -> Problem:
     """What is answered where a handler raised: the agent's fault unless nobody is there to be answered."""
     if isinstance(error, Problem):
         return error
     request_id = CURRENT_ID.get()
-    if isinstance(error, ConnectionError) and request.transport is None:
+    is_gone = request.transport is None or request.transport.is_closing()
+    if isinstance(error, ClientConnectionResetError) or (isinstance(error, ConnectionError) and is_gone):
         log.debug("request ended: the client went away request_id=%s path=%s", request_id, request.path[:200])
         return Problem("bad_request", "the connection ended before the body did")
     log.error("request failed request_id=%s path=%s", request_id, request.path[:200], exc_info=error)

@@ -55,6 +55,8 @@ KINDS: dict[str, Kind] = {
         "Read it again, and send its new ETag in `If-Match`."),
     "too_large": Kind(413, "The body is too large", "JSON may have 1 MiB; put data into files and ship those."),
     "unsupported_media_type": Kind(415, "The body has the wrong type", "Send the Content-Type that the route names."),
+    "unknown_expectation": Kind(417, "The request expects what no agent does",
+        "Leave the header Expect out, or send `100-continue`."),
     "unknown_parameter": Kind(422, "The route does not take that query parameter",
         "`errors` names it and those that it takes."),
     "unknown_field": Kind(422, "There is no such field", "`errors` names it and those that there are."),

@@ -28,8 +28,7 @@ def execute(session: Session, arguments: Arguments) -> int:
         session.printer.document(report)
         return OK
     for sentence in sentences(report):
-        text = plain(sentence)
-        session.printer.line(session.printer.paragraph(text, 4 if text.startswith("  ") else 2))
+        session.printer.line(plain(sentence))
     if report.get("model"):
         for line in model_lines(report["model"], report["needs"].get("gpus_per_rank") or 0, session.printer):
             session.printer.line(line)
