@@ -35,6 +35,7 @@ ENVIRONMENT_BYTES_LIMIT = 32_768
 COMMAND_BYTES_LIMIT = 32_768
 PROBLEMS_LIMIT = 20  # reported of one request; looking for near words takes its time
 KEY_SHOWN = 80
+NODE_CLOSENESS = 0.7  # of names of nodes, which are alike among themselves
 WORDS_LIMIT = 4_096
 VARIABLES_LIMIT = 1_024
 VARIABLE_NAME_LIMIT = 256
@@ -193,16 +194,16 @@ class JobSpec(Value):
         }
 
 
-def near_word(word: str, choices: Sequence[str]) -> str:
+def near_word(word: str, choices: Sequence[str], closeness: float = 0.6) -> str:
     """The choice that was probably meant, else an empty string."""
     import difflib  # noqa: PLC0415  # for errors alone: it takes room in each agent
 
-    return next(iter(difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1)), "")
+    return next(iter(difflib.get_close_matches(word[:KEY_SHOWN], choices, n=1, cutoff=closeness)), "")
 
 
-def nearest(word: str, choices: Sequence[str]) -> str:
+def nearest(word: str, choices: Sequence[str], closeness: float = 0.6) -> str:
     """`; did you mean X?` for a close match, else an empty string."""
-    close = near_word(word, choices)
+    close = near_word(word, choices, closeness)
     return f"; did you mean {close!r}?" if close else ""
 
 

@@ -143,6 +143,9 @@ class AgentConfig:
     checkpoint_dir_shared: bool = _key(
         setting.flag, False, "checkpoint_dir is the same on all nodes, so no checkpoint has to be copied"
     )
+    checkpoint_bytes_max: int = _key(
+        setting.size(2**20, 2**50), 200 * 2**30, "copies kept of the checkpoints of one job, where they are copied"
+    )
     environment_cache_bytes_max: int = _key(setting.size(2**20, 2**50), 50 * 2**30, "built environments kept")
     packet_bytes_max: int = _key(setting.whole(512, 1_400), 1_200, "payload of a gossip packet")
     log_format: str = _key(setting.choice("text", "json"), "text", "text (key=value) or json, one event a line")

@@ -317,7 +317,7 @@ def _log_start(agent: Agent, *, is_log_lost: bool) -> None:
         f'"{config.simulated_gpus} {gpus}"' if config.simulated_gpus else f'"{gpus}"',
     )  # fmt: skip
     if is_log_lost:
-        log.warning("the database came back without its write-ahead log: it has a new identity and holds no job")
+        log.warning("the database came back without its last writes: it has a new identity and holds no job")
     if config.witness:
         log.info("this agent is a witness: it holds records and votes, and runs no jobs")
     elif complaint := agent.tasks.limits.complaint:

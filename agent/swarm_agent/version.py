@@ -10,7 +10,7 @@ METADATA = "swarmsched-*.dist-info"
 
 @cache
 def software_version() -> str:
-    """For example `0.1.0`; `unknown` when it runs from a tree that was not installed.
+    """For example `0.2.0`; `unknown` when it runs from a tree that was not installed.
 
     Read from the folder's name: `importlib.metadata` would cost each agent 0.8 MB and 50 ms for one word.
     """

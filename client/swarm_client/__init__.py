@@ -7,7 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from swarm_client.sdk import Job, LogRecord, NodeInfo, SwarmClient, SwarmEvent
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Job", "LogRecord", "NodeInfo", "SwarmClient", "SwarmEvent", "__version__"]
 
 

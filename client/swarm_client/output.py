@@ -30,13 +30,14 @@ STATE_STYLES = {
 }
 
 
+NAME_WIDTH = 24  # of names on a terminal that is too narrow for all columns
 READABLE = 36  # of a sentence in the last column
 
 
 class Column:
     """One column: heading, how to get the text from an item, where it is shown, how it is coloured."""
 
-    __slots__ = ("gives_way", "is_right", "is_wide", "show", "style", "title")
+    __slots__ = ("gives_way", "is_name", "is_right", "is_wide", "show", "style", "title")
 
     def __init__(
         self,
@@ -46,10 +47,11 @@ class Column:
         is_right: bool = False,
         is_wide: bool = False,
         gives_way: bool = False,
+        is_name: bool = False,
         style: Callable[[str], str] | None = None,
     ) -> None:
         self.title, self.show, self.is_right, self.is_wide, self.style = title, show, is_right, is_wide, style
-        self.gives_way = gives_way
+        self.gives_way, self.is_name = gives_way, is_name
 
 
 class Printer:
@@ -132,12 +134,26 @@ class Printer:
         """A line cut to the terminal's width; whole in a pipe."""
         return _cut(text, terminal_width(self.stream)) if self.is_terminal else text
 
+    def paragraph(self, text: str, indent: int = 0) -> str:
+        """Text broken between words at the terminal's edge, with further lines indented; whole in a pipe."""
+        width = terminal_width(self.stream)
+        if not self.is_terminal or len(text) <= width or width < 2 * indent + 20:
+            return text
+        import textwrap  # only for what is longer than a line
+
+        wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        wrapper.break_long_words = False
+        return wrapper.fill(text)
+
     def table_lines(self, items: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> list[str]:
         """The lines of a table."""
         rows = [[plain(column.show(item)) for column in columns] for item in items]
         widths = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
         if self.is_terminal:
             total = terminal_width(self.stream)
+            if _excess(widths, total) > 0:  # people choose names, and one long one must not cost all a column
+                limits = [NAME_WIDTH if column.is_name else total for column in columns]
+                widths = [min(*both) for both in zip(widths, limits, strict=True)]
             shown = _worth_showing(rows, widths, total, [column.gives_way for column in columns])
             columns, widths = [columns[i] for i in shown], _fitted([widths[i] for i in shown], total)
             rows = [[row[i] for i in shown] for row in rows]

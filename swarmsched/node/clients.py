@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import JobSpec, JobState, nearest
+from swarmsched.api import NODE_CLOSENESS, JobSpec, JobState, nearest
 from swarmsched.card import card_of
 from swarmsched.commands import (
     OF_JOBS,
@@ -348,7 +348,7 @@ def _unknown(spec: JobSpec, known: Sequence[NodeId]) -> Refused | None:
     for key, names in (("nodes", spec.nodes), ("exclude", spec.exclude)):
         node = next(iter(sorted(set(names) - set(known))), "")
         if node:
-            problem = f"there is no node {node!r}{nearest(node, known)}"
+            problem = f"there is no node {node!r}{nearest(node, known, NODE_CLOSENESS)}"
             field = FieldProblem(f"/{key}", problem, "list them with: swarm nodes")
             return Refused("impossible", problem, field.remedy, (field,))
     return None

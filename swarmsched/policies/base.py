@@ -159,7 +159,7 @@ def need(demand: Demand, ranks: int) -> str:
         parts.append(amount(ranks * demand.cpus, "CPU"))
     if demand.memory_bytes:
         parts.append(f"{_gib(ranks * demand.memory_bytes)} of memory")
-    return ", ".join(parts) or "no counted resources"
+    return ", ".join(parts) or "no GPU"
 
 
 def ahead_sentence(ahead: Sequence[JobView]) -> str:

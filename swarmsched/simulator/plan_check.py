@@ -12,7 +12,7 @@ from typing import Any
 from swarmsched.api import Isolation, nearest
 from swarmsched.errors import ConfigError
 from swarmsched.simulator.fault import FAULT_CLASSES
-from swarmsched.simulator.fault_draw import GPU_TROUBLES
+from swarmsched.simulator.fault_draw import GPU_TROUBLES, START_FAILURES
 from swarmsched.simulator.workload import JOB_KINDS, WORK_KINDS
 from swarmsched.view import Elasticity
 
@@ -88,6 +88,8 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "lost-files": _LASTING,
     "lost-database": _LASTING,
     "same-name": _LASTING,
+    "failing-starts": {**_LASTING, "how": _one_of(*START_FAILURES)},
+    "short-disk": _LASTING,
 }
 ELASTICITY = _one_of(*(each.value for each in Elasticity))
 WORK: Mapping[str, Mapping[str, Kind]] = {

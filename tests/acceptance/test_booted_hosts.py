@@ -1,4 +1,4 @@
-"""The Ansible role on three hosts that boot: the first roll, one without changes, an upgrade, refusals, another key."""
+"""The Ansible role on hosts that boot, Debian 12 and 13 in turn: what each playbook does, and that no job notices."""
 
 import json
 import os
@@ -7,15 +7,18 @@ import shutil
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.booted import BootedHost, boot, why_no_hosts
+from tests.testbed.booted import SUITES, BootedHost, boot, why_no_hosts
 from tests.testbed.netns import Network
+from tests.testbed.released import RELEASED, build_wheel, released_wheel, why_not_released
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.root]
 
@@ -23,21 +26,22 @@ ROOT = Path(__file__).resolve().parents[2]
 ANSIBLE = ROOT / "ansible"
 BIN = ROOT / ".venv-ansible/bin"
 ROLL_LIMIT_S = 1_200
-NEXT_VERSION = "0.1.1"
+PYTHONS = ("3.11", "3.13")  # of the suites
 WHEELS_ON_HOSTS = "srv/wheelhouse"
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
 
 @dataclass
 class Fleet:
-    """Three hosts, what Ansible is told of them, and a client."""
+    """Three hosts and a fourth that is no part of the swarm yet, what Ansible is told of them, and a client."""
 
     hosts: list[BootedHost]
+    spare: BootedHost
     folder: Path
     wheels: dict[str, Path]
     variables: dict = field(default_factory=dict)
 
-    def play(self, book, **variables):
+    def play(self, book, *options, **variables):
         """Run a playbook over all hosts; how it ended and what it said."""
         given = self.folder / "variables.json"
         given.write_text(json.dumps({**self.variables, **variables}))
@@ -47,7 +51,10 @@ class Fleet:
         }
         (self.folder / "inventory.json").write_text(json.dumps(inventory))
         return subprocess.run(
-            [BIN / "ansible-playbook", "-i", self.folder / "inventory.json", "-e", f"@{given}", f"playbooks/{book}"],
+            [
+                BIN / "ansible-playbook", "-i", self.folder / "inventory.json", "-e", f"@{given}", *options,
+                f"playbooks/{book}",
+            ],
             cwd=ANSIBLE, text=True, capture_output=True, timeout=ROLL_LIMIT_S, check=False,
             env=os.environ | {
                 "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOST_KEY_CHECKING": "false", "ANSIBLE_LOCALHOST_WARNING": "false",
@@ -56,13 +63,13 @@ class Fleet:
             },
         )  # fmt: skip
 
-    def ask(self, path, *, at=0, body=None):
+    def ask(self, path, *, at=0, body=None, token=None):
         """A document of an agent's API."""
         request = urllib.request.Request(
             f"http://{self.hosts[at].host.address}:7433{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={
-                "Authorization": f"Bearer {self.variables['swarm_agent_token']}",
+                "Authorization": f"Bearer {token or self.variables['swarm_agent_token']}",
                 "Content-Type": "application/json",
             },
         )
@@ -86,40 +93,20 @@ def said(done):
     return done.stdout[-6_000:] + done.stderr[-2_000:]
 
 
-def build_wheel(tree, folder):
-    command = [sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", str(folder), str(tree)]
-    subprocess.run(command, check=True, timeout=300)
-
-
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """This version and a later one, and a folder of all that they depend on."""
+    """The last released version and today's, and a folder of all that they depend on, for the Pythons of all suites."""
     folder = tmp_path_factory.mktemp("wheels")
     build_wheel(ROOT, folder)
-    later = folder / "later"
-    kept = shutil.ignore_patterns(".git", ".venv*", ".tools", "tests", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, later, ignore=kept)
-    project = later / "pyproject.toml"
-    project.write_text(
-        re.sub(r'^version = ".*"', f'version = "{NEXT_VERSION}"', project.read_text(), flags=re.MULTILINE)
-    )
-    build_wheel(later, folder)
-    house = folder / "house"
-    found = sorted(folder.glob("swarmsched-*.whl"))
-    constrained = ["-c", str(ROOT / "constraints.txt")]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--only-binary=:all:",
-        "-d",
-        str(house),
-        *constrained,
-    ]
-    subprocess.run([*command, str(found[0])], check=True, timeout=600)
-    return {path.name.split("-")[1]: path for path in found} | {"house": house}
+    today = next(folder.glob("swarmsched-*.whl"))
+    found = {today.name.split("-")[1]: today, "today": today, "house": folder / "house"}
+    if not why_not_released():
+        found[RELEASED] = released_wheel(folder)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "-d", str(found["house"])]
+    for python in PYTHONS:
+        constrained = ["-c", str(ROOT / "constraints.txt"), "--python-version", python]
+        subprocess.run([*command, *constrained, str(today)], check=True, timeout=600)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -129,24 +116,23 @@ def fleet(tmp_path_factory, wheels):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
-        network = stack.enter_context(Network.build(3))
-        hosts = stack.enter_context(boot(network, folder))
+        network = stack.enter_context(Network.build(4))
+        hosts = stack.enter_context(boot(network, folder, SUITES))
         for each in hosts:
             shutil.copytree(wheels["house"], each.root / WHEELS_ON_HOSTS)
         secret = [
             subprocess.check_output([Path(sys.prefix) / "bin/swarm-agent", "--generate-key"], text=True).strip()
             for _ in range(2)
         ]
-        first = min(version for version in wheels if version != "house")
         variables = {
-            "swarm_agent_wheel": str(wheels[first]),
+            "swarm_agent_wheel": str(wheels.get(RELEASED, wheels["today"])),
             "swarm_agent_wheelhouse": f"/{WHEELS_ON_HOSTS}",
             "swarm_agent_python_packages": [],
             "swarm_agent_cluster_key": secret[0],
             "swarm_agent_token": secret[1],
             "swarm_agent_settings": {"simulated_gpus": 2},
         }
-        fleet = Fleet(hosts, folder, wheels, variables)
+        fleet = Fleet(hosts[:3], hosts[3], folder, wheels, variables)
         done = fleet.play("site.yml")
         assert done.returncode == 0, said(done)
         yield fleet
@@ -198,6 +184,18 @@ class Caller(threading.Thread):
             return False
 
 
+@contextmanager
+def asking(fleet, report):
+    """For the time of a block somebody asks; no question is answered by nobody."""
+    caller = Caller(fleet)
+    caller.start()
+    yield
+    caller.is_over.set()
+    caller.join()
+    report(f"{caller.asked} questions of a client, {caller.refused} not answered by one agent, {caller.lost} by none")
+    assert caller.lost == 0
+
+
 def test_the_first_roll_leaves_three_agents_that_found_one_another(fleet):
     assert [len(fleet.ask("/v1/nodes", at=index)["items"]) for index in range(3)] == [3, 3, 3]
     assert [each.run("systemctl", "--failed", "--no-legend") for each in fleet.hosts] == ["", "", ""]
@@ -232,18 +230,97 @@ def test_a_bad_key_is_refused_and_nothing_is_replaced(fleet, key):
     assert fleet.hosts[0].run("cat", "/etc/swarm/cluster.key").strip() == fleet.variables["swarm_agent_cluster_key"]
 
 
-def test_an_upgrade_disturbs_no_job_and_no_client(fleet, job, stopwatch, report):
-    caller = Caller(fleet)
-    caller.start()
-    fleet.variables["swarm_agent_wheel"] = str(fleet.wheels[NEXT_VERSION])
-    with stopwatch("upgrade"):
+def test_an_upgrade_from_the_released_version_disturbs_no_job_and_no_client(fleet, job, stopwatch, report):
+    if reason := why_not_released():
+        pytest.skip(reason)
+    assert set(fleet.versions()) == {RELEASED}
+    with asking(fleet, report), stopwatch("upgrade"):
+        fleet.variables["swarm_agent_wheel"] = str(fleet.wheels["today"])
         done = fleet.play("upgrade.yml")
-    caller.is_over.set()
-    caller.join()
-    report(f"{caller.asked} questions of a client, {caller.refused} not answered by one agent, {caller.lost} by none")
     assert done.returncode == 0, said(done)
-    assert fleet.versions() == [NEXT_VERSION] * 3
-    assert caller.lost == 0
+    assert RELEASED not in fleet.versions()
+
+
+def test_a_check_foretells_nothing_for_hosts_that_are_as_they_should_be(fleet):
+    before = fleet.main_pids()
+    done = fleet.play("site.yml", "--check")
+    assert done.returncode == 0, said(done)
+    assert set(changes(done).values()) == {0}, said(done)
+    done = fleet.play("site.yml", "--check", swarm_agent_settings={"simulated_gpus": 2, "log_level": "debug"})
+    assert done.returncode == 0, said(done)
+    assert set(changes(done).values()) == {2}, said(done)  # the file, and the restart that follows
+    assert fleet.main_pids() == before
+
+
+def test_commands_on_a_host_find_their_agent(fleet):
+    for each in fleet.hosts:
+        assert "warning" not in each.run("env", "HOME=/root", "swarm", "nodes")
+        doctor = each.run("sh", "-c", "HOME=/root swarm doctor -o wide; echo code $?")
+        assert "no agent answered" not in doctor
+        assert doctor.rstrip().endswith(("code 0", "code 1")), doctor
+
+
+def test_a_host_comes_and_goes_and_no_other_is_restarted(fleet, job, stopwatch):
+    before, name = fleet.main_pids(), fleet.spare.name
+    together = Fleet([*fleet.hosts, fleet.spare], fleet.spare, fleet.folder, fleet.wheels, fleet.variables)
+    foretold = together.play("site.yml", "--check")
+    assert foretold.returncode == 0, said(foretold)
+    assert changes(foretold)[name] > 5
+    assert fleet.spare.run("sh", "-c", "ls -A /etc/swarm 2>/dev/null || true") == ""
+    with stopwatch("a fourth host"):
+        done = together.play("site.yml")
+    assert done.returncode == 0, said(done)
+    assert {host: count for host, count in changes(done).items() if count} == {name: changes(done)[name]}
+    assert len(fleet.ask("/v1/nodes")["items"]) == 4
+
+    last = fleet.ask("/v1/jobs", body={"spec": {"command": ["sleep", "25"], "nodes": [name]}})["id"]
+    with stopwatch("its removal"):
+        done = together.play("remove.yml", swarm_agent_remove_hosts=name)
+    assert done.returncode == 0, said(done)
+    assert fleet.ask(f"/v1/jobs/{last}")["end_reason"] == "completed"  # it was waited for
+    there = fleet.spare.run("sh", "-c", "ls -d /etc/swarm /usr/local/bin/swarm* /opt/swarmsched /var/lib/swarm || true")
+    assert there.split() == ["/var/lib/swarm"]
+    assert fleet.spare.run("sh", "-c", "grep -rl swarm-agent /etc/systemd || true") == ""
+    members = {each["name"]: each["status"] for each in fleet.ask("/v1/members")["items"]}
+    assert members.pop(name, "left") == "left"
+    assert set(members.values()) == {"alive"}
+    again = together.play("remove.yml", swarm_agent_remove_hosts=name)
+    assert again.returncode == 0, said(again)
+    done = fleet.play("site.yml")
+    assert set(changes(done).values()) == {0}, said(done)
+    assert fleet.main_pids() == before
+
+
+def test_whoever_is_to_be_removed_must_be_named(fleet):
+    for named in ("", "nobody", ",".join(each.name for each in fleet.hosts)):
+        done = fleet.play("remove.yml", swarm_agent_remove_hosts=named)
+        assert done.returncode != 0
+        assert "swarm_agent_remove_hosts" in done.stdout + done.stderr
+    assert {each["status"] for each in fleet.ask("/v1/members")["items"] if each["name"] != fleet.spare.name} == {
+        "alive"
+    }
+
+
+def test_another_token_turns_nobody_away(fleet, job, stopwatch, report):
+    old, new = fleet.variables["swarm_agent_token"], "b9" * 32
+    at_once = fleet.play("site.yml", swarm_agent_token=new)
+    assert at_once.returncode != 0
+    assert "rotate-token.yml" in at_once.stdout
+    with asking(fleet, report), stopwatch("another token"):
+        done = fleet.play("rotate-token.yml", swarm_agent_new_token=new)
+    assert done.returncode == 0, said(done)
+    for at, token in product(range(3), (old, new)):
+        assert len(fleet.ask("/v1/nodes", at=at, token=token)["items"]) >= 3
+    assert old not in done.stdout + done.stderr
+    fleet.variables["swarm_agent_token"] = new
+    ended = fleet.play("rotate-token.yml", swarm_agent_new_token=new, swarm_agent_end_old_tokens=True)
+    assert ended.returncode == 0, said(ended)
+    for at in range(3):
+        assert fleet.ask("/v1/nodes", at=at)["items"]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            fleet.ask("/v1/nodes", at=at, token=old)
+    done = fleet.play("site.yml")
+    assert set(changes(done).values()) == {0}, said(done)
 
 
 def test_another_key_disturbs_no_job_and_the_old_one_is_gone(fleet, job, stopwatch):

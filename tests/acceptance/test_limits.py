@@ -14,7 +14,7 @@ from tests.testbed.booted import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("limits_guest.py")
-KERNEL = booted.BASE.with_name("swarm-booted-kernel")
+KERNEL = booted.BASES.with_name("swarm-booted-kernel")
 BOOT_LIMIT_S = 540
 EMULATOR = "qemu-system-x86_64"
 NEEDED = (*PROGRAMS, EMULATOR, "cpio", "apt-get", "dpkg-deb")
@@ -87,7 +87,7 @@ def kernel() -> Path:
 
 def lay_out(root: Path) -> None:
     """Debian with this agent, its unit as the Ansible role writes it, and a unit that runs the checks and ends."""
-    quietly("cp", "-a", booted._base(), root)
+    quietly("cp", "-a", booted._base(booted.SUITES[0]), root)
     for path in LEFT_OUT:
         shutil.rmtree(root / path, ignore_errors=True)
     units = root / "etc/systemd/system"

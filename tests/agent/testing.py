@@ -202,6 +202,7 @@ class RunningAgent(AgentApi):
     log_file: Path
     token: str
     process: "subprocess.Popen[bytes]" = field(repr=False)
+    packages: Path | None = None  # where another version is installed, of which it is then
 
     def is_live(self) -> bool:
         """True when /livez answers 200; fails when the process has ended."""
@@ -214,7 +215,7 @@ class RunningAgent(AgentApi):
 
     def restart(self) -> None:
         """Start the same agent again after `stop` or `kill`."""
-        self.process = _spawn(self.config_file, self.log_file)
+        self.process = _spawn(self.config_file, self.log_file, self.packages)
         wait_until_sync(self.is_live, PATIENCE_S, f"{self.name} answers /livez")
 
     def kill(self) -> None:
@@ -235,12 +236,16 @@ class RunningAgent(AgentApi):
 
 @contextmanager
 def start_agents(
-    count: int, gpus: int = 2, settings: dict[str, Any] | None = None, wait_live: bool = True
+    count: int,
+    gpus: int = 2,
+    settings: dict[str, Any] | None = None,
+    wait_live: bool = True,
+    packages: Path | None = None,
 ) -> Iterator[list[RunningAgent]]:
     """Real agents named n1, n2... on loopback, joined through the first, with one key and token, in a temporary folder.
 
-    `settings` are further keys of every agent's configuration.  At the end the agents are stopped and what is left of
-    their tasks is killed.
+    `settings` are further keys of every agent's configuration, `packages` a folder with another version to start.
+    At the end the agents are stopped and what is left of their tasks is killed.
     """
     with ExitStack() as stack:
         base = Path(
@@ -254,7 +259,7 @@ def start_agents(
         agents = []
         for index, port in enumerate(ports):
             seeds = [f"127.0.0.1:{ports[0]}"] if index else []
-            agent = _launch(base, f"n{index + 1}", port, seeds, {"simulated_gpus": gpus, **(settings or {})})
+            agent = _launch(base, f"n{index + 1}", port, seeds, {"simulated_gpus": gpus, **(settings or {})}, packages)
             stack.callback(agent.stop)
             agents.append(agent)
         if wait_live:
@@ -295,7 +300,9 @@ def _distinct_ports(count: int) -> list[int]:
     return list(ports)
 
 
-def _launch(base: Path, name: str, port: int, seeds: list[str], settings: dict[str, Any]) -> RunningAgent:
+def _launch(
+    base: Path, name: str, port: int, seeds: list[str], settings: dict[str, Any], packages: Path | None
+) -> RunningAgent:
     home = base / name
     home.mkdir()
     values = {
@@ -313,15 +320,17 @@ def _launch(base: Path, name: str, port: int, seeds: list[str], settings: dict[s
     config_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     log_file = home / "agent.log"
     token = (base / "token").read_text()
-    process = _spawn(config_file, log_file)
-    return RunningAgent(name, ("127.0.0.1", port), config_file, home / "data", log_file, token, process)
+    process = _spawn(config_file, log_file, packages)
+    return RunningAgent(name, ("127.0.0.1", port), config_file, home / "data", log_file, token, process, packages)
 
 
-def _spawn(config_file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
+def _spawn(config_file: Path, log_file: Path, packages: Path | None) -> "subprocess.Popen[bytes]":
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SWARM_")}
+    if packages is not None:
+        environment["PYTHONPATH"] = str(packages)
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "swarm_agent", "--config", str(config_file)],
+            [sys.executable, "-P", "-m", "swarm_agent", "--config", str(config_file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_client import config as swarm_client_config
 from tests.testbed.found import working
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "jobs-as-root": ({"swarm_agent_job_user": "root"}, "account other than root"),
     "key-that-is-none": ({"swarm_agent_cluster_key": "x" * 24}, "64 hexadecimal digits"),
     "another-key-at-once": ({"swarm_agent_cluster_key": "5e" * 32}, "playbooks/rotate-key.yml"),
+    "another-token-at-once": ({"swarm_agent_token": "5e" * 32, "swarm_agent_previous_tokens": []}, "rotate-token.yml"),
     "short-token": ({"swarm_agent_token": "short"}, "swarm-agent --generate-key"),
     "port-beyond-all": ({"swarm_agent_port": 65536}, "number from 1 to 65535"),
 }
@@ -86,8 +88,9 @@ def played(tmp_path_factory):
     The secrets lie where the configuration says.
     """
     folder = tmp_path_factory.mktemp("rendered")
-    for name in ("cluster.key", "token", "previous-0.key"):
-        (folder / name).write_text(OLD_KEY if name == "previous-0.key" else KEY)
+    secrets = {"cluster.key": KEY, "token": f"{KEY}\n{OLD_KEY}\n", "previous-0.key": OLD_KEY}
+    for name, text in secrets.items():
+        (folder / name).write_text(text)
         (folder / name).chmod(0o600)
     given = {
         "swarm_agent_wheel": "dist/swarmsched-1.2.3-py3-none-any.whl",
@@ -95,6 +98,7 @@ def played(tmp_path_factory):
         "swarm_agent_config_dir": str(folder),
         "swarm_agent_venv": str(Path(sys.prefix)),
         "swarm_agent_previous_keys": [OLD_KEY],
+        "swarm_agent_previous_tokens": [OLD_KEY],
         "swarm_agent_service_environment": {"LD_LIBRARY_PATH": "/opt/with space"},
         "ansible_python_interpreter": str(BIN / "python"),
     }
@@ -119,6 +123,7 @@ def inventory(folder):
         "gpu1": good | {"swarm_agent_settings": settings},
         "gpu2": good,
         "witness": good | {"swarm_agent_settings": {"checkpoint_dir": "/var/lib/swarm/saved"}},
+        "xlate": good | {"ansible_host": "fd00::4"},
     }
     refused = {name: good | variables for name, (variables, _) in REFUSED.items()}
     for name, variables in (hosts | refused).items():
@@ -141,7 +146,7 @@ def test_playbooks_have_no_syntax_errors():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("host", ["gpu1", "gpu2", "witness"])
+@pytest.mark.parametrize("host", ["gpu1", "gpu2", "witness", "xlate"])
 def test_checks_pass_and_the_agent_accepts_the_rendered_configuration(played, host):
     assert played.failures(host) == [], played.said
     path = played.folder / host / "agent.toml"
@@ -149,11 +154,13 @@ def test_checks_pass_and_the_agent_accepts_the_rendered_configuration(played, ho
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_rendered_configuration_names_the_other_hosts_as_seeds(played):
+def test_rendered_configuration_names_the_first_three_hosts_as_seeds(played):
     config = played.config("gpu1")
     assert config["name"] == "gpu1"
     assert config["listen"] == "10.0.0.11:7433"
     assert config["seeds"] == ["10.0.0.12:7433", "10.0.0.13:7433"]
+    first = ["10.0.0.11:7433", "10.0.0.12:7433", "10.0.0.13:7433"]
+    assert played.config("xlate")["seeds"] == first  # and nobody has it as a seed: it may come and go
     assert config["dcgm_metrics"] is True
     assert config["telemetry_period_s"] == 2
     assert config["checkpoint_dir"] == CHECKPOINTS
@@ -165,6 +172,13 @@ def test_a_witness_is_configured_as_one_and_checkpoints_below_the_data_need_no_f
     lines = played.lines("witness", "swarm-agent.service")
     assert values(lines, "ReadWritePaths") == ["/var/lib/swarm", "-/home", "-/tmp", "-/var/tmp"]
     assert values(lines, "RequiresMountsFor") == []
+
+
+def test_the_client_on_a_host_asks_its_own_agent_first(played):
+    client = tomllib.loads((played.folder / "xlate/config.toml").read_text())
+    assert client["hosts"][0] == "[fd00::4]:7433"
+    assert client["token_file"] == played.config("xlate")["token_file"]
+    assert swarm_client_config.SYSTEM_FILE in (ROLE / "tasks/configure.yml").read_text()
 
 
 def test_agent_refuses_a_misspelt_setting_before_it_replaces_anything(played, tmp_path):
@@ -191,7 +205,7 @@ def test_systemd_accepts_the_rendered_unit(played):
 
 def test_unit_lets_jobs_outlive_the_agent(played):
     lines = played.lines("gpu1", "swarm-agent.service")
-    for line in ("KillMode=process", "OOMPolicy=continue", "NoNewPrivileges=yes"):
+    for line in ("KillMode=process", "OOMPolicy=continue", "NoNewPrivileges=yes", "LimitCORE=0:infinity"):
         assert line in lines
     assert 'Environment="LD_LIBRARY_PATH=/opt/with space"' in lines
     closing = {"PrivateDevices", "ProtectClock", "DeviceAllow", "PrivateTmp"}  # would hide the GPUs or part the jobs

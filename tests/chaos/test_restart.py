@@ -1,10 +1,13 @@
 """Agents come back: all one after the other, at once under the same name, and after dying with an answer."""
 
 import json
+import shutil
 import socket
 import sqlite3
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -60,8 +63,14 @@ def post_and_hang_up(agent, body):
 
 def has_accepted(agent, job):
     """True when the agent's database has the job's record, not only a promise about it."""
-    (path,) = agent.data_dir.glob("*.db")
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    with tempfile.TemporaryDirectory() as folder:  # the agent lets nobody else read it
+        for file in ("agent.db", "agent.db-wal"):
+            shutil.copy(agent.data_dir / file, folder)
+        return _has_accepted(Path(folder) / "agent.db", job)
+
+
+def _has_accepted(path, job):
+    connection = sqlite3.connect(path)
     query = "SELECT count(*) FROM entries WHERE room = 'register' AND key = ? AND instr(value, ?)"
     try:
         found = connection.execute(query, (job, BEAT.name.encode())).fetchone()[0]

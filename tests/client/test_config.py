@@ -2,12 +2,14 @@ import os
 import socket
 import stat
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from swarm_client import __version__
 from swarm_client.config import load, user_file
 from swarm_client.failure import UsageError
 from tests.client.testing import TOKEN, FakeAgent
@@ -113,7 +115,7 @@ def test_login_stores_a_context_and_keeps_what_was_there(home, tmp_path, agent, 
     )
     monkeypatch.delenv("SWARM_HOSTS")
     monkeypatch.delenv("SWARM_TOKEN")
-    assert swarm("version", "--agents") == (0, "swarm 0.1.0\ngpu1 0.1.0\n", "")
+    assert swarm("version", "--agents") == (0, f"swarm {__version__}\ngpu1 0.1.0\n", "")
 
 
 @contextmanager
@@ -135,6 +137,11 @@ def stranger_that_says(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         yield f"127.0.0.1:{stranger.getsockname()[1]}", heads
         stranger.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+def test_the_commands_tell_the_version_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
 
 
 def test_login_without_a_token_of_its_own_sends_none(home, tmp_path, swarm, monkeypatch):

@@ -81,8 +81,8 @@ def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
         0,
         (
             "ID        NAME    USER  STATE    GPUS  NODES      WAITED  ELAPSED  PROGRESS   ETA  REASON\n"
-            "aaaaaaaa  -       ada   queued    0/8  -              1s        -         -     -  needs 8 GPUs, 2 free\n"
             "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s     1:15       25%  3:45  -\n"
+            "aaaaaaaa  -       ada   queued    0/8  -              1s        -         -     -  needs 8 GPUs, 2 free\n"
         ),
         "",
     )
@@ -556,25 +556,25 @@ def elastic(workers, **changes):
 @pytest.mark.parametrize(
     ("job", "line"),
     [
-        (elastic(trains(1)), "1 trains (world 7) on n1 (1: 1)"),
+        (elastic(trains(1)), "1 trains (membership 7) on n1 (1: 1)"),
         (
             elastic(trains(1, 3) | trains(4, 5, node="n2") | {6: ("n3", "joining")}),
-            "4 train (world 7) on n1 (2: 1 3), n2 (2: 4 5); joining: 6 on n3",
+            "4 train (membership 7) on n1 (2: 1 3), n2 (2: 4 5); joining: 6 on n3",
         ),
         (
             elastic(trains(2) | {7: ("n1", "joining"), 8: ("n2", "joining"), 1: ("n9", "leaving")}),
-            "1 trains (world 7) on n1 (1: 2); joining: 7 on n1, 8 on n2; leaving: 1 on n9",
+            "1 trains (membership 7) on n1 (1: 2); joining: 7 on n1, 8 on n2; leaving: 1 on n9",
         ),
-        (elastic(trains(2, 3, 4, 7, node="n9")), "4 train (world 7) on n9 (4: 2-4 7, paused)"),
+        (elastic(trains(2, 3, 4, 7, node="n9")), "4 train (membership 7) on n9 (4: 2-4 7, paused)"),
         (
             elastic({}, world=world({1: ("n1", "joining"), 2: ("n1", "joining")}, version=0)),
             "2 start on n1 (2: 1 2)",
         ),
-        (elastic(trains(1, 2), state="ended", end_reason="completed"), "2 trained (world 7) on n1 (2: 1 2)"),
-        (elastic(trains(4), world=world(trains(4), lost=[2, 3])), "1 trains (world 7) on n1 (1: 4); lost: 2 3"),
+        (elastic(trains(1, 2), state="ended", end_reason="completed"), "2 trained (membership 7) on n1 (2: 1 2)"),
+        (elastic(trains(4), world=world(trains(4), lost=[2, 3])), "1 trains (membership 7) on n1 (1: 4); lost: 2 3"),
         (
             elastic(trains(40), world=world(trains(40), lost=[*range(1, 20)])),
-            "1 trains (world 7) on n1 (1: 40); lost: 12-19 and 11 before",
+            "1 trains (membership 7) on n1 (1: 40); lost: 12-19 and 11 before",
         ),
     ],
 )
@@ -592,7 +592,7 @@ def test_sixty_four_workers_are_told_in_a_few_words(swarm, agent, nodes):
     agent.answers[f"GET /v1/jobs/{HANDLE}"] = elastic(workers)
     out = swarm("status", HANDLE)[1]
     (line,) = [line for line in out.splitlines() if line.startswith("Workers:")]
-    assert "64 train (world 7) on n0 (" in line
+    assert "64 train (membership 7) on n0 (" in line
     assert len(line) < 260
     assert line.endswith(" and 48 more nodes") == (nodes == 64)
 
@@ -1040,3 +1040,78 @@ def test_what_is_wrong_with_a_request_is_named_as_it_was_typed(swarm, agent, wor
     agent.answers[path] = (400, problem(400, "bad_parameter", "bad", errors=errors))
     code, _, err = swarm(*words)
     assert (code, told in err) == (2, True), err
+
+
+def lines_at(width, monkeypatch, *jobs):
+    monkeypatch.setenv("COLUMNS", str(width))
+    printer = Printer(color="never", stream=Terminal())
+    return printer.table_lines(ps.by_turn(jobs), printer.chosen(ps.COLUMNS))
+
+
+def test_a_long_name_gives_way_before_a_column_does(monkeypatch):
+    long = job_document(name="x" * 50)
+    titles, line = lines_at(100, monkeypatch, long)
+    assert {"ELAPSED", "NODES"} <= set(titles.split())
+    assert f" {'x' * 23}… " in line
+    assert "x" * 50 in lines_at(160, monkeypatch, long)[1]
+
+
+def test_jobs_that_wait_are_listed_in_the_order_of_the_queue(swarm, agent):
+    def waiting(name, minute, priority=0):
+        at = f"2025-01-31T12:{minute:02}:00.000Z"
+        return job_document(name=name, state="queued", nodes=[], submitted_at=at, priority=priority)
+
+    running = job_document(name="runs")
+    agent.answers["GET /v1/jobs"] = listing(waiting("third", 3), running, waiting("first", 2), waiting("urgent", 4, 9))
+    names = [line.split()[1] for line in swarm("ps")[1].splitlines()[1:]]
+    assert names == ["runs", "urgent", "first", "third"]
+    assert next(job["name"] for job in json.loads(swarm("ps", "-o", "json")[1])["items"]) == "third"
+
+
+def test_sentences_break_between_words_on_a_terminal_and_not_in_a_pipe(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "Job k3j9x0ab is queued: needs 4 GPUs, 2 free; next in line, when the running jobs end"
+    lines = Printer(stream=Terminal()).paragraph(text, 2).split("\n")
+    assert max(map(len, lines)) <= 40
+    assert [line[:2] for line in lines[1:]] == ["  ", "  "]
+    assert " ".join(line.strip() for line in lines) == text
+    assert Printer(stream=io.StringIO()).paragraph(text) == text
+
+
+def test_gpus_of_an_ended_job_are_those_that_it_asked_for(swarm, agent):
+    agent.answers["GET /v1/jobs"] = listing(ended())
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended()
+    assert swarm("ps", "-a")[1].splitlines()[1].split()[4] == "4"
+    assert "GPUs:          4, 300 GPU-seconds used" in swarm("status", HANDLE)[1]
+
+
+def test_a_simulated_gpu_is_called_so_whoever_tells_of_it():
+    own = node("gpu1", gpus=[gpu(0, model="Simulated-80G", is_simulated=True)])
+    gossiped = node("gpu1", gpus=None, gpu_groups=[{"model": "Simulated-80G", "total": 1}])
+    other = node("gpu1", gpus=[gpu(0, is_simulated=True)])
+    shown = [next(c for c in nodes.COLUMNS if c.title == "MODEL").show(each) for each in (own, gossiped, other)]
+    assert shown == ["1x Simulated-80G", "1x Simulated-80G", "1x NVIDIA H200 (simulated)"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["node", "drain", "X"], "unknown command 'node'; did you mean drain X?"),
+        (["job", "cancel", "X"], "unknown command 'job'; did you mean cancel X?"),
+        (["node"], "unknown command 'node'; did you mean nodes?"),
+        (["uncordon", "X"], "did you mean drain NODE --off?"),
+        (["history"], "command 'history' is not available in this version\n  `swarm ps -a` lists ended jobs"),
+        (["cp", "x"], "command 'cp' is not available in this version\n  write results to a shared folder"),
+    ],
+)
+def test_a_command_that_is_not_there_names_the_way_of_today(swarm, words, told):
+    code, _, err = swarm(*words)
+    assert (code, told in err) == (2, True), err
+
+
+def test_every_command_is_listed_once_in_its_group(swarm):
+    out = swarm("--help")[1]
+    listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    assert listed == list(COMMANDS)
+    files = Path(doctor.__file__).parent.glob("*.py")
+    assert sorted(listed) == sorted(file.stem for file in files if "\nCOMMAND = " in file.read_text())

@@ -61,7 +61,7 @@ DAMAGES = {
         "correct name",
     ),
     "of another program": (change("PRAGMA application_id = 7"), "database of another program", "another data_dir"),
-    "from the future": (change("PRAGMA user_version = 99"), "schema version 99, this agent knows 1", "newer agent"),
+    "from the future": (change("PRAGMA user_version = 99"), "schema version 99, this agent knows 2", "newer agent"),
     "with records of an unknown version": (
         change("UPDATE entries SET value = CAST('99' AS BLOB) WHERE room = 'register' AND key = 'schema'"),
         "register/schema: unknown schema version '99'",
@@ -74,6 +74,14 @@ DAMAGES = {
     ),
     "with a record under another job's name": (
         change(f"UPDATE entries SET key = '{'0' * 26}' WHERE room = 'register' AND key = {ONE_RECORD}"),
+        f"register/{'0' * 26}: unreadable entry: its checksum does not match",
+        ASIDE,
+    ),
+    "of the first version with a record under another job's name": (
+        change(
+            f"UPDATE entries SET key = '{'0' * 26}', value = substr(value, 6)"
+            f" WHERE room = 'register' AND key = {ONE_RECORD}"
+        ),
         f"register/{'0' * 26}: the entry contradicts itself",
         ASIDE,
     ),

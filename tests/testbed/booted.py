@@ -3,8 +3,8 @@
     with Network.build(3) as network, boot(network, folder) as hosts:
         hosts[0].run("systemctl", "is-active", "ssh")
 
-All share one Debian tree, which debootstrap makes once and which is kept outside of the project; each writes to a
-layer of its own.  Root only; needs systemd-container, debootstrap and openssh-client.
+Those of a suite share one Debian tree, which debootstrap makes once and which is kept outside of the project; each host
+writes to a layer of its own.  Root only; needs systemd-container, debootstrap and openssh-client.
 """
 
 import os
@@ -13,14 +13,18 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.testbed.netns import Host, Network, run, why_not
 
-BASE = Path(tempfile.gettempdir()) / "swarm-booted-base"
+BASES = Path(tempfile.gettempdir()) / "swarm-booted-base"
+SUITES = ("bookworm", "trixie")  # Debian 12 with Python 3.11, and 13 with 3.13
+OLD_CGROUPS = (
+    "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"  # systemd of Debian 13 does not boot on control groups v1 otherwise
+)
 PROGRAMS = ("systemd-nspawn", "debootstrap", "ssh", "ssh-keygen")
 PACKAGES = (
     "systemd,systemd-sysv,libpam-systemd,dbus,openssh-server,python3,python3-venv,python3-packaging,"
@@ -77,7 +81,7 @@ class BootedHost:
         command = [
             "systemd-nspawn", "-q", "-D", str(self.root), "--register=no", "--keep-unit", "--resolv-conf=off",
             f"--machine={self.name}", f"--hostname={self.name}",
-            f"--network-namespace-path=/run/netns/{self.name}", "-b",
+            f"--network-namespace-path=/run/netns/{self.name}", "-b", OLD_CGROUPS,
         ]  # fmt: skip
         entered = "".join(f"echo $$ > {group}/cgroup.procs; " for group in self._cgroups())
         with (self.folder / "console.log").open("ab") as console:
@@ -146,16 +150,19 @@ class BootedHost:
 
 
 @contextmanager
-def boot(network: Network, folder: Path) -> Iterator[list[BootedHost]]:
-    """All hosts of a network, booted, for the time of a block; root may come in by ssh with the key `folder`/id."""
-    base = _base()
+def boot(network: Network, folder: Path, suites: Sequence[str] = SUITES[:1]) -> Iterator[list[BootedHost]]:
+    """All hosts of a network, booted, for the time of a block; root may come in by ssh with the key `folder`/id.
+
+    The hosts take `suites` in turn.
+    """
+    bases = [_base(suite) for suite in suites]
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id"))
     names = "".join(f"{host.address} {host.namespace}\n" for host in network.hosts)
     with ExitStack() as stack:
         booted = []
-        for host in network.hosts:
+        for index, host in enumerate(network.hosts):
             machine = BootedHost(host, folder / host.namespace)
-            _lay_out(machine, base, names, (folder / "id.pub").read_text())
+            _lay_out(machine, bases[index % len(bases)], names, (folder / "id.pub").read_text())
             stack.callback(machine.remove)
             stack.callback(machine.halt)
             machine.boot()
@@ -175,19 +182,21 @@ def _lay_out(machine: BootedHost, base: Path, names: str, public_key: str) -> No
     run("ssh-keygen", "-A", "-q", "-f", str(machine.root))
 
 
-def _base() -> Path:
-    """The Debian tree that all share; made at the first call, in one or two minutes."""
-    if (BASE / ".done").exists():
-        return BASE
-    shutil.rmtree(BASE, ignore_errors=True)
-    run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(BASE))
+def _base(suite: str) -> Path:
+    """The Debian tree that all of a suite share; made at the first call, in one or two minutes."""
+    base = BASES / suite
+    if (base / ".done").exists():
+        return base
+    shutil.rmtree(base, ignore_errors=True)
+    BASES.mkdir(exist_ok=True)
+    run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(base))
     for name in ("etc/apt/sources.list", "etc/machine-id"):
-        (BASE / name).write_text("")
-    for path in (BASE / "etc/resolv.conf", BASE / "var/lib/dbus/machine-id", *BASE.glob("etc/ssh/ssh_host_*")):
+        (base / name).write_text("")
+    for path in (base / "etc/resolv.conf", base / "var/lib/dbus/machine-id", *base.glob("etc/ssh/ssh_host_*")):
         path.unlink(missing_ok=True)
-    switch = BASE / "etc/nsswitch.conf"
+    switch = base / "etc/nsswitch.conf"
     lines = ["hosts: files" if line.startswith("hosts:") else line for line in switch.read_text().splitlines()]
     switch.write_text("\n".join(lines) + "\n")
-    run("chroot", str(BASE), "systemctl", "mask", "-q", *QUIET_TIMERS)
-    (BASE / ".done").touch()
-    return BASE
+    run("chroot", str(base), "systemctl", "mask", "-q", *QUIET_TIMERS)
+    (base / ".done").touch()
+    return base

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from swarm_agent.checkpoints.copies import Copies
@@ -18,6 +19,7 @@ from swarm_agent.checkpoints.kept import KeptCheckpoints
 from swarm_agent.checkpoints.pack import pack, size_of
 from swarm_agent.staging.blobs import BlobError, BlobStore
 from swarm_agent.task.tasksocket import Refusal, Request, fitting
+from swarm_agent.threads import Threads
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.commands import CheckpointCommitted, Command, CommitCheckpoint, Refused, Reply
 from swarmsched.ids import NodeId, TaskKey
@@ -65,12 +67,14 @@ class Commits:
         commander: Commander,
         order_of: Callable[[TaskKey], TaskOrder | None],
         world_of: Callable[[TaskKey], int],
+        threads: Threads,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`world_of`: the version of the membership in which a task's own worker trains, 0 where none has told."""
         self._node_id, self._folders, self._blobs = node_id, folders, blobs
         self._copies, self._kept, self._commander = copies, kept, commander
-        self._order_of, self._world_of, self._clock = order_of, world_of, clock
+        self._order_of, self._world_of = order_of, world_of
+        self._threads, self._clock = threads, clock
         self._desks: dict[TaskKey, _Desk] = {}
 
     async def handle(self, key: TaskKey, request: Request) -> dict[str, Any]:
@@ -154,9 +158,9 @@ class Commits:
             raise Refusal("conflict", "this task is over", "end this process")
         folder = self._folders.of(*key.of_attempt)
         if self._folders.is_shared:
-            size_bytes = await asyncio.to_thread(size_of, folder, wish.name)
+            size_bytes = await self._threads.run(size_of, folder, wish.name)
             return await self._register(order, self._checkpoint(order, wish, size_bytes))
-        checkpoint = await self._pack_and_copy(order, wish)
+        checkpoint = await self._pack_and_copy(key, order, wish)
         try:
             epoch = await self._register(order, checkpoint)
         except Refusal as refusal:
@@ -167,15 +171,18 @@ class Commits:
         self._kept.committed(order.job_id, checkpoint.digest)
         return epoch
 
-    async def _pack_and_copy(self, order: TaskOrder, wish: _Wish) -> Checkpoint:
-        folder = self._folders.of(order.job_id, order.attempt)
-        tree = await asyncio.to_thread(pack, folder, wish.name, self._blobs, self._folders.account.uid)
+    async def _pack_and_copy(self, key: TaskKey, order: TaskOrder, wish: _Wish) -> Checkpoint:
+        folder, uid = self._folders.of(order.job_id, order.attempt), self._folders.account.uid
+        limit_bytes, runs = self._kept.job_bytes_max, partial(self._runs, key)
+        tree = await self._threads.run(pack, folder, wish.name, self._blobs, uid, limit_bytes, runs)
         self._blobs.admit(tree.blobs)
         if self._blobs.missing(tree.blobs):
             raise Refusal("storage", "parts of the copy vanished from this node's store", "commit it again")
         with self._blobs.pinned(tree.blobs):
+            if excess := self._kept.excess(order.job_id, tree.blobs):
+                raise Refusal("too_large", excess, "write smaller ones, or raise checkpoint_bytes_max of the agents")
             try:
-                digest = await self._blobs.put_bytes(await asyncio.to_thread(tree.to_bytes))
+                digest = await self._blobs.put_bytes(await self._threads.run(tree.to_bytes))
             except BlobError as error:
                 raise Refusal("storage", str(error), error.remedy) from error
             self._kept.add(order.job_id, digest, tree.blobs, self._node_id)
@@ -183,6 +190,9 @@ class Commits:
         keep = dict.fromkeys((*resumed, *self._kept.digests(order.job_id)))
         peers = await self._copies.spread(order, digest, tree.size_bytes, keep)
         return self._checkpoint(order, wish, tree.size_bytes, digest, (self._node_id, *peers))
+
+    def _runs(self, key: TaskKey) -> bool:
+        return self._order_of(key) is not None
 
     def _checkpoint(
         self, order: TaskOrder, wish: _Wish, size_bytes: int, digest: str = "", copies: tuple[NodeId, ...] = ()

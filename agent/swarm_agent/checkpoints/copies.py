@@ -93,6 +93,8 @@ class Copies:
             return
         try:
             self._check_room(size_bytes)
+            if excess := self._kept.excess(JobId(str(job_id)), {str(digest): size_bytes}, keep):
+                raise BlobError(str(digest), excess)
             await self._take_and_keep(JobId(str(job_id)), str(digest), sender, keep)  # type: ignore[arg-type]
         except (SwarmError, OSError) as error:
             yield {"ok": False, "problem": str(error)}

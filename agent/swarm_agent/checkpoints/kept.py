@@ -6,7 +6,7 @@ files cannot push them out.
 
 import json
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class KeptCheckpoints:
 
     directory: Path
     blobs: BlobStore
+    job_bytes_max: int = 2**50
     _copies: dict[JobId, dict[str, _Copy]] = field(default_factory=dict)
 
     def load(self) -> None:
@@ -45,6 +46,16 @@ class KeptCheckpoints:
     def digests(self, job_id: JobId) -> tuple[str, ...]:
         """Manifests of the job's copies on this node, oldest first."""
         return tuple(self._copies.get(job_id, ()))
+
+    def excess(self, job_id: JobId, new: Mapping[str, int], keep: Collection[str] | None = None) -> str:
+        """How a further copy would be more than a job may have here, beside those that stay; empty where it is not."""
+        copies = self._copies.get(job_id, {})
+        blobs = {blob for name, copy in copies.items() if keep is None or name in keep for blob in copy.blobs}
+        held_bytes = sum(self.blobs.size_bytes(blob) or 0 for blob in blobs - new.keys()) + sum(new.values())
+        if held_bytes <= self.job_bytes_max:
+            return ""
+        told = f"with this one the job's checkpoints have {held_bytes} bytes on this node"
+        return f"{told}, and checkpoint_bytes_max is {self.job_bytes_max}"
 
     def add(self, job_id: JobId, digest: str, blobs: Iterable[str], writer: NodeId) -> None:
         """Keep this copy, whose blobs are in the store."""

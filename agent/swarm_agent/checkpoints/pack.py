@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarm_agent.room import NoRoom
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import (
@@ -34,13 +35,25 @@ Reader = Callable[[int], tuple[str, int]]
 """From an open file to its SHA-256 and size."""
 
 
-def pack(folder: Path, name: str, blobs: BlobStore, uid: int = -1) -> Tree:
+def pack(
+    folder: Path,
+    name: str,
+    blobs: BlobStore,
+    uid: int = -1,
+    limit_bytes: int = 2**63,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> Tree:
     """Copy every file below `folder`/`name` into the store, on disk before this returns; for a worker thread.
 
     The loop's thread hands the manifest's blobs to `BlobStore.admit`.  With `uid` 0 or above, files of other accounts
-    are refused.  Raises `Refusal`.
+    are refused.  Raises `Refusal`; then nothing is kept.
     """
-    return _Walk(blobs.import_file, uid).tree(folder, name)
+    walk = _Walk(lambda source: blobs.import_file(source, may_go_on), uid, limit_bytes)
+    try:
+        return walk.tree(folder, name)
+    except Refusal:
+        blobs.abandon(entry.sha256 for entry in walk.entries if entry.kind is EntryKind.FILE)
+        raise
 
 
 def manifest(folder: Path, name: str) -> Tree:
@@ -70,6 +83,7 @@ class _Walk:
 
     read: Reader
     uid: int = -1
+    limit_bytes: int = 2**63
     entries: list[TreeEntry] = field(default_factory=list)
     total_bytes: int = 0
 
@@ -83,6 +97,8 @@ class _Walk:
             return Tree.of(self.entries)
         except BadTree as error:
             raise Refusal("bad_checkpoint", f"{folder / name}: {error}", TOO_LARGE_REMEDY) from error
+        except NoRoom as error:
+            raise Refusal("storage", f"{folder / name} was not copied: {error.strerror}", TOO_LARGE_REMEDY) from error
         except OSError as error:
             raise _unreadable(folder / name, error) from error
 
@@ -144,8 +160,9 @@ class _Walk:
             raise Refusal("bad_checkpoint", problem, "write checkpoints as the job's own account")
         if found.st_size > FILE_BYTES_LIMIT:
             raise Refusal("too_large", f"{path} has more than {FILE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
-        if self.total_bytes + found.st_size > TREE_BYTES_LIMIT:
-            raise Refusal("too_large", f"the checkpoint has more than {TREE_BYTES_LIMIT} bytes", TOO_LARGE_REMEDY)
+        limit_bytes = min(self.limit_bytes, TREE_BYTES_LIMIT)
+        if self.total_bytes + found.st_size > limit_bytes:
+            raise Refusal("too_large", f"the checkpoint has more than {limit_bytes} bytes", TOO_LARGE_REMEDY)
 
 
 def _too_deep(path: str) -> Refusal:

@@ -4,7 +4,6 @@ What lies there already is used only if it is what was committed, byte for byte:
 again and again leave a half-written file when they are killed.
 """
 
-import asyncio
 import logging
 import os
 import secrets
@@ -18,6 +17,7 @@ from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
 from swarm_agent.staging.fetch import NotReached
 from swarm_agent.staging.tree import Unpacker
 from swarm_agent.task.tasksocket import Refusal
+from swarm_agent.threads import Threads
 from swarmsched.checkpoint import Checkpoint
 from swarmsched.errors import SwarmError
 from swarmsched.ids import JobId
@@ -36,8 +36,8 @@ class NotRestored(SwarmError):
 class Restorer:
     """Restores; repeating it finds what the first call left."""
 
-    def __init__(self, folders: CheckpointFolders, blobs: BlobStore, copies: Copies) -> None:
-        self._folders, self._blobs, self._copies = folders, blobs, copies
+    def __init__(self, folders: CheckpointFolders, blobs: BlobStore, copies: Copies, threads: Threads) -> None:
+        self._folders, self._blobs, self._copies, self._threads = folders, blobs, copies, threads
 
     async def bring(self, order: TaskOrder) -> Path | None:
         """Path of the checkpoint that the order names, or None without one.  Raises `NotRestored`."""
@@ -46,10 +46,10 @@ class Restorer:
             return None
         path = self._folders.of(order.job_id, checkpoint.attempt) / checkpoint.name
         if not checkpoint.digest:
-            if not await asyncio.to_thread(path.exists):
+            if not await self._threads.run(path.exists):
                 told = f"{_described(checkpoint)} is not at {path} on {order.node}, and nothing was copied"
                 raise NotRestored(f"{told}; see that checkpoint_dir is the same file system on all nodes")
-        elif not await asyncio.to_thread(_is_there, path, checkpoint):
+        elif not await self._threads.run(_is_there, path, checkpoint):
             await self._fetch(order, checkpoint)
         return path
 
@@ -73,7 +73,7 @@ class Restorer:
     async def _bring_and_unpack(self, order: TaskOrder, checkpoint: Checkpoint) -> None:
         tree = await self._copies.bring(checkpoint.digest, checkpoint.copies)
         with self._blobs.pinned(tree.blobs):
-            await asyncio.to_thread(self._unpack, order.job_id, checkpoint, tree)
+            await self._threads.run(self._unpack, order.job_id, checkpoint, tree)
 
     def _unpack(self, job_id: JobId, checkpoint: Checkpoint, tree: Tree) -> None:
         """Under a name in the agent's own folder first: in the job's folder the job could swap it for a link."""

@@ -13,8 +13,11 @@ from swarm_agent.checkpoints.restore import Restorer
 from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import PeerStreams
+from swarm_agent.threads import Threads
 from swarmsched.ids import JobId, NodeId, TaskKey, is_job_id
 from swarmsched.task import TaskOrder
+
+THREADS = 2
 
 
 class CheckpointPeers(PeerStreams, Commander, Protocol):
@@ -39,12 +42,16 @@ class CheckpointService:
         order_of: Callable[[TaskKey], TaskOrder | None],
         world_of: Callable[[TaskKey], int],
         retention_s: float,
+        job_bytes_max: int,
     ) -> None:
         self._folders, self._agent, self._retention_s = folders, agent, retention_s
-        self._kept = KeptCheckpoints(data_dir / "kept-checkpoints", agent.blobs)
+        self._kept = KeptCheckpoints(data_dir / "kept-checkpoints", agent.blobs, job_bytes_max)
         self._copies = Copies(agent.blobs, agent, node_id, self._kept)
-        self.commits = Commits(node_id, folders, agent.blobs, self._copies, self._kept, agent, order_of, world_of)
-        self.restorer = Restorer(folders, agent.blobs, self._copies)
+        # Jobs say how much there is to do here: it must not fill the threads that everybody shares, nor each other's.
+        self._threads = commit, restore = Threads(THREADS, "commit"), Threads(THREADS, "restore")
+        ours = (node_id, folders, agent.blobs, self._copies, self._kept, agent)
+        self.commits = Commits(*ours, order_of, world_of, commit)
+        self.restorer = Restorer(folders, agent.blobs, self._copies, restore)
 
     def start(self) -> None:
         """Take up what an earlier life kept, and take copies for peers."""
@@ -54,6 +61,8 @@ class CheckpointService:
     async def stop(self) -> None:
         """Abandon what is under way."""
         await self.commits.stop()
+        for threads in self._threads:
+            threads.close()
 
     async def prune(self, now_utc_s: float) -> None:
         """Drop copies of jobs that ended longer ago than the retention, and their folders unless nodes share them.

@@ -156,11 +156,12 @@ class _Choice:
     since: str = ""
 
     def accepts(self, event: Document) -> bool:
-        kind, job, node = str(event["kind"]), str(event["job_id"] or ""), (event["node"], event["agent"])
+        kind, job = str(event["kind"]), str(event["job_id"] or "")
+        node = [str(event[key]).casefold() for key in ("node", "agent")]
         return (
             (not self.kinds or any(kind == each or kind.startswith(f"{each}.") for each in self.kinds))
             and (not self.jobs or any(job.startswith(each) or job[10:].startswith(each) for each in self.jobs))
-            and (not self.nodes or any(each in node for each in self.nodes))
+            and (not self.nodes or any(each.casefold() in node for each in self.nodes))
             and str(event["time"]) >= self.since
         )
 

@@ -46,6 +46,12 @@ class Facts:
         """One of `members`."""
         return self._agent.node.member(name, self._agent.now_s())
 
+    def named(self, name: str) -> NodeId:
+        """The member that is meant: names are compared without case where one alone fits, but not exactly."""
+        names = [member.node_id for member in self.members()]
+        alike = [each for each in names if each.casefold() == name.casefold()]
+        return alike[0] if len(alike) == 1 else NodeId(name)
+
     def nodes(self) -> Sequence[NodeStatus]:
         """The node records that have arrived, this agent's included (age 0)."""
         return self._agent.node.node_records(self._agent.now_s())

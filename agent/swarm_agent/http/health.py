@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from swarm_agent.doctor import Diagnosis
 from swarm_agent.http.exchange import Answer, Call, answer
@@ -18,6 +19,9 @@ RenderMetrics = Callable[[str], tuple[bytes, str]]
 """The page of metrics, and its content type, for an Accept header."""
 
 TEXT_TYPE = "text/plain; charset=utf-8"
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 
 EXCLUDE = words("exclude", "Checks to leave out, with commas.")
 VERBOSE = flag("verbose", "One line for each check.")
@@ -73,6 +77,8 @@ class Health:
         if self._agent.config.witness:
             return Diagnosis("gpu_readings", "ok", "a witness offers no GPUs")
         state, sentence = self._facts.telemetry()
+        if state == "absent" and not has_nvidia_device(PCI_DEVICES):
+            return Diagnosis("gpu_readings", "ok", "this machine has no NVIDIA GPU, and offers none")
         status = {"ok": "ok", "absent": "warning", "starting": "warning"}.get(state, "failed")
         return Diagnosis("gpu_readings", status, sentence, "" if status == "ok" else "run nvidia-smi on this node")
 
@@ -99,3 +105,15 @@ class Health:
         warning = job_user_warning(self._agent.config)
         fine = "a witness runs no jobs" if self._agent.config.witness else "jobs run under their own account"
         return Diagnosis("job_user", "warning" if warning else "ok", warning or fine)
+
+
+def has_nvidia_device(devices: Path) -> bool:
+    """Whether there is hardware that a driver is missing for; `devices` is a folder like the kernel's for PCI."""
+    for device in devices.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
+            return True
+    return False

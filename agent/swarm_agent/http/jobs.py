@@ -26,7 +26,7 @@ from swarm_agent.http.told import Told, stamp_header, stamp_of
 from swarm_agent.http.views import card_document, job_document_now, why_document
 from swarm_agent.http.watch import JobWatch
 from swarmsched import ids
-from swarmsched.api import API_VERSION, NODES_LIMIT, RANKS_LIMIT, JobState, nearest
+from swarmsched.api import API_VERSION, NODE_CLOSENESS, NODES_LIMIT, RANKS_LIMIT, JobState, nearest
 from swarmsched.commands import (
     CancelJob,
     Command,
@@ -119,6 +119,7 @@ class Jobs:
         if not nodes and not avoid:
             raise invalid("", "names no nodes", 'for example {"nodes": ["gpu4"]} or {"avoid": ["gpu1"]}')
         found = await self.find(call)
+        nodes, avoid = (tuple(map(self._facts.named, names)) for names in (nodes, avoid))
         self._check_names((*nodes, *avoid))
         return await self._change(found, call, MigrateJob(found.job_id, nodes, avoid))
 
@@ -126,7 +127,7 @@ class Jobs:
         known = [member.node_id for member in self._facts.members()]
         for node in nodes:
             if node not in known:
-                raise Problem("unknown_node", f"there is no node {node!r}{nearest(node, known)}")
+                raise Problem("unknown_node", f"there is no node {node!r}{nearest(node, known, NODE_CLOSENESS)}")
 
     async def recover_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/recover: an operator declares the holders that do not answer dead for good."""

@@ -20,7 +20,7 @@ from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
 from swarm_agent.http.when import rfc3339
-from swarmsched.api import near_word
+from swarmsched.api import NODE_CLOSENESS, near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus, MemberView
 from swarmsched.ids import JobId, NodeId
@@ -128,7 +128,7 @@ class Nodes:
     async def get_node(self, call: Call) -> Answer:
         """GET /v1/nodes/NODE."""
         await self._details.refresh()
-        name = call.params["node"]
+        name = self._facts.named(call.params["node"])
         found = next((each for each in self._node_documents() if each["name"] == name), None)
         if found is None:
             raise self._unknown_node(name)
@@ -154,15 +154,15 @@ class Nodes:
 
     async def forget_member(self, call: Call) -> Answer:
         """DELETE /v1/members/NODE."""
-        name = call.params["node"]
+        name = self._facts.named(call.params["node"])
         if name not in {member.node_id for member in self._facts.members()}:
             raise self._unknown_node(name)
-        await commanded(self._agent, ForgetMember(NodeId(name)), Done)
+        await commanded(self._agent, ForgetMember(name), Done)
         return answer({"api_version": "v1", "node": name, "is_forgotten": True})
 
     async def drain_node(self, call: Call) -> Answer:
         """PUT /v1/nodes/NODE/drain: told to that node, whichever agent is asked."""
-        name, document = NodeId(call.params["node"]), call.json("draining", "reason")
+        name, document = self._facts.named(call.params["node"]), call.json("draining", "reason")
         is_draining, reason = boolean("draining", document.get("draining")), short_text(document.get("reason", ""))
         reason = " ".join(reason.split())
         if self._facts.member(name) is None:
@@ -259,7 +259,7 @@ class Nodes:
         return listing([document(MEMBER, each) for each in self._facts.members()], **aged(time.time(), 0.0))
 
     def _unknown_node(self, name: str) -> Problem:
-        close = near_word(name, [member.node_id for member in self._facts.members()])
+        close = near_word(name, [member.node_id for member in self._facts.members()], NODE_CLOSENESS)
         extra = {"nearest": close} if close else {}
         return Problem("unknown_node", f"there is no node {name[:80]!r}", extra=extra)
 

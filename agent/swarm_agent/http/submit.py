@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.idempotency import IdempotencyKeys
@@ -58,7 +60,7 @@ class Submission:
     async def _submit(self, call: Call, memo: dict[str, object]) -> Answer:
         document = call.json("spec", "ticket", "dry_run")
         is_dry_run = boolean("dry_run", document.get("dry_run", False))
-        spec = self._with_source(_spec(document))
+        spec = self._with_source(self._with_names(_spec(document)))
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
         assert isinstance(ticket, TicketIssued), "nothing else is put into the memo"
         memo["ticket"] = ticket
@@ -126,6 +128,11 @@ class Submission:
         """Whether a living member could hold jobs as soon as it is known which database it keeps."""
         introduced = {each.record.node_id for each in self._facts.nodes() if each.record.store_id}
         return any(each.is_available and each.node_id not in introduced for each in self._facts.members())
+
+    def _with_names(self, spec: JobSpec) -> JobSpec:
+        """With the nodes' own spelling of their names."""
+        nodes, exclude = (tuple(map(self._facts.named, names)) for names in (spec.nodes, spec.exclude))
+        return structs.replace(spec, nodes=nodes, exclude=exclude)
 
     def _with_source(self, spec: JobSpec) -> JobSpec:
         """Name this agent as a source of shipped files that it has, when the client named none."""

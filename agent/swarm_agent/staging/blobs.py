@@ -6,6 +6,7 @@ fsync per file of a tree.
 """
 
 import asyncio
+import errno
 import hashlib
 import itertools
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from swarm_agent.room import check_room
 from swarmsched.errors import SwarmError
 from swarmsched.tree import FILE_BYTES_LIMIT
 
@@ -23,6 +25,9 @@ CHUNK_BYTES = 2**18
 SMALL_BYTES = 2**16  # blobs up to this are stored many at a time: one at a time, each would wait for a thread
 IMPORT_BYTES = 2**20
 EVICTIONS_AT_ONCE = 64
+ROOM_EVERY_BYTES = 64 * IMPORT_BYTES
+BLOCK_BYTES = 512  # in which st_blocks counts (stat(3))
+ZEROS = bytes(IMPORT_BYTES)
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -63,12 +68,13 @@ class _Draft:
                 problem = f"is larger than {self._limit_bytes} bytes"
                 raise BlobError(self._digest, problem, "raise blob_cache_bytes_max")
             self._hasher.update(piece)
-            self._file.write(piece)
+            write_or_skip(self._file, piece)
 
     def finish(self, pieces: Iterable[bytes], place: Path) -> None:
         """Add the last bytes and put the whole into its place.  Raises `BlobError` or OSError."""
         self.write(pieces)
         assert self._file is not None
+        self._file.truncate(self.size_bytes)
         self._file.close()
         found = self._hasher.hexdigest()
         if found != self._digest:
@@ -228,22 +234,26 @@ class BlobStore:
         finally:
             self._keep(stored)
 
-    def import_file(self, source: int) -> tuple[str, int]:
+    def import_file(self, source: int, may_go_on: Callable[[], bool]) -> tuple[str, int]:
         """Copy an open file to its place, on disk before this returns; (digest, size).  For a worker thread.
 
-        The blob counts once the loop's thread has called `admit`, at the latest.
-        Raises OSError; then nothing is kept.
+        One that grows meanwhile is read no further than it was.  The blob counts once the loop's thread has called
+        `admit`, or goes by `abandon`.  Raises OSError; then nothing is kept.
         """
         draft = self._new_draft()
-        hasher, size_bytes = hashlib.sha256(), 0
+        hasher, size_bytes, at_first = hashlib.sha256(), 0, os.fstat(source)
+        check_room(self.directory, min(at_first.st_size, at_first.st_blocks * BLOCK_BYTES))
         try:
-            with draft.open("xb", buffering=0) as file:
-                while data := os.read(source, IMPORT_BYTES):
+            with draft.open("xb") as file:
+                while size_bytes <= at_first.st_size and (data := os.read(source, IMPORT_BYTES)):
+                    if self._is_closed or not may_go_on():
+                        raise InterruptedError(errno.EINTR, "nobody wants it any more")
+                    if size_bytes % ROOM_EVERY_BYTES == 0:
+                        check_room(self.directory, 0)
                     hasher.update(data)
                     size_bytes += len(data)
-                    view = memoryview(data)
-                    while view:
-                        view = view[file.write(view) :]
+                    write_or_skip(file, data)
+                file.truncate(size_bytes)
                 os.fdatasync(file.fileno())
             place = self._place(hasher.hexdigest())
             place.parent.mkdir(mode=0o700, exist_ok=True)
@@ -256,6 +266,12 @@ class BlobStore:
         """Take up blobs that `import_file` has put in place; the caller looks with `missing` whether all are there."""
         # One that is not there any more went an instant ago, when another arrived.
         self._keep({digest: size_bytes for digest, size_bytes in sizes.items() if self._place(digest).exists()})
+
+    def abandon(self, digests: Iterable[str]) -> None:
+        """Remove what `import_file` has put in place and nobody will `admit`; for a worker thread."""
+        for digest in digests:
+            if self._is_loaded and digest not in self._index:
+                self._place(digest).unlink(missing_ok=True)
 
     def discard(self, digest: str) -> None:
         """Remove one blob, pinned or not: it is damaged."""
@@ -369,6 +385,14 @@ async def _to_the_end(work: Callable[..., None], *arguments: object) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
+
+
+def write_or_skip(file: BinaryIO, data: bytes) -> None:
+    """Add to a file, which is cut to its size in the end: where all is zero a hole takes no room."""
+    if data == ZEROS[: len(data)]:
+        file.seek(len(data), os.SEEK_CUR)
+    else:
+        file.write(data)
 
 
 def is_digest(text: str) -> bool:

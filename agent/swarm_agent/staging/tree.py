@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from swarm_agent.room import check_room
-from swarm_agent.staging.blobs import BlobError, BlobStore
+from swarm_agent.staging.blobs import BlobError, BlobStore, write_or_skip
 from swarmsched.tree import EntryKind, Tree, TreeEntry
 
 COPY_BYTES = 2**20
@@ -91,16 +91,17 @@ class Unpacker:
         if source is None:
             raise BlobError(entry.sha256, f"the content of {entry.path!r} is not on this node")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with open(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as copy:  # noqa: PTH123
+        with open(os.open(name, flags, 0o600, dir_fd=parent), "wb") as copy:  # noqa: PTH123
             hasher, size_bytes = hashlib.sha256(), 0
             with source.open("rb", buffering=0) as blob:
                 is_shared = _share(copy.fileno(), blob.fileno())
                 while data := blob.read(COPY_BYTES):
                     hasher.update(data)
                     size_bytes += len(data)
-                    view = memoryview(b"" if is_shared else data)
-                    while view:
-                        view = view[copy.write(view) :]
+                    if not is_shared:
+                        write_or_skip(copy, data)
+            if not is_shared:
+                copy.truncate(size_bytes)
             if hasher.hexdigest() != entry.sha256:
                 self._blobs.discard(entry.sha256)  # fetched anew next time
                 raise BlobError(entry.sha256, f"the stored content of {entry.path!r} is damaged", "submit again")

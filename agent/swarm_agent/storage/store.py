@@ -5,8 +5,9 @@ only the core knows what is in them.  A file that cannot be used as it is stays 
 
 A database has a random identity, made with it: whoever loses the one loses the other, and other nodes will not take
 the new one for the holder that the old one was.  What must not happen is that an older state comes back under the
-same identity: it would have forgotten promises.  A file whose write-ahead log is missing gets a new identity
-therefore; a backup of both, put back, cannot be told from the real one and must never be.
+same identity: it would have forgotten promises.  A file whose write-ahead log is missing, cut or damaged gets a new
+identity therefore; a backup of both, put back, cannot be told from the real one and must never be.  Each value carries
+a checksum of itself and its place, for SQLite looks at the structure of a file and not at what is in it.
 """
 
 import hashlib
@@ -15,20 +16,24 @@ import os
 import secrets
 import sqlite3
 import urllib.parse
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from swarm_agent.storage.log import Acknowledged, LogFrames
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, next_generation
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: values have no checksum
+CHECK_MARK, CHECK_BYTES = b"\xc1", 5  # begins no msgpack and no number, and with one bit changed still none
 APPLICATION_ID = 0x53574D31  # "SWM1": tells our files from other programs' databases
 BUSY_TIMEOUT_S = 5.0
 WAL_BYTES_KEPT = 16 * 2**20
 DATABASE_FILE = "agent.db"
+ACKNOWLEDGED_SUFFIX = "-acknowledged"
 STORE_ID_BITS = 53
 NO_KEYS: tuple[bytes, ...] = ()
 
@@ -47,6 +52,8 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self.path = path
+        self._acknowledged = Acknowledged(path.with_name(path.name + ACKNOWLEDGED_SUFFIX))
+        self._commits, self._own_id = 0, ""
         self.is_log_lost = False  # it came back without its last writes, and has a new identity
 
     @classmethod
@@ -69,8 +76,9 @@ class Store:
             )
             try:
                 store._prepare(label, node)
-                store._adopt(label, keys, had_log=had_log)
+                store._adopt(label, keys, is_log_lost=store._is_log_lost() if had_log else True)
             except BaseException:
+                store._acknowledged.close()
                 store._connection.close()
                 raise
         return store
@@ -80,9 +88,11 @@ class Store:
         rooms: dict[str, dict[str, bytes]] = {}
         try:
             for room, key, value in self._connection.execute("SELECT room, key, value FROM entries ORDER BY room, key"):
-                rooms.setdefault(room, {})[key] = value
+                rooms.setdefault(room, {})[key] = _checked(room, key, value)
         except sqlite3.DatabaseError as error:
             raise _damaged(self.path, str(error)) from error
+        except StorageError as error:
+            raise self.unusable(error) from error
         return rooms
 
     def unusable(self, error: StorageError) -> StorageError:
@@ -94,13 +104,22 @@ class Store:
 
         Raises `sqlite3.Error` when the disk refuses; then nothing of the transaction was kept.
         """
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             for entry in entries:
                 if entry.value is None:
                     self._connection.execute(_DELETE, (entry.room, entry.key))
                 else:
-                    self._connection.execute(_PUT, (entry.room, entry.key, entry.value))
+                    self._connection.execute(_PUT, _row(entry.room, entry.key, entry.value))
+            self._connection.execute(_PUT_ABOUT, ("commits", str(self._commits + 1)))
+        self._commits += 1
+        self._acknowledged.note(self._own_id, self._commits)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """On disk after the block, or nothing of it."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
             self._connection.execute("COMMIT")
         except sqlite3.Error:
             if self._connection.in_transaction:
@@ -112,29 +131,33 @@ class Store:
 
         Raises `StorageError` when an earlier life has left something that is no number.
         """
-        begun = self._connection.execute("SELECT value FROM about WHERE key = 'generation'").fetchone()
+        begun = _about(self._connection).get("generation")
         where = (GENERATION_ROOM, GENERATION_KEY)
         risen = self._connection.execute("SELECT value FROM entries WHERE room = ? AND key = ?", where).fetchone()
         try:
-            generation = next_generation(int(begun[0]) if begun else 0, risen[0] if risen else None, now_utc_s)
+            risen_to = _checked(*where, risen[0]) if risen else None
+            generation = next_generation(int(begun or 0), risen_to, now_utc_s)
         except StorageError as error:
             raise self.unusable(error) from error
-        self._connection.execute(_PUT_ABOUT, ("generation", str(generation)))
+        with self._transaction():
+            self._put_about(generation=str(generation))
         return generation
 
     @property
     def store_id(self) -> int:
         """The random identity of this database: 1 to 2^53 - 1."""
-        return int(_about(self._connection)["store_id"])
+        return int(self._own_id)
 
     def close(self) -> None:
         """Close the file; no other call may follow.  All of the log is in the file then, and the log is removed."""
-        with suppress(sqlite3.Error):  # a disk that takes nothing: the next start gives a new identity
-            self._connection.execute(_PUT_ABOUT, ("is_open", "0"))
+        with suppress(sqlite3.Error), self._transaction():  # a disk that takes nothing gives a new identity next time
+            self._put_about(is_open="0")
         self._connection.close()
+        self._acknowledged.close()
 
     def _prepare(self, label: str, node: str) -> None:
         execute = self._connection.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")  # so that the index of the log is in no file, which may be damaged
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
@@ -154,20 +177,40 @@ class Store:
         self._connection.execute(_PUT_ABOUT, ("store_id", _new_store_id()))  # durable with the first byte of it
         self._connection.execute("COMMIT")
 
-    def _adopt(self, label: str, keys: Sequence[bytes], *, had_log: bool) -> None:
-        """Note today's keys, and that the file is in use from now on; see that it has an identity it may keep."""
-        execute = self._connection.execute
+    def _is_log_lost(self) -> bool:
+        """Whether what was acknowledged in an earlier life, which was not closed, is not all there."""
         about = _about(self._connection)
-        self.is_log_lost = about.get("is_open") == "1" and not had_log
+        if about.get("is_open") != "1":
+            return False
+        frames = LogFrames.read(self.path.with_name(f"{self.path.name}-wal"))
+        _, valid, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        acknowledged = self._acknowledged.read(about.get("store_id", ""))
+        is_behind = acknowledged is not None and _count(self.path, about) < acknowledged
+        return is_behind or frames.is_damaged(valid, may_be_torn=acknowledged is not None)
+
+    def _adopt(self, label: str, keys: Sequence[bytes], *, is_log_lost: bool) -> None:
+        """Note today's keys, and that the file is in use from now on; see that it has an identity it may keep."""
+        about = _about(self._connection)
+        self.is_log_lost = about.get("is_open") == "1" and is_log_lost
         salt = about.get("swarm_salt") or secrets.token_hex(8)
         marks = " ".join(_mark(key, label, salt) for key in keys) or about.get("swarm", "")
-        execute("BEGIN IMMEDIATE")
-        if "store_id" not in about or self.is_log_lost:  # files of the first version have none
-            execute(_PUT_ABOUT, ("store_id", _new_store_id()))
-        for key, value in (("swarm_salt", salt), ("swarm", marks), ("is_open", "1")):
-            execute(_PUT_ABOUT, (key, value))
-        execute("COMMIT")
-        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the mark must be in the file itself, should its log be lost
+        # Files of the first version have no identity.
+        is_new = "store_id" not in about or self.is_log_lost
+        self._own_id = _new_store_id() if is_new else about["store_id"]
+        self._commits = _count(self.path, about)
+        with self._transaction():
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._put_about(store_id=self._own_id, swarm_salt=salt, swarm=marks, is_open="1")
+        self._connection.execute(
+            "PRAGMA wal_checkpoint(TRUNCATE)"
+        )  # the mark must be in the file itself, should its log be lost
+        self._acknowledged.begin(self._own_id, self._commits)
+        self.commit(())  # a log that is in use is never empty
+
+    def _put_about(self, **changes: str) -> None:
+        """With a checksum of the whole, but for the count of commits."""
+        about = _about(self._connection) | changes
+        self._connection.executemany(_PUT_ABOUT, [*changes.items(), ("check", _check_of(about))])
 
 
 def _make_private(path: Path) -> None:
@@ -197,7 +240,10 @@ def _examine(path: Path, label: str, node: str, keys: Sequence[bytes]) -> None:
         if verdict != "ok":
             raise _damaged(path, verdict)
         if version:
-            _check_owner(path, _about(connection), label, node, keys)
+            about = _about(connection)
+            _check_owner(path, about, label, node, keys)
+            if "check" in about and about["check"] != _check_of(about):
+                raise _damaged(path, "what it says of itself does not match its checksum")
 
 
 def _check_owner(path: Path, about: Mapping[str, str], label: str, node: str, keys: Sequence[bytes]) -> None:
@@ -214,6 +260,34 @@ def _check_owner(path: Path, about: Mapping[str, str], label: str, node: str, ke
             "meanwhile, name the former key in keyring_files once), set another data_dir, or move the old one aside"
         )
         raise StorageError(str(path), f"belongs to another swarm that is called {label!r} too: its key differs", remedy)
+
+
+def _check_of(about: Mapping[str, str]) -> str:
+    rows = sorted(row for row in about.items() if row[0] not in ("check", "commits"))
+    return f"{zlib.crc32(repr(rows).encode()):08x}"
+
+
+def _count(path: Path, about: Mapping[str, str]) -> int:
+    try:
+        return int(about.get("commits", "0"))
+    except ValueError as error:
+        raise _damaged(path, f"its count of commits is {about['commits'][:20]!r}") from error
+
+
+def _row(room: str, key: str, value: bytes) -> tuple[str, str, bytes]:
+    """As the file has it."""
+    check = zlib.crc32(f"{room}\0{key}\0".encode() + value).to_bytes(CHECK_BYTES - len(CHECK_MARK))
+    return room, key, CHECK_MARK + check + value
+
+
+def _checked(room: str, key: str, stored: bytes) -> bytes:
+    """The value of a row; `StorageError`, without a remedy, for one that is not as it was written."""
+    if not stored.startswith(CHECK_MARK):
+        return stored  # of the first version
+    value = stored[CHECK_BYTES:]
+    if _row(room, key, value)[2] != stored:
+        raise StorageError(f"{room}/{key}", "unreadable entry: its checksum does not match", "")
+    return value
 
 
 def _about(connection: sqlite3.Connection) -> dict[str, str]:

@@ -167,7 +167,7 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "epoch": order.epoch,
         "attempt": order.attempt,
         "node": order.node,
-        "spec": order.spec.to_json(),
+        "spec": _without_defaults(order.spec),
         "part": order.part,
         "shares": [[share.node, share.ranks, share.part] for share in order.shares],
         "rendezvous": [order.rendezvous_host, order.rendezvous_port],
@@ -175,6 +175,12 @@ def order_to_json(order: TaskOrder, gpus: Sequence[Gpu]) -> bytes:
         "gpus": [asdict(gpu) | {"health": gpu.health.value} for gpu in gpus],
     }
     return json.dumps(document).encode()
+
+
+def _without_defaults(spec: JobSpec) -> dict[str, Any]:
+    """What differs from a job that says nothing: an earlier version, come back, refuses keys that it does not know."""
+    defaults = JobSpec(()).to_json()
+    return {key: value for key, value in spec.to_json().items() if value != defaults[key]}
 
 
 def order_from_json(data: bytes, path: Path) -> tuple[TaskOrder, tuple[Gpu, ...]]:

@@ -226,6 +226,7 @@ class TaskRunner:
             self._order_of,
             self.memberships.world,
             config.work_retention_s,
+            config.checkpoint_bytes_max,
         )
         self._sockets.on_request("checkpoint", self._checkpoints.commits.handle)
         self.reports = TaskReports(self._order_of, lambda key, *told: self._post(TaskEstimated(*key.of_attempt, *told)))

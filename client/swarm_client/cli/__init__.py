@@ -14,42 +14,78 @@ from collections.abc import Sequence
 from swarm_client.failure import FAILED, INTERRUPTED, OK, USAGE, Failure, UsageError
 from swarm_client.options import Arguments, Command, Option, help_text, nearest, parse
 
-COMMANDS: dict[str, str] = {
-    "run": "submit a job, stream its output, return its exit code",
-    "submit": "queue a job, print its id and return",
-    "ps": "list jobs",
-    "status": "everything about one job; without one, the swarm in a few numbers",
-    "why": "why a job is pending, or why it has what it has",
-    "logs": "output of a job",
-    "attach": "stream a job's output again, as `run` does",
-    "cancel": "stop jobs",
-    "scale": "give a job another number of GPUs",
-    "migrate": "have a job go on on other nodes",
-    "recover": "go on without lost holders of a job, by force",
-    "wait": "wait until jobs have ended, or run",
-    "checkpoint": "inside a task: commit a finished checkpoint",
-    "report": "inside a task: tell how far training has come",
-    "nodes": "nodes, their GPUs, and who holds them",
-    "drain": "have a node take no new work, or again",
-    "forget": "give up a node that is gone for good",
-    "top": "live view of nodes and jobs",
-    "events": "what happened in the swarm",
-    "login": "remember a swarm's address and token",
-    "config": "show or change settings",
-    "doctor": "look for what is wrong and say how to mend it",
-    "local": "a swarm of several agents on this machine, to try things",
-    "simulate": "a swarm in virtual time, with faults drawn from seeds",
-    "version": "version of the client, and of the agents",
-    "completion": "completion script for bash, zsh or fish",
+GROUPS: dict[str, dict[str, str]] = {
+    "Jobs": {
+        "run": "submit a job, stream its output, return its exit code",
+        "submit": "queue a job, print its id and return",
+        "ps": "list jobs",
+        "status": "everything about one job; without one, the swarm in a few numbers",
+        "why": "why a job is pending, or why it has what it has",
+        "logs": "output of a job",
+        "attach": "stream a job's output again, as `run` does",
+        "wait": "wait until jobs have ended, or run",
+        "cancel": "stop jobs",
+        "scale": "give a job another number of GPUs",
+        "migrate": "have a job go on on other nodes",
+        "recover": "go on without lost holders of a job, by force",
+    },
+    "Nodes, and the swarm as a whole": {
+        "nodes": "nodes, their GPUs, and who holds them",
+        "top": "live view of nodes and jobs",
+        "events": "what happened in the swarm",
+        "drain": "have a node take no new work, or again",
+        "forget": "give up a node that is gone for good",
+        "doctor": "look for what is wrong and say how to mend it",
+    },
+    "Inside a task": {
+        "checkpoint": "commit a finished checkpoint",
+        "report": "tell how far training has come",
+    },
+    "To try things": {
+        "local": "a swarm of several agents on this machine",
+        "simulate": "a swarm in virtual time, with faults drawn from seeds; recorded jobs under a policy",
+    },
+    "This command": {
+        "login": "remember a swarm's address and token",
+        "config": "show or change settings",
+        "version": "version of the client, and of the agents",
+        "completion": "completion script for bash, zsh or fish",
+    },
 }
+COMMANDS: dict[str, str] = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 ALIASES = {"queue": "ps", "describe": "status", "inspect": "status", "stop": "cancel"}
-LATER = ("exec", "shell", "hold", "release", "requeue", "node", "history")
+LATER = {
+    "exec": "`swarm logs` and `swarm status` show a job from outside; a shell on its node is ssh's",
+    "shell": "jobs are not interactive: `swarm run` a script, or use ssh on a node",
+    "ssh": "`swarm nodes -o wide` has the addresses of the nodes for your own ssh",
+    "hold": "`swarm cancel` it, and submit it again later",
+    "release": "nothing is held: what waits is told by `swarm why JOB`",
+    "requeue": "`swarm cancel` it, and submit it again: a checkpoint of the old job is not taken over",
+    "history": "`swarm ps -a` lists ended jobs of the last week, `swarm events` what happened",
+    "pull": "write results to a shared folder; `swarm status JOB` says where a job's folder lies",
+    "cp": "write results to a shared folder; `swarm status JOB` says where a job's folder lies",
+    "forward": "`swarm status JOB` names the node: ssh -L PORT:localhost:PORT NODE",
+    "array": "submit once for each index: for i in 0 1 2; do swarm submit -- python t.py $i; done",
+    "user": "everybody who has the swarm's token may do all; --user of `swarm ps` only filters",
+    "quota": "none are kept; priorities are: -p of `swarm run`",
+}
+"""What people look for and there is not yet, each with the way of today."""
 ELSEWHERE = {
     "kill": "cancel",
     "rm": "cancel",
     "delete": "cancel",
     "list": "ps",
     "ls": "ps",
+    "jobs": "ps",
+    "job": "status",
+    "show": "status",
+    "log": "logs",
+    "node": "nodes",
+    "members": "nodes",
+    "cordon": "drain",
+    "uncordon": "drain NODE --off",
+    "undrain": "drain NODE --off",
+    "salloc": "run",
     "info": "nodes",
     "sbatch": "submit",
     "srun": "run",
@@ -65,7 +101,7 @@ SHAPING = ("output", "format")
 COMMON: tuple[Option, ...] = (
     Option("-o --output", "table, wide, json, jsonl, yaml, name or custom-columns=HEADING:FIELD,...", "FORMAT"),
     Option("--format", "print each item by a template such as '{{.handle}} {{.state}}'", "TEMPLATE"),
-    Option("-q --quiet", "print ids only; `run`: no messages of its own"),
+    Option("-q --quiet", "no messages; lists and what is changed: ids or names only"),
     Option("--context", "swarm to talk to, of those in the configuration", "NAME"),
     Option("--no-color", "no colour", key="no_color"),
     Option("-v --verbose", "say more; twice: tracebacks", repeats=True),
@@ -108,7 +144,7 @@ def _dispatch(words: list[str]) -> int:
         return _without_command(before)
     name = ALIASES.get(before.command[0], before.command[0])
     if name not in COMMANDS:
-        raise _unknown_command(name)
+        raise _unknown_command(name, before.command[1:])
     module = _module(name)
     command = load_command(name)
     arguments = parse(before.command[1:], (*command.options, *COMMON), takes_command=command.takes_command)
@@ -168,17 +204,26 @@ def _without_command(arguments: Arguments) -> int:
     return USAGE
 
 
-def _unknown_command(name: str) -> UsageError:
+def _unknown_command(name: str, rest: Sequence[str] = ()) -> UsageError:
     if name in LATER:
-        return UsageError(f"command {name!r} is not available in this version", "`swarm --help` lists the commands")
-    near = f"; did you mean {ELSEWHERE[name]}?" if name in ELSEWHERE else nearest(name, [*COMMANDS, *ALIASES])
+        return UsageError(f"command {name!r} is not available in this version", LATER[name])
+    meant = _meant(name, rest)
+    near = f"; did you mean {meant}?" if meant else nearest(name, [*COMMANDS, *ALIASES])
     return UsageError(f"unknown command {name!r}{near}", "`swarm --help` lists the commands")
+
+
+def _meant(name: str, rest: Sequence[str]) -> str:
+    """Today's words for another program's; of `node drain X` and `job cancel Y` what follows is a command itself."""
+    if name in ("node", "nodes", "job", "jobs") and rest and rest[0] in COMMANDS:
+        return " ".join(rest)
+    return ELSEWHERE.get(name, "")
 
 
 def overview() -> str:
     """What `swarm --help` prints."""
-    lines = ["Usage: swarm COMMAND [OPTIONS]", "", "Runs jobs on a swarm of GPU servers.", "", "Commands:"]
-    lines += [f"  {name:12}{summary}" for name, summary in COMMANDS.items()]
+    lines = ["Usage: swarm COMMAND [OPTIONS]", "", "Runs jobs on a swarm of GPU servers."]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:12}{summary}" for name, summary in commands.items())]
     lines += ["", f"`swarm COMMAND --help` explains one.  Aliases: {_aliases()}.", ""]
     return "\n".join(lines)
 

@@ -41,11 +41,17 @@ def _load(key: str) -> Any:
     return lambda node: show_ratio(node.get(key)) if _is_present(node) else "-"
 
 
+def model(gpu: Mapping[str, Any]) -> str:
+    """Its name, with a word where it is simulated and the name does not say so: gossip tells names alone."""
+    name = str(gpu["model"])
+    return f"{name} (simulated)" if gpu.get("is_simulated") and "simulated" not in name.lower() else name
+
+
 def _models(node: Mapping[str, Any]) -> str:
     """As the node itself tells; while it does not, as it was gossiped."""
     counts: dict[str, int] = {}
     for gpu in node.get("gpus") or []:
-        label = f"{gpu['model']}{' (simulated)' if gpu.get('is_simulated') else ''}"
+        label = model(gpu)
         counts[label] = counts.get(label, 0) + 1
     if not counts:
         counts = {group["model"]: group["total"] for group in node.get("gpu_groups") or []}
@@ -66,7 +72,7 @@ def note(node: Mapping[str, Any]) -> str:
 
 
 COLUMNS = (
-    Column("NAME", lambda node: str(node["name"])),
+    Column("NAME", lambda node: str(node["name"]), is_name=True),
     Column("STATUS", lambda node: str(node["status"]), style=state_style),
     Column("ADDRESS", lambda node: str(node.get("address") or "-"), is_wide=True),
     Column("ZONE", lambda node: str(node.get("zone") or "-"), is_wide=True),
@@ -94,7 +100,7 @@ GPU_COLUMNS = (
     Column("MEMORY", lambda gpu: show_bytes(gpu.get("memory_bytes")), is_right=True),
     Column("TEMP", lambda gpu: _unit(gpu.get("temperature_celsius"), "C"), is_right=True),
     Column("POWER", lambda gpu: _unit(gpu.get("power_watts"), "W"), is_right=True),
-    Column("MODEL", lambda gpu: gpu["model"] + (" (simulated)" if gpu.get("is_simulated") else "")),
+    Column("MODEL", model),
     Column("UUID", lambda gpu: str(gpu["uuid"]), is_wide=True),
     Column("NOTE", lambda gpu: str(gpu.get("note") or "-")),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
@@ -30,7 +30,7 @@ def _states(text: str) -> str:
 
 COMMAND = Command(
     "ps",
-    "List live jobs, newest first.",
+    "List live jobs: those that run, newest first, then those that wait, in order of priority and age.",
     (
         Option("-a --all", "ended jobs as well"),
         Option("--user", "of this user only", "NAME"),
@@ -46,10 +46,12 @@ COMMAND = Command(
 
 
 def shown_gpus(job: Mapping[str, Any]) -> str:
-    """`now/wanted`: GPUs held and GPUs asked for."""
+    """`now/wanted`: GPUs held and GPUs asked for; of an ended job the latter alone."""
     wanted = job.get("gpus")
     if wanted is None:
         return "-"
+    if job.get("state") == "ended":
+        return str(wanted)
     return f"{wanted if job.get('state') in ('running', 'stopping', 'starting') and job.get('nodes') else 0}/{wanted}"
 
 
@@ -108,7 +110,7 @@ def _text(key: str, missing: str = "-") -> Any:
 
 COLUMNS = (
     Column("ID", lambda job: str(job.get("handle", ""))),
-    Column("NAME", _text("name")),
+    Column("NAME", _text("name"), is_name=True),
     Column("USER", _text("user"), gives_way=True),
     Column("STATE", lambda job: shown_state(job, is_brief=True), style=state_style),
     Column("GPUS", shown_gpus, is_right=True),
@@ -140,10 +142,19 @@ def execute(session: Session, arguments: Arguments) -> int:
             raise UsageError("--watch shows tables alone", "leave out --watch, or -q, -o and --format")
         return watch(session, lambda: _lines(session, query, limit))
     document = list_jobs(session.agents, query, limit)
+    if session.printer.is_for_people:
+        document["items"] = by_turn(document["items"])
     session.printer.page(document, COLUMNS)
     _remarks(session, document)
     session.agents.learn()
     return OK
+
+
+def by_turn(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What waits comes behind the rest, by priority and age, which is its turn as far as the policy does not choose."""
+    waiting = [job for job in jobs if job.get("state") == "queued"]
+    waiting.sort(key=lambda job: (-(job.get("priority") or 0), str(job.get("submitted_at")), str(job.get("id"))))
+    return [*(job for job in jobs if job.get("state") != "queued"), *waiting]
 
 
 def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
@@ -161,7 +172,7 @@ def job_query(session: Session, arguments: Arguments) -> dict[str, str]:
 
 def _lines(session: Session, query: dict[str, str], limit: int) -> list[str]:
     document = list_jobs(session.agents, query, limit)
-    return session.printer.table_lines(document["items"], session.printer.chosen(COLUMNS))
+    return session.printer.table_lines(by_turn(document["items"]), session.printer.chosen(COLUMNS))
 
 
 def _remarks(session: Session, document: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ COMMAND = Command(
         *job_key.OPTIONS,
         Option("-d --detach", "print the id and return at once"),
         Option("--label", "begin each line with the rank that wrote it"),
-        Option("--timeout", "cancel the job and return 124 after this time", "TIME", read=duration),
+        Option("--timeout", "wait so long at most, queue included, then cancel and return 124", "TIME", read=duration),
         Option("--kill-on-disconnect", "cancel the job when the terminal is lost"),
     ),
     positionals="[--] COMMAND...",

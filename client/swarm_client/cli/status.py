@@ -58,7 +58,9 @@ def _print_facts(session: Session, lines: Iterator[tuple[str, str]]) -> None:
     printer = session.printer
     for name, text in lines:
         shown = printer.paint(text, state_style(text)) if name == "State" else text
-        printer.line(f"{printer.paint(f'{name}:', 'bold'):{22 if printer.has_color else 14}} {shown}")
+        head = f"{name + ':':14} "
+        whole = printer.paragraph(head + shown, len(head)) if shown == text else head + shown
+        printer.line(printer.paint(f"{name}:", "bold") + whole[len(name) + 1 :])
 
 
 def _policy(policy: Mapping[str, Any]) -> str:
@@ -318,7 +320,8 @@ def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[st
         yield "Elapsed", show_duration(job.get("elapsed_seconds"))
     if spec.get("time_limit_seconds"):
         yield "Time limit", show_duration(spec["time_limit_seconds"])
-    yield "GPUs", f"{shown_gpus(job)} (now/wanted), {job.get('attained_gpu_seconds') or 0:.0f} GPU-seconds used"
+    now = "" if job.get("state") == "ended" else " (now/wanted)"
+    yield "GPUs", f"{shown_gpus(job)}{now}, {job.get('attained_gpu_seconds') or 0:.0f} GPU-seconds used"
 
 
 def _print_events(session: Session, job: Mapping[str, Any]) -> None:

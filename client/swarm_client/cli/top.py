@@ -113,8 +113,7 @@ def frame(session: Session) -> list[str]:
     lines = [printer.paint(printer.fit(head), "bold"), ""]
     in_order = sorted(nodes, key=lambda node: nodes_command.natural(str(node["name"])))
     lines += printer.table_lines(in_order, node_columns)
-    running_first = sorted(jobs, key=lambda job: job.get("state") == "queued")
-    lines += ["", *printer.table_lines(running_first, JOB_COLUMNS)]
+    lines += ["", *printer.table_lines(ps.by_turn(jobs), JOB_COLUMNS)]
     return lines
 
 

@@ -28,7 +28,8 @@ def execute(session: Session, arguments: Arguments) -> int:
         session.printer.document(report)
         return OK
     for sentence in sentences(report):
-        session.printer.line(plain(sentence))
+        text = plain(sentence)
+        session.printer.line(session.printer.paragraph(text, 4 if text.startswith("  ") else 2))
     if report.get("model"):
         for line in model_lines(report["model"], report["needs"].get("gpus_per_rank") or 0, session.printer):
             session.printer.line(line)

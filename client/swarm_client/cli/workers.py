@@ -12,7 +12,7 @@ LOST_SHOWN = 8  # the last ones
 
 
 def workers_line(job: Mapping[str, Any]) -> str:
-    """`4 train (world 7) on n1 (2: 1 3), n2 (2: 4 5); joining: 6 on n3`; empty where there are none."""
+    """`4 train (membership 7) on n1 (2: 1 3), n2 (2: 4 5); joining: 6 on n3`; empty where there are none."""
     world = job.get("world") or {}
     by_state: dict[str, dict[str, list[int]]] = {}
     for each in world.get("workers") or []:
@@ -47,9 +47,9 @@ def problems(job: Mapping[str, Any]) -> list[str]:
 
 def _verb(job: Mapping[str, Any], version: int, count: int) -> str:
     if job.get("state") == "ended":
-        return f"trained (world {version})" if version else "started"
+        return f"trained (membership {version})" if version else "started"
     verb = ("train" if version else "start") + "s" * (count == 1)
-    return f"{verb} (world {version})" if version else verb
+    return f"{verb} (membership {version})" if version else verb
 
 
 def _on_node(workers: Sequence[int], *, is_paused: bool) -> str:

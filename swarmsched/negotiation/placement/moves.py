@@ -81,7 +81,7 @@ class Moves:
             if place is not None and not holds_off(job, Allocation(place), clock.now_s):
                 room.release(view.shares, view.demand)
                 room.take(place, view.demand)
-                reason = f"it is to have {job.decided.spec.size_range} ranks"
+                reason = f"asked for by hand: {job.decided.spec.size_range} ranks"
                 target = Allocation(place, job.decided.global_batch)
                 effects += job.rescale(target, reason, self._policy.ranking(view, clock.now_s), clock)
         return effects

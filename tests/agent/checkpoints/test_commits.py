@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -254,7 +255,7 @@ async def test_a_full_disk_is_told(swarm, monkeypatch: pytest.MonkeyPatch) -> No
     rank = await swarm.start(await swarm.node("n1"))
     rank.write("a")
 
-    def full(_: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(rank.bench.agent.blobs, "import_file", full)
@@ -263,6 +264,55 @@ async def test_a_full_disk_is_told(swarm, monkeypatch: pytest.MonkeyPatch) -> No
         "unreadable",
         f"{rank.folder}/a could not be copied: No space left on device",
     )
+
+
+async def test_the_checkpoints_of_a_job_have_a_quota_on_each_node(swarm) -> None:
+    rank = await swarm.start(await swarm.node("n1", checkpoint_bytes_max=2**20))
+    for number, size_bytes in enumerate((400_000, 400_000, 300_000)):
+        rank.write(f"c{number}", bytes([number + 1]) * size_bytes)
+    assert (await rank.ask("c0"))["ok"]
+    assert (await rank.ask("c1"))["ok"]
+    answer = await rank.ask("c2")
+    assert (answer["error"], "checkpoint_bytes_max is 1048576" in answer["problem"]) == ("too_large", True)
+    assert "raise checkpoint_bytes_max" in answer["remedy"]
+    rank.write("c3", b"x" * 2**21)
+    assert (await rank.ask("c3"))["problem"] == "the checkpoint has more than 1048576 bytes"
+    rank.write("c4", b"\2" * 400_000)
+    assert (await rank.ask("c4"))["ok"], "what is kept already counts once"
+
+
+async def test_a_peer_keeps_no_more_of_a_job_than_its_own_quota(swarm) -> None:
+    first = await swarm.node("n1")
+    await swarm.node("n2", checkpoint_bytes_max=2**20)
+    rank = await swarm.start(first)
+    rank.write("small", b"x" * 1_000)
+    rank.write("large", b"x" * 2**21)
+    assert (await rank.ask("small"))["ok"]
+    assert (await rank.ask("large"))["ok"]
+    assert [command.checkpoint.copies for command in committed(first)] == [("n1", "n2"), ("n1",)]
+
+
+async def test_commits_of_many_tasks_keep_no_thread_from_others(swarm, monkeypatch) -> None:
+    bench = await swarm.node("n1")
+    under_way, goes_on = [0], threading.Event()
+
+    def hold(*_: object) -> None:
+        under_way[0] += 1
+        goes_on.wait(20)
+        raise OSError(5, "given up")
+
+    monkeypatch.setattr(bench.agent.blobs, "import_file", hold)
+    ranks = [await swarm.start(bench) for _ in range(4)]
+    for rank in ranks:
+        rank.write("a")
+        assert (await rank.ask("a", wait=False))["ok"]
+    await until(lambda: under_way[0] == 2)
+    many = (os.cpu_count() or 1) + 4  # as many as the threads that all share
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(asyncio.to_thread(int) for _ in range(many))) == [0] * many
+    assert under_way == [2]
+    goes_on.set()
+    await until(lambda: under_way[0] == 4)
 
 
 async def test_a_peer_refuses_nonsense(swarm) -> None:

@@ -1,16 +1,20 @@
 """Reading checkpoints out of folders that a job may change under our hands."""
 
+import asyncio
 import hashlib
 import os
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from swarm_agent import room
 from swarm_agent.checkpoints import pack as pack_module
 from swarm_agent.checkpoints.folders import name_problem
 from swarm_agent.checkpoints.pack import manifest, pack, size_of
 from swarm_agent.folder import remove_tree
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.staging.tree import Unpacker
 from swarm_agent.task.tasksocket import Refusal
 from swarmsched.tree import EntryKind
 
@@ -107,8 +111,8 @@ def test_a_file_that_is_written_meanwhile_is_refused(folder: Path, blobs: BlobSt
     (folder / "ck").write_bytes(b"first half")
     read = blobs.import_file
 
-    def read_and_write(source: int) -> tuple[str, int]:
-        found = read(source)
+    def read_and_write(source: int, may_go_on: Callable[[], bool]) -> tuple[str, int]:
+        found = read(source, may_go_on)
         with (folder / "ck").open("ab") as file:
             file.write(b", second half")
         return found
@@ -118,6 +122,67 @@ def test_a_file_that_is_written_meanwhile_is_refused(folder: Path, blobs: BlobSt
         "changed",
         "ck changed while it was copied",
     )
+
+
+def test_a_file_that_grows_for_ever_is_read_no_further_than_it_was(folder: Path, blobs: BlobStore) -> None:
+    (folder / "ck").write_bytes(b"x" * 3_000_000)
+
+    def grow() -> bool:
+        with (folder / "ck").open("ab") as file:
+            file.write(b"y" * 2_000_000)
+        return (folder / "ck").stat().st_size < 40_000_000
+
+    with pytest.raises(Refusal, match="changed while it was copied"):
+        pack(folder, "ck", blobs, may_go_on=grow)
+
+
+def test_holes_stay_holes_in_the_store_on_their_way_and_where_they_are_brought_back(
+    folder: Path, blobs: BlobStore, tmp_path: Path
+) -> None:
+    with (folder / "ck").open("wb") as file:
+        file.write(b"head")
+        file.seek(50_000_000)
+        file.write(b"tail")
+        file.truncate(90_000_000)
+    tree = pack(folder, "ck", blobs)
+    blobs.admit(tree.blobs)
+    (entry,) = tree.entries
+    stored = blobs.path(entry.sha256)
+    assert stored
+
+    async def pieces() -> AsyncIterator[bytes]:
+        with stored.open("rb") as file:
+            while data := file.read(2**18):
+                yield data
+
+    peer = BlobStore(tmp_path / "peer")
+    asyncio.run(peer.put(entry.sha256, pieces()))
+    Unpacker(blobs).unpack(tree, tmp_path / "back")
+    for path in (stored, peer.path(entry.sha256), tmp_path / "back" / "ck"):
+        assert path
+        found = path.stat()
+        assert (found.st_size, found.st_blocks * 512 < 5_000_000) == (90_000_000, True)
+    assert hashlib.sha256((tmp_path / "back" / "ck").read_bytes()).hexdigest() == entry.sha256
+
+
+def test_of_a_checkpoint_that_is_refused_nothing_stays(
+    folder: Path, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ck").mkdir()
+    (folder / "ck" / "a").write_bytes(b"a" * 1_000)
+    (folder / "ck" / "b").write_bytes(b"b" * 1_000)
+    os.mkfifo(folder / "ck" / "z")
+    refused(folder, blobs)
+    (folder / "ck" / "z").unlink()
+    with pytest.raises(Refusal, match="more than 1500 bytes"):
+        pack(folder, "ck", blobs, limit_bytes=1_500)
+    with pytest.raises(Refusal, match="nobody wants it"):
+        pack(folder, "ck", blobs, may_go_on=lambda: False)
+    monkeypatch.setattr(room, "RESERVE_BYTES", 2**60)
+    with pytest.raises(Refusal, match="do not fit") as refusal:
+        pack(folder, "ck", blobs)
+    assert refusal.value.code == "storage"
+    assert [path for path in blobs.directory.rglob("*") if path.is_file()] == []
 
 
 def test_folders_that_lie_too_deep_are_refused_before_there_are_thousands_of_them(

@@ -47,6 +47,7 @@ async def test_filters(n1):
     assert texts(await n1.get("/v1/events?kind=job")) == ["placed"]
     assert texts(await n1.get("/v1/events?kind=member.changed,job.placed")) == ["placed", "joined"]
     assert texts(await n1.get("/v1/events?node=n2")) == []
+    assert texts(await n1.get("/v1/events?node=N1")) == texts(await n1.get("/v1/events?node=n1")) != []
     assert texts(await n1.get("/v1/events?since=1970-01-01T00:00:02Z")) == ["joined", "jobless"]
 
 

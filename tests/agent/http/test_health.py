@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 
+from swarm_agent.http import health
 from swarm_agent.readiness import Check
 
 
@@ -63,3 +64,18 @@ async def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_scrip
 async def test_the_page_puts_no_markup_from_the_swarm_into_itself(n1):
     page = await (await n1.client.get("/")).text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", page)
+
+
+async def test_a_machine_without_gpus_is_not_warned_about_and_one_without_a_driver_is(n1, tmp_path, monkeypatch):
+    async def status():
+        return {each["name"]: each["status"] for each in (await n1.get("/v1/doctor"))["items"]}["gpu_readings"]
+
+    monkeypatch.setattr(n1.agent, "telemetry", lambda: ("absent", "no NVIDIA driver"))
+    monkeypatch.setattr(health, "PCI_DEVICES", tmp_path)
+    for name, vendor, kind in (("net", "0x10de", "0x020000"), ("other", "0x1002", "0x030000"), ("torn", "", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert await status() == "ok"
+    (tmp_path / "other" / "vendor").write_text("0x10de\n")
+    assert await status() == "warning"

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from swarm_agent.http.nodes import BodyCache
 from swarmsched.api import JobState
@@ -185,3 +186,19 @@ async def test_of_a_node_that_says_nothing_the_jobs_are_those_that_are_placed_th
     assert told["n2"] == ([first, second], None)
     assert (await n1.get("/v1/nodes/n2"))["jobs"] == [first, second]
     assert told["n3"][0] == []
+
+
+async def test_names_of_nodes_are_compared_without_case_where_one_alone_fits(n1, swarm):
+    assert (await n1.get("/v1/nodes/N2"))["name"] == "n2"
+    assert (await n1.ask("PUT", "/v1/nodes/N1/drain", json={"draining": True})).status == 200
+    swarm.statuses[NodeId("n2")] = "failed"
+    assert (await n1.ask("DELETE", "/v1/members/N2")).status == 200
+    assert n1.agent.commands == [DrainNode(True), ForgetMember(NodeId("n2"))]
+    await n1.get("/v1/nodes/N9", 404)
+    assert (await n1.get("/v1/nodes/none", 404)).get("nearest") is None
+
+
+async def test_of_two_names_that_differ_in_case_alone_the_exact_one_is_meant(n1, monkeypatch):
+    members = [replace(n1.agent.members()[0], node_id=NodeId(name)) for name in ("gpu1", "GPU1", "x")]
+    monkeypatch.setattr(n1.agent, "members", lambda: members)
+    assert [n1.agent.named(name) for name in ("gpu1", "GPU1", "Gpu1", "X")] == ["gpu1", "GPU1", "Gpu1", "x"]

@@ -373,3 +373,9 @@ async def test_secrets_in_the_environment_are_masked(n1):
     spec = {**SPEC, "env": {"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "k", "SEED": "1"}}
     document = await n1.post("/v1/jobs", {"spec": spec}, 201)
     assert document["spec"]["env"] == {"HF_TOKEN": "***", "AWS_SECRET_ACCESS_KEY": "***", "SEED": "1"}
+
+
+async def test_nodes_of_a_job_are_spelt_as_they_are_called(n1):
+    answered = await n1.post("/v1/jobs", {"spec": {**SPEC, "nodes": ["N2", "n1"], "exclude": ["N3"]}}, 201)
+    assert (answered["spec"]["nodes"], answered["spec"]["exclude"]) == (["n2", "n1"], ["n3"])
+    assert answered["swarm_gpus"] == 6

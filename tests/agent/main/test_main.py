@@ -183,11 +183,11 @@ def test_every_start_has_a_higher_generation_on_disk(tmp_path: Path) -> None:
     with start_agents(1) as (agent,):
         generations = []
         for stop in (agent.kill, agent.stop):
+            stop()
             with sqlite3.connect(f"file:{agent.data_dir}/agent.db?mode=ro", uri=True) as database:
                 row = database.execute("SELECT value FROM about WHERE key = 'generation'").fetchone()
             database.close()
             generations.append(int(row[0]))
-            stop()
             agent.restart()
         assert generations[0] < generations[1]
 

@@ -338,7 +338,7 @@ def test_no_other_account_can_open_or_lock_the_database(path: Path) -> None:
         store.close()
     finally:
         os.umask(before)
-    assert modes == {"agent.db": 0o600, "agent.db-wal": 0o600, "agent.db-shm": 0o600}
+    assert modes == {"agent.db": 0o600, "agent.db-wal": 0o600, "agent.db-acknowledged": 0o600}
 
 
 @pytest.mark.parametrize(("found", "left"), [(None, 0o711), (0o755, 0o711), (0o700, 0o700), (0o1777, 0o1777)])

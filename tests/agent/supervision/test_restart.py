@@ -1,6 +1,7 @@
 """The agent is killed and started again: its tasks, their output and their exit codes are still there."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -263,6 +264,11 @@ def test_an_order_survives_its_file(tmp_path: Path) -> None:
     )
     gpus = (make_gpu(0), make_gpu(1, is_simulated=True))
     assert order_from_json(order_to_json(order, gpus), tmp_path) == (order, gpus)
+
+
+def test_an_order_has_no_key_for_what_its_job_does_not_say() -> None:
+    """An earlier version, come back, stops tasks whose orders have keys of a specification that it does not know."""
+    assert json.loads(order_to_json(make_order("true"), ()))["spec"] == {"command": ["true"]}
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"rendezvous": 3}', b"\xff"])

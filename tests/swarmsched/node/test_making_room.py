@@ -1,10 +1,16 @@
 """Real nodes in virtual time: who makes room for whom, and that nobody is starved or stopped in vain."""
 
+import random
+
 import pytest
 
 from swarmsched.api import EndReason, JobState
 from swarmsched.commands import CancelJob, SetSwarmSetting, SettingStored
-from swarmsched.ids import NodeId
+from swarmsched.effects import Persist, SendPeer
+from swarmsched.events import PeerMessageReceived
+from swarmsched.ids import NodeId, make_job_id
+from swarmsched.ledger.message import PreemptAnswer, PreemptRequest
+from swarmsched.policies.registry import policy_id
 from swarmsched.simulator.tasks import RankPlan, read_command
 from swarmsched.view import PolicySetting
 from tests.swarmsched.simulator.testing import Watched
@@ -75,6 +81,30 @@ def test_nobody_is_stopped_for_a_gang_that_would_not_fit_all_the_same(watched):
     watched.swarm.run_for(60.0)
     assert watched.state(big) is JobState.QUEUED
     assert [watched.swarm.record(job).preemptions for job in (protected, old)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked_by", "told"),
+    [
+        ("las", "las", "it has run for"),
+        ("las", "backfill", "the policy here is las"),
+        ("swarm", "swarm", "no plan here gives its place to that job"),
+    ],
+)
+def test_a_shepherd_that_is_asked_for_a_place_grants_it_by_its_own_policy_and_figures_alone(policy, asked_by, told):
+    watched = las_swarm() if policy == "las" else Watched(3, 2, 12)
+    old = run(watched, 2, node=N0)
+    host = watched.swarm.hosts[watched.swarm.record(old).shepherd]
+    taker, of_taker = (
+        make_job_id(0.0, random.Random(1)),
+        policy_id(PolicySetting(asked_by, LAS if asked_by == "las" else {})),
+    )
+    request = PreemptRequest(old, 1, taker, N1, of_taker, (0,) * 4, is_decided=True)
+    effects = host.node.step(PeerMessageReceived(N1, request), host.clock.now_s)
+    messages = [each.message for each in effects if isinstance(each, SendPeer)]
+    (answer,) = [each for each in messages if isinstance(each, PreemptAnswer)]
+    assert (answer.is_granted, told in answer.detail) == (False, True), answer.detail
+    assert [each for each in effects if isinstance(each, Persist)] == []
 
 
 def test_a_victim_that_is_cancelled_while_it_makes_room_ends():

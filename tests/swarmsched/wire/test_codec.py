@@ -178,7 +178,7 @@ def test_framing_faults_are_told_apart() -> None:
         (encoded + b"\x00", "bytes follow the end of the message"),
         (b"\x01\x05", "Expected `array`, got `int`"),
         (b"\x01\x90", "field node is missing"),
-        (b"\x01\xdc\x00\x11" + encoded[4:] + b"\x91" * 100_000 + b"\x00", "nested too deeply"),
+        (b"\x01\xdc\x00\x11" + encoded[4:] + b"\x91" * 2_000_000 + b"\x00", "nested too deeply"),
         (b"\x01\xc7\x05\x01hello", "Expected `array`, got `ext`"),
         (b"\x02\x92\x01\xa1\xff", "not well-formed"),
         (b"\x02\xdd\xff\xff\xff\xff", "not well-formed"),

@@ -10,10 +10,12 @@ from swarmsched.effects import Announce, ComputePlan, SendPeer
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ClaimRequest, PreemptAnswer, PreemptRequest, Refusal, TaskBatch, TaskEstimate
+from swarmsched.negotiation.attempt import Ranking
 from swarmsched.negotiation.changes import Placed, Rebatched
 from swarmsched.negotiation.claiming import ANSWER_S
 from swarmsched.negotiation.placement.planning import PLAN_AGE_S_MAX
 from swarmsched.negotiation.record_writer import WriteRecord
+from swarmsched.record import Leftover
 from swarmsched.resources import Share
 from swarmsched.view import Allocation, Change, Decision, Plan
 from tests.swarmsched.building import answer_to
@@ -76,6 +78,37 @@ def test_a_plan_is_checked_against_the_room_that_is_left():
     scene = planned_past(ranks=2)
     scene.cluster.there = [node(A, 1)]
     assert scene.look() == []
+
+
+def test_several_starts_of_one_plan_are_checked_against_what_is_left_by_those_before():
+    scene = Scene([node(A, 2)], policy="backfill")
+    scene.submit("a", 3, UTC)
+    scene.submit("b", 2, UTC + 1)
+    scene.submit("c", 1, UTC + 2)
+    scene.look()
+    scene.answer_plan(start("b", (A, 2)), start("c", (A, 1)))
+    assert scene.look() == ["b"]
+    assert "the plan's place on a is taken" in scene.placement.shepherds.jobs[job_id("c")].record.reason
+
+
+def test_a_job_that_has_just_started_as_the_first_in_line_is_not_started_by_the_plan_as_well():
+    scene = planned_past()
+    scene.cluster.there = [node(A, 6)]
+    assert scene.look() == ["a", "b"]
+    assert [hold.job_id for hold in scene.holds] == [job_id("a"), job_id("b")]
+
+
+@pytest.mark.parametrize("how", ["placed", "leftover"])
+def test_a_plan_starts_no_job_that_is_being_placed_or_may_have_processes_elsewhere(how):
+    scene = planned_past()
+    job = scene.placement.shepherds.jobs[job_id("b")]
+    if how == "placed":
+        job.place((Share(A, 1),), Ranking("backfill", (0,)), scene.clock)
+    else:
+        job.decided = replace(job.decided, leftovers=(Leftover(B, 1),))
+    asked_before = len(job.unanswered_holds)
+    assert scene.look() == []
+    assert len(job.unanswered_holds) == asked_before
 
 
 def test_an_answer_to_an_older_question_is_ignored():
@@ -179,6 +212,7 @@ def test_a_running_job_is_rescaled_as_planned(decision):
     (update,) = [effect.update for effect in effects if isinstance(effect, WriteRecord)]
     assert (update.value.state, update.value.stop_reason) == (JobState.STOPPING, EndReason.RESCALED)
     assert job.take_next_place() == decision.target
+    assert job.take_next_place() == Allocation(), "a place that was tried once is not kept for it any more"
     assert scene.placement.look(scene.clock) == []  # once
 
 
