@@ -402,7 +402,9 @@ class _SpecReader:
             else:
                 result[name] = text
         if sum(len(n.encode()) + len(v.encode()) + 2 for n, v in result.items()) > ENVIRONMENT_BYTES_LIMIT:
-            self._complain("env", f"is larger than {ENVIRONMENT_BYTES_LIMIT} bytes", "put large values in a file")
+            self._complain(
+                "env", f"is larger than {ENVIRONMENT_BYTES_LIMIT} bytes", "ship a file of them, and read it there"
+            )
         return result
 
     def _absolute_or_relative(self, key: str) -> str:

@@ -130,7 +130,12 @@ KEYS: tuple[JobKey, ...] = (
     JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
     JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
     JobKey("venv", "--venv", "PATH", "Python environment on the nodes to run in"),
-    JobKey("requirements", "--requirements", "FILE", "build a Python environment from this file on each node"),
+    JobKey(
+        "requirements",
+        "--requirements",
+        "FILE",
+        "build a Python environment from this requirements.txt or pyproject.toml",
+    ),
     JobKey(
         "include",
         "--include",

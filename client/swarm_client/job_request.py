@@ -18,7 +18,9 @@ from swarm_client.annotations import Any
 from swarm_client.config import Config, job_table, read_toml
 from swarm_client.failure import UsageError
 from swarm_client.options import Arguments
-from swarm_client.quantity import show_count
+from swarm_client.quantity import show_bytes, show_count
+
+ENVIRONMENT_BYTES_LIMIT = 32_768  # of a job's variables, which travel in its record
 
 
 class JobRequest:
@@ -231,7 +233,16 @@ def _environment(values: Mapping[str, Any], mine: Mapping[str, str], cwd: str) -
     missing = [name for name, text in result.items() if text is None and name not in mine]
     if missing:
         raise UsageError(f"-e {missing[0]}: there is no such variable to copy", f"write -e {missing[0]}=VALUE")
-    return {name: mine[name] if text is None else text for name, text in result.items()}
+    found = {name: mine[name] if text is None else text for name, text in result.items()}
+    count = sum(
+        len(name.encode(errors="replace")) + len(text.encode(errors="replace")) + 2 for name, text in found.items()
+    )
+    if count > ENVIRONMENT_BYTES_LIMIT:
+        largest = max(found, key=lambda name: len(found[name]))
+        problem = f"--env and --env-file have {show_bytes(count)}, more than {show_bytes(ENVIRONMENT_BYTES_LIMIT)}"
+        remedy = "ship a file of them (.env is never shipped), and read it: bash -c '. ./vars.sh; exec python t.py'"
+        raise UsageError(f"{problem} in all; the largest is {largest}", remedy)
+    return found
 
 
 def _variable(text: str) -> tuple[str, str | None]:

@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from swarm_client.tree import Scan
 
 REQUIREMENTS_BYTES_LIMIT = 2**20
+NO_REQUIREMENTS = {
+    "uv.lock": "write one: uv export --no-emit-project -o requirements.txt",
+    "pylock.toml": "write one: uv pip compile pyproject.toml -o requirements.txt",
+    "poetry.lock": "write one: poetry export -o requirements.txt",
+    "pdm.lock": "write one: pdm export -o requirements.txt",
+    "Pipfile": "write one: pipenv requirements > requirements.txt",
+    "Pipfile.lock": "write one: pipenv requirements > requirements.txt",
+    "pixi.toml": "environments of conda are not built here: make one on the nodes, and name it by --venv PATH",
+    "pixi.lock": "environments of conda are not built here: make one on the nodes, and name it by --venv PATH",
+    "environment.yml": "environments of conda are not built here: make one on the nodes, and name it by --venv PATH",
+    "environment.yaml": "environments of conda are not built here: make one on the nodes, and name it by --venv PATH",
+    "setup.py": "write its dependencies into a requirements.txt, one a line",
+    "setup.cfg": "write its dependencies into a requirements.txt, one a line",
+}
 LEFT_OUT_SHOWN = 5
 
 
@@ -199,4 +213,25 @@ def _read_requirements(file: str) -> bytes:
         raise UsageError(f"requirements file {file} cannot be read: {error.strerror}", "make it readable") from error
     if len(content) > REQUIREMENTS_BYTES_LIMIT:
         raise UsageError(f"requirements file {file} is larger than 1 MiB", "is it the right file?")
-    return content
+    name = os.path.basename(file)
+    if name in NO_REQUIREMENTS:
+        raise UsageError(f"{file} is no list of requirements", NO_REQUIREMENTS[name])
+    return _of_project(file, content) if name == "pyproject.toml" else content
+
+
+def _of_project(file: str, content: bytes) -> bytes:
+    """The dependencies of a `pyproject.toml`, one a line; what an installer would have to work out is refused."""
+    import tomllib
+
+    try:
+        document = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not TOML: {error}", "correct it, or name a requirements.txt") from error
+    project, tools = document.get("project", {}), document.get("tool", {})
+    dependencies = project.get("dependencies")
+    sources = tools.get("uv", {}).get("sources") or tools.get("uv", {}).get("index")
+    if not isinstance(dependencies, list) or sources:
+        has = "names sources or an index of uv's" if sources else "has no list of dependencies in [project]"
+        how = "poetry.lock" if "poetry" in tools and not sources else "uv.lock"
+        raise UsageError(f"{file} {has}", NO_REQUIREMENTS[how])
+    return "".join(f"{each}\n" for each in dependencies).encode()

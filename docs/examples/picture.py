@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e")
 COLUMNS, BESIDE = 72, 22  # of the picture in a terminal, and what stands beside them
-WIDTH, ROW, LOSS_HEIGHT, LEFT = 960, 22, 180, 90
+WIDTH, ROW, LOSS_HEIGHT, LEFT, RIGHT = 960, 22, 180, 90, 30
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Picture:
         return max((moment.at_s for moment in self.moments), default=1.0) or 1.0
 
     def _x(self, at_s):
-        return LEFT + (WIDTH - LEFT - 10) * at_s / self._end_s
+        return LEFT + (WIDTH - LEFT - RIGHT) * at_s / self._end_s
 
     def _colour(self, job):
         return COLOURS[self.jobs.index(job) % len(COLOURS)]
@@ -95,14 +95,16 @@ class Picture:
         return f'<p class="legend">{"".join(names)}<span><i></i>idle</span></p>'
 
     def _notes(self):
-        return f"<ul>{''.join(f'<li>{at_s:.0f} s: {html.escape(text)}</li>' for at_s, text in self.notes)}</ul>"
+        return f"<ol>{''.join(f'<li>{at_s:.0f} s: {html.escape(text)}</li>' for at_s, text in self.notes)}</ol>"
 
     def _rows(self):
         parts, y = [], 0
         for node, count in self.gpus.items():
             for index in range(count):
                 parts.append(f'<text x="0" y="{y + 15}">{html.escape(node)} gpu{index}</text>')
-                parts.append(f'<rect class="idle" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 10}" height="{ROW - 4}"/>')
+                parts.append(
+                    f'<rect class="idle" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW - 4}"/>'
+                )
                 for job, begin_s, end_s in self._spans(node, index):
                     x, width = self._x(begin_s), self._x(end_s) - self._x(begin_s)
                     told = f"<title>{html.escape(job)}, {begin_s:.0f} to {end_s:.0f} s</title>"
@@ -110,7 +112,7 @@ class Picture:
                     parts.append(f'<rect {place} fill="{self._colour(job)}">{told}</rect>')
                 y += ROW
             y += 6
-        return self._svg(y + 18, parts + self._axis(y) + self._marks(y))
+        return self._svg(y + 34, parts + self._axis(y) + self._marks(y))
 
     def _spans(self, node, index):
         spans = []
@@ -128,7 +130,7 @@ class Picture:
         line = " ".join(f"{self._x(at_s):.1f},{LOSS_HEIGHT * (1 - loss / most):.1f}" for at_s, loss in points)
         scale = [f'<text x="0" y="12">{most:.2f}</text><text x="0" y="{LOSS_HEIGHT}">0</text>']
         return self._svg(
-            LOSS_HEIGHT + 18,
+            LOSS_HEIGHT + 34,
             [*scale, f'<polyline points="{line}"/>', *self._axis(LOSS_HEIGHT), *self._marks(LOSS_HEIGHT)],
         )
 
@@ -140,10 +142,12 @@ class Picture:
         return [f'<text class="time" x="{self._x(at_s):.1f}" y="{y + 14}">{at_s} s</text>' for at_s in marks]
 
     def _marks(self, height):
+        """A dotted line for each note, with its number in the list below the first axis."""
         lines = []
-        for at_s, text in self.notes:
+        for number, (at_s, text) in enumerate(self.notes, 1):
             x = f"{self._x(at_s):.1f}"
-            lines.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height}"><title>{html.escape(text)}</title></line>')
+            lines.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height + 18}"><title>{html.escape(text)}</title></line>')
+            lines.append(f'<text class="mark" x="{x}" y="{height + 30}">{number}</text>')
         return lines
 
     def _svg(self, height, parts):
@@ -156,7 +160,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 0; background: Canvas; colo
 main { max-width: 1000px; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { font-size: 1.1rem; margin-top: 2rem }
 svg { width: 100%; height: auto; font-size: 12px } svg text { fill: CanvasText; opacity: .75 }
-.time { text-anchor: middle } .idle { fill: CanvasText; opacity: .06 }
+.time, .mark { text-anchor: middle } .mark { font-weight: 600 } .idle { fill: CanvasText; opacity: .06 }
 polyline { fill: none; stroke: #4269d0; stroke-width: 2 }
 line { stroke: CanvasText; stroke-dasharray: 3 3; opacity: .5 }
 .legend span { margin-right: 1.2rem } .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .4em;

@@ -37,9 +37,10 @@ def figure(runs: Sequence[tuple[str, Observer]], title: str) -> Any:
     _completion_times(times, runs)
     _utilisation(use, runs)
     longest_h = max(observer.elapsed_s for _, observer in runs) / HOUR_S
+    named = _size_names(runs)
     panels = below.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for panel, (name, observer) in zip(panels, runs, strict=False):
-        _allocation(panel, name, observer)
+        _allocation(panel, name, observer, named)
         panel.set_xlim(0, longest_h)
     for panel in panels[len(runs) :]:
         panel.set_visible(False)
@@ -66,7 +67,8 @@ def _completion_times(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
         times_h = np.sort(observer.times_s) / HOUR_S
         if len(times_h):
             shares = 100 * np.arange(1, len(times_h) + 1) / observer.jobs
-            told = f"{name}, mean {np.mean(times_h):.3g} h"
+            of = "" if len(times_h) == observer.jobs else f" of {len(times_h)} of {observer.jobs} jobs"
+            told = f"{name}, mean {np.mean(times_h):.3g} h{of}"
             axes.step(times_h, shares, where="post", linewidth=1.8, label=told, **_look(number))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -104,18 +106,21 @@ def _utilisation(axes: Any, runs: Sequence[tuple[str, Observer]]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _allocation(axes: Any, name: str, observer: Observer) -> None:
+def _allocation(axes: Any, name: str, observer: Observer, named: Sequence[str]) -> None:
     """GPUs by the size of the jobs that hold them, the small ones at the bottom, below a line of those that are up."""
     middles_h, held, usable = _binned(observer, observer.elapsed_s / BINS)
-    axes.stackplot(middles_h, held.T, colors=SHADES, labels=_size_names())
+    axes.stackplot(middles_h, held.T, colors=SHADES, labels=named)
     axes.plot(middles_h, usable, color="black", linewidth=1, label="GPUs that are up")
     axes.set(xlabel="time (hours)", ylim=(0, None))
     axes.set_title(f"Allocation, {name}", loc="left", fontsize=11)
 
 
-def _size_names() -> list[str]:
+def _size_names(runs: Sequence[tuple[str, Observer]]) -> list[str]:
+    """For the legend, which leaves out what begins with an underscore: a size that no job has in any run."""
     ranges = [f"held by jobs of {low + 1} to {high}" for low, high in pairwise(SIZES)]
-    return [f"held by jobs of {SIZES[0]} GPU", *ranges, f"held by jobs of more than {SIZES[-1]}"]
+    names = [f"held by jobs of {SIZES[0]} GPU", *ranges, f"held by jobs of more than {SIZES[-1]}"]
+    held = [sum(each.held[size] for _, run in runs for each in run.slices) for size in range(len(names))]
+    return [name if count else f"_{name}" for name, count in zip(names, held, strict=True)]
 
 
 def _binned(observer: Observer, width_s: float) -> tuple[Any, Any, Any]:

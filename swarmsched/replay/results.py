@@ -1,5 +1,6 @@
 """What a replay came to: completion times, use of the GPUs, and how restless the decisions were."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarmsched.ids import JobId
+from swarmsched.ids import JobId, handle
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.job import ReplayJob
 
@@ -126,7 +127,12 @@ class Observer:
             return "makes no progress on any GPUs that are there"
         if job.shares and job.ends_in_s() == inf:
             return f"makes no progress on the {job.ranks} GPUs that it has"
-        return self.gave_up or f"the policy let it wait{f': {job.told}' if job.told else ''}"
+        return self.gave_up or f"the policy let it wait{f': {self._named(job.told)}' if job.told else ''}"
+
+    def _named(self, told: str) -> str:
+        """With the names that jobs have in the table, in place of their handles."""
+        names = {handle(job.job_id): job.label for job in (*self.finished, *self.left)}
+        return re.sub(r"\b[0-9a-z]{8}\b", lambda found: names.get(found[0], found[0]), told)
 
     @property
     def times_s(self) -> list[float]:

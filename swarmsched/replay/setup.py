@@ -236,5 +236,5 @@ def _rated_job(
 
 
 def _id(number: int) -> JobId:
-    """Of the job's place in the trace: ids must not tell its name."""
-    return JobId(f"{number:026d}")
+    """Of the job's place in the trace, which its handle has as well: ids must not tell its name."""
+    return JobId(f"{number:018d}{'0' * 8}")

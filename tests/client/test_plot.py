@@ -56,6 +56,17 @@ def test_a_picture_names_each_policy_and_its_axes_and_loads_nothing(capsys, jobs
     assert sum("mean" in text for text in comments) > 1
 
 
+def test_a_picture_names_no_size_that_is_not_there_and_how_many_jobs_a_mean_is_of(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "t.csv", tmp_path / "p.svg"
+    file.write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,4,50\nb,0,80,50\n")
+    code, _, error = replay(capsys, str(file), "--nodes", "2", "--policy", "fifo", "--plot", str(picture))
+    assert (code, "b: needs 80 GPUs" in error) == (1, True)
+    comments = re.findall(r"<!-- (.*?) -->", picture.read_text())
+    assert [text for text in comments if text.startswith("held by")] == ["held by jobs of 2 to 4"]
+    assert next(text for text in comments if "mean" in text).endswith(" h of 1 of 2 jobs")
+
+
 def test_a_picture_that_could_not_be_drawn_is_refused_before_the_run(capsys, jobs, tmp_path, monkeypatch):  # noqa: F811
     (tmp_path / "folder.png").mkdir()
     for file, told in (

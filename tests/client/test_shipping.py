@@ -491,3 +491,44 @@ def test_that_nothing_of_a_home_is_shipped_is_told_once_and_where_the_command_ne
         for words in (["nvidia-smi"], ["nvidia-smi"], ["python", "train.py"], ["python", "x.py"], ["-v", "nvidia-smi"])
     ]
     assert told == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "shipped"),
+    [
+        ("[project]\nname = 'x'\ndependencies = ['numpy>=1.26', 'torch[a]==2']\n", b"numpy>=1.26\ntorch[a]==2\n"),
+        ("[project]\ndependencies = []\n[tool.uv]\ndev-dependencies = ['pytest']\n", b""),
+    ],
+)
+def test_dependencies_of_a_project_are_shipped_as_requirements(swarm, agent, project, monkeypatch, text, shipped):
+    monkeypatch.chdir(project)
+    (project / "pyproject.toml").write_text(text)
+    assert swarm("submit", "--no-sync", "--requirements", "pyproject.toml", "--", "true")[0] == 0
+    assert agent.blobs == {agent.wait_for("POST", "/v1/jobs")[0]["spec"]["requirements"]: shipped}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem", "remedy"),
+    [
+        ("pyproject.toml", "[tool.poetry.dependencies]\nx = '*'\n", "has no list of dependencies", "poetry export"),
+        ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", "has no list of dependencies", "uv export"),
+        ("pyproject.toml", "[project]\ndependencies = []\n[tool.uv.sources]\nx = {path = '.'}\n", "names", "uv"),
+        ("pyproject.toml", "[project\n", "is not TOML", "requirements.txt"),
+        ("uv.lock", "", "is no list of requirements", "uv export"),
+        ("poetry.lock", "", "is no list of requirements", "poetry export"),
+        ("environment.yml", "", "is no list of requirements", "--venv PATH"),
+    ],
+)
+def test_what_is_no_list_of_requirements_names_the_way_to_one(swarm, agent, tmp_path, name, text, problem, remedy):
+    (tmp_path / "work" / name).write_text(text)
+    code, _, err = swarm("submit", "--no-sync", "--requirements", name, "--", "true")
+    assert (code, problem in err, remedy in err) == (2, True, True), err
+    assert agent.requests == []
+
+
+def test_variables_that_no_record_holds_are_refused_with_the_way_around(swarm, agent, tmp_path):
+    (tmp_path / "work" / "vars").write_text("".join(f"NAME_{number}={'x' * 999}\n" for number in range(40)))
+    code, _, err = swarm("submit", "--no-sync", "--env-file", "vars", "-e", f"LARGEST={'y' * 1_000}", "--", "true")
+    assert (code, agent.requests) == (2, [])
+    assert "--env and --env-file have 40.4 KiB, more than 32.0 KiB in all; the largest is LARGEST" in err
+    assert "bash -c '. ./vars.sh; exec" in err

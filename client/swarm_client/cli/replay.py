@@ -440,8 +440,11 @@ def _lines(file: Path) -> list[str]:
     try:
         with file.open("rb") as stream:
             content = stream.read(TABLE_BYTES_MOST + 1)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {file}", "name a CSV file with a header row") from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: {error}", "a CSV file with a header row") from error
+        cause = (getattr(error, "strerror", "") or str(error)).lower()
+        raise UsageError(f"{file} cannot be read: {cause}", "name a CSV file with a header row") from error
     if len(content) > TABLE_BYTES_MOST:
         raise UsageError(f"{file} is larger than {TABLE_BYTES_MOST:,} bytes", "a CSV file with a header row")
     text = content.decode("utf-8-sig", "surrogateescape")

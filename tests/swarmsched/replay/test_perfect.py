@@ -228,7 +228,7 @@ def test_jobs_that_have_not_ended_are_named_with_the_reason() -> None:
         {"job_id": "job2", "reason": "needs 3 GPUs, and there are 2"},
         {
             "job_id": "job3",
-            "reason": "the policy let it wait: needs 2 GPUs; fits now and waits its turn; 1 job ahead (00000000)",
+            "reason": "the policy let it wait: needs 2 GPUs; fits now and waits its turn; 1 job ahead (job2)",
         },
     ]
 

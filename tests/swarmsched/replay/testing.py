@@ -91,4 +91,4 @@ def ends(observer: Observer) -> dict[str, float]:
 
 
 def _id(number: int) -> JobId:
-    return JobId(f"{number:026d}")
+    return JobId(f"{number:018d}{'0' * 8}")
