@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from swarm_client.annotations import Any, Self
 from swarm_client.cache import read_cache, write_cache
@@ -34,6 +35,7 @@ from swarm_client.http import (
 
 FIRST_PATIENCE_S = 0.3  # for an answer, while other agents have not been asked
 SUBMIT_PATIENCE_S = 1.0
+SUBMIT_LIMIT_S = 120.0  # of a swarm that is too busy to take a job; a repeated ticket is one job
 MEMBERS_LIMIT = 64
 MEMBERS_STALE_S = 300.0
 BUSY_RETRIES = 3
@@ -90,16 +92,18 @@ class Agents:
         repeatable: bool = True,
         patience_s: float = FIRST_PATIENCE_S,
         needs_shepherd: bool = False,
+        busy_limit_s: float = 0.0,
     ) -> Any:
         """Send JSON, return JSON.  `action` begins the sentence of a refusal: "cannot list jobs".
 
         Raises `Refusal` for an error document and `Unreachable` when nobody answers.  A request that is not
         repeatable is sent to one agent only; when its answer is lost the outcome is unknown and `Failure` says so.
-        One that needs a shepherd is waited for by the agent: all tries together end after `SHEPHERD_LIMIT_S`.
+        One that needs a shepherd is waited for by the agent: all tries together end after `SHEPHERD_LIMIT_S`.  With
+        `busy_limit_s` a swarm that cannot take it is asked again for so long, however often.
         """
         data = b"" if body is None else json.dumps(body).encode()
-        end_s = time.monotonic() + (SHEPHERD_LIMIT_S if needs_shepherd else BUSY_LIMIT_S)
-        for attempt in range(BUSY_RETRIES + 1):
+        end_s = time.monotonic() + (SHEPHERD_LIMIT_S if needs_shepherd else busy_limit_s or BUSY_LIMIT_S)
+        for attempt in count():
             response = self.send(
                 method,
                 path,
@@ -116,7 +120,8 @@ class Agents:
             refusal = read_problem(action, response.status, document)
             is_passing = refusal.status in (429, 503) and refusal.retry_after_s and refusal.code not in WAITED_FOR
             latest_s = end_s - (SHEPHERD_WAIT_S if needs_shepherd else 0.0)
-            if not is_passing or attempt == BUSY_RETRIES or time.monotonic() >= latest_s:
+            has_tried = attempt == BUSY_RETRIES and not busy_limit_s
+            if not is_passing or has_tried or time.monotonic() >= latest_s:
                 raise refusal
             self.waiter.sleep(min(refusal.retry_after_s, 2.0))
         raise AssertionError("the loop ends by return or raise")
@@ -195,7 +200,7 @@ class Agents:
         if self._refused is not None:  # what an agent said tells more than that others are silent
             (self._open, refused), self._refused = self._refused, None
             return refused
-        raise Unreachable([spell(address) for address in self.addresses], "; ".join(causes[-4:]))
+        raise Unreachable([spell(address) for address in self.addresses], "; ".join(_newest_of_each(causes)[-4:]))
 
     def __enter__(self) -> Self:
         return self
@@ -304,6 +309,11 @@ class Agents:
     def _write_memory(self) -> None:
         if self._memory and not write_cache(self._memory, self._known):
             self._memory = ""  # do without
+
+
+def _newest_of_each(causes: Sequence[str]) -> list[str]:
+    """Of each address what it was last: all were asked twice."""
+    return list({cause.partition(": ")[0]: cause for cause in causes}.values())
 
 
 def read_problem(action: str, status: int, document: Any) -> Refusal:

@@ -12,6 +12,7 @@ from swarm_client.annotations import Any, BinaryIO
 from swarm_client.failure import SWARM_FAILED, Failure, Refusal, Unreachable
 from swarm_client.http import ConnectionBroken, Waiter
 from swarm_client.job_id import job_path
+from swarm_client.quantity import show_time
 from swarm_client.start_phase import with_phase
 
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -202,7 +203,7 @@ class OutputWriter:
         return first + data[: len(data) - is_whole].replace(b"\n", b"\n" + prefix) + b"\n" * is_whole
 
     def _prefix(self, record: Mapping[str, Any]) -> bytes:
-        parts = [str(record.get("time", ""))] if self._timestamps else []
+        parts = [show_time(record.get("time"), has_fraction=True)] if self._timestamps else []
         if self._label:
             parts.append(f"{record.get('rank')}:")
         return (" ".join(parts) + " ").encode()

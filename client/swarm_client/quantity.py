@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -132,3 +133,25 @@ def show_few(names: Sequence[str]) -> str:
 def show_ratio(ratio: float | None) -> str:
     """`37%`; `-` for none."""
     return "-" if ratio is None else f"{ratio * 100:.0f}%"
+
+
+def show_time(text: object, *, has_fraction: bool = False) -> str:
+    """A time of the API, which is UTC, in the zone of this machine: 2026-01-31T12:04:00+01:00, or Z."""
+    whole, point, fraction = str(text or "-").rstrip("Z").partition(".")
+    try:
+        shown, offset = _local(whole)
+    except ValueError:
+        return str(text or "-")
+    return f"{shown}{point}{fraction}{offset}" if has_fraction else shown + offset
+
+
+def _local(whole: str) -> tuple[str, str]:
+    from calendar import timegm  # only where times are shown
+
+    day, _, clock = whole.partition("T")
+    year, month, date = (int(part) for part in day.split("-"))
+    hour, minute, second = (int(part) for part in clock.split(":"))
+    at = time.localtime(timegm((year, month, date, hour, minute, second)))
+    minutes = abs(at.tm_gmtoff) // 60
+    offset = f"{'-' if at.tm_gmtoff < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}" if minutes else "Z"
+    return time.strftime("%Y-%m-%dT%H:%M:%S", at), offset

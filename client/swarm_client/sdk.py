@@ -16,6 +16,7 @@ import asyncio
 import base64
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRe
 CONNECT_LIMIT_S = 1.0
 ANSWER_LIMIT_S = 30.0
 SILENCE_LIMIT_S = 20.0  # agents send a heartbeat every 5 s on a stream
-LINE_BYTES_MAX = 2**20  # of 128 KiB that are nothing but control characters
+SUBMIT_LIMIT_S = 120.0  # as `swarm submit`: a repeated ticket is one job
+BUSY_PAUSE_S = 1.0
 LINE_BYTES_LIMIT = 8 * 2**20
 WAIT_ROUND_S = 30.0
 CONTACT_LIMIT_S = 30.0  # a new shepherd acts within 20 s of the death of the old one
@@ -195,7 +197,14 @@ class SwarmClient:
             "spec": checked.to_json(),
             "dry_run": False,
         }
-        return Job.from_json(await self._call("POST", "/v1/jobs", body=request))
+        end_s = time.monotonic() + SUBMIT_LIMIT_S
+        while True:
+            try:
+                return Job.from_json(await self._call("POST", "/v1/jobs", body=request))
+            except SwarmRequestError as error:
+                if error.status not in (429, 503) or time.monotonic() >= end_s:
+                    raise
+            await asyncio.sleep(BUSY_PAUSE_S)
 
     async def job(self, job: str) -> Job:
         """One job by id, unique prefix, name or `@last`."""
@@ -366,10 +375,7 @@ class SwarmClient:
             try:
                 url = f"http://{spell(address)}{path}"
                 headers = {"Accept": "application/x-ndjson", "X-Swarm-Lossless": "1"}
-                asked = self._http.get(
-                    url, params={**query, **more}, headers=headers, timeout=timeout, read_bufsize=LINE_BYTES_MAX
-                )
-                async with asked as response:
+                async with self._http.get(url, params={**query, **more}, headers=headers, timeout=timeout) as response:
                     if response.status >= 400:
                         raise SwarmRequestError(response.status, await response.json(content_type=None))
                     async for line in response.content:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from swarm_client.agents import SUBMIT_PATIENCE_S
+from swarm_client.agents import SUBMIT_LIMIT_S, SUBMIT_PATIENCE_S, Agents
 from swarm_client.annotations import Any
 from swarm_client.cache import read_cache, write_cache
 from swarm_client.cli.session import Session
 from swarm_client.config import cache_home
-from swarm_client.failure import UsageError
+from swarm_client.failure import Refusal, UsageError
 from swarm_client.job_request import JobRequest, build, refuse_unreadable
 from swarm_client.options import Arguments
 from swarm_client.quantity import show_count
@@ -58,12 +58,29 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
         "spec": request.spec,
         "dry_run": is_dry_run,
     }
-    document = agents.call("cannot submit the job", "POST", "/v1/jobs", body=body, patience_s=SUBMIT_PATIENCE_S)
+    document = _send(agents, body, str(ticket.get("handle") or ticket["job_id"]))
     assert isinstance(document, dict)
     if document.get("swarm_gpus") and not request.has_size and _runs_python(request.spec["command"]):
         count = show_count(document["swarm_gpus"], "GPU")
         session.tell(f"no GPU was asked for, and the swarm has {count}: -g N asks for N, -g 0 means none")
     return document, shipment
+
+
+def _send(agents: Agents, body: Mapping[str, Any], handle: str) -> Any:
+    """The ticket makes one job of however many tries: a swarm that is too busy now is asked again."""
+    try:
+        return agents.call(
+            "cannot submit the job",
+            "POST",
+            "/v1/jobs",
+            body=body,
+            patience_s=SUBMIT_PATIENCE_S,
+            busy_limit_s=SUBMIT_LIMIT_S,
+        )
+    except Refusal as refusal:
+        if refusal.code == "unavailable":
+            refusal.remedy = f"`swarm status {handle}` tells whether it was submitted all the same; if not, try again"
+        raise
 
 
 def _runs_python(command: Sequence[str]) -> bool:

@@ -4,10 +4,11 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
-from swarm_client import agents, attached
+from swarm_client import agents, attached, submission
 from swarm_client.failure import NOT_FOUND, SWARM_FAILED, Refusal, Unreachable
 from swarm_client.follow import Contact, LostContact, may_pass
 from swarm_client.http import Waiter
@@ -443,3 +444,42 @@ def test_restarts_that_are_no_number_are_refused(swarm, agent, value):
     assert code == 2
     assert "--max-restarts" in err
     assert agent.requests == []
+
+
+def test_a_job_is_submitted_with_one_ticket_however_often_the_swarm_is_too_busy(swarm, agent, monkeypatch):
+    busy = (503, problem(503, "unavailable", "the outcome is unknown", retry_after_seconds=0.01))
+    tries = []
+
+    def submit(body, _):
+        tries.append(body["ticket"])
+        return busy if len(tries) < 9 else (201, job_document(state="queued"))
+
+    agent.answers["POST /v1/jobs"] = submit
+    assert swarm("submit", "--no-sync", "--", "x")[0] == 0
+    assert len(tries) == 9
+    assert all(each == tries[0] for each in tries)
+    monkeypatch.setattr(submission, "SUBMIT_LIMIT_S", 0.05)
+    tries.clear()
+    agent.answers["POST /v1/jobs"] = busy
+    code, _, err = swarm("submit", "--no-sync", "--", "x")
+    assert code == 125
+    assert f"`swarm status {HANDLE}` tells whether it was submitted all the same" in err
+
+
+def test_an_agent_that_hangs_up_twice_is_told_of_once(swarm, point_at):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        point_at(address)
+
+        def hang_up():
+            with suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        err = swarm("ps")[2]
+        listening.shutdown(socket.SHUT_RDWR)
+    first = err.splitlines()[0]
+    assert first.count("the agent closed the connection") + first.count("reset") == 1, first

@@ -4,7 +4,7 @@ import json
 import pytest
 from aiohttp import web
 
-from swarm_client import SwarmClient
+from swarm_client import SwarmClient, sdk
 from swarm_client.sdk import SwarmRequestError
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.errors import AgentUnreachable, ConfigError, JobRejected
@@ -163,6 +163,23 @@ async def test_output_that_is_missing_is_a_record_of_its_own_and_no_line_is_too_
     async with SwarmClient([address], token=TOKEN) as swarm:
         records = [record async for record in swarm.logs(JOB_ID, follow=True)]
     assert [(record.text, record.skipped_bytes) for record in records] == [(long, 0), ("", 7)]
+
+
+async def test_a_swarm_that_is_too_busy_is_given_the_same_ticket_again(serve, monkeypatch):
+    monkeypatch.setattr(sdk, "BUSY_PAUSE_S", 0.01)
+    seen = []
+
+    async def submit(request):
+        seen.append((await request.json())["ticket"])
+        if len(seen) < 7:
+            return web.json_response(problem(503, "unavailable", "the outcome is unknown"), status=503)
+        return web.json_response(job_document(state="queued", nodes=[]), status=201)
+
+    address = await serve({("POST", "/v1/tickets"): answer(TICKET), ("POST", "/v1/jobs"): submit})
+    async with SwarmClient([address], token=TOKEN) as swarm:
+        assert (await swarm.submit(["true"])).id == JOB_ID
+    assert len(seen) == 7
+    assert all(each == seen[0] for each in seen)
 
 
 async def test_errors_are_typed(serve):

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from operator import itemgetter
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from swarm_client.options import parse
 from swarm_client.output import Column, Printer, state_style
 from swarm_client.start_phase import WORDS
 from swarmsched.api import StartPhase
-from tests.client.testing import HANDLE, JOB_ID, TOKEN, ended, job_document, log, problem
+from tests.client.testing import HANDLE, JOB_ID, TOKEN, end, ended, job_document, log, problem, state
 
 PROGRESS = {
     "attempt": 1, "ratio": 0.25, "remaining_seconds": 225.2, "remaining_seconds_low": 215.0, "source": "steps",
@@ -1115,3 +1116,34 @@ def test_every_command_is_listed_once_in_its_group(swarm):
     assert listed == list(COMMANDS)
     files = Path(doctor.__file__).parent.glob("*.py")
     assert sorted(listed) == sorted(file.stem for file in files if "\nCOMMAND = " in file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"),
+    [
+        ("UTC", "12:00:02.000Z"),
+        ("CET-1", "13:00:02.000+01:00"),
+        ("EST5", "07:00:02.000-05:00"),
+        ("IND-5:30", "17:30:02.000+05:30"),
+    ],
+)
+def test_people_see_the_time_of_their_zone_and_programs_utc(swarm, agent, monkeypatch, zone, shown):
+    event = {"time": "2025-01-31T12:00:02.000Z", "agent": "gpu1", "kind": "job.ended", "text": "completed"}
+    agent.answers["GET /v1/events"] = {"items": [event], "next_cursor": None, "silent_nodes": []}
+    agent.stream = lambda _: iter([log("a\n", "2")])
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert f"2025-01-31T{shown}" in swarm("events")[1]
+        assert swarm("logs", HANDLE, "--timestamps")[1] == f"2025-01-31T{shown} a\n"
+        assert event["time"] in swarm("events", "-o", "json")[1]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_of_an_ended_job_the_output_comes_first_and_the_end_is_told_where_there_is_none(swarm, agent):
+    agent.stream = lambda _: iter([state("ended", "1"), log("a\n", "2"), end("3")])
+    assert swarm("logs", "-f", HANDLE) == (0, "a\n", "")
+    agent.stream = lambda _: iter([state("ended", "1"), end("3", 3, "failed")])
+    assert swarm("logs", "-f", HANDLE) == (0, "", f"swarm: job {HANDLE} failed (exit code 3)\n")

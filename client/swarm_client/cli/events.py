@@ -14,7 +14,7 @@ from swarm_client.http import ConnectionBroken
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.output import Column, Printer, plain
-from swarm_client.quantity import whole
+from swarm_client.quantity import show_time, whole
 
 COMMAND = Command(
     "events",
@@ -28,7 +28,7 @@ COMMAND = Command(
     ),
 )
 COLUMNS = (
-    Column("TIME", lambda event: str(event["time"])),
+    Column("TIME", lambda event: show_time(event["time"], has_fraction=True)),
     Column("AGENT", lambda event: str(event["agent"])),
     Column("KIND", lambda event: str(event["kind"])),
     Column("JOB", lambda event: (event.get("job_id") or "")[10:18] or "-"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm_client.cli.session import Session, one_positional
 from swarm_client.failure import OK, UsageError
-from swarm_client.follow import JobStream, OutputWriter, describe_state
+from swarm_client.follow import JobStream, OutputWriter, describe_end, describe_state
 from swarm_client.job_id import split_rank
 from swarm_client.options import Arguments, Command, Option
 from swarm_client.quantity import duration, whole
@@ -71,7 +71,9 @@ def execute(session: Session, arguments: Arguments) -> int:
             has_output = True
         elif record["type"] in ("attempt", "warning"):
             session.tell(str(record.get("text", "")))
-        elif record["type"] == "state" and not has_output and record.get("state") != "running":
+        elif record["type"] == "end" and not has_output:
+            session.tell(describe_end(str((record.get("job") or {}).get("handle", reference)), record))
+        elif record["type"] == "state" and not has_output and record.get("state") not in ("running", "ended"):
             session.tell(f"job {(record.get('job') or {}).get('handle', reference)} {describe_state(record)}")
     writer.finish()
     writer.check_whole(reference)

@@ -10,7 +10,7 @@ from swarm_client.failure import OK, UsageError
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column, state_style
-from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, whole
+from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, show_time, whole
 from swarm_client.start_phase import with_phase
 
 STATES = ("queued", "starting", "running", "stopping", "ended")
@@ -125,7 +125,7 @@ COLUMNS = (
     Column("HOLDERS", lambda job: ",".join(job.get("holders") or []) or "-", is_wide=True),
     Column("SURVIVES", survives, is_wide=True, is_right=True),
     Column("RESTARTS", lambda job: str(job.get("restarts") or 0), is_wide=True, is_right=True),
-    Column("SUBMITTED", _text("submitted_at"), is_wide=True),
+    Column("SUBMITTED", lambda job: show_time(job.get("submitted_at")), is_wide=True),
     Column("REASON", _reason),
 )
 

@@ -14,7 +14,7 @@ from swarm_client.job_id import job_path
 from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
-from swarm_client.quantity import show_bytes, show_count, show_duration, show_wait
+from swarm_client.quantity import show_bytes, show_count, show_duration, show_time, show_wait
 
 COMMAND = Command(
     "status",
@@ -108,12 +108,6 @@ def _weak(job: Mapping[str, Any]) -> str:
     return f"{job['handle']}{name} ({survives(job)})"
 
 
-def _when(text: object) -> str:
-    """A time of the API to the second, which is what people read."""
-    whole, point, _ = str(text or "-").partition(".")
-    return f"{whole}Z" if point else whole
-
-
 def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) of what is known; what does not apply is left out."""
     spec = job.get("spec") or {}
@@ -178,7 +172,7 @@ def _progress(progress: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     odd = ", ".join(f"{count} {kind}" for kind, count in sorted((progress.get("oddities") or {}).items()))
     newest = f" ({odd}{'; ' * bool(progress.get('problem'))}{plain(progress.get('problem') or '')})" if odd else ""
     if progress.get("reported_at"):
-        yield "Reported", f"{_when(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
+        yield "Reported", f"{show_time(progress['reported_at'])} by rank {progress.get('rank')}{newest}"
     elif newest:
         yield "Reported", f"nothing that could be taken{newest}"
 
@@ -213,7 +207,7 @@ def _interval(progress: Mapping[str, Any]) -> str:
 def _checkpoint(checkpoint: Mapping[str, Any]) -> str:
     """What the next attempt resumes from, and where it is."""
     where = f"copies on {', '.join(checkpoint['copies'])}" if checkpoint.get("copies") else "in a shared folder"
-    size, when = show_bytes(checkpoint.get("size_bytes")), _when(checkpoint.get("committed_at"))
+    size, when = show_bytes(checkpoint.get("size_bytes")), show_time(checkpoint.get("committed_at"))
     return f"{plain(checkpoint['name'])} of attempt {checkpoint['attempt']}, {size}, {when}, {where}"
 
 
@@ -226,7 +220,7 @@ def _rescaling(change: Mapping[str, Any], *, is_elastic: bool, is_last: bool) ->
     unfinished = ("under way" if is_elastic else "not running again yet") if is_last else "overtaken"
     finished = f"paused {pause}" if is_elastic else f"its ranks ran again after {pause}"
     cost = finished if after else unfinished
-    return f"{size}, {_when(change['decided_at'])}, {cost}: {plain(change['reason'])}"
+    return f"{size}, {show_time(change['decided_at'])}, {cost}: {plain(change['reason'])}"
 
 
 def _repeats(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
@@ -309,13 +303,13 @@ def _share(share: Mapping[str, Any]) -> str:
 
 
 def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "Submitted", _when(job.get("submitted_at"))
+    yield "Submitted", show_time(job.get("submitted_at"))
     if job.get("started_at"):
         first = "the first attempt " if (job.get("attempt") or 1) > 1 else ""
         waited = show_wait(job.get("queued_seconds"))
-        yield "Started", f"{_when(job['started_at'])} ({first}after {waited} in the queue)"
+        yield "Started", f"{show_time(job['started_at'])} ({first}after {waited} in the queue)"
     if job.get("ended_at"):
-        yield "Ended", _when(job["ended_at"])
+        yield "Ended", show_time(job["ended_at"])
     if job.get("started_at"):
         yield "Elapsed", show_duration(job.get("elapsed_seconds"))
     if spec.get("time_limit_seconds"):
