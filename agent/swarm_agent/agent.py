@@ -19,6 +19,7 @@ from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.runner import TaskEffect, TaskRunner
 from swarm_agent.task.shim import now
 from swarm_agent.telemetry.source import Telemetry
+from swarm_agent.transport.arrivals import Arrivals
 from swarm_agent.transport.peer import MessageCodec, PeerChannel
 from swarm_agent.transport.rpc import PeerRpc
 from swarm_agent.transport.udp import UdpTransport
@@ -68,6 +69,7 @@ class Agent:
         self.address = address  # resolved form of `config.advertised`
         self.started_utc_s = time.time()
         self.events = EventLog()
+        self.arrivals = Arrivals()
         self.readiness = Readiness()
         self.faults = faults
         self.driver = Driver(

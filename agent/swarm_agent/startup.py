@@ -32,7 +32,7 @@ from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.task import shim
 from swarm_agent.telemetry.source import Telemetry
-from swarm_agent.transport.arrivals import ARRIVALS, Arrivals
+from swarm_agent.transport.arrivals import ARRIVALS
 from swarm_agent.version import software_version
 from swarmsched.errors import ConfigError, StorageError
 from swarmsched.events import TasksFound
@@ -224,7 +224,7 @@ async def _serve(agent: Agent, listener: socket.socket, stack: AsyncExitStack) -
         keepalive_timeout=KEEP_ALIVE_S,
         shutdown_timeout=DRAIN_S,
     )
-    app[ARRIVALS] = Arrivals()
+    app[ARRIVALS] = agent.arrivals
     await runner.setup()
     assert runner.server is not None, "it is set up"
     app[ARRIVALS].watch(runner.server)

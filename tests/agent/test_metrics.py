@@ -22,6 +22,7 @@ from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
+from swarm_agent.transport.arrivals import Arrivals
 from swarm_agent.version import software_version
 from swarmsched.api import JobState
 from swarmsched.effects import Announce
@@ -99,14 +100,19 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
             records=lambda: records or {},
             is_shepherd=lambda job_id: job_id == JOB,
             tasks=lambda: tuple(tasks),
-            ledger=SimpleNamespace(entries=tuple(bookings), avoided_reason=""),
+            ledger=SimpleNamespace(entries=tuple(bookings), avoided_reason="", is_draining=False),
             counters=Counter(),
             register_drops={},
         ),
         faults=Faults(),
         udp=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
         channel=SimpleNamespace(counters=Counter(), drops=SimpleNamespace(counters=Counter())),
-        tasks=SimpleNamespace(reports=SimpleNamespace(counters=Counter()), warm=["one that is ready"]),
+        tasks=SimpleNamespace(
+            reports=SimpleNamespace(counters=Counter()),
+            warm=["one that is ready"],
+            held_bytes={"work": 20, "environment": 40, "checkpoint": 50},
+        ),
+        arrivals=Arrivals(),
         blobs=SimpleNamespace(is_loaded=True, held_bytes=700),
         logs=SimpleNamespace(held_bytes=30),
     )
@@ -120,11 +126,25 @@ def test_space_for_data_is_told_and_left_out_where_the_folder_is_gone(tmp_path):
     assert samples(page(agent(data_dir=tmp_path / "gone")), "swarm_disk_free_bytes") == {}
 
 
+def test_a_node_that_drains_and_strangers_that_were_turned_away_are_told():
+    source = agent()
+    assert samples(page(source), "swarm_node_draining") == {(): 0}
+    source.node.ledger.is_draining = True
+    source.arrivals.turned_away["late"] += 3
+    assert samples(page(source), "swarm_node_draining") == {(): 1}
+    assert samples(page(source), "swarm_strangers_turned_away_total") == {("late",): 3, ("crowded",): 0}
+
+
 def test_what_the_stores_take_is_told_once_they_know_it():
     source = agent()
     assert samples(page(source), "swarm_blob_store_bytes") == {(): 700}
     assert samples(page(source), "swarm_warm_workers") == {(): 1}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
+    for store, held_bytes in source.tasks.held_bytes.items():
+        assert samples(page(source), f"swarm_{store}_store_bytes") == {(): held_bytes}
+    assert samples(page(source), "swarm_store_limit_bytes")["work",] == source.config.work_cache_bytes_max
+    source.tasks.held_bytes["work"] = None
+    assert samples(page(source), "swarm_work_store_bytes") == {}
     source.blobs.is_loaded, source.logs.held_bytes = False, None
     assert samples(page(source), "swarm_blob_store_bytes") == samples(page(source), "swarm_log_store_bytes") == {}
 

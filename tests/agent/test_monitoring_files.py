@@ -86,5 +86,52 @@ def test_every_hardware_error_of_a_gpu_is_told_and_none_for_ever(values, is_told
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+FREE, QUEUED, LIMIT = 'swarm_gpus{state="free"}', 'swarm_jobs{state="queued"}', "swarm_store_limit_bytes"
+STRANGERS, REPORTS = "swarm_strangers_turned_away_total", "swarm_reports_total"
+WORK, COPIES, DISK = "swarm_work_store_bytes", "swarm_checkpoint_store_bytes", "swarm_disk_size_bytes"
+FIRING = [
+    ("SwarmNodeDrainsForLong", {"swarm_node_draining": "1x1500"}, "25h", 1),
+    ("SwarmNodeDrainsForLong", {"swarm_node_draining": "1x700 0 1x799"}, "25h", 0),
+    ("SwarmNodeDrainsForLong", {"swarm_node_draining": "1x90"}, "90m", 0),
+    ("SwarmGpusFreeWhileJobsWait", {FREE: "4x30", QUEUED: "2x30"}, "20m", 1),
+    ("SwarmGpusFreeWhileJobsWait", {FREE: "4x30", QUEUED: "0x30"}, "20m", 0),
+    ("SwarmGpusFreeWhileJobsWait", {FREE: "0x30", QUEUED: "2x30"}, "20m", 0),
+    ("SwarmStoreFull", {WORK: "95x90", f'{LIMIT}{{store="work"}}': "100x90"}, "80m", 1),
+    ("SwarmStoreFull", {WORK: "80x90", f'{LIMIT}{{store="work"}}': "100x90"}, "80m", 0),
+    ("SwarmStoreFull", {WORK: "95x90", f'{LIMIT}{{store="environment"}}': "10x90"}, "80m", 0),
+    ("SwarmCheckpointsLarge", {COPIES: "6x30", DISK: "10x30"}, "20m", 1),
+    ("SwarmCheckpointsLarge", {COPIES: "4x30", DISK: "10x30"}, "20m", 0),
+    ("SwarmReportsTooMany", {f'{REPORTS}{{result="too_many"}}': "0+60x40"}, "30m", 1),
+    ("SwarmReportsTooMany", {f'{REPORTS}{{result="taken"}}': "0+60x40"}, "30m", 0),
+    ("SwarmStrangersTurnedAway", {f'{STRANGERS}{{reason="late"}}': "0+9x40"}, "30m", 1),
+    ("SwarmStrangersTurnedAway", {f'{STRANGERS}{{reason="late"}}': "0+1x40"}, "30m", 0),
+    ("SwarmCoreErrors", {"swarm_step_errors_total": "0x10 1x5"}, "12m", 1),
+    ("SwarmCoreErrors", {"swarm_effect_errors_total": "0x10 1x5"}, "12m", 0),
+    ("SwarmEffectErrors", {"swarm_effect_errors_total": "0x10 1x5"}, "12m", 1),
+]
+"""A rule, what its series say from minute to minute, when it is asked, and whether it fires."""
+
+
+def named(series):
+    """As `name{labels}` of one agent."""
+    name, _, labels = series.partition("{")
+    return f'{name}{{job="swarm",instance="gpu1:7433",{labels}'.rstrip(",}") + "}"
+
+
+@pytest.mark.skipif(not working("promtool"), reason="promtool is not installed (Debian package prometheus)")
+def test_rules_fire_for_what_they_are_about_and_for_nothing_else(tmp_path):
+    """A rule that fires is asked for by its own series, ALERTS."""
+    tests = []
+    for alert, series, at, count in FIRING:
+        fires = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+        asked = {"expr": fires, "eval_time": at, "exp_samples": [{"labels": "{}", "value": count}]}
+        given = [{"series": named(name), "values": values} for name, values in series.items()]
+        tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [asked]})
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yml")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_a_name_that_does_not_exist_would_be_found():
     assert unknown_names("rate(swarm_nope_total[5m]) + swarm_gpus") == {"swarm_nope_total"}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.testbed.netns import Host, Network, run, why_not
 
-BASES = Path(tempfile.gettempdir()) / "swarm-booted-base"
+BASES = Path(tempfile.gettempdir()) / "swarm-booted-suites"
 SUITES = ("bookworm", "trixie")  # Debian 12 with Python 3.11, and 13 with 3.13
 OLD_CGROUPS = (
     "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"  # systemd of Debian 13 does not boot on control groups v1 otherwise

@@ -47,6 +47,12 @@ class KeptCheckpoints:
         """Manifests of the job's copies on this node, oldest first."""
         return tuple(self._copies.get(job_id, ()))
 
+    @property
+    def held_bytes(self) -> int:
+        """What the copies of all jobs take, a blob that several of them name once."""
+        copies = (copy for of_job in self._copies.values() for copy in of_job.values())
+        return sum(self.blobs.size_bytes(blob) or 0 for blob in {blob for copy in copies for blob in copy.blobs})
+
     def excess(self, job_id: JobId, new: Mapping[str, int], keep: Collection[str] | None = None) -> str:
         """How a further copy would be more than a job may have here, beside those that stay; empty where it is not."""
         copies = self._copies.get(job_id, {})

@@ -58,6 +58,11 @@ class CheckpointService:
         self._kept.load()
         self._copies.serve()
 
+    @property
+    def held_bytes(self) -> int:
+        """What the copies of checkpoints take that this node keeps."""
+        return self._kept.held_bytes
+
     async def stop(self) -> None:
         """Abandon what is under way."""
         await self.commits.stop()

@@ -81,6 +81,8 @@ def _node_families(agent: Agent) -> Iterator[Metric]:
     yield GaugeMetricFamily("swarm_tasks_paused", text, value=paused)
     available = {member.node_id for member in members if member.is_available}
     ages = [each.age_s for each in statuses_at_nodes if each.record.node_id in available]
+    text = "1 while this node drains: it takes no new work, as somebody told it."
+    yield GaugeMetricFamily("swarm_node_draining", text, value=float(agent.node.ledger.is_draining))
     text = "1 while this node takes no new work: its disk is nearly full, or starts fail here by its own fault."
     yield GaugeMetricFamily("swarm_node_avoided", text, value=float(bool(agent.node.ledger.avoided_reason)))
     text = "Age of the oldest record of a living node that this agent plans with."
@@ -128,12 +130,28 @@ def _disk_families(data_dir: Path) -> Iterator[Metric]:
 
 def _store_families(agent: Agent) -> Iterator[Metric]:
     """As the stores know it themselves; left out until they know what earlier lives of the agent kept."""
+    of_tasks = agent.tasks.held_bytes
     for name, text, held_bytes in (
+        ("swarm_work_store_bytes", "Working folders of finished tasks.", of_tasks["work"]),
+        ("swarm_environment_store_bytes", "Environments that were built.", of_tasks["environment"]),
+        ("swarm_checkpoint_store_bytes", "Copies of checkpoints, among the shipped files.", of_tasks["checkpoint"]),
         ("swarm_blob_store_bytes", "Shipped files that are kept.", _held_blob_bytes(agent.blobs)),
         ("swarm_log_store_bytes", "Output of tasks that is kept.", agent.logs.held_bytes),
     ):
         if held_bytes is not None:
             yield GaugeMetricFamily(name, text, value=held_bytes)
+    config = agent.config
+    limits = {
+        "work": config.work_cache_bytes_max,
+        "environment": config.environment_cache_bytes_max,
+        "blob": config.blob_cache_bytes_max,
+        "log": config.log_cache_bytes_max,
+    }
+    text = "What a store may keep before the oldest goes; whatever is in use stays beyond that."
+    family = GaugeMetricFamily("swarm_store_limit_bytes", text, labels=("store",))
+    for store, limit_bytes in limits.items():
+        family.add_metric((store,), limit_bytes)
+    yield family
     text = "Processes that have torch imported and wait to be workers of elastic jobs."
     yield GaugeMetricFamily("swarm_warm_workers", text, value=len(agent.tasks.warm))
 

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFam
 from swarm_agent.agent import Agent
 from swarm_agent.driver import Driver
 from swarm_agent.planner import Planner
+from swarm_agent.transport.arrivals import TURNED_AWAY
 from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce
@@ -151,6 +152,9 @@ class Observed:
                 yield CounterMetricFamily(name, text, value=counts.get(key, 0))
         reports = "Reports of training that were taken, and what was odd or left out, by kind."
         yield _counter("swarm_reports", reports, ("result",), _by_one(agent.tasks.reports.counters))
+        strangers = "Connections that were closed before they showed a token or the cluster key: late, or too many."
+        away = {(why,): agent.arrivals.turned_away[why] for why in TURNED_AWAY}
+        yield _counter("swarm_strangers_turned_away", strangers, ("reason",), away)
         yield _counter("swarm_http_requests", "Finished HTTP requests.", ("method", "route", "code"), self._http)
         yield from _traffic_families(agent.udp.counters, agent.channel.counters)
         channels = {"gossip": agent.udp.drops.counters, "peer": agent.channel.drops.counters}

@@ -73,6 +73,7 @@ class EnvironmentStore:
     uv: str | None = field(default_factory=lambda: shutil.which("uv"))
     _builds: dict[str, _Build] = field(default_factory=dict)
     _version: str = ""
+    held_bytes: int | None = None  # by all of them; unknown until they were looked at
 
     async def ensure(self, requirements: bytes, account: Account, in_use: Collection[Path] = ()) -> Path:
         """The environment of these requirements, built if need be; jobs that ask meanwhile share the build.
@@ -205,6 +206,12 @@ class EnvironmentStore:
         finally:
             await _end(process)
 
+    def measure(self) -> None:
+        """Learn what they take; for a worker thread, once: each build tells it anew."""
+        if self.held_bytes is None:
+            marks = filter(None, map(_read_mark, self._mark("").parent.glob("*.json")))
+            self.held_bytes = sum(size_bytes for _, _, size_bytes in marks)
+
     def _evict(self, keep: Collection[Path]) -> None:
         """Remove the least recently used while all are larger than the limit, and those with a damaged mark."""
         found = sorted(filter(None, map(_read_mark, self._mark("").parent.glob("*.json"))))
@@ -215,6 +222,7 @@ class EnvironmentStore:
                 mark.unlink(missing_ok=True)
                 remove_tree(path)
                 total -= size_bytes
+        self.held_bytes = total
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

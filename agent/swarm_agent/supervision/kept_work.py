@@ -25,6 +25,7 @@ class KeptWork:
         self._directory, self._retention_s, self._limit_bytes = directory, retention_s, limit_bytes
         self._sizes: dict[Path, int] = {}  # of folders in which nothing changes any more
         self._closed: set[Path] = set()
+        self.held_bytes: int | None = None  # of all of them; unknown until they were looked at
 
     def close(self, key: AttemptKey, now_utc_s: float, *, is_success: bool) -> None:
         """Nothing runs in the attempt's folder any more; its retention begins.
@@ -51,7 +52,7 @@ class KeptWork:
                 log.info("work folder removed path=%s", folder)
                 with suppress(OSError):  # other attempts are still there
                     folder.parent.rmdir()
-        self._sizes = sizes
+        self._sizes, self.held_bytes = sizes, sum(sizes.values())
         self._closed.intersection_update(sizes)
 
     def _ended(self, live: Collection[AttemptKey], now_utc_s: float) -> Iterator[tuple[float, Path]]:

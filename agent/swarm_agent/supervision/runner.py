@@ -207,7 +207,7 @@ class TaskRunner:
         if "PATH" in self._inherit:
             self._inherit["PATH"] = passable_path(self._inherit["PATH"], self._account)
         self._fetcher = BlobFetcher(agent.blobs, agent, config.name)
-        environments = EnvironmentStore(
+        self._environments = EnvironmentStore(
             config.data_dir / "envs",
             default_python(),
             self._inherit | inherited(os.environ, INSTALLER_ENV),
@@ -240,7 +240,7 @@ class TaskRunner:
             self._checkpoints.restorer,
             agent.blobs,
             self._fetcher,
-            environments,
+            self._environments,
             self._account,
             environments_in_use=self._environments_in_use,
         )
@@ -876,6 +876,15 @@ class TaskRunner:
                     await self._has_closed.wait()
             self._has_closed.clear()
 
+    @property
+    def held_bytes(self) -> dict[str, int | None]:
+        """What is kept of tasks beside their output and shipped files; None where it is not known yet."""
+        return {
+            "work": self._work.held_bytes,
+            "environment": self._environments.held_bytes,
+            "checkpoint": self._checkpoints.held_bytes,
+        }
+
     async def _measure(self) -> None:
         """What logs take is known to /metrics, which must not wait for a look at their files; and what waits."""
         while True:
@@ -884,6 +893,7 @@ class TaskRunner:
                 self._agent.logs.keep_up()
                 self.warm.adjust(self._warm_starts(), self._server, self.limits)
                 await asyncio.to_thread(self._agent.logs.measure)
+                await asyncio.to_thread(self._environments.measure)
 
     async def _watch_room(self) -> None:
         """A disk that fills is known within seconds, and at once where a start has failed."""

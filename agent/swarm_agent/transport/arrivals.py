@@ -6,8 +6,9 @@ address, or at all, the oldest one goes: who has a token shows it within millise
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +16,9 @@ from aiohttp import web
 PATIENCE_S = 30.0
 STRANGERS_PER_ADDRESS = 64
 STRANGERS_MAX = 1_024
+LATE, CROWDED = "late", "crowded"
+TURNED_AWAY = (LATE, CROWDED)
+"""Why: it showed nothing in its time, or there were too many of its address or at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Arrivals:
 
     _strangers: "OrderedDict[object, _Stranger]" = field(default_factory=OrderedDict)
     _of_address: "dict[str, OrderedDict[object, None]]" = field(default_factory=dict)
+    turned_away: Counter[str] = field(default_factory=Counter)
 
     def watch(self, server: web.Server) -> None:
         """Count the connections of this server from now on."""
@@ -59,18 +64,19 @@ class Arrivals:
 
     def _add(self, protocol: object, transport: asyncio.Transport) -> None:
         address = str((transport.get_extra_info("peername") or ("",))[0])
-        patience = asyncio.get_running_loop().call_later(PATIENCE_S, self._turn_away, protocol)
+        patience = asyncio.get_running_loop().call_later(PATIENCE_S, partial(self._turn_away, protocol, LATE))
         self._strangers[protocol] = _Stranger(address, transport, patience)
         neighbours = self._of_address.setdefault(address, OrderedDict())
         neighbours[protocol] = None
         if len(neighbours) > STRANGERS_PER_ADDRESS:
-            self._turn_away(next(iter(neighbours)))
+            self._turn_away(next(iter(neighbours)), CROWDED)
         if len(self._strangers) > STRANGERS_MAX:
-            self._turn_away(next(iter(self._strangers)))
+            self._turn_away(next(iter(self._strangers)), CROWDED)
 
-    def _turn_away(self, protocol: object) -> None:
+    def _turn_away(self, protocol: object, why: str) -> None:
         stranger = self._strangers[protocol]
         self.remove(protocol)
+        self.turned_away[why] += 1
         stranger.transport.abort()
 
 
