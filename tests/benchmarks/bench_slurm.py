@@ -1,7 +1,8 @@
 """Slurm on this machine beside our agents, in the same run: first lines and two hundred short jobs.
 
-Needs Debian's packages slurm-wlm and munge, and root.  An own munged, slurmctld and slurmd run on loopback from a
-temporary folder, with the machine passed off as one node of 16 CPUs; nothing of an installed cluster is touched.
+Needs root, munge, and the Slurm that comes first in PATH: Debian's package slurm-wlm, or one built from source, of
+22.05 or 26.05.  An own munged, slurmctld and slurmd run on loopback from a temporary folder, with the machine passed
+off as one node of 16 CPUs; nothing of an installed cluster is touched.
 """
 
 import os
@@ -46,6 +47,7 @@ def run() -> list[Row]:
         why = f"missing: {', '.join(missing)} (Debian: slurm-wlm, munge)" if missing else "its daemons need root here"
         print(f"slurm: not measured: {why}")
         return []
+    print(subprocess.run([_find("slurmctld") or "", "-V"], capture_output=True, text=True, check=False).stdout.strip())
     line_ms, jobs = _ours()
     with _cluster(DEFAULT) as folder:
         srun_ms = statistics.median([_srun_ms(folder) for _ in range(RUNS + 1)][1:])
