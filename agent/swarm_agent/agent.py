@@ -15,6 +15,7 @@ from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.storage.store import Store
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.runner import TaskEffect, TaskRunner
 from swarm_agent.task.shim import now
@@ -136,6 +137,10 @@ class Agent:
             return Refused("unavailable", problem, "repeat with the same ticket: it creates the job once")
         finally:
             del self._replies[request_id]
+
+    async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
+        """Working folders of a job's attempts that are over, on this node."""
+        return await self.tasks.left_behind(job_id)
 
     def live_peers(self) -> list[NodeId]:
         """Members that are alive and not suspect, without this node."""

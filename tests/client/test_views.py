@@ -189,7 +189,8 @@ def test_a_list_that_no_answer_can_hold_is_read_page_by_page(swarm, agent):
         agent.requests.clear()
         code, out, err = swarm("ps", "--limit", str(limit), "-o", "name")
         assert (code, out.split()) == (0, [f"job{number}" for number in range(min(limit, 2_500))])
-        assert [query["limit"] for _, path, query in agent.requests if path == "/v1/jobs"] == limits
+        asked = [(query.get("cursor"), query["limit"]) for _, path, query in agent.requests if path == "/v1/jobs"]
+        assert [each for _, each in dict.fromkeys(asked)] == limits  # a slow answer is asked for once more
         assert "gpu3 did not answer" in err
         assert ("1 more job is not shown; use --limit" in err) == (limit == 2_499)
     assert "2400 more jobs are not shown; use --limit" in swarm("ps")[2]
@@ -1147,3 +1148,14 @@ def test_of_an_ended_job_the_output_comes_first_and_the_end_is_told_where_there_
     assert swarm("logs", "-f", HANDLE) == (0, "a\n", "")
     agent.stream = lambda _: iter([state("ended", "1"), end("3", 3, "failed")])
     assert swarm("logs", "-f", HANDLE) == (0, "", f"swarm: job {HANDLE} failed (exit code 3)\n")
+
+
+def test_status_of_an_ended_job_says_where_what_it_has_written_lies(swarm, agent):
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = ended()
+    assert "Left behind" not in swarm("status", HANDLE)[1], "an older agent knows nothing of it"
+    left = {"node": "gpu1", "attempt": 1, "path": "/d/jobs/x/1/work", "size_bytes": 5 * 2**30}
+    agent.answers[f"GET /v1/jobs/{JOB_ID}/left"] = listing({**left, "until": "2025-02-07T12:00:00.123Z"})
+    line = "Left behind:   gpu1, 5.0 GiB in /d/jobs/x/1/work, until 2025-02-07T12:00:00Z at the latest"
+    assert line in swarm("status", HANDLE)[1].splitlines()
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document()
+    assert "Left behind" not in swarm("status", HANDLE)[1]

@@ -159,6 +159,8 @@ def schemas() -> Schema:
         "Drained": record({"api_version": VERSION, "node": TEXT, "is_draining": FLAG, "drain_reason": TEXT}),
         "Forgotten": record({"api_version": VERSION, "node": TEXT, "is_forgotten": {"const": True}}),
         "Targets": array(record({"targets": array(TEXT), "labels": record({"swarm_node": TEXT})})),
+        "Left": record({"node": TEXT, "attempt": COUNT, "path": TEXT, "size_bytes": COUNT, "until": TIME}),
+        "LeftList": listing("Left", **silent),
         "Queue": record({"name": TEXT, "jobs": LIVE_COUNTS, "gpus": COUNT}),
         "QueueList": listing("Queue", **silent),
         "Event": record(EVENT),

@@ -17,14 +17,15 @@ from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.model import model_document
 from swarm_agent.http.parameter import choice, number, text
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses, with_problems
-from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, Peers, code_of
+from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, SEARCH_TIMEOUT_S, Peers, code_of
 from swarm_agent.http.port import AgentPort
 from swarm_agent.http.problem import KINDS, Problem, from_refusal, invalid
 from swarm_agent.http.progress import reported_here, with_reports
 from swarm_agent.http.stream import closing
 from swarm_agent.http.told import Told, stamp_header, stamp_of
-from swarm_agent.http.views import card_document, job_document_now, why_document
+from swarm_agent.http.views import card_document, job_document_now, listing, why_document
 from swarm_agent.http.watch import JobWatch
+from swarm_agent.http.when import rfc3339
 from swarmsched import ids
 from swarmsched.api import API_VERSION, NODE_CLOSENESS, NODES_LIMIT, RANKS_LIMIT, JobState, nearest
 from swarmsched.commands import (
@@ -38,7 +39,7 @@ from swarmsched.commands import (
     SignalJob,
 )
 from swarmsched.holders import majority
-from swarmsched.ids import JobId, NodeId
+from swarmsched.ids import JobId, NodeId, is_job_id
 from swarmsched.record import JobRecord
 from swarmsched.view import JobView
 
@@ -90,6 +91,32 @@ class Jobs:
         """GET /v1/jobs/JOB/why."""
         found = await self.find(call)
         return await self._read(found, call, self._explain)
+
+    async def on_left(self, _: NodeId, payload: Document) -> Document:
+        """Another agent wants to know which folders of a job lie here."""
+        return await self._left_here(JobId(str(payload.get("job_id", ""))))
+
+    async def left_job(self, call: Call) -> Answer:
+        """GET /v1/jobs/JOB/left: which node ran an attempt that is over only that node knows, so all are asked."""
+        found = await self.find(call)
+        told = await self._peers.ask_all("left", {"job_id": found.job_id}, SEARCH_TIMEOUT_S)
+        parts = {self._peers.own_name: await self._left_here(found.job_id), **told.answers}
+        items = [{"node": node, **each} for node, part in sorted(parts.items()) for each in part.get("items", [])]
+        return answer(listing(items, **told.absent))
+
+    async def _left_here(self, job_id: JobId) -> Document:
+        kept = await self._agent.left_behind(job_id) if is_job_id(job_id) else []
+        return {
+            "items": [
+                {
+                    "attempt": each.attempt,
+                    "path": str(each.path),
+                    "size_bytes": each.size_bytes,
+                    "until": rfc3339(each.until_utc_s),
+                }
+                for each in kept
+            ]
+        }
 
     async def cancel_job(self, call: Call) -> Answer:
         """POST /v1/jobs/JOB/cancel and DELETE /v1/jobs/JOB."""

@@ -8,10 +8,11 @@ from swarm_agent.eventlog import EventLog
 from swarm_agent.http.problem import Problem, from_refusal
 from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogStore
 from swarmsched.commands import Command, Refused, Reply
 from swarmsched.estimate import SpeedQuestion, SpeedTable
-from swarmsched.ids import NodeId
+from swarmsched.ids import JobId, NodeId
 
 R = TypeVar("R")
 
@@ -38,6 +39,9 @@ class AgentPort(Protocol):
     @property
     def blobs(self) -> BlobStore:
         """Files by content."""
+
+    async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
+        """Working folders of a job's attempts that are over, on this node."""
 
     def on_stepped(self, callback: Callable[[], None]) -> None:
         """Call back after each turn in which the core took in something; must be cheap and must not raise."""

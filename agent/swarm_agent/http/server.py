@@ -52,6 +52,7 @@ def build_api(
     for kind, handler in (
         ("find", jobs.on_find),
         ("tasks", jobs.on_tasks),
+        ("left", jobs.on_left),
         ("jobs", job_list.on_jobs),
         ("kept_output", log_finder.on_kept),
         ("gpus", nodes.on_gpus),

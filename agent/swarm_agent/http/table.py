@@ -74,6 +74,8 @@ def job_routes(submission: Submission, jobs: Jobs, job_list: JobList, output: Jo
               (Reply("Why"),), (USER,), problems=ONE_JOB),
         Route("GET", f"{JOB}/wait", jobs.wait_job, "Wait until a job runs or is done.",
               (Reply("Wait"),), (GOAL, TIMEOUT, USER), problems=ONE_JOB),
+        Route("GET", f"{JOB}/left", jobs.left_job, "Folders of its attempts that are over.",
+              (Reply("LeftList"),), (USER,), problems=ONE_JOB),
         Route("GET", f"{JOB}/logs", output.read_logs, "The output of all ranks.",
               (Reply("LogRecord", STREAMS, "a stream of records"),), OUTPUT, problems=(*ONE_JOB, "too_many_streams")),
     )

@@ -6,16 +6,27 @@ import stat
 import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_agent.folder import remove_tree
 from swarm_agent.supervision.orders import parse_directory_name
-from swarmsched.ids import AttemptKey
+from swarmsched.ids import AttemptKey, JobId
 
 log = logging.getLogger(__name__)
 
 SPARED_S = 600.0
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFolder:
+    """The working folder of an attempt that is over; it stays until then at most, less where room is needed."""
+
+    attempt: int
+    path: Path
+    size_bytes: int
+    until_utc_s: float
 
 
 class KeptWork:
@@ -54,6 +65,18 @@ class KeptWork:
                     folder.parent.rmdir()
         self._sizes, self.held_bytes = sizes, sum(sizes.values())
         self._closed.intersection_update(sizes)
+
+    def of_job(self, job_id: JobId, live: Collection[AttemptKey]) -> list[KeptFolder]:
+        """What is kept of a job's attempts that are over; changes nothing here, and may run beside the others."""
+        found = []
+        for folder in (self._directory / job_id).glob("*"):
+            key, work = parse_directory_name(f"{job_id}.{folder.name}"), folder / "work"
+            with suppress(OSError, RecursionError):  # it is being removed, or lies too deep to be measured here
+                if key and key.of_attempt not in live and work.is_dir():
+                    size = self._sizes.get(folder) or _size_on_disk(folder)
+                    until_utc_s = folder.stat().st_mtime + self._retention_s
+                    found.append(KeptFolder(key.attempt, work, size, until_utc_s))
+        return sorted(found, key=lambda each: each.attempt)
 
     def _ended(self, live: Collection[AttemptKey], now_utc_s: float) -> Iterator[tuple[float, Path]]:
         """(when, folder); one that nobody has closed may belong to a task that is staged just now."""

@@ -31,7 +31,7 @@ from swarm_agent.supervision.environment import (
     rank_environment,
 )
 from swarm_agent.supervision.forkserver import ForkServer
-from swarm_agent.supervision.kept_work import KeptWork
+from swarm_agent.supervision.kept_work import KeptFolder, KeptWork
 from swarm_agent.supervision.limits import Limits
 from swarm_agent.supervision.logs import LogStore
 from swarm_agent.supervision.orders import (
@@ -840,6 +840,11 @@ class TaskRunner:
             task.detail = f"the supervising process on {task.order.node} ended without a record (power cut or kill -9)"
 
     # Housekeeping.
+
+    async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
+        """The folders of a job's attempts that are over, as far as they are still here."""
+        live = {key.of_attempt for key, task in self._tasks.items() if task.stage is not TaskStage.EXITED}
+        return await asyncio.to_thread(self._work.of_job, job_id, live)
 
     def _make_folders(self) -> None:
         self._config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

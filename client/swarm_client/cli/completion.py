@@ -39,7 +39,7 @@ TAKES_JOBS = (
 )
 TAKES_NODES = ("nodes", "drain", "forget")
 TAKES_FILES = ("run", "submit", "simulate", "checkpoint")
-FILE_VALUES = ("FILE", "PATH", "DIR|FILE")
+FILE_VALUES = ("FILE", "PATH", "PATTERN", "DIR|FILE")
 EVENT_KINDS = (
     "claim",
     "hold",

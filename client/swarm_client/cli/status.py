@@ -23,6 +23,7 @@ COMMAND = Command(
     aliases=("describe", "inspect"),
 )
 EVENTS_SHOWN, EVENTS_READ = 10, 200
+LEFT_SHOWN = 8
 REMAINING_BY = {"steps": "the declared steps", "epochs": "the declared epochs", "loss": "the curve of its loss"}
 CHECKPOINTED = "job.checkpointed"  # of many the newest is enough; they would hide all others
 
@@ -38,11 +39,26 @@ def execute(session: Session, arguments: Arguments) -> int:
         session.printer.document(job)
         return OK
     _print_facts(session, facts(job))
+    if job.get("state") == "ended":
+        _print_facts(session, _left(session, str(job["id"])))
     if job.get("model"):
         for line in model_lines(job["model"], job.get("gpus_per_rank") or 0, session.printer):
             session.printer.line(line)
     _print_events(session, job)
     return OK
+
+
+def _left(session: Session, job_id: str) -> Iterator[tuple[str, str]]:
+    """Where what its ranks have written lies; an agent of an older version does not tell."""
+    try:
+        left = session.agents.call("cannot find its folders", "GET", job_path(job_id, "/left"))
+    except Failure:
+        return
+    for each in left["items"][:LEFT_SHOWN]:
+        until = f"until {show_time(each['until'])} at the latest"
+        yield "Left behind", f"{each['node']}, {show_bytes(each['size_bytes'])} in {plain(each['path'])}, {until}"
+    if len(left["items"]) > LEFT_SHOWN:
+        yield "Left behind", f"{len(left['items']) - LEFT_SHOWN} more folders (GET /v1/jobs/{job_id}/left lists them)"
 
 
 def _show_swarm(session: Session) -> int:

@@ -1,6 +1,7 @@
 """One job, asked for by any name at any agent."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,8 @@ from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.jobs import signal_number
 from swarm_agent.http.keys import ByRecord
 from swarm_agent.http.problem import Problem
+from swarm_agent.http.when import rfc3339
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarmsched import ids
 from swarmsched.api import EndReason, JobSpec, JobState
 from swarmsched.card import card_of
@@ -376,3 +379,17 @@ def test_the_service_of_an_elastic_job_is_that_of_its_members_since_it_was_count
     record = replace(record, started_utc_s=100.0, world=world, attained_gpu_s=30.0, counted_s=20.0)
     assert ByRecord(record, 150.0, Attendance(frozenset())).attained_gpu_s == 30.0 + 2 * 2 * 30.0
     assert card_of(record, running_s=50.0).attained_gpu_s == 30.0 + 2 * 2 * 30.0
+
+
+async def test_folders_that_a_job_has_left_are_found_on_every_node(n1, n2, n3, swarm):
+    n1.agent.put(a_record(ALPHA, "n1"))
+    for desk, attempt in ((n3, 2), (n2, 1)):
+        name = desk.agent.config.name
+        desk.agent.kept_folders[ALPHA] = [KeptFolder(attempt, Path(f"/{name}/jobs/{attempt}/work"), 9, 1.8e9)]
+    swarm.down.add(NodeId("n3"))
+    document = await n1.get(f"/v1/jobs/{ALPHA}/left")
+    assert document["silent_nodes"] == ["n3"]
+    (item,) = document["items"]
+    assert item == {"node": "n2", "attempt": 1, "path": "/n2/jobs/1/work", "size_bytes": 9, "until": rfc3339(1.8e9)}
+    swarm.down.clear()
+    assert [each["node"] for each in (await n1.get(f"/v1/jobs/{ALPHA}/left"))["items"]] == ["n2", "n3"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from openapi_spec_validator import validate
 from swarm_agent.http.blobs import PACK_TYPE
 from swarm_agent.http.problem import CONTENT_TYPE, KINDS
 from swarm_agent.http.spec_schema import NARROWER, asked_spec
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarmsched.api import BATCH_KEYS, EndReason, JobSpec, JobState
 from swarmsched.effects import Announce
 from swarmsched.errors import JobRejected
@@ -86,6 +88,8 @@ async def test_every_promised_success_is_kept(checker, n1, swarm, output, tmp_pa
     await checker.check("GET", "/v1/jobs", query="?fields=state")
     await checker.check("GET", job, path=f"/v1/jobs/{found}")
     await checker.check("GET", f"{job}/why", path=f"/v1/jobs/{found}/why")
+    checker.desk.agent.kept_folders[found] = [KeptFolder(1, Path("/d/jobs/x/1/work"), 7, 1.8e9)]
+    await checker.check("GET", f"{job}/left", path=f"/v1/jobs/{found}/left")
     await checker.check("GET", f"{job}/wait", path=f"/v1/jobs/{found}/wait", query="?timeout=0.01")
     n1.agent.put(a_record(found, "n1", nodes=(("n1", 1),), state=JobState.RUNNING, started_utc_s=1.7e9))
     output(n1.agent).write(found, 0, b"hello\n")

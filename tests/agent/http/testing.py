@@ -18,6 +18,7 @@ from swarm_agent.http.facts import Facts, GpuFacts
 from swarm_agent.http.stream import closing
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
+from swarm_agent.supervision.kept_work import KeptFolder
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuReading
@@ -103,12 +104,17 @@ class AgentWithoutCore(Facts):
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
+        self.kept_folders: dict[JobId, list[KeptFolder]] = {}
         self.policy = (PolicySetting("fifo", {}, Elasticity.ADVISE), 1)
         self.commands: list[Command] = []
         self.answer: Callable[[Command], Awaitable[Reply]] = self.obey
         self.queries: dict[str, Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]] = {}
         self.streams: dict[str, Callable[[NodeId, dict[str, Any]], AsyncIterator[dict[str, Any]]]] = {}
         self.callbacks: list[Callable[[], None]] = []
+
+    async def left_behind(self, job_id: JobId) -> list[KeptFolder]:
+        """What `kept_folders` has."""
+        return self.kept_folders.get(job_id, [])
 
     # What a test does.
 

@@ -119,3 +119,18 @@ async def test_what_the_output_of_a_task_takes_is_known_soon(tmp_path: Path, mon
         bench.runner.perform(StartTask(order, ()))
         await bench.finish(order)
         await wait_until(lambda: (bench.agent.logs.held_bytes or 0) >= 5_000)
+
+
+def test_what_is_kept_of_a_job_is_told_with_its_size_and_until_when(tmp_path: Path) -> None:
+    kept = KeptWork(tmp_path, DAY_S, 2**40)
+    first = folder_of(tmp_path, JOBS[0], MIB)
+    for attempt in (2, 3):
+        (tmp_path / JOBS[0] / str(attempt) / "work").mkdir(parents=True)
+    (tmp_path / JOBS[0] / "4").mkdir()  # nothing of it is left
+    folder_of(tmp_path, JOBS[1], 1)
+    kept.close(AttemptKey(JOBS[0], 1), NOW_UTC_S, is_success=False)
+    told = kept.of_job(JOBS[0], {AttemptKey(JOBS[0], 3)})
+    assert [(each.attempt, each.path) for each in told] == [(1, first / "work"), (2, tmp_path / JOBS[0] / "2" / "work")]
+    assert MIB <= told[0].size_bytes < 2 * MIB
+    assert told[0].until_utc_s == NOW_UTC_S + DAY_S
+    assert kept.of_job(JOBS[2], set()) == []
