@@ -224,6 +224,19 @@ async def test_a_process_that_was_stopped_before_stays_stopped(bench: Bench) -> 
     assert state(pid) == b"T"
 
 
+async def test_the_thaw_lets_go_on_what_the_freeze_stopped_and_nobody_else(bench: Bench) -> None:
+    order = start(bench, "sleep 600 & echo $! $$; exec sleep 600")
+    child, pid = map(int, (await bench.wait_for_output(order, b"\n")).split())
+    os.kill(child, signal.SIGSTOP)
+    await until(lambda: state(child) == b"T")
+    extend(bench, order, 0.0)
+    await frozen(bench, order)
+    extend(bench, order, LONG_S)
+    await thawed(bench, order)
+    await until(lambda: state(pid) == b"S")
+    assert state(child) == b"T"
+
+
 async def test_a_signal_to_go_on_waits_for_the_thaw(bench: Bench) -> None:
     order = start(bench, "echo $$; exec sleep 600")
     pid = int(await bench.wait_for_output(order, b"\n"))

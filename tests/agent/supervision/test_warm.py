@@ -15,7 +15,7 @@ from swarm_agent.supervision.limits import Limits
 from swarm_agent.supervision.warm import PREFIX, REQUEST_BYTES_MAX, has_ended, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import Account
-from swarmsched.effects import StartTask, StopTask
+from swarmsched.effects import SignalTask, StartTask, StopTask
 from swarmsched.events import TaskExited, TaskStarted
 from swarmsched.ids import NodeId
 from swarmsched.resources import Share
@@ -108,6 +108,22 @@ async def test_a_newcomer_is_what_has_waited_and_is_like_any_other(bench: Bench,
     assert was_imported == "True"
     assert rest == [first.spec.workdir, repr(["train.py", "--now", "é\x01"]), "2", "0o27", ""]
     await wait_until(lambda: not is_alive(pid))
+
+
+async def test_once_it_has_its_task_it_outlives_the_fork_server_as_others_do(bench: Bench, first: TaskOrder) -> None:
+    pid = await one_waits(bench, first)
+    second = another(first, 2, "wait")
+    await run(bench, second)
+    (rank,) = bench.runner._tasks[second.key].link.facts.rank_starts
+    server = bench.runner._server.pid
+    os.kill(server, signal.SIGKILL)
+    await wait_until(lambda: not is_alive(server))
+    bench.runner.perform(
+        SignalTask(second.job_id, 1, signal.SIGUSR2, part=2)
+    )  # obeyed, so all that came before as well
+    exited: TaskExited = await bench.finish(second)
+    assert [each.signal for each in exited.exits] == [signal.SIGUSR2]
+    await wait_until(lambda: not is_alive(pid) and not is_alive(rank))
 
 
 async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> None:

@@ -41,6 +41,12 @@ async def run(bench: Bench, *command: str, **spec) -> tuple[TaskOrder, TaskExite
     return order, await bench.finish(order)
 
 
+def words_of(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
 def is_alive(pid: int) -> bool:
     fields = shim.read_stat(pid)
     return bool(fields and fields[0] != b"Z")
@@ -224,6 +230,69 @@ async def test_a_stopped_daemon_and_a_stopped_rank_are_ended(bench: Bench) -> No
     bench.runner.perform(StopTask(order.job_id, 1, 0.1))
     await bench.finish(order)
     assert not is_alive(daemon)
+
+
+async def test_daemons_in_sessions_of_their_own_get_their_grace_as_well(bench: Bench) -> None:
+    daemon = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.02; done"
+    order = make_order("sh", "-c", f'setsid sh -c "{daemon}" & trap "" TERM; wait; while :; do sleep 0.02; done')
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"up")
+    bench.runner.perform(StopTask(order.job_id, 1, 5.0))
+    await bench.wait_for_output(order, b"told")
+    bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+    await bench.finish(order)
+
+
+async def test_what_slips_away_by_forking_is_killed_again_until_none_is_left(bench: Bench) -> None:
+    """The first look at all processes may find each link of the chain just after it has handed over."""
+    code = """
+import os, sys, time
+print("up", flush=True)
+while True:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    time.sleep(0.03)
+"""
+    order = make_order(PYTHON, "-c", code, mark := f"chain-{os.getpid()}")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"up")
+    bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+    await bench.finish(order)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark in words_of(path)]
+
+
+async def test_a_longer_grace_does_not_put_off_the_end_that_a_shorter_one_has_set(bench: Bench) -> None:
+    order = make_order("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"ready")
+    bench.runner.perform(StopTask(order.job_id, 1, 0.5))
+    bench.runner.perform(StopTask(order.job_id, 1, 600.0))
+    assert (await bench.finish(order)).exits == (RankExit(0, 0, signal=signal.SIGKILL),)
+
+
+@pytest.mark.parametrize(("number", "reaches_all"), [(signal.SIGUSR1, False), (signal.SIGINT, True)])
+async def test_signals_of_a_terminal_reach_all_of_a_rank_and_others_the_rank_alone(
+    bench: Bench, number: signal.Signals, reaches_all: bool
+) -> None:
+    """A launcher passes on itself what is meant for its workers: twice would be once too often."""
+    code = f"""
+import os, signal, time
+me = "parent" if os.fork() else "child"
+signal.signal({int(number)}, lambda *_: (os.write(1, (me + " got\\n").encode()), os._exit(0)))
+os.write(1, (me + " up\\n").encode())
+time.sleep(5.0 if me == "parent" or {reaches_all} else 0.5)
+os.write(1, (me + " ends\\n").encode())
+"""
+    order = make_order(PYTHON, "-c", code)
+    bench.runner.perform(StartTask(order, ()))
+    await bench.wait_for_output(order, b"parent up")
+    await bench.wait_for_output(order, b"child up")
+    bench.runner.perform(SignalTask(order.job_id, 1, int(number)))
+    await bench.finish(order)
+    output = bench.output(order)
+    assert b"parent got" in output
+    assert (b"child got" in output) is reaches_all
 
 
 async def test_signals_reach_the_ranks(bench: Bench) -> None:
