@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,16 @@ STARTED = re.compile(rb"agent started .*store=([0-9a-f]{14})")
 def files(agent: RunningAgent) -> list[Path]:
     """All but the tools, which are installed again at each start."""
     found = [path for path in agent.data_dir.rglob("*") if path.is_file() and not path.is_symlink()]
-    return [path for path in found if path.stat().st_size and "tools" not in path.parts]
+    return [path for path in found if "tools" not in path.parts and path.stat().st_size]
 
 
 def flip(agent: RunningAgent, rng: random.Random) -> str:
+    while True:
+        with suppress(FileNotFoundError):  # of a task that has just ended
+            return flip_once(agent, rng)
+
+
+def flip_once(agent: RunningAgent, rng: random.Random) -> str:
     database = [path for path in files(agent) if path.name.startswith("agent.db")]
     path = rng.choice(rng.choice([database, files(agent)]))
     at, bit = rng.randrange(path.stat().st_size), 1 << rng.randrange(8)

@@ -372,6 +372,15 @@ async def test_rank_has_default_signals_and_no_descriptors_of_ours(bench: Bench)
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+async def test_files_of_ranks_have_the_mode_that_their_submitter_is_used_to(bench: Bench) -> None:
+    before = os.umask(0o022)
+    try:
+        order, _ = await run(bench, "sh", "-c", "umask", umask=0o027)
+        assert bench.output(order) == b"0027\n"
+    finally:
+        os.umask(before)
+
+
 async def test_job_user_owns_the_ranks_and_not_the_shim(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):  # pytest's folders are root's alone
         if folder.stat().st_uid == 0 and folder != Path("/tmp"):
