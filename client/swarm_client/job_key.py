@@ -34,6 +34,9 @@ def _gpus(text: str) -> int | str:
     """A number, or MIN:MAX as it is."""
     if ":" not in text:
         return whole(0, GPUS_MOST)(text)
+    kind, _, count = text.partition(":")
+    if kind[:1].isalpha():
+        raise ValueError(f"must be N or MIN:MAX; a type is given apart, as in -g {count or 1} --gpu-type {kind}")
     return _range(text, GPUS_MOST, ("MIN", "MAX"), "2:8")
 
 

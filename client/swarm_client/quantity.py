@@ -59,8 +59,9 @@ def _is_digits(text: str) -> bool:
 
 
 def size(text: str) -> int:
-    """Bytes of `512M`, `16G`, `16GiB`, `1.5T` or a plain number; units are powers of 1024."""
-    upper = text.strip().upper().removesuffix("IB").removesuffix("B")
+    """Bytes of `512M`, `16G`, `16Gi`, `16GiB`, `1.5T` or a plain number; units are powers of 1024."""
+    upper = text.strip().upper().removesuffix("B")
+    upper = upper.removesuffix("I") if upper[-2:-1] in _BYTES else upper
     number = upper.rstrip("KMGT")
     unit = upper[len(number) :]
     if not _is_number(number) or unit not in _BYTES:

@@ -42,6 +42,7 @@ REFUSED = {
 GPUS = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][\w.-]*))?(?:[:=](\d+))?(?:\([^()]*\))?", re.ASCII)
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 OF_TORCH = ("torchrun", "deepspeed", "accelerate")
+SRUN = re.compile(r"(?:^|[;&|(])\s*(?:exec\s+)?srun(?=\s|$)", re.MULTILINE)
 OF_MPI = re.compile(rb"^\s*(?:from|import)\s+(mpi4py|horovod)\b", re.MULTILINE)
 
 
@@ -163,7 +164,7 @@ class BatchScript:
             self.values["env"] = {name: value if equals else None for name, equals, value in map(_parted, exported)}
 
     def _refuse_several(self) -> None:
-        called = next((n for n, line in enumerate(self._lines, 1) if re.match(r"\s*(exec\s+)?srun\b", line)), 0)
+        called = next((number for number, line in enumerate(self._lines, 1) if SRUN.search(line)), 0)
         if called:
             problem = f"{self._file}:{called}: srun is not here: each rank of a job runs the whole script"
             remedy = f"write its command without srun, and then: {self._spoken(self._tasks)}"
@@ -231,11 +232,13 @@ def _hosts(text: str) -> list[str]:
 
 def launch_notes(spec: Mapping[str, Any], folder: str) -> Iterator[str]:
     """Of a command that starts processes itself, or meets others in a way that the ranks here do not."""
-    ranks = max(spec["ranks"], spec.get("ranks_most") or 0)
+    ranks, command = max(spec["ranks"], spec.get("ranks_most") or 0), spec["command"]
+    first = os.path.basename(command[0])
+    scripts = ["\n".join(_lines(os.path.join(folder, word))) for word in command if word.endswith(".sh")]
+    if first == "srun" or any(SRUN.search(text) for text in (*scripts, *command[1:])):
+        yield "srun is Slurm's, and is on no node as a rule: each rank runs the command itself, so leave it out"
     if ranks < 2 or spec.get("per_node"):
         return
-    command = spec["command"]
-    first = os.path.basename(command[0])
     module = command[command.index("-m") + 1] if "-m" in command[:-1] and first.startswith("python") else ""
     if first in LAUNCHERS:
         yield f"each of {ranks} ranks runs {first} of its own; for one, on one node: --ranks 1, and {first} -np {ranks}"

@@ -106,7 +106,8 @@ def _take_script(session: Session, arguments: Arguments) -> None:
 
 
 def _tell_of_launchers(session: Session, request: JobRequest) -> None:
-    if session.is_quiet or (request.spec["ranks"] == 1 and not request.spec.get("ranks_most")):
+    has_several = request.spec["ranks"] > 1 or request.spec.get("ranks_most")
+    if session.is_quiet or not (has_several or any("srun" in w or w.endswith(".sh") for w in request.spec["command"])):
         return
     from swarm_client.slurm import launch_notes
 

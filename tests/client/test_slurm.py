@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_client.quantity import duration
+from swarm_client.quantity import duration, size
 from swarm_client.slurm import minutes
 
 HEAD = "#!/bin/bash\n"
@@ -46,6 +46,7 @@ def test_gres_gives_number_and_type(submitted, words, expected):
         (["--gres=gpu:2:3"], "--gres 'gpu:2:3': must be gpu:N or gpu:TYPE:N"),
         (["--gres=gpu:a100:2:3"], "must be gpu:N or gpu:TYPE:N"),
         (["--gres=gpu:2,shard:1"], "must be gpu:N or gpu:TYPE:N"),
+        (["--gpus=a100:2"], "must be N or MIN:MAX; a type is given apart, as in -g 2 --gpu-type a100"),
         (["--gres=fpga:2"], "must be gpu:N or gpu:TYPE:N"),
         (["--gres=gpu:2", "-g", "3"], "-g and --gres do not say the same"),
         (["--gres=gpu:a100:2", "--gpu-type", "h200"], "--gpu-type and --gres do not say the same"),
@@ -68,6 +69,11 @@ def test_no_part_of_a_value_is_dropped_in_silence(swarm, words, problem):
 )
 def test_times_with_days_begin_with_hours_behind_them(text, seconds):
     assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["16G", "16g", "16Gi", "16GB", "16GiB"])
+def test_a_size_may_be_written_as_elsewhere(text):
+    assert size(text) == 16 * 2**30
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10", 600), ("10:30", 630), ("2-1", 176_400), ("UNLIMITED", 0)])
@@ -147,6 +153,11 @@ def test_a_batch_script_that_would_run_otherwise_is_refused_with_the_way_here(sw
         (["-g", "2", "--", "torchrun", "x.py"], "runs torchrun of its own; --per-node starts one on each node"),
         (["-g", "2", "--", "python3", "-m", "torch.distributed.run", "x.py"], "runs torch.distributed.run of its own"),
         (["--ranks", "2", "--", "python", "mpi.py"], "mpi.py imports mpi4py, and no MPI starts ranks here"),
+        (["--", "srun", "python", "x.py"], "srun is Slurm's, and is on no node as a rule"),
+        (["--", "bash", "-c", "cd x && srun python x.py"], "srun is Slurm's"),
+        (["--", "bash", "calls.sh"], "srun is Slurm's"),
+        (["--", "python", "srun.py"], ""),
+        (["--", "echo", "no srun here"], ""),
         (["--ranks", "1", "--", "mpirun", "-np", "4", "x"], ""),
         (["-g", "2", "--per-node", "--", "torchrun", "x.py"], ""),
         (["--ranks", "2", "--", "python", "other.py"], ""),
@@ -155,6 +166,7 @@ def test_a_batch_script_that_would_run_otherwise_is_refused_with_the_way_here(sw
 )
 def test_a_launcher_that_each_rank_would_start_is_told_of(submitted, tmp_path, words, told):
     (tmp_path / "work" / "mpi.py").write_text("import os\nfrom mpi4py import MPI\n")
+    (tmp_path / "work" / "calls.sh").write_text("set -e\n  exec srun --mpi=none python x.py\n")
     (tmp_path / "work" / "other.py").write_text("# import mpi4py\n")
     err = submitted("submit", "--no-sync", *words)[1]
     assert told in err if told else err == ""
