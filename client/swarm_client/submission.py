@@ -159,6 +159,9 @@ def _add_tree(
     include, exclude = (*config.values["sync_include"], *asked.values()), config.values["sync_exclude"]
     scan = tree.scan(root, kind, exclude, tree.cache_file(home, "digests", root), include)
     _refuse_idle(asked, scan)
+    for text in config.values["sync_include"] if lists_all else ():
+        if not _brings(text, scan):
+            session.tell(f"sync_include {text!r} brings nothing")
     _tell_left_out(session, root, scan.left_out, tree.cache_file(home, "left_out", root), lists_all=lists_all)
     blobs |= scan.sources
     sizes |= scan.tree.blobs
@@ -185,12 +188,19 @@ def _refuse_idle(asked: Mapping[str, str], scan: Scan) -> None:
     from swarm_client.tree import Patterns
 
     for text, pattern in asked.items():
-        fitting = Patterns((pattern,))
-        if any(fitting.fit(entry.path) for entry in scan.tree.entries):
+        if _brings(pattern, scan):
             continue
+        fitting = Patterns((pattern,))
         kept = next((told for told in scan.left_out if fitting.fit(told.partition(" (")[0])), "")
         why = f"{kept} is never shipped" if kept else f"no file below {scan.root} fits it, or it is never shipped"
         raise UsageError(f"--include {text} brings nothing: {why}", "correct the path, or leave it out")
+
+
+def _brings(pattern: str, scan: Scan) -> bool:
+    from swarm_client.tree import Patterns
+
+    fitting = Patterns((pattern,))
+    return any(fitting.fit(entry.path) for entry in scan.tree.entries)
 
 
 def _tell_empty(session: Session, request: JobRequest, problem: str, told_file: str, *, is_new: bool) -> None:

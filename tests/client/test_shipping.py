@@ -387,6 +387,9 @@ def test_files_and_jobs_say_what_is_included(swarm, agent, ignoring, monkeypatch
     ]
     assert all("sub/w.pt" in each for each in shipped)
     assert [{"data/big", "data/deep/b.bin"} & each for each in shipped] == [{"data/big"}, {"data/deep/b.bin"}]
+    (ignoring / "swarm.toml").write_text('sync_include = ["*.pt", "nothing/"]')
+    told = "swarm: sync_include 'nothing/' brings nothing\n"
+    assert [swarm("run", *words, "--", "true")[2] for words in (["--dry-run"], ["-d"])] == [told, ""]
 
 
 @pytest.mark.parametrize(
