@@ -21,7 +21,7 @@ from swarmsched.replay.setup import Replay, prepared
 from swarmsched.replay.table import rows, select
 from swarmsched.replay.workload import TraceJob, trace_jobs
 from swarmsched.view import EndedJob, PolicySetting
-from tests.swarmsched.replay.testing import ends, replay, rigid, traces
+from tests.swarmsched.replay.testing import ends, made_up, replay, rigid, traces
 
 
 def three_jobs() -> list[ReplayJob]:
@@ -180,16 +180,17 @@ def test_the_default_policy_beats_the_published_one_where_everything_is_known() 
 
 
 def test_no_policy_learns_anything_from_the_name_of_a_model() -> None:
-    folder = traces() / "profiles"
-    texts = {suffix: (folder / f"pollux_{suffix}").read_text() for suffix in SUFFIXES}
-    trace = recorded("pollux_jobs", {"load": "0.5", "workload": "5"})[:20]
-    settings = Replay(PolicySetting("swarm"), knowledge="learned", seed=3, gpus_most={"ncf": 1, "zz": 1})
-    named = (
-        prepared(trace, profiles(*[Source(name, text.splitlines()) for name, text in texts.items()]), settings)
-        .run()
-        .summary()
-    )
-    renamed = [replace(job, model=job.model.replace("cifar10", "aa").replace("ncf", "zz")) for job in trace]
-    others = {name: text.replace("cifar10", "aa").replace("ncf", "zz") for name, text in texts.items()}
-    tables = [Source(name, text.splitlines()) for name, text in others.items()]
-    assert prepared(renamed, profiles(*tables), settings).run().summary() == named
+    models = [made_up("slow", sync_s=0.05), made_up("fast", sync_s=0.001)]
+    settings = Replay(PolicySetting("swarm"), Cluster({NodeId("n1"): 4, NodeId("n2"): 4}), knowledge="learned", seed=3)
+    jobs = [TraceJob(f"j{each}", 9.0 * each, 1, model=models[each % 3 == 0].name, batch=32) for each in range(12)]
+
+    def told(names: dict[str, str]) -> dict[str, Any]:
+        trace = [replace(job, model=names.get(job.model, job.model)) for job in jobs]
+        renamed = [
+            made_up(names.get(model.name, model.name), 0.05 if model is models[0] else 0.001) for model in models
+        ]
+        return prepared(trace, {model.name: model for model in renamed}, settings).run().summary()
+
+    assert told({})["finished"] == 12
+    assert told({"slow": "zz", "fast": "aa"}) == told({})
+    assert told({"slow": "fast", "fast": "slow"}) == told({})
