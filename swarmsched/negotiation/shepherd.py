@@ -234,7 +234,8 @@ class JobShepherd(ShepherdState):
     def estimated(self, sender: NodeId, told: TaskEstimate, clock: Clock) -> list[ShepherdEffect]:
         """Its ranks have told how they train; what earlier attempts measured with other sizes stands."""
         record = self.decided
-        if told.attempt != record.attempt or record.state is not JobState.RUNNING:
+        is_former = bool(record.world.version) and not any(share.node == sender for share in record.members)
+        if told.attempt != record.attempt or record.state is not JobState.RUNNING or is_former:
             return []
         self._see(clock)
         self.learn(told.estimate)

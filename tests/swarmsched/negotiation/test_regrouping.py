@@ -6,8 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.api import EndReason, JobState
+from swarmsched.checkpoint import Checkpoint
+from swarmsched.estimate import Estimate
 from swarmsched.ids import NodeId, Place
 from swarmsched.ledger.message import (
+    CheckpointAnswer,
+    CheckpointRequest,
     CommitRequest,
     HoldRequest,
     LaunchRequest,
@@ -15,6 +19,7 @@ from swarmsched.ledger.message import (
     ReleaseRequest,
     StatusRequest,
     StopRequest,
+    TaskEstimate,
     TaskReportReceived,
     WorldRequest,
 )
@@ -258,6 +263,30 @@ def test_a_lost_node_costs_its_parts_alone_and_they_are_settled_as_leftovers(tra
     assert training.record.leftovers == ()
     training.leaves(3)
     assert training.record.end_reason is EndReason.COMPLETED
+
+
+def test_what_a_node_without_members_tells_late_of_checkpoints_and_of_the_training_counts_for_nothing(training):
+    def saves(node, part, world, sequence):
+        checkpoint = Checkpoint(f"step-{sequence}", 1, node, sequence=sequence, world=world)
+        request = CheckpointRequest(training.record.job_id, 1, sequence, node, checkpoint, part)
+        training.do(training.shepherd.commit_checkpoint(request, training.clock))
+        ((_, answer),) = training.take(CheckpointAnswer)
+        return answer.detail
+
+    def tells(node, done):
+        told = TaskEstimate(training.record.job_id, 1, Estimate(remaining=100.0 - done, done=done))
+        training.do(training.shepherd.estimated(node, told, training.clock))
+
+    assert saves(A, 1, 1, 20) == ""
+    tells(A, 20.0)
+    training.do(training.shepherd.note_lost_node(A, training.clock))
+    training.trains(3)
+    assert saves(B, 3, 2, 9) == ""
+    tells(B, 60.0)
+    assert saves(A, 1, 1, 40) == "worker 1 trains no more"
+    tells(A, 40.0)
+    assert training.record.checkpoint.name == "step-9"
+    assert training.shepherd.estimate.done == 60.0
 
 
 def test_a_node_that_is_back_while_it_is_asked_for_newcomers_is_asked_for_its_members_too(training):
