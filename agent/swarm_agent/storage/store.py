@@ -305,6 +305,8 @@ def _complaints(path: Path) -> Iterator[None]:
         raise StorageError(str(path), f"cannot be used: {error}", "check permissions and free space") from error
     except sqlite3.DatabaseError as error:
         raise _damaged(path, str(error)) from error
+    except OSError as error:
+        raise StorageError(str(path), f"cannot be used: {error}", "check permissions and free space") from error
 
 
 def _damaged(path: Path, detail: str) -> StorageError:

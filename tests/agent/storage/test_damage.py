@@ -190,6 +190,12 @@ def test_a_transaction_that_a_kill_or_a_power_cut_tore_costs_no_identity(life: L
         shutil.rmtree(left)
 
 
+def test_what_stands_in_the_place_of_the_count_is_named(tmp_path: Path) -> None:
+    (tmp_path / "agent.db-acknowledged").mkdir()
+    with pytest.raises(StorageError, match="cannot be used: .*agent.db-acknowledged"):
+        open_in(tmp_path)
+
+
 def test_entries_of_the_first_version_are_read_and_carry_checksums_from_then_on(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     store = open_in(tmp_path)
