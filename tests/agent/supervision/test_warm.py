@@ -126,6 +126,14 @@ async def test_once_it_has_its_task_it_outlives_the_fork_server_as_others_do(ben
     await wait_until(lambda: not is_alive(pid) and not is_alive(rank))
 
 
+async def test_one_whose_shim_is_killed_while_it_waits_ends_with_it(bench: Bench, first: TaskOrder) -> None:
+    """It stands still, so it would never read that nobody is there any more."""
+    pid = await one_waits(bench, first)
+    (waiting,) = shim.listed_children(pid)
+    os.kill(pid, signal.SIGKILL)
+    await wait_until(lambda: not is_alive(waiting))
+
+
 async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> None:
     await one_waits(bench, first)
     second = another(first, 2, "wait")
