@@ -772,7 +772,7 @@ class TaskRunner:
             task = self._tasks.get(key)
             if task is None:
                 return
-            task.link.close()
+            self._let_go(task)  # and the loop as well: libuv aborts a process that polls a closed descriptor
             await self._end_leftovers(task)
             task.stage, task.failure = TaskStage.EXITED, TaskFailure.LOST
             task.detail = f"what {task.order.node} knew of it cannot be read"

@@ -146,7 +146,7 @@ class ShimLink:
     def token(self) -> str:
         """The secret that the ranks were given; empty when an earlier version started them without."""
         with suppress(OSError):
-            return (self.directory / "token").read_text()
+            return (self.directory / "token").read_bytes().decode("ascii", "replace")  # its ranks are told of another
         return ""
 
     def set_lease(self, until_s: float) -> None:

@@ -192,7 +192,7 @@ def test_a_transaction_that_a_kill_or_a_power_cut_tore_costs_no_identity(life: L
 
 def test_what_stands_in_the_place_of_the_count_is_named(tmp_path: Path) -> None:
     (tmp_path / "agent.db-acknowledged").mkdir()
-    with pytest.raises(StorageError, match="cannot be used: .*agent.db-acknowledged"):
+    with pytest.raises(StorageError, match=r"cannot be used: .*agent\.db-acknowledged"):
         open_in(tmp_path)
 
 

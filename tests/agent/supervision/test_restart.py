@@ -9,11 +9,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from swarm_agent.supervision.orders import order_from_json, order_to_json
+from swarm_agent.supervision.runner import TaskRunner
 from swarm_agent.supervision.shimlink import ShimLink
 from swarm_agent.task import shim
 from swarmsched.effects import ForgetTask, SignalTask, StartTask, StopTask
@@ -243,6 +245,36 @@ async def test_a_directory_that_no_code_foresaw_costs_its_task_and_not_the_agent
     monkeypatch.setattr(ShimLink, "attach", attach)
     async with Bench(tmp_path / "data") as bench:
         assert [status.failure for status in bench.found] == [TaskFailure.LOST]
+
+
+async def test_a_fault_after_a_task_was_found_leaves_no_closed_descriptor_to_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libuv ends the whole agent for one, without a word."""
+    process = await first_life(tmp_path, make_order("sleep", "300"))
+    kill(process)
+    watched = []
+
+    def fails(runner: TaskRunner, task: Any) -> None:
+        watched.append(task.link.pidfd)
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(TaskRunner, "_open_socket_again", fails)
+    async with Bench(tmp_path / "data") as bench:
+        assert [status.failure for status in bench.found] == [TaskFailure.LOST]
+        (pidfd,) = watched
+        assert not asyncio.get_running_loop().remove_reader(pidfd)
+
+
+async def test_a_token_that_is_damaged_costs_the_task_nothing_but_its_requests(tmp_path: Path) -> None:
+    order = make_order("sleep", "300")
+    process = await first_life(tmp_path, order)
+    kill(process)
+    (tmp_path / "data/tasks" / f"{order.job_id}.1" / "token").write_bytes(b"\xb6" * 20)
+    async with Bench(tmp_path / "data") as bench:
+        assert bench.found[0].stage is TaskStage.STARTED
+        bench.runner.perform(StopTask(order.job_id, 1, 0.0))
+        await bench.finish(order)
 
 
 async def test_stop_of_the_runner_leaves_tasks_running(tmp_path: Path) -> None:
