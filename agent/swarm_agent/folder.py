@@ -1,6 +1,7 @@
 """Folders that other accounts may pass through, although the agent's umask is 077, and folders that jobs leave."""
 
 import shutil
+import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,17 @@ def make_folder(folder: Path, mode: int) -> None:
     with suppress(FileExistsError):
         folder.mkdir(0o700)
         folder.chmod(mode)
+
+
+def is_folder(path: Path) -> bool:
+    """True for a folder, false where there is none; OSError where the file system refuses to say.
+
+    `Path.is_dir` takes a refusal for a no since Python 3.14.
+    """
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def remove_tree(folder: Path) -> None:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from swarm_agent.checkpoints.folders import CheckpointFolders
 from swarm_agent.checkpoints.restore import NotRestored, Restorer
-from swarm_agent.folder import make_folder
+from swarm_agent.folder import is_folder, make_folder
 from swarm_agent.staging.blobs import BlobError, BlobStore, NotStored
 from swarm_agent.staging.fetch import BlobFetcher, NotReached
 from swarm_agent.staging.requirements import EnvironmentFailed, EnvironmentStore
@@ -192,7 +192,7 @@ class Stager:
                 raise StagingFailed(TaskFailure.SYNC, f"{problem}; give an absolute path on the nodes, or --sync")
         else:
             return self._scratch(order)
-        if not workdir.is_dir():
+        if not is_folder(workdir):
             problem = f"working directory {workdir} does not exist on {order.node}"
             remedy = "it is not in the shipped files" if spec.tree else "create it there, or ship files with --sync"
             raise StagingFailed(TaskFailure.SYNC, f"{problem}; {remedy}")
@@ -237,7 +237,7 @@ class Stager:
         if not order.spec.venv:
             return ()
         venv = Path(order.spec.venv)
-        if not venv.is_absolute() or not (venv / "bin").is_dir():
+        if not venv.is_absolute() or not is_folder(venv / "bin"):
             problem = f"there is no virtual environment {order.spec.venv} on {order.node} (it has no bin directory)"
             raise StagingFailed(TaskFailure.ENVIRONMENT, f"{problem}; create it, or use --requirements FILE")
         python = venv / "bin" / "python"
