@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
-from swarmsched.estimate import Elastic, Estimate, batches_of
+from swarmsched.estimate import Elastic, Estimate, batches_of, is_computable
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share, Shares, ranks_by_node
@@ -198,13 +198,14 @@ def encode_card(card: JobCard) -> tuple[JobCard, bytes]:
 
 
 def decode_card(body: bytes) -> JobCard:
-    """A well-formed card; RemoteProtocolError for anything else."""
+    """A well-formed card, without an estimate with which nobody can compute; RemoteProtocolError for anything else."""
     if len(body) > CARD_BYTES_LIMIT:
         raise RemoteProtocolError(f"{len(body)} bytes, more than {CARD_BYTES_LIMIT}", kind="JobCard")
     card = decode_value(JobCard, body)
     if card.state_index >= len(STATES) or card.phase_index >= len(PHASES):
         raise RemoteProtocolError("unknown state or phase", kind="JobCard")
-    return card
+    is_sound = card.estimate is None or is_computable(card.estimate)
+    return card if is_sound else replace(card, estimate=None)
 
 
 def is_same_news(old: JobCard, new: JobCard) -> bool:

@@ -196,6 +196,20 @@ def configuration(point: SpeedPoint) -> Configuration:
     return (point.ranks, point.nodes, point.local_batch)
 
 
+LEAST_WORK = 1e-3
+"""Operations and bytes: less is none, and no speed follows from it."""
+
+
+def is_computable(estimate: Estimate) -> bool:
+    """Whether all that it tells is of some ranks and samples; agents tell nothing else, but the wire takes it."""
+    work = estimate.work
+    is_some = work is None or (
+        work.local_batch and work.sample_flops > LEAST_WORK and work.parameter_bytes > LEAST_WORK
+    )
+    are_some = all(all(configuration(each)) for each in estimate.points)
+    return bool(is_some and are_some and all(each.batch for each in estimate.noise))
+
+
 def step_times(points: Sequence[SpeedPoint]) -> dict[Configuration, float]:
     """Seconds of a step by configuration."""
     return {configuration(each): each.step_s for each in points}

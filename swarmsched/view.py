@@ -178,6 +178,7 @@ class Plan(Value):
     review_s: Amount = 0.0  # after so long time alone changes the plan; 0: it does not
     advice: Annotated[tuple[Decision, ...], Meta(max_length=JOBS_LIMIT)] = ()  # on running jobs: told, not followed
     fault: Text = ""  # of the policy, in whose place another one made this plan
+    oddity: Text = ""  # jobs whose cards the policy could not read, and what became of it
 
 
 class Policy(Protocol):

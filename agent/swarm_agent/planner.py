@@ -21,7 +21,7 @@ from msgspec import DecodeError
 from msgspec.msgpack import Decoder, encode
 from msgspec.structs import replace
 
-from swarm_agent.task.shim import now
+from swarm_agent.task.shim import now, read_stat
 from swarmsched.effects import ComputePlan
 from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.events import Event, PlanComputed, PlanFailed
@@ -29,12 +29,14 @@ from swarmsched.models import ONE_THREAD
 from swarmsched.view import ClusterView, Plan, PolicySetting
 
 DEADLINE_S = 30.0
+BUSY_RATIO = 10.0  # by how much longer a plan may take on a machine that has no time for it
 IDLE_S = 60.0
 STOP_TIMEOUT_S = 2.0
 TABLE_TIMEOUT_S = 2.0  # a person waits
 QUESTIONS_MOST = 16
 NICENESS = 5
 OBJECTS_PER_COLLECTION = 50_000  # plans leave few circles, and each look for them goes over all jobs
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LENGTH = struct.Struct(">I")
 _REQUEST = Decoder(tuple[tuple[PolicySetting, ClusterView, float] | None, SpeedQuestion | None])  # the float: the time
 _Answer = tuple[Plan | None, SpeedTable | None, str]  # the last: what went wrong, if neither is there
@@ -113,6 +115,8 @@ class Planner:
             return self._failed(request, problem)
         if plan.fault:
             log.warning("backfill planned in the place of %s: %s", name, plan.fault)
+        if plan.oddity:
+            log.warning("some jobs are planned as if nothing were known of them: %s", plan.oddity)
         self.observe_plan(name, "fell_back" if plan.fault else "planned", plan.elapsed_s)
         return PlanComputed(plan)
 
@@ -131,15 +135,35 @@ class Planner:
 
     async def _ask(self, request: object) -> _Answer:
         """What the child says; one that is late or has ended is replaced when it is needed again."""
+        exchange = asyncio.ensure_future(self._exchange(encode(request)))
         try:
-            async with asyncio.timeout(self._deadline_s):
-                return await self._exchange(encode(request))
-        except TimeoutError:
+            await self._until_late(exchange)
+            if exchange.done():
+                return exchange.result()
             problem = f"planning took longer than {self._deadline_s:g} s"
         except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
             problem = f"the planner process ended: {error}"
+        finally:
+            exchange.cancel()
         await self._end_child(kill=True)
         return None, None, problem
+
+    async def _until_late(self, exchange: "asyncio.Future[_Answer]") -> None:
+        """Return once it is done, or late: the child has computed for too long, stands still, or waits for its turn
+        without end on a busy machine."""
+        begun_s, cpu_s = time.monotonic(), self._cpu_s()
+        while True:
+            await asyncio.wait([exchange], timeout=self._deadline_s)
+            fields = read_stat(self._child.pid) if self._child else None
+            is_at_work = fields is not None and fields[0] in (b"R", b"D")
+            is_over = time.monotonic() - begun_s > BUSY_RATIO * self._deadline_s
+            if exchange.done() or not is_at_work or is_over or self._cpu_s() - cpu_s >= self._deadline_s:
+                return
+
+    def _cpu_s(self) -> float:
+        """Seconds that the child has computed so far."""
+        fields = read_stat(self._child.pid) if self._child and self._child.returncode is None else None
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
 
     async def _exchange(self, frame: bytes) -> _Answer:
         if self._child is None or self._child.returncode is not None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from swarmsched.estimate import BatchRange, Estimate, NoisePoint, SpeedPoint
 from swarmsched.models.batch import Split, candidates, split
 from swarmsched.models.fit import fit_speeds
-from swarmsched.models.speed import SpeedModel, StepTime
+from swarmsched.models.speed import LEAST_S, SpeedModel, StepTime, usable
 
 BATCHES = 24
 """Global batch sizes that are looked at."""
@@ -30,6 +30,10 @@ ROUNDS_KEPT = 8
 """A table is forgotten once that many times as many were asked for as are remembered: its job has measured more, or has
 ended, and one of 256 ranks takes 50 kB."""
 HASHED_POINTS = 16
+NEW_MOST = 512
+"""Jobs of which step times are made in one plan: each takes some 3 ms of one core, and there may be thousands."""
+ROWS_OF_ONE = 256
+"""World sizes; a job with more counts as several."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,7 +43,7 @@ class StepTimes:
     """Seconds of a step by configuration: measured where known, else predicted, else infinite."""
 
     def __init__(self, speed: Sequence[float], points: Sequence[SpeedPoint]) -> None:
-        self._model = SpeedModel.of(speed) if speed else None
+        self._model = SpeedModel(*speed) if speed else None
         self._measured: dict[tuple[int, int], tuple[list[int], list[SpeedPoint]]] = {}
         self._nodes: dict[int, set[int]] = {}
         for point in sorted(points, key=lambda one: one.local_batch):
@@ -67,7 +71,8 @@ class StepTimes:
                 is_between = (at >= batches[0]) & (at <= batches[-1])
                 step_s[row, is_between] = np.interp(at[is_between], batches, [time.step_s for time in times])
                 sync_s[row, is_between] = np.interp(at[is_between], batches, [time.sync_s for time in times])
-        return np.where(dealt.is_possible, step_s + dealt.more_micro_steps * (step_s - sync_s), inf)
+        whole_s = np.maximum(LEAST_S, step_s + dealt.more_micro_steps * (step_s - sync_s))
+        return np.where(dealt.is_possible, whole_s, inf)
 
     def step_s(self, ranks: int, nodes: int, local_batch: int, micro_steps: int) -> float:
         """Seconds of one step; infinite where nothing is known."""
@@ -76,7 +81,7 @@ class StepTimes:
             or self._predicted(ranks, nodes, local_batch)
             or self._nearby(ranks, nodes, local_batch)
         )
-        return time.with_micro_steps(micro_steps) if time else inf
+        return max(LEAST_S, time.with_micro_steps(micro_steps)) if time else inf
 
     def _nearby(self, ranks: int, nodes: int, local_batch: int) -> StepTime | None:
         """As measured with as many ranks on the nearest number of nodes."""
@@ -282,24 +287,38 @@ class GoodputBook:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one asked for last comes last
-        self._asked = 0
+        self._asked = self._made = 0
+        self.is_behind = False  # some were left for the next plan
 
-    def goodputs(self, questions: Sequence[Question]) -> list[Goodput]:
+    def begin(self) -> None:
+        """A plan begins."""
+        self._made, self.is_behind = 0, False
+
+    def goodputs(self, questions: Sequence[Question]) -> list[Goodput | None]:
         """Each job's rates for 1 to its `ranks_most` ranks; of many in less time than one after another where some are
-        new."""
+        new, and None of those that are too many of these for one plan."""
         asked = [*questions, *[each._replace(estimate=each.own, own=None) for each in questions if each.own]]
         new = {key: each for each in asked if (key := _key(each)) not in self._kept}
-        for (key, each), table in zip(new.items(), _tables(list(new.values())), strict=True):
+        made: dict[_Key, Question] = {}
+        for key, each in new.items():
+            self._made += 1 + each.ranks_most // (ROWS_OF_ONE + 1)
+            if self._made > NEW_MOST:
+                self.is_behind = True
+                break
+            made[key] = each
+        for (key, each), table in zip(made.items(), _tables(list(made.values())), strict=True):
             self._kept[key] = _Kept(each.estimate.points, table, Goodput(table, each.estimate.noise))
         self._asked += len(asked)
         answers = [self._answer(each) for each in questions]
         self._forget()
         return answers
 
-    def _answer(self, question: Question) -> Goodput:
+    def _answer(self, question: Question) -> Goodput | None:
         own = self._answer(question._replace(estimate=question.own, own=None)) if question.own else None
         key, noise = _key(question), question.estimate.noise
-        kept = self._kept[key]
+        kept = self._kept.get(key)
+        if kept is None or (question.own and own is None):
+            return None
         kept.asked = self._asked
         self._kept.move_to_end(key)
         if kept.goodput.noise != noise or kept.goodput.own is not own:
@@ -323,11 +342,12 @@ def _key(question: Question) -> _Key:
 
 
 def _tables(questions: Sequence[Question]) -> list[StepTable]:
-    fitted = iter(fit_speeds([each.estimate.points for each in questions if _is_fitted(each.estimate)]))
-    speeds = [next(fitted).model if _is_fitted(each.estimate) else each.estimate.speed for each in questions]
+    estimates = [usable(each.estimate) for each in questions]
+    fitted = iter(fit_speeds([each.points for each in estimates if _is_fitted(each)]))
+    speeds = [next(fitted).model if _is_fitted(each) else each.speed for each in estimates]
     return [
-        StepTable(StepTimes(speed, each.estimate.points), each.allowed, each.ranks_most, each.ranks_per_node)
-        for speed, each in zip(speeds, questions, strict=True)
+        StepTable(StepTimes(speed, estimate.points), each.allowed, each.ranks_most, each.ranks_per_node)
+        for speed, estimate, each in zip(speeds, estimates, questions, strict=True)
     ]
 
 

@@ -9,9 +9,35 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from swarmsched.estimate import Estimate, SpeedPoint
+
 Floats = NDArray[np.float64]
+
+LEAST_S, MOST_S = 1e-9, 1e9
+"""Of a step and of each parameter: with what cards may hold beyond these nobody can compute."""
+OVERLAP_MOST = 10.0
+
+
+def usable(estimate: Estimate) -> Estimate:
+    """The estimate within the bounds of the models: a card is another's word, down to the last number that fits in."""
+    speed: tuple[float, ...] = ()
+    if len(estimate.speed) == len(SpeedModel._fields):
+        *seconds, overlap = estimate.speed
+        speed = (*[min(each, MOST_S) for each in seconds], min(max(1.0, overlap), OVERLAP_MOST))
+    points = estimate.points
+    if not all(LEAST_S <= each.step_s <= MOST_S and each.sync_s <= each.step_s for each in points):
+        points = tuple([_usable(each) for each in points])
+    if points is estimate.points and speed == estimate.speed:
+        return estimate
+    return replace(estimate, points=points, speed=speed)
+
+
+def _usable(point: SpeedPoint) -> SpeedPoint:
+    step_s = min(max(LEAST_S, point.step_s), MOST_S)
+    return replace(point, step_s=step_s, sync_s=min(point.sync_s, step_s))
 
 
 class StepTime(NamedTuple):
@@ -35,11 +61,6 @@ class SpeedModel(NamedTuple):
     swarm_sync_s: float
     swarm_sync_per_rank_s: float
     overlap: float  # 1: none, 10: the longer hides the shorter
-
-    @classmethod
-    def of(cls, parameters: Sequence[float]) -> "SpeedModel":
-        """ValueError unless there are seven."""
-        return cls(*parameters)
 
     def step_time(self, ranks: int, nodes: int, local_batch: float) -> StepTime:
         """Prediction for one configuration."""

@@ -6,13 +6,14 @@ from swarmsched.estimate import ROWS_LIMIT, SpeedPoint, SpeedQuestion, SpeedRow,
 from swarmsched.models.batch import Split, split
 from swarmsched.models.fit import fit_speed
 from swarmsched.models.goodput import StepTimes
+from swarmsched.models.speed import usable
 
 ROWS_MOST = 10
 
 
 def tabulate(question: SpeedQuestion) -> SpeedTable:
     """No rows where nothing was measured."""
-    estimate = question.estimate
+    estimate = usable(question.estimate)
     if not estimate.points:
         return SpeedTable()
     fitted = fit_speed(estimate.points)

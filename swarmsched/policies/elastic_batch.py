@@ -23,7 +23,7 @@ from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import SubmitOrder, in_rank_order
 from swarmsched.policies.dealing import Bidder, auction, deal_exactly
 from swarmsched.policies.placement import permitted
-from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, unmeasured
+from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, reviewed, unmeasured
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import ClusterView, JobView, Plan
 
@@ -63,6 +63,7 @@ class ElasticBatch:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Admission, sizes, hosts."""
+        self._book.begin()
         jobs, kept, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         order = [job for _, job in in_rank_order(jobs, SubmitOrder({}), now_s)]
@@ -75,7 +76,8 @@ class ElasticBatch:
         else:
             self._size(admitted, free)
         wanted = {each.job.job_id: each.ranks for each in admitted if each.ranks != each.held}
-        return Plan((*kept, *placed(tables, room, Room(view.nodes))), encode(_Dealt(digest, wanted)))
+        plan = Plan((*kept, *placed(tables, room, Room(view.nodes))), encode(_Dealt(digest, wanted)))
+        return reviewed(plan, self._book)
 
     def _table(self, job: JobView, gpus: int, per_node: int) -> Table:
         elastic, per_rank = elastic_of(job), max(1, job.demand.gpus)

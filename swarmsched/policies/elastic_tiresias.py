@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.ranked import may_move
-from swarmsched.policies.resizing import Sized, deal_and_place, elastic_of, measured, opened, unmeasured
+from swarmsched.policies.resizing import Sized, deal_and_place, elastic_of, measured, opened, reviewed, unmeasured
 from swarmsched.policies.tiresias import Place, Tiresias
 from swarmsched.resources import world_size
 from swarmsched.view import ClusterView, JobView, Plan
@@ -62,6 +62,7 @@ class ElasticTiresias(Tiresias):
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """The line, compaction, expansion, hosts."""
+        self._book.begin()
         view = replace(view, jobs=tuple([_as_it_runs(job) for job in view.jobs]))
         line = self._line(view, now_s)
         jobs, kept, room, free = opened(view, may_move)
@@ -69,7 +70,7 @@ class ElasticTiresias(Tiresias):
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         grown = [self._grown(place, free, per_node) for place in line.places if place.job.job_id in ids]
         decisions = deal_and_place(grown, partial(self._deal, grown, free), room, view)
-        return Plan((*kept, *decisions), line.memory, review_s=line.review_s)
+        return reviewed(Plan((*kept, *decisions), line.memory, review_s=line.review_s), self._book)
 
     def _deal(self, grown: Sequence[Grown], free: int) -> None:
         _expand(grown, self._compacted(grown, _down_the_line(grown, free)))

@@ -18,7 +18,7 @@ from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
 from swarmsched.policies.placement import start_or_claim
 from swarmsched.policies.reason import shortage
-from swarmsched.policies.resizing import elastic_of, measured, named, opened, ranks_looked_at
+from swarmsched.policies.resizing import elastic_of, measured, named, opened, ranks_looked_at, reviewed
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
@@ -64,11 +64,12 @@ class Optimus:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Sizes, then hosts."""
+        self._book.begin()
         jobs, others, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         sized = [self._sized(job, free, per_node) for job in jobs]
         _deal(sized, free)
-        return Plan((*others, *_placed(sized, room, Room(view.nodes))))
+        return reviewed(Plan((*others, *_placed(sized, room, Room(view.nodes)))), self._book)
 
     def _sized(self, job: JobView, gpus: int, per_node: int) -> _Sized:
         per_rank = max(1, job.demand.gpus)

@@ -6,6 +6,7 @@ policy itself to the planner's process.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from importlib import import_module
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
 from swarmsched.fields import cleaned
+from swarmsched.ids import JobId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.attained_service import THRESHOLDS
 from swarmsched.policies.base import ParameterSpec as Spec
@@ -26,6 +28,7 @@ from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, 
 
 ID_LENGTH_MAX = 63
 FALLBACK = "backfill"
+TRIALS_MOST = 64  # plans of parts of the jobs, to find whose cards a policy cannot read
 
 _BACKFILL = (
     Spec("assumed_limit_s", "time limit assumed for jobs that name none; 0: they may run for ever", 0.0, 0.0, 1e9),
@@ -222,7 +225,8 @@ def compute_plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Pla
 def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:
     """As `compute_plan`; where the policy or its import raises, or its plan is a bad one, `backfill` plans.
 
-    Then `Plan.fault` says why, and what the policy remembered stays as it was.
+    Then `Plan.fault` says why, and what the policy remembered stays as it was.  If some jobs' cards make it raise, they
+    are planned as jobs of one size of which nothing is known, and `Plan.oddity` names one.
     """
     try:
         return checked(compute_plan(setting, view, now_s), view)
@@ -232,9 +236,39 @@ def plan_anyway(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan
         if setting.name not in POLICIES:
             raise
         problem = f"raised {type(error).__name__}: {error}"
+    odd = _odd_ones(setting, view, now_s)
+    if odd:
+        plain = replace(view, jobs=tuple([_plain(job) if job.job_id in odd else job for job in view.jobs]))
+        with suppress(Exception, SystemExit):
+            plan = checked(compute_plan(setting, plain, now_s), plain)
+            return replace(plan, oddity=cleaned(f"{setting.name} {problem}, for the card of {', '.join(sorted(odd))}"))
     plan = compute_plan(PolicySetting(FALLBACK, {}, Elasticity.OFF), view, now_s)
     fault = cleaned(f"{setting.name} {problem}")
     return replace(plan, memory=view.memory, policy_id=policy_id(setting), fault=fault)
+
+
+def _odd_ones(setting: PolicySetting, view: ClusterView, now_s: float) -> set[JobId]:
+    """Jobs each of whose cards alone makes the policy raise; none where it is not the cards, or too many are."""
+    groups = [[job for job in view.jobs if job.card.elastic or job.card.estimate]]
+    found: set[JobId] = set()
+    for _ in range(TRIALS_MOST):
+        if not groups:
+            return found
+        group = groups.pop()
+        part = replace(view, jobs=tuple(group))
+        try:
+            checked(compute_plan(setting, part, now_s), part)
+        except (Exception, SystemExit):  # noqa: BLE001  # whatever it raises, for one card it is that card's
+            middle = len(group) // 2
+            if middle:
+                groups += [group[:middle], group[middle:]]
+            else:
+                found |= {job.job_id for job in group}
+    return set()
+
+
+def _plain(job: JobView) -> JobView:
+    return replace(job, card=replace(job.card, elastic=None, estimate=None))
 
 
 def _as_far_as(elasticity: Elasticity, view: ClusterView) -> ClusterView:

@@ -3,6 +3,7 @@ first, the largest job before the smaller, each where it is already before elsew
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,10 +28,13 @@ from swarmsched.policies.reason import held_by, shortage, start_reason
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.policies.sites import Sites
 from swarmsched.resources import Share, world_size
-from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView
+from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
 
 RANKS_MOST = 256
 """Ranks of one job that are looked at, unless it has more."""
+AGAIN_S = 1.0
+TABLE_RANKS_MOST = 4_096
+"""Of a job whose least is more, times are a guess: nobody has as many GPUs."""
 REBATCH_GAIN = 1.02
 """Of goodput: each report moves the best batch a little, and each change is a decision of the job's holders."""
 
@@ -369,15 +373,20 @@ def never_given_up(job: JobView) -> int:
 
 
 def elastic_of(job: JobView) -> Elastic:
-    """World sizes that a job takes: the one that it asked for unless it says otherwise."""
-    return job.card.elastic or Elastic(job.ranks, job.ranks)
+    """World sizes that a job takes: the one that it asked for unless it says otherwise, and the one that it has."""
+    elastic = job.card.elastic or Elastic(job.ranks, job.ranks)
+    least = max(1, elastic.ranks_least)
+    most = max(least, elastic.ranks_most, world_size(job.shares))
+    if (least, most) == (elastic.ranks_least, elastic.ranks_most):
+        return elastic
+    return replace(elastic, ranks_least=least, ranks_most=most)
 
 
 def ranks_looked_at(job: JobView, gpus: int) -> int:
     """With how many of so many GPUs a job is looked at."""
-    elastic = elastic_of(job)
-    most = max(RANKS_MOST, world_size(job.shares))
-    return max(elastic.ranks_least, min(elastic.ranks_most, gpus // max(1, job.demand.gpus), most))
+    elastic, held = elastic_of(job), world_size(job.shares)
+    most = min(elastic.ranks_most, gpus // max(1, job.demand.gpus), max(RANKS_MOST, held))
+    return max(elastic.ranks_least, held, most)
 
 
 def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) -> Question | None:
@@ -388,7 +397,9 @@ def question(job: JobView, estimate: Estimate | None, most: int, per_node: int) 
     a job of that kind could change it.
     """
     batches = elastic_of(job).batches
-    if estimate is None or not (estimate.speed or estimate.points) or not batches.local_most:
+    if estimate is None or not (estimate.speed or estimate.points) or not (batches.first and batches.local_most):
+        return None
+    if most > TABLE_RANKS_MOST:
         return None
     own = job.own or estimate
     if batches.first < batches.most and (own.is_prior or not own.noise or not (own.speed or own.points)):
@@ -401,6 +412,11 @@ def measured(job: JobView, estimate: Estimate | None, book: GoodputBook, most: i
     """The answer."""
     asked = question(job, estimate, most, per_node)
     return book.goodputs([asked])[0] if asked else None
+
+
+def reviewed(plan: Plan, book: GoodputBook) -> Plan:
+    """The plan, which is soon to be made again where a guess stands for some of what was measured."""
+    return replace(plan, review_s=min(plan.review_s or inf, AGAIN_S)) if book.is_behind else plan
 
 
 def unmeasured(job: JobView, most: int) -> Floats:

@@ -46,6 +46,7 @@ from swarmsched.policies.resizing import (
     place_made,
     question,
     ranks_looked_at,
+    reviewed,
     shrunk,
     unmeasured,
 )
@@ -118,7 +119,10 @@ class Candidate(Sized):
 
     @property
     def _source(self) -> str:
-        return "by its model" if self.goodput else "as far as one can guess"
+        if self.goodput:
+            return "by its model"
+        is_measured = self.job.card.estimate is not None and self.job.card.estimate.points
+        return "as far as one can guess" + (" before its model is made, which comes soon" if is_measured else "")
 
     def _faster(self, ranks: int, more: int) -> float:
         return float(self.rate[more] / self.rate[ranks]) - 1.0
@@ -136,6 +140,10 @@ class Swarm:
 
     def plan(self, view: ClusterView, now_s: float) -> Plan:
         """Who starts, if nothing is known of some that wait; then sizes; then hosts, the largest job first."""
+        self._book.begin()
+        return reviewed(self._plan(view, now_s), self._book)
+
+    def _plan(self, view: ClusterView, now_s: float) -> Plan:
         if not any(is_waiting(job) and not is_known(job) for job in view.jobs):
             held_back = self._held_back(view, now_s)
             return Plan((*self._dealt(_without(view, held_back), now_s), *held_back.values()))

@@ -73,6 +73,7 @@ async def test_a_real_policy_plans_in_a_child_that_is_kept(make: Callable[..., t
 
 
 SOMEBODYS_POLICIES = """
+import time
 from swarmsched.view import Plan
 from swarmsched.policies.base import PolicyKind
 from swarmsched.policies import registry
@@ -92,7 +93,14 @@ class Unbuilt(Counting):
 class Nonsense(Counting):
     def plan(self, view, now_s): return Plan(None)
 
-for name in ("Counting", "Raising", "Unbuilt", "Nonsense"):
+class Busy(Counting):
+    def plan(self, view, now_s):
+        end_s = time.process_time() + 0.8
+        while time.process_time() < end_s:
+            pass
+        return Plan(())
+
+for name in ("Counting", "Raising", "Unbuilt", "Nonsense", "Busy"):
     registry.POLICIES[name.lower()] = PolicyKind(name.lower(), "x", (), f"somebodys:{name}")
 for name in ("gone", "misspelt", "leaving"):
     registry.POLICIES[name] = PolicyKind(name, "x", (), f"somebodys_{name}:Policy")
@@ -256,6 +264,23 @@ async def test_a_plan_that_takes_too_long_costs_the_child_its_life(
     planner.submit(request(3))
     await wait_until(lambda: len(events) == 3)
     assert isinstance(events[2], PlanComputed)
+
+
+@pytest.mark.usefixtures("somebodys_policies")
+@pytest.mark.parametrize(("has_turns", "outcome"), [(True, PlanFailed), (False, PlanComputed)])
+async def test_a_plan_may_take_longer_where_the_machine_has_no_time_for_it(
+    make: Callable[..., tuple[Planner, list[Event]]], monkeypatch: pytest.MonkeyPatch, has_turns: bool, outcome: type
+) -> None:
+    planner, events = make()
+    planner.submit(request(1))  # its start is not what is measured
+    await wait_until(lambda: events)
+    planner._deadline_s = 0.25
+    if not has_turns:  # it waits for its turn and computes next to nothing
+        monkeypatch.setattr(planner, "_cpu_s", lambda: 0.0)
+        monkeypatch.setattr("swarm_agent.planner.BUSY_RATIO", 400.0)
+    planner.submit(request(2, policy="busy"))
+    await wait_until(lambda: len(events) == 2)
+    assert isinstance(events[1], outcome)
 
 
 async def test_a_child_that_died_is_replaced(make: Callable[..., tuple[Planner, list[Event]]]) -> None:

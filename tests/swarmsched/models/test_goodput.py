@@ -48,7 +48,7 @@ def test_a_measured_step_wins_over_the_fit_and_lies_between_its_neighbours() -> 
     times = StepTimes(SPEED, points)
     assert times.step_s(2, 1, 15, 1) == pytest.approx(1.5)
     assert times.step_s(2, 1, 15, 3) == pytest.approx(1.5 + 2 * (1.5 - 0.3))
-    assert times.step_s(2, 1, 40, 1) == pytest.approx(SpeedModel.of(SPEED).step_time(2, 1, 40).step_s)
+    assert times.step_s(2, 1, 40, 1) == pytest.approx(SpeedModel(*SPEED).step_time(2, 1, 40).step_s)
     assert StepTimes((), points).step_s(2, 2, 15, 1) == pytest.approx(1.5), (
         "the nearest number of nodes, if all else lacks"
     )
@@ -94,7 +94,8 @@ def test_tables_of_thousands_of_jobs_are_kept_from_plan_to_plan(monkeypatch: pyt
     book = GoodputBook()
     for _ in range(2):
         for job in jobs:
-            book.goodputs([Question(job, ALLOWED, 1, 1)])[0]
+            book.begin()
+            book.goodputs([Question(job, ALLOWED, 1, 1)])
     assert len(made) == len(jobs)
 
 
@@ -102,10 +103,13 @@ def test_tables_that_nobody_asks_for_any_more_are_forgotten() -> None:
     answers: WeakSet[Goodput] = WeakSet()
     book, jobs = GoodputBook(), 50
     for plan in range(40):
+        book.begin()
         for job in range(jobs):
             changes = plan if job == 0 else 0  # it measures something new each time
             points = (SpeedPoint(1, 1, 32, 0.1 + job + changes / 100.0),)
-            answers.add(book.goodputs([Question(Estimate(points=points), ALLOWED, 1, 1)])[0])
+            (found,) = book.goodputs([Question(Estimate(points=points), ALLOWED, 1, 1)])
+            assert found
+            answers.add(found)
     assert jobs <= len(answers) < jobs + 2 * goodput.ROUNDS_KEPT
 
 
@@ -144,3 +148,14 @@ def test_whole_tables_are_what_their_rows_are_one_by_one(is_fitted, measured, ba
     for ranks in range(1, 13):
         nodes, dealt = -(-ranks // ranks_per_node), [split(int(each), ranks, allowed) for each in table.batches]
         assert table.packed[ranks] == pytest.approx(table.times.row(ranks, nodes, dealt), rel=1e-9)
+
+
+def test_of_too_many_new_jobs_some_are_left_for_the_plans_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "NEW_MOST", 4)
+    questions = [Question(Estimate(points=(SpeedPoint(1, 1, 32, 0.1 + at),)), ALLOWED, 2, 1) for at in range(10)]
+    book, known = GoodputBook(), []
+    for _ in range(4):
+        book.begin()
+        answers = [*book.goodputs(questions[:6]), *book.goodputs(questions[6:])]
+        known.append((sum(each is not None for each in answers), book.is_behind))
+    assert known == [(4, True), (8, True), (10, False), (10, False)]

@@ -19,8 +19,10 @@ from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import NodeId
 from swarmsched.models.batch import candidates
 from swarmsched.models.goodput import GoodputBook, Question
-from swarmsched.policies.base import GIVING, is_claim
-from swarmsched.policies.registry import POLICIES, compute_plan
+from swarmsched.policies.backfill import Backfill
+from swarmsched.policies.base import GIVING, PolicyKind, is_claim
+from swarmsched.policies.checked import checked
+from swarmsched.policies.registry import POLICIES, compute_plan, plan_anyway
 from swarmsched.policies.resizing import REBATCH_GAIN, elastic_of
 from swarmsched.resources import Demand, Share
 from swarmsched.view import (
@@ -360,3 +362,94 @@ def test_no_word_of_its_kind_chooses_a_batch(name: str) -> None:
         assert {made[each.job_id].target.global_batch for each in (new, wide) if each.job_id in made} <= {0, 64}
         before, after = alone[runs.job_id], made[runs.job_id]
         assert (after.change, after.target.global_batch) == (before.change, before.target.global_batch)
+
+
+SIZES = (0, 1, 2, 3, 240, 2**16 - 1)
+SAMPLES = (0, 1, 7, 64, 4_096, 2**32 - 1)
+AMOUNTS = (0.0, 5e-324, 1e-300, 1e-9, 0.001, 1.0, 1e6, 1e15, 1e18)
+
+
+def extreme(rng: random.Random, number: int) -> JobView:
+    """A job with a card that the wire takes, at the ends of its ranges."""
+    one = rng.choice
+    points = [
+        SpeedPoint(one(SIZES), one(SIZES), one(SAMPLES), one(AMOUNTS), one(AMOUNTS))
+        for _ in range(rng.choice((0, 1, 2, 8)))
+    ]
+    estimate = Estimate(
+        speed=tuple(one(AMOUNTS) for _ in range(one((0, 3, 7)))),
+        points=tuple(points),
+        noise=tuple(NoisePoint(one(SAMPLES), one(AMOUNTS)) for _ in range(one((0, 1, 3)))),
+        remaining=one(AMOUNTS),
+        remaining_error=one(AMOUNTS),
+        is_prior=one((True, False)),
+        done=one(AMOUNTS),
+        work=Work(one(SAMPLES), one(AMOUNTS), one(AMOUNTS), one(AMOUNTS), decode_core_s=one(AMOUNTS)),
+        is_partial=one((True, False)),
+    )
+    batches = BatchRange(*[one(SAMPLES) for _ in range(4)])
+    elastic = Elastic(one(SIZES), one(SIZES), batches, one(SAMPLES), one((True, False)))
+    shares = one(((), (Share(NodeId("n1"), one((1, 2))),)))
+    state = JobState.RUNNING if shares else JobState.QUEUED
+    known = {"user": "u", "name": "t", "running_s": one((0.0, 1e6)), "pause_s": one((0.0, 1e10))}
+    demand = Demand(gpus=one((0, 1, 2)))
+    return job(number, state, 2, demand, shares=shares, elastic=elastic, estimate=estimate, **known)
+
+
+@pytest.mark.parametrize("name", ["swarm", "elastic-batch", "optimus", "elastic-tiresias", "dike", "srtf"])
+@pytest.mark.filterwarnings("error")
+def test_no_card_that_the_wire_takes_makes_a_policy_raise_or_compute_nonsense(name: str) -> None:
+    """Drawn from a seed: nothing is raised, and nothing that is no number comes out of a model."""
+    rng = random.Random(9)
+    nodes = tuple(make_node(f"n{at}", free, 8) for at, free in enumerate((8, 4, 0)))
+    for _ in range(12):
+        jobs = [extreme(rng, number) for number in range(rng.choice((1, 3)))]
+        jobs = [replace(each, card=decode_card(encode_card(each.card)[1])) for each in jobs]
+        heard = Kinds()
+        for each in jobs[1:]:
+            heard.note(each.card)
+        kinds = tuple([kind for kind in (heard.view("u", "t"),) if kind])
+        view = ClusterView(1, nodes, tuple(jobs), kinds=kinds)
+        checked(compute_plan(PolicySetting(name, {}, Elasticity.ON), view, NOW_S), view)
+
+
+class Picky(Backfill):
+    """Raises at some jobs' cards."""
+
+    def plan(self, view: ClusterView, now_s: float) -> Plan:
+        if any(each.card.estimate and each.card.name == "odd" for each in view.jobs):
+            raise ZeroDivisionError("odd")
+        return super().plan(view, now_s)
+
+
+def test_a_card_at_which_a_policy_raises_costs_that_job_its_card_and_no_other_the_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = PolicyKind("picky", "x", POLICIES["backfill"].parameters, f"{__name__}:Picky")
+    monkeypatch.setitem(POLICIES, "picky", kind)
+    jobs = [
+        job(at, JobState.QUEUED, 1, Demand(gpus=1), name="odd" if at in (3, 17) else "", estimate=ESTIMATES[3])
+        for at in range(40)
+    ]
+    view = ClusterView(7, (make_node("n1", 8),), tuple(jobs))
+    plan = plan_anyway(PolicySetting("picky"), view, NOW_S)
+    assert (plan.fault, plan.policy_id, plan.version) == ("", "picky", 7)
+    assert "picky raised ZeroDivisionError: odd, for the card of" in plan.oddity
+    assert {each.job_id for each in jobs if each.job_id in plan.oddity} == {jobs[3].job_id, jobs[17].job_id}
+    everywhere = [replace(each, card=replace(each.card, name="odd")) for each in jobs]
+    worse = plan_anyway(PolicySetting("picky"), replace(view, jobs=tuple(everywhere)), NOW_S)
+    assert worse.fault == "picky raised ZeroDivisionError: odd"
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        Estimate(points=(SpeedPoint(0, 1, 32, 0.1),)),
+        Estimate(points=(SpeedPoint(1, 0, 32, 0.1),)),
+        Estimate(points=(SpeedPoint(1, 1, 32, 0.1), SpeedPoint(1, 1, 0, 0.1))),
+        Estimate(noise=(NoisePoint(0, 1.0),)),
+    ],
+)
+def test_an_estimate_of_nothing_is_left_out_of_the_card_that_brings_it(estimate: Estimate) -> None:
+    card = job(1, JobState.QUEUED, 1, Demand(gpus=1), estimate=estimate).card
+    assert decode_card(encode_card(card)[1]) == replace(card, estimate=None)
