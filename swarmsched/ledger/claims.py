@@ -41,7 +41,13 @@ class Claims:
         return tuple(self._claims)
 
     def put(self, request: ClaimRequest, now_s: float) -> bool:
-        """Take over a claim, or drop the earlier one where it claims no ranks.  False when there is no room for it."""
+        """Take over a claim, or drop the earlier one where it claims no ranks.  False when there is no room for it.
+
+        One that newer ones have overtaken changes nothing: what is withdrawn and claimed anew at once may arrive so.
+        """
+        known = self._claims.get(request.job_id)
+        if known is not None and _number(request) < _number(known.request):
+            return True
         if not request.ranks:
             self.drop(request.job_id)
             return True
@@ -82,6 +88,10 @@ class Claims:
             may_pass = is_hold and (ends_before or _outranks(request, claim.request))
             if job_id != request.job_id and not is_over and not may_pass:
                 yield claim
+
+
+def _number(request: ClaimRequest) -> tuple[int, int]:
+    return (request.epoch, request.command_id)
 
 
 def _outranks(request: HoldRequest | ClaimRequest, claim: ClaimRequest) -> bool:

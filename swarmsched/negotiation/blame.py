@@ -8,7 +8,7 @@ is laid to the node only where its path names a place on nodes, or the same job 
 Tries are few: the job ends with the last of them, and says where all have failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from swarmsched.api import JobSpec
 from swarmsched.ids import NodeId
@@ -45,15 +45,14 @@ def kept(record: JobRecord, found: Sequence[StartFault]) -> tuple[StartFault, ..
     return (*record.start_faults, *found)[-START_FAULTS_MOST:]
 
 
-def failed_nodes(record: JobRecord) -> tuple[NodeId, ...]:
-    """Nodes that could not start it since it ran last."""
-    found = [fault.node for fault in record.start_faults if fault.failure is not TaskFailure.PORT_TAKEN]
-    return tuple(dict.fromkeys(found))
+def failed_nodes(known: Iterable[StartFault]) -> tuple[NodeId, ...]:
+    """Nodes that are to blame for some of them, or may be."""
+    return tuple(dict.fromkeys(fault.node for fault in known if fault.failure is not TaskFailure.PORT_TAKEN))
 
 
 def obituary(record: JobRecord, failed: TaskStatus) -> str:
     """Why it is tried no more; nothing where its first start was its last."""
-    nodes = list(dict.fromkeys([*failed_nodes(record), failed.node]))
+    nodes = list(dict.fromkeys([*failed_nodes(record.start_faults), failed.node]))
     if not record.start_faults:
         return ""
     tries = len({fault.attempt for fault in record.start_faults}) + 1

@@ -86,7 +86,7 @@ def _back_in_queue(job: ShepherdState, before: JobRecord | None) -> list[Shepher
         job.pacing.restarted(record.restarts, job.now_s)
         effects.append(job.announce("job.restarted", record.reason, restarts=record.restarts, attempt=record.attempt))
     if before is not None and record.relaunches > before.relaunches:
-        for node in {*blame.failed_nodes(record)} - {*blame.failed_nodes(before)}:
+        for node in blame.failed_nodes(record.start_faults[len(before.start_faults) :]):
             job.pacing.avoid(node, job.now_s)
         job.pacing.back_off(job.now_s)
         effects.append(job.announce("job.start_failed", record.reason, attempt=before.attempt))
@@ -308,7 +308,7 @@ def _ended(job: ShepherdState) -> RecordChange | None:
     outlived = ""
     if failure is not None and record.state is JobState.STARTING:
         found = blame.faults(job.gang, record.attempt)
-        has_elsewhere = job.has_elsewhere(found)
+        has_elsewhere = job.has_elsewhere(failure, found)
         if blame.is_tried_again(record, failure, found, has_elsewhere=has_elsewhere):
             what = "another node is tried" if has_elsewhere else "trying again"
             return changes.StartAborted(f"{what}: {failure.detail}", blame.kept(record, found))

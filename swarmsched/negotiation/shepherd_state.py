@@ -230,13 +230,19 @@ class ShepherdState:
 
     @property
     def barred(self) -> tuple[NodeId, ...]:
-        """Nodes that could not start it, as long as others could take it."""
-        return nodes if (nodes := failed_nodes(self.decided)) and self.has_elsewhere(()) else ()
+        """Nodes that could not start it, as long as others could take it: all, or else those that failed it last."""
+        faults = self.decided.start_faults
+        if not faults:
+            return ()
+        last = [fault for fault in faults if fault.attempt == faults[-1].attempt]
+        candidates = (failed_nodes(faults), failed_nodes(last))
+        return next((nodes for nodes in candidates if self._could_take(self.decided.spec, nodes)), ())
 
-    def has_elsewhere(self, found: Iterable[StartFault]) -> bool:
-        """Whether nodes that have not failed it could take it; `found`: failures that the record has not named yet."""
-        failed = {*failed_nodes(self.decided), *(fault.node for fault in found)}
-        return self._could_take(self.decided.spec, failed)
+    def has_elsewhere(self, failed: TaskStatus, found: Iterable[StartFault]) -> bool:
+        """Whether nodes that have not failed it so could take it; `found`: failures that the record has not named."""
+        known = (*self.decided.start_faults, *found)
+        alike = {fault.node for fault in known if fault.failure is failed.failure}
+        return self._could_take(self.decided.spec, alike)
 
     def has_share(self, node: NodeId) -> bool:
         """Ranks of it may be there."""

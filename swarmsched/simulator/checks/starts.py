@@ -97,13 +97,16 @@ class StartChecker(Checker):
         raise Violation(INVARIANT, f"{job_id} ends after {tries} tries by a fault of {failed}: {after.detail}")
 
     def _has_elsewhere(self, record: JobRecord, without: set[NodeId]) -> bool:
-        """Machines that have been up and could take it; its shepherd may not know of all."""
-        spec = record.spec
+        """Machines that are up, as its shepherd sees them too, and could take it."""
+        spec, shepherd = record.spec, self._hosts[record.shepherd].node
+        if shepherd is None:
+            return False
+        seen = {each.node_id for each in shepherd.members(self._hosts[record.shepherd].now_s) if each.is_available}
         offered = [
             host.resources
             for node, host in self._hosts.items()
             if host.node is not None and not host.is_witness and node not in (*without, *spec.exclude)
-            if not spec.nodes or node in spec.nodes
+            if node in seen and (not spec.nodes or node in spec.nodes)
         ]
         free = [Free(counted(each.gpus), each.cpu_count, each.memory_bytes) for each in offered]
         return sum(ranks_that_fit(each, spec.demand) for each in free) >= spec.ranks

@@ -645,6 +645,21 @@ def test_a_claim_that_is_not_renewed_lapses_and_keeps_nothing_awake(owner):
     assert owner.hold(make_job_id(98.0, random.Random(98))).refusal is Refusal.NONE
 
 
+def test_a_withdrawal_that_a_newer_claim_has_overtaken_changes_nothing(owner):
+    def request(command_id, ranks):
+        fields = owner.fields(JOB, 1, 1, SHEPHERD, None) | {"command_id": command_id}
+        return ClaimRequest(
+            **fields, ranks=ranks, demand=Demand(gpus=1), policy_id="fifo", rank_key=(0,),
+            submitted_utc_s=0.0, starts_within_s=0.0,
+        )  # fmt: skip
+
+    for claim in (request(8, 4), request(7, 0)):
+        owner.keep(owner.ledger.claim(claim, owner.now_s))
+    assert owner.ledger.claims == (JOB,)
+    owner.keep(owner.ledger.claim(request(9, 0), owner.now_s))
+    assert owner.ledger.claims == ()
+
+
 def test_a_refusal_that_names_many_claims_can_still_be_told(owner):
     for number in range(60):
         keep_claim(owner, number)

@@ -50,7 +50,11 @@ class Scene:
         asked = replace(asked, **spec)
         record = make_record(ME, spec=asked, submitted_utc_s=UTC, shepherd_generation=7)
         self.others_could_take_it = True
-        could_take = lambda spec, without: self.others_could_take_it  # noqa: E731  # no more than a word
+        self.needed = set()  # nodes without which none could
+
+        def could_take(spec, without):
+            return self.others_could_take_it and self.needed.isdisjoint(without)
+
         self.shepherd = JobShepherd(record, ME, random.Random(1), count(1), could_take=could_take)
         self.do(self.shepherd.accepted(self.clock))
 

@@ -395,6 +395,13 @@ def test_nodes_that_failed_it_are_taken_again_where_no_other_could_take_the_job(
     assert scene.shepherd.barred == ()
 
 
+def test_a_node_that_failed_it_otherwise_counts_among_those_that_could_take_it(scene):
+    fail_to_stage(scene, A, TaskFailure.INTERNAL)
+    scene.needed = {A}
+    fail_to_stage(scene, B, TaskFailure.SYNC)
+    assert (scene.record.state, scene.shepherd.barred) == (JobState.QUEUED, (B,))
+
+
 def test_a_nodes_fault_ends_a_job_only_after_several_tries_and_names_the_nodes(scene):
     for number in range(STARTS_MOST):
         assert (scene.record.is_ended, scene.record.relaunches) == (False, number)
