@@ -6,7 +6,7 @@ import inspect
 import math
 import operator
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SHOWN_LENGTH = 60
@@ -62,6 +62,13 @@ def bound(name: str, value: object) -> float | None:
     if found is not None and not found > 0:
         raise ValueError(f"{name} is {shown(found)}; it must be above 0, or left out")
     return found
+
+
+def one_of(name: str, value: object, known: Sequence[str]) -> str | None:
+    """A word, or None.  Raises ValueError."""
+    if value is not None and (not isinstance(value, str) or value not in known):
+        raise ValueError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}, or left out")
+    return value
 
 
 def seconds(name: str, value: object, least: float = -math.inf) -> float:

@@ -8,7 +8,7 @@ Behind the words stands for each parameter how many ranks have used it: what non
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,14 @@ class Bucket:
 class Gradients:
     """All gradients of a model.  Call `attach` for each group, then for each step `begin` and `finish`."""
 
-    def __init__(self, named: Mapping[str, torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        bucket_bytes: int = BUCKET_BYTES,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_first` is called by the first gradient of a step that nothing has begun, and begins it."""
+        self._on_first, self._is_begun = on_first, True
         self._parameters = [parameter for parameter in named.values() if parameter.requires_grad]
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._buckets = _dealt(self._parameters, bucket_bytes)
@@ -114,6 +121,7 @@ class Gradients:
     def begin(self, scale: float, *, is_last: bool, is_measured: bool = False) -> None:
         """Before a backward pass, of a step's last micro-batch or of an earlier one; `is_measured`: with its norm."""
         self._scale, self._is_last, self._is_measured = scale, is_last, is_measured
+        self._is_begun = True
 
     def rescale(self, factor: float) -> None:
         """Between two micro-batches: weigh what was summed so far anew."""
@@ -164,10 +172,15 @@ class Gradients:
         for bucket in self._buckets:
             bucket.begin()
         self._works, self._launched, self._norms = [], 0, []
+        self._is_begun = False
 
     # In the backward pass.
 
     def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if not self._is_begun:
+            gradient, self._is_begun = parameter.grad, True
+            self._on_first()
+            parameter.grad = gradient
         if self._group.size == 1 or not self._is_last:
             return
         bucket, index = self._where[id(parameter)]

@@ -76,7 +76,7 @@ class Batches:
     The epochs are those from `first_epoch` on, and no other order is like theirs; the job may have some behind it.
 
     `threads` load samples, or `processes` of them, started afresh, with a copy of the dataset each.  `finish` is called
-    when all is used up, before the script hears of it, and `settle` whenever the script asks for a batch.
+    when all is used up, `end` when the script hears of it, and `settle` whenever it asks for a batch.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Batches:
         expect: Callable[..., None],
         finish: Callable[[], None] | None = None,
         settle: Callable[[], None] | None = None,
+        end: Callable[[], None] | None = None,
         first_epoch: int = 0,
         mode: str | None = None,
         shuffle: bool | None = None,
@@ -121,6 +122,7 @@ class Batches:
             self._table = Reproducible(length=length, **where)
         else:
             self._table = OnDemand(length=length, ahead=prefetch, **where)
+        self._length = length
         self._first_epoch, self._end_epoch = first_epoch, first_epoch + epochs
         self._later: Mapping[str, Any] | None = None  # where the job is, if that is behind these epochs
         collate = collate_fn or default_collate
@@ -132,7 +134,8 @@ class Batches:
         )
         self.count = 0  # samples of the batch that was given out last
         self.is_last = False  # whether that one is the last of its step
-        self._expect, self._finish, self._settle = expect, finish, settle
+        self._expect, self._finish, self._settle, self._end = expect, finish, settle, end
+        self.passed = 0  # epochs that the job has behind it, with all that the script does after them
         self._micro_batch, self._prefetch, self._device = micro_batch, prefetch, device
         self._rest: deque[Cut] = deque()  # of this step
         self._last: Any = None
@@ -149,9 +152,11 @@ class Batches:
         if self._rest:
             return self._give(self._rest.popleft())
         if self.is_over:
-            if self._finish is not None and not self._is_past:
+            if self._finish is not None and not self.is_past:
                 self._finish()
             self.close()
+            if self._end is not None:
+                self._end()
             raise StopIteration
         if self._is_taken and not self._is_told:
             raise RuntimeError("the batch before this one was not followed by training.step(loss)")
@@ -183,15 +188,22 @@ class Batches:
         self._expect(self.count, is_last=self.is_last)
         return self._last
 
+    def steps_of_epoch(self, batch: int) -> int:
+        """How many an epoch has; 0 where that is not known."""
+        return -(-(self._length or 0) // batch)
+
     @property
     def is_over(self) -> bool:
         """Whether no step is left of these epochs."""
         return self._later is not None or self._table.is_done
 
     @property
-    def _is_past(self) -> bool:
+    def is_past(self) -> bool:
         """Whether the others are not at the end of these epochs, but have gone on."""
-        return self._later is not None and not (self._later["epoch"] == self._end_epoch and is_between(self._later))
+        if self._later is None:
+            return False
+        is_at_end = self._later["epoch"] == self._end_epoch and is_between(self._later)
+        return self._end_epoch <= self.passed or not is_at_end
 
     # The one who sums.
 

@@ -7,7 +7,6 @@ the optimizer's `step` does nothing then, and what the script has done to rates 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 
-from swarm_elastic._data import Batches
 from swarm_elastic._elastic import Elastic
 from swarm_elastic._ranges import RanksDiffer
 
@@ -58,12 +56,11 @@ class BackwardElastic(Elastic):
     _is_stepping = False
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
-        for name in ("clip_norm", "micro_batch"):
+        for name in ("clip_norm", "micro_batch", "scheduler_per"):
             if options.get(name):
                 raise ValueError(
                     f"{name} is for Elastic.step; clip between backward and step, and pass under no_sync()"
                 )
-        self._kept: tuple[list[dict[str, Any]], list[Any]] = [], []  # rates and states, when a sum was lost
         self._is_queued = False  # whether the end of this backward pass will be heard of
         self._is_stepped = False  # whether the script has made its update, or its scaler has refused to
         super().__init__(model, optimizer, **options)
@@ -73,38 +70,21 @@ class BackwardElastic(Elastic):
         if self._scaler is not None:
             self._watch(self._scaler)
 
-    def batches(self, dataset: Any, *, epochs: int = 1, **options: Any) -> Batches:
-        """See `Elastic`."""
-        return super().batches(dataset, epochs=epochs, settle=self.settle, **options)
-
-    def settle(self) -> None:
-        """Count the step that the script has made, and switch if all can.
-
-        Called by the next forward pass, batch, checkpoint and the end; scripts that deal out samples by themselves call
-        it before they do.
-        """
-        if not self._is_summed:
-            return
-        if not self._is_stepped:
+    def count_step(self) -> None:
+        """See `Elastic`; called by the next forward pass, batch, checkpoint and the end."""
+        if self._is_summed and not self._is_stepped:
             raise RuntimeError(
                 "optimizer.step() was not called with the gradients that backward has summed; call it before the next "
                 "batch, and use no_sync() for passes that only add up"
             )
         self._is_stepped = False
-        if self._problem:
-            self._restore_rates()
-        self._conclude()
+        super().count_step()
 
     def begin_pass(self) -> None:
         """A forward pass; one between backward and the update is none of the next step."""
         self._is_queued = False  # by a backward pass that raised
-        if self._is_stepped:
+        if self._is_stepped or self._is_between:
             self.settle()
-
-    def finish(self) -> None:
-        """See `Elastic`."""
-        self.settle()
-        super().finish()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -139,29 +119,9 @@ class BackwardElastic(Elastic):
         self._loss_sum = float("nan")  # which this object is not told
         self._reduce(self._said())
         if self._problem:
-            self._keep_rates()
+            self._kept = self._state.keep()
             for parameter in self._parameters:  # for those who look at them before they update; nothing comes of it
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-
-    def _keep_rates(self) -> None:
-        groups = [{name: each for name, each in group.items() if name != "params"} for group in self._groups]
-        self._kept = copy.deepcopy((groups, [part.state_dict() for part in self._stepped_parts]))
-
-    def _restore_rates(self) -> None:
-        groups, states = self._kept
-        for index, group in enumerate(groups):
-            self._groups[index].update(group)
-        for index, part in enumerate(self._stepped_parts):
-            part.load_state_dict(states[index])
-
-    @property
-    def _stepped_parts(self) -> list[Any]:
-        return [part for part in (self._scheduler, self._scaler) if part is not None]
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self._optimizer.param_groups
-        return groups
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         """Let its `step` do nothing where the sum was lost."""

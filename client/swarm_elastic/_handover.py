@@ -23,6 +23,7 @@ from swarm_elastic._group import Group
 
 PIECE_BYTES = 8 << 20
 WINDOW = 64  # pieces that are under way at once, since those of a GPU are copied to main memory before they go
+BUFFER_MOST = 1 << 16  # numbers in a buffer that is put back where a step is done again
 SMALL_BYTES = 1 << 12  # what is not larger travels in the document
 PLACE = "swarm_elastic.tensor"
 Stateful = Any  # has state_dict() and load_state_dict()
@@ -33,6 +34,8 @@ class TrainingState:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
         self._model, self._optimizer, self._parts = model, optimizer, parts
+        self._names = {id(each): name for name, each in model.named_parameters()}
+        self._moved = Moved(model)
         self.device = next((each.device for each in self._named().values()), torch.device("cpu"))
 
     def layout(self, extra: object) -> str:
@@ -59,7 +62,8 @@ class TrainingState:
             "model": packed(self._named()),
             "optimizer": packed(plain(self._optimizer.state_dict())),
             "parts": {name: packed(plain(part.state_dict())) for name, part in self._parts.items()},
-            "random": _random_states(),
+            "extra": {name: packed(state) for name, state in self._extra().items()},
+            "random": random_states(),
         }
         return small, large
 
@@ -95,19 +99,78 @@ class TrainingState:
         self._optimizer.load_state_dict(unpacked(small["optimizer"]))
         for name, part in self._parts.items():
             part.load_state_dict(unpacked(small["parts"][name]))
+        modules = dict(self._model.named_modules())
+        for name, state in unpacked(small.get("extra", {})).items():
+            modules[name].set_extra_state(state)
         if is_new:
-            _set_random_states(small["random"])
+            set_random_states(small["random"])
 
     def _named(self) -> dict[str, torch.Tensor]:
         """Weights and buffers, detached: they share the memory, and nothing of autograd is saved with them."""
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         return {name: each.detach() for name, each in named}
 
+    def _extra(self) -> dict[str, Any]:
+        """What modules hold beside weights and buffers, by the names of those that say that they do."""
+        own = (
+            (name, module)
+            for name, module in self._model.named_modules()
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        )
+        return {name: plain(module.get_extra_state()) for name, module in own}
+
+    def compared(self) -> Iterator[tuple[str, Any]]:
+        """What is the same on all ranks that train together, by its name."""
+        for name, weight in self._model.named_parameters():
+            yield f"weight {name}", weight
+        held = self._optimizer.state_dict()["state"]
+        order = [self._names.get(id(each), "") for group in self._optimizer.param_groups for each in group["params"]]
+        for at, name in enumerate(order):
+            yield f"optimizer state of {name}", held.get(at, {})
+        for name, part in self._parts.items():
+            if name != "noise" and not getattr(part, "is_of_rank", False):
+                yield name if name in OWN_PARTS else f"parts[{name!r}]", plain(part.state_dict())
+
+    def small(self) -> Iterator[tuple[str, Any]]:
+        """Rates, and the state of all parts."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            yield f"parameter group {number}", hyperparameters(group)
+        for name, part in self._parts.items():
+            yield name, plain(part.state_dict())
+
+    def moved_by_passes(self) -> Iterator[tuple[str, Any]]:
+        """What may be each rank's own, since passes may change it."""
+        for name, buffer in self._model.named_buffers():
+            yield f"buffer {name}", buffer
+        for name, state in self._extra().items():
+            yield f"extra state of {name}", state
+
+    def keep(self) -> Kept:
+        """A copy of what a script may change beside weights; `restore` puts it back."""
+        return Kept(self._optimizer, self._parts)
+
+    def begin_step(self) -> None:
+        """Note what the passes of a step move: random numbers, and buffers that are small."""
+        self._moved.note()
+
+    def undo_step(self) -> dict[str, Any]:
+        """Put that back, for a step that is done again; what random numbers were since."""
+        return self._moved.undo()
+
+    def versions(self) -> dict[str, int]:
+        """By which a change of weights and of what the optimizer keeps of them is seen."""
+        found = {f"weight {name}": each._version for name, each in self._model.named_parameters()}  # noqa: SLF001
+        for parameter, held in self._optimizer.state.items():
+            for key, each in held.items() if isinstance(held, dict) else ():
+                if isinstance(each, torch.Tensor):
+                    found[f"{key} of {self._names.get(id(parameter), '')}"] = each._version  # noqa: SLF001
+        return found
+
     def full(self) -> dict[str, Any]:
         """All of it in one piece, for a file."""
         parts = {name: plain(part.state_dict()) for name, part in self._parts.items()}
-        optimizer, states = plain(self._optimizer.state_dict()), _random_states()
-        small = {"optimizer": optimizer, "parts": parts, "random": states}
+        optimizer, states = plain(self._optimizer.state_dict()), random_states()
+        small = {"optimizer": optimizer, "parts": parts, "extra": self._extra(), "random": states}
         return {"model": self._named(), "kinds": self._kinds, **small}
 
     def check(self) -> None:
@@ -143,6 +206,61 @@ class TrainingState:
         rest = {f"parts[{name!r}]": "there" for name in self._parts if name not in OWN_PARTS}
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         return {"optimizer": f"{type(self._optimizer).__name__} of {sizes} parameters", **own, **rest}
+
+
+class Kept:
+    """A copy of rates and of the state of parts."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
+        self._optimizer, self._parts = optimizer, parts
+        groups = [hyperparameters(group) for group in optimizer.param_groups]
+        self._groups, self._states = copy.deepcopy((groups, {name: part.state_dict() for name, part in parts.items()}))
+
+    def restore(self) -> None:
+        """Put it back, once."""
+        for name, state in self._states.items():
+            self._parts[name].load_state_dict(state)
+        for index, values in enumerate(self._groups):
+            self._optimizer.param_groups[index].update(values)
+
+
+class Moved:
+    """What passes move beside gradients, as it was before a step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._places = [(module._buffers, name) for module in model.modules() for name in module._buffers]  # noqa: SLF001
+        self._held: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+        self._random: dict[str, Any] = {}
+
+    def note(self) -> None:
+        """Before the first pass."""
+        self._random, held = random_states(), self._small()
+        with torch.no_grad():
+            if [id(each) for each in held] != [id(each) for each in self._held]:
+                self._held, self._copies = held, [each.clone() for each in held]
+            elif held:
+                torch._foreach_copy_(self._copies, held)
+
+    def undo(self) -> dict[str, Any]:
+        """After a step that came to nothing; what random numbers were since."""
+        since = random_states()
+        if self._random:
+            set_random_states(self._random)
+        with torch.no_grad():
+            for at, each in enumerate(self._small()[: len(self._copies)]):
+                if each.shape == self._copies[at].shape:
+                    each.copy_(self._copies[at])
+        return since
+
+    def _small(self) -> list[torch.Tensor]:
+        held = [buffers.get(name) for buffers, name in self._places]
+        return [each for each in held if each is not None and each.numel() <= BUFFER_MOST]
+
+
+def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a group of parameters has beside these."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def send_document(group: Group, document: dict[str, Any], behind: Sequence[int]) -> None:
@@ -259,7 +377,8 @@ def _empty(place: tuple[Any, ...], device: torch.device) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype.partition(".")[2]), device=device)
 
 
-def _random_states() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
+    """Of all that draw."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -269,7 +388,8 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _set_random_states(states: Mapping[str, Any]) -> None:
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """The other way."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(states["torch"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,24 @@ def exponent(rule: str) -> float:
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"lr_rule must be one of {', '.join(sorted(RULES))}, not {shown(rule)}")
     return RULES[rule]
+
+
+def horizon(scheduler: Any) -> tuple[int, str]:
+    """After how many of its steps a schedule of torch has come to its end, or to a thousandth, and what says so.
+
+    Nothing and no text where that is not known.
+    """
+    kind = _kind(scheduler) if scheduler is not None else ""
+    held = getattr(scheduler, "__dict__", {})
+    name = f"scheduler {kind}"
+    if kind in ("StepLR", "CosineAnnealingLR"):
+        told = "step_size" if kind == "StepLR" else "T_max"
+        return held[told], f"{name}, with {told} {held[told]},"
+    if kind == "MultiStepLR" and held["milestones"]:
+        return max(held["milestones"]), f"{name}, with milestones up to {max(held['milestones'])},"
+    if kind == "ExponentialLR" and 0 < held["gamma"] < 1:
+        return math.ceil(math.log(1e-3) / math.log(held["gamma"])), f"{name}, with gamma {held['gamma']},"
+    return 0, ""
 
 
 def scale_rates(optimizer: torch.optim.Optimizer, scheduler: Any, factor: float) -> list[str]:

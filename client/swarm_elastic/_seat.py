@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
@@ -46,19 +46,24 @@ class Progress(Protocol):
 
 
 class Seat:
-    """Where this worker sits.  `on_change` is called after each switch, before training goes on; who keeps it waiting
-    for longer than `timeout_s` may be given up."""
+    """Where this worker sits.
+
+    `former_layouts` are those of the same model by earlier versions of this library.  `on_change` is called after each
+    switch, before training goes on; who keeps it waiting for longer than `timeout_s` may be given up.
+    """
 
     def __init__(
         self,
         membership: Membership,
         state: TrainingState,
         layout: str,
+        former_layouts: Sequence[str],
         progress: Progress,
         on_change: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        self._membership, self._state, self._layout, self._progress = membership, state, layout, progress
+        self._membership, self._state, self._progress = membership, state, progress
+        self._layout, self._former_layouts = layout, [int(each, 16) for each in former_layouts]
         self._on_change = on_change
         self._current: Candidate | None = None
         self.group: Group = Alone()
@@ -140,6 +145,17 @@ class Seat:
         if busy_s := self._own_time.news(seconds):
             self._membership.tell(busy_s=busy_s)
 
+    @property
+    def has_trained_once(self) -> bool:
+        """Whether a round was completed here."""
+        return self._trains > 0
+
+    def part(self, problem: str, *, is_refused: bool) -> None:
+        """This worker is about to end for a problem; `is_refused`: the others go on without it."""
+        changes = {"state": "refused"} if is_refused else {}
+        self._membership.tell(problem=problem[:PROBLEM_LENGTH], **changes)
+        self._membership.part()
+
     def has_trained(self) -> None:
         """A round was completed in the present membership: only that makes its members know more than others do."""
         self._trains = self.version
@@ -169,7 +185,7 @@ class Seat:
         may_start = plan.version == 1 or plan.may_start or self._may_start
         step = self._progress.rounds if self._trains else -1
         claim = Claim(self._trains, step, self._start if may_start else -1, int(self._layout, 16))
-        verdict = _switch.agree(group, plan, claim)
+        verdict = _switch.agree(group, plan, claim, self._former_layouts)
         if verdict.behind and group.rank in verdict.holders:
             self._give(group, verdict)
         elif verdict.behind:

@@ -10,7 +10,6 @@ and a pass has one batch at most.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from swarm_elastic._elastic import Elastic
+from swarm_elastic._handover import Kept
 
 THREADS = 4  # that load samples, at least
 ENDLESS = 1 << 30  # epochs; the library knows when it has done all of its own
@@ -39,7 +39,7 @@ class Steps:
         self._global_batch = self.batch_size * passes
         options = {"shuffle": _is_shuffled(loader), "seed": seed, "collate_fn": loader.collate_fn}
         self._options = {**options, "threads": max(THREADS, loader.num_workers)}
-        self._after: tuple[list[dict[str, Any]], dict[str, Any]] | None = None  # rates, where no update follows
+        self._after: Kept | None = None  # rates, where no update follows
 
     def __len__(self) -> int:
         """Steps of an epoch.  TypeError where the dataset has no length."""
@@ -49,8 +49,9 @@ class Steps:
         self.settle()
         epoch = self.training.epoch
         while self.training.epoch == epoch and self.training.step_number != self.end:
-            yield next(self._batches)
             self.settle()
+            yield next(self._batches)
+            self.count_step()
 
     @property
     def is_last(self) -> bool:
@@ -98,19 +99,20 @@ class Steps:
         if self.training.sum(loss):
             return True
         if self.is_last:
-            groups = self._optimizer.param_groups
-            rates = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-            self._after = copy.deepcopy((rates, self._schedulers.state_dict()))
+            self._after = Kept(self._optimizer, {"schedulers": self._schedulers})
         return self.training.step_number > step
 
     def settle(self) -> None:
-        """Between two steps.  Without gradients an optimizer has changed nothing, and schedules are put back."""
-        if self._after is not None:
-            (rates, schedules), self._after = self._after, None
-            for index, values in enumerate(rates):
-                self._optimizer.param_groups[index].update(values)
-            self._schedulers.load_state_dict(schedules)
+        """Begin the next step."""
+        self.count_step()
         self.training.settle()
+
+    def count_step(self) -> None:
+        """Behind a step.  Without gradients an optimizer has changed nothing, and schedules are put back."""
+        after, self._after = self._after, None
+        if after is not None:
+            after.restore()
+        self.training.count_step()
 
     def finish(self) -> None:
         """Training is over; wait for the others."""
@@ -134,6 +136,8 @@ class _All:
 
 class _BeforeTraining:
     """A library's own state, loaded before it trains only: from then on it counts by itself."""
+
+    is_of_rank = True
 
     def __init__(self, part: Stateful) -> None:
         self._part, self.is_over = part, False

@@ -137,7 +137,7 @@ class _Following(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Beside its own files, whole jobs go on from this."""
-        self._trainer._steps.settle()  # noqa: SLF001  # its other half
+        self._trainer._steps.count_step()  # noqa: SLF001  # its other half
         self._trainer.training.checkpoint(f"step-{state.global_step}.pt")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -177,7 +177,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             super().save_checkpoint(checkpoint, filepath, storage_options)
         trainer = self.lightning_module.trainer
         if self._steps is not None and trainer.training:
-            self._steps.settle()
+            self._steps.count_step()
             self.training.checkpoint(f"step-{trainer.global_step}.pt")
 
     def remove_checkpoint(self, filepath: Any) -> None:
