@@ -100,7 +100,7 @@ class Guard:
         state.begin_step()
 
     def _found(self) -> list[int]:
-        return hashes([value for _, value in self._state.small()])
+        return hashes(self._state.small())
 
     def restore(self) -> None:
         """Undo what was done since.  Raises RuntimeError where that cannot be undone."""

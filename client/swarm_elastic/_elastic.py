@@ -604,7 +604,7 @@ class Elastic:
         _reports.follow_batch(self.global_batch)
         if not self._seat.is_trained:
             self._given = Guard(self._state) if state.get("goes_on") else None
-            self._replica.is_proven = False
+            self._replica.is_proven = self._given is None
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.rounds, self._finished = state["rounds"], state["finished"]

@@ -99,9 +99,9 @@ class TrainingState:
         self._optimizer.load_state_dict(unpacked(small["optimizer"]))
         for name, part in self._parts.items():
             part.load_state_dict(unpacked(small["parts"][name]))
-        modules = dict(self._model.named_modules())
+        noted = self._noted()
         for name, state in unpacked(small.get("extra", {})).items():
-            modules[name].set_extra_state(state)
+            noted[name].load_state_dict(state)
         if is_new:
             set_random_states(small["random"])
 
@@ -110,14 +110,14 @@ class TrainingState:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         return {name: each.detach() for name, each in named}
 
+    def _noted(self) -> dict[str, Noted]:
+        """Modules that hold more than weights and buffers, by their names."""
+        modules = self._model.named_modules()
+        plainest = torch.nn.Module.get_extra_state
+        return {name: Noted(module) for name, module in modules if type(module).get_extra_state is not plainest}
+
     def _extra(self) -> dict[str, Any]:
-        """What modules hold beside weights and buffers, by the names of those that say that they do."""
-        own = (
-            (name, module)
-            for name, module in self._model.named_modules()
-            if type(module).get_extra_state is not torch.nn.Module.get_extra_state
-        )
-        return {name: plain(module.get_extra_state()) for name, module in own}
+        return {name: plain(module.state_dict()) for name, module in self._noted().items()}
 
     def compared(self) -> Iterator[tuple[str, Any]]:
         """What is the same on all ranks that train together, by its name."""
@@ -131,12 +131,10 @@ class TrainingState:
             if name != "noise" and not getattr(part, "is_of_rank", False):
                 yield name if name in OWN_PARTS else f"parts[{name!r}]", plain(part.state_dict())
 
-    def small(self) -> Iterator[tuple[str, Any]]:
-        """Rates, and the state of all parts."""
-        for number, group in enumerate(self._optimizer.param_groups):
-            yield f"parameter group {number}", hyperparameters(group)
-        for name, part in self._parts.items():
-            yield name, plain(part.state_dict())
+    def small(self) -> list[Any]:
+        """What is kept: rates, and the state of parts."""
+        parts = [*self._parts.values(), *self._noted().values()]
+        return [*map(hyperparameters, self._optimizer.param_groups), *(plain(part.state_dict()) for part in parts)]
 
     def moved_by_passes(self) -> Iterator[tuple[str, Any]]:
         """What may be each rank's own, since passes may change it."""
@@ -147,7 +145,7 @@ class TrainingState:
 
     def keep(self) -> Kept:
         """A copy of what a script may change beside weights; `restore` puts it back."""
-        return Kept(self._optimizer, self._parts)
+        return Kept(self._optimizer, [*self._parts.values(), *self._noted().values()])
 
     def begin_step(self) -> None:
         """Note what the passes of a step move: random numbers, and buffers that are small."""
@@ -208,18 +206,31 @@ class TrainingState:
         return {"optimizer": f"{type(self._optimizer).__name__} of {sizes} parameters", **own, **rest}
 
 
+class Noted:
+    """What a module holds beside weights and buffers, as a part."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> Any:
+        return self._module.get_extra_state()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._module.set_extra_state(state)
+
+
 class Kept:
     """A copy of rates and of the state of parts."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parts: Mapping[str, Stateful]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parts: Sequence[Stateful]) -> None:
         self._optimizer, self._parts = optimizer, parts
         groups = [hyperparameters(group) for group in optimizer.param_groups]
-        self._groups, self._states = copy.deepcopy((groups, {name: part.state_dict() for name, part in parts.items()}))
+        self._groups, self._states = copy.deepcopy((groups, [part.state_dict() for part in parts]))
 
     def restore(self) -> None:
         """Put it back, once."""
-        for name, state in self._states.items():
-            self._parts[name].load_state_dict(state)
+        for index, state in enumerate(self._states):
+            self._parts[index].load_state_dict(state)
         for index, values in enumerate(self._groups):
             self._optimizer.param_groups[index].update(values)
 

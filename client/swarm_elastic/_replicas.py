@@ -49,7 +49,7 @@ class Replica:
         self._rates: tuple[list[Any], int] = [], 0  # as they were when they were digested last
         self._before: list[int] = []  # hashes of the buffers, before the passes of this step
         self._moving: set[str] = set()  # buffers that passes have changed: each rank's own
-        self.is_proven = False  # whether it was found equal to others since it was given its state
+        self.is_proven = True  # unless it was given the state of others, and not found equal to them since
 
     def begin(self, *, is_checked: bool) -> None:
         """Before the passes of a step."""
@@ -111,17 +111,16 @@ class Measure(NamedTuple):
     """How large an item is: equal ones differ by rounding at most."""
 
     exact: float  # a hash of all that is no fraction
-    numbers: float  # of the logarithms of numbers
-    tensors: float  # a projection of the fractions in tensors
-    norm: float  # of these
-    rounding: float  # that may be between two ranks, relative to the norm
+    numbers: float  # of the logarithms of numbers, and of the norms of tensors
+    tensors: float  # of the directions of tensors
+    rounding: float  # that may be between two ranks
     rate: float  # for a message
 
     def is_equal(self, other: Measure) -> bool:
         """But for rounding; what is not finite is equal where its bits are, which was looked at before."""
-        near = abs(self.numbers - other.numbers) <= ROUNDING
-        bound = max(self.rounding, other.rounding) * max(self.norm, other.norm)
-        return self.exact == other.exact and near and abs(self.tensors - other.tensors) <= bound
+        bound = max(self.rounding, other.rounding)
+        is_near = abs(self.numbers - other.numbers) <= bound and abs(self.tensors - other.tensors) <= bound
+        return self.exact == other.exact and is_near
 
     @staticmethod
     def read(row: Sequence[int]) -> Measure:
@@ -166,33 +165,36 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _measured(value: Any) -> list[int]:
     """The words of a `Measure`."""
     exact: list[Any] = []
-    numbers = tensors = squared = 0.0
+    numbers = tensors = 0.0
     rounding = ROUNDING
     for turn, leaf in enumerate(_leaves(value), 1):
+        number, weight = leaf, 1 + 1 / turn
         if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            projected, norm = _projected(leaf)
-            tensors, squared = tensors + projected, squared + norm
+            direction, number = _directed(leaf)
+            tensors += weight * direction
             rounding = max(rounding, torch.finfo(leaf.dtype).eps)
         elif isinstance(leaf, torch.Tensor):
-            exact.append(int(_bits(leaf)))
-        elif isinstance(leaf, float) and leaf and math.isfinite(leaf):
-            exact.append(leaf > 0)
-            numbers += math.log(abs(leaf)) * (1 + 1 / turn)
+            number = int(_bits(leaf))
+        if isinstance(number, float) and number and math.isfinite(number):
+            exact.append(number > 0)
+            numbers += weight * math.log(abs(number))
         else:
-            exact.append(leaf)
+            exact.append(number)
     rate = value.get("lr", 0.0) if isinstance(value, Mapping) else 0.0
-    measure = Measure(float(_hash(repr(exact))), numbers, tensors, math.sqrt(squared), rounding, float(rate))
+    measure = Measure(float(_hash(repr(exact))), numbers, tensors, rounding, float(rate))
     return [struct.unpack("<q", struct.pack("<d", each))[0] for each in measure]
 
 
-def _projected(tensor: torch.Tensor) -> tuple[float, float]:
-    """On a fixed direction of plus and minus one, and the squared norm."""
+def _directed(tensor: torch.Tensor) -> tuple[float, float]:
+    """The projection of its direction on a fixed one of plus and minus one, and its norm."""
     flat = _flat(tensor)
     signs = torch.randint(0, 2, (min(CHUNK, len(flat)),), generator=torch.Generator().manual_seed(len(flat)))
     signs = (2.0 * signs - 1.0).to(flat.device, torch.float64)
     parts = [part.to(torch.float64) for part in flat.split(CHUNK)] if len(flat) else []
     sums = [torch.stack((part @ signs[: len(part)], part @ part)) for part in parts]
-    return tuple(torch.stack(sums).sum(0).tolist()) if sums else (0.0, 0.0)
+    projected, squared = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+    norm = math.sqrt(squared)
+    return (projected / norm if norm else 0.0), norm
 
 
 def _leaves(value: Any) -> Iterator[Any]:

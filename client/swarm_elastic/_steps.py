@@ -99,7 +99,7 @@ class Steps:
         if self.training.sum(loss):
             return True
         if self.is_last:
-            self._after = Kept(self._optimizer, {"schedulers": self._schedulers})
+            self._after = Kept(self._optimizer, [self._schedulers])
         return self.training.step_number > step
 
     def settle(self) -> None:
