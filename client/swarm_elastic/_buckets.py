@@ -89,6 +89,7 @@ class Gradients:
             for index, parameter in enumerate(bucket.parameters)
         }
         self._group: Group = Alone()
+        self._slot = _words.SLOT_WORDS
         self._works: list[Work] = []
         self._launched = 0
         self._scale, self._is_last, self._is_measured = 1.0, True, False
@@ -106,16 +107,16 @@ class Gradients:
         """How the gradients are laid out; equal on all ranks, or they cannot be summed."""
         return [(bucket.length, str(bucket.dtype)) for bucket in self._buckets]
 
-    def attach(self, group: Group) -> None:
-        """Sum over this group from now on."""
+    def attach(self, group: Group, slot: int = _words.SLOT_WORDS) -> None:
+        """Sum over this group from now on, each of whose ranks has so many words."""
         self.clear()
-        self._group = group
+        self._group, self._slot = group, slot
         if group.size > 1:
             *others, last = self._buckets
             for bucket in others:
                 if self._problem or not bucket.views:
                     bucket.allocate(0)  # a sum that was given up may still write into the former one
-            last.allocate(_words.table_words(group.size) + len(self._parameters))
+            last.allocate(_words.table_words(group.size, slot) + len(self._parameters))
         self._problem = ""
 
     def begin(self, scale: float, *, is_last: bool, is_measured: bool = False) -> None:
@@ -142,8 +143,9 @@ class Gradients:
         last = self._buckets[-1]
         self._complete(last)
         norm = float(torch.stack(self._norms).sum()) / weight**2 if self._norms and weight else 0.0
-        table, used = last.flat[last.length :].split([_words.table_words(self._group.size), len(self._parameters)])
-        _words.write(table, self._group.rank, words._replace(norm=norm))
+        words_length = _words.table_words(self._group.size, self._slot)
+        table, used = last.flat[last.length :].split([words_length, len(self._parameters)])
+        _words.write(table, self._group.rank, self._group.size, words._replace(norm=norm))
         used.copy_(torch.tensor([float(each) for bucket in self._buckets for each in bucket.is_used]))
         self._start(last)
         problem = self._wait()

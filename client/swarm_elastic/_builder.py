@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,12 +43,21 @@ class Candidate(NamedTuple):
 
 
 class Lodging:
-    """A worker's own store, where the members of its plans meet, and that of others."""
+    """A worker's own store, where the members of its plans meet, and that of others.
+
+    A store knows no password, so its keys have names that only members can tell: each version has its own, made of a
+    secret that agents hand on with the address.
+    """
 
     def __init__(self, host: str, job: str) -> None:
         self._job = job
-        self._own = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_seconds(STORE_S))
-        self.host, self.address = host, f"[{host}]:{self._own.port}" if ":" in host else f"{host}:{self._own.port}"
+        self.secret = secrets.token_hex(16)
+        # By itself a store listens on all interfaces.
+        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        port = listening.getsockname()[1]
+        options = {"wait_for_workers": False, "timeout": _seconds(STORE_S), "master_listen_fd": listening.detach()}
+        self._own = TCPStore(host, port, is_master=True, **options)
+        self.host, self.address = host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def of(self, plan: Plan) -> Store:
         """Where the members of a plan meet: at its first member's.  Raises RuntimeError where that does not answer."""
@@ -54,7 +66,14 @@ class Lodging:
         # A connection of its own for each: a reader that waits occupies it.
         store = self._own.clone() if is_own else TCPStore(host, port, is_master=False, timeout=_seconds(BUILD_S))
         store.set_timeout(_seconds(BUILD_S))
-        return PrefixStore(f"{self._job}/g{plan.version}", store)
+        return PrefixStore(self._name(plan), store)
+
+    def _name(self, plan: Plan) -> str:
+        """Of its keys; workers of the first version know but one."""
+        name = f"{self._job}/g{plan.version}"
+        if plan.is_former:
+            return name
+        return hashlib.sha256(f"{plan.members[0].secret}/{name}".encode()).hexdigest()
 
 
 class Builder:

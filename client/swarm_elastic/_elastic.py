@@ -121,10 +121,10 @@ class Elastic:
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
         self._replica = Replica(optimizer, self._state.compared, self._state.moved_by_passes)
         start, may_start = self._find_start(whole("start_step", start_step, -1))
-        layout, *former = (
-            self._state.layout((self._gradients.shape, words, lr_rule)) for words in (SLOT_WORDS, *FORMER_SLOT_WORDS)
+        layout, former = (
+            self._state.layout((self._gradients.shape, words, lr_rule)) for words in (SLOT_WORDS, FORMER_SLOT_WORDS)
         )
-        self._seat = Seat(_membership.find(self.device), self._state, layout, former, self, self._on_change, limit_s)
+        self._seat = Seat(_membership.find(self.device), self._state, (layout, former), self, self._on_change, limit_s)
         self._began_s = 0.0
         for undo in _of_models.pop(model, ()):
             undo()
@@ -419,7 +419,7 @@ class Elastic:
 
     def _digests(self, *, is_end: bool) -> tuple[int, int]:
         """What is told of this replica: of its rates, and now and then of all of it."""
-        if self._seat.group.size == 1:
+        if self._seat.group.size == 1 or self._seat.is_former:
             return 0, 0
         return self._replica.rates(), self._replica.state() if self._is_compared or is_end else 0
 
@@ -526,7 +526,7 @@ class Elastic:
 
     def _on_change(self) -> None:
         """Another membership."""
-        self._gradients.attach(self._seat.group)
+        self._gradients.attach(self._seat.group, FORMER_SLOT_WORDS if self._seat.is_former else SLOT_WORDS)
         if self.is_first:
             _reports.report_as_first()
         if self._data:
@@ -603,7 +603,7 @@ class Elastic:
         self._load(state)
         _reports.follow_batch(self.global_batch)
         if not self._seat.is_trained:
-            self._given = Guard(self._state) if state.get("goes_on") else None
+            self._given = Guard(self._state) if state.get("goes_on", self.rounds > 0) else None
             self._replica.is_proven = self._given is None
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -45,8 +45,18 @@ class Standing(NamedTuple):
 class AgentLink:
     """Asks one agent for plans; `on_plan` is called in its thread, with versions that only grow."""
 
-    def __init__(self, path: str, token: str, worker: str, address: str, on_plan: Callable[[Plan], None]) -> None:
-        self._path, self._token, self._worker, self._address = path, token, worker, address
+    def __init__(
+        self,
+        path: str,
+        token: str,
+        worker: str,
+        address: str,
+        on_plan: Callable[[Plan], None],
+        secret: str = "",
+    ) -> None:
+        """`secret` is that of the store at the address, for the other members."""
+        self._path, self._token = path, token
+        self._own = {"worker": worker, "address": address} | ({"secret": secret} if secret else {})
         self._on_plan = on_plan
         self._known = 0  # the newest version that was heard of
         self._standing, self._told = Standing(), threading.Event()
@@ -109,8 +119,8 @@ class AgentLink:
             self._hear(json.loads(data))
 
     def _request(self, standing: Standing) -> bytes:
-        who = {"worker": self._worker, "address": self._address, "version": self._known}
-        request = {"v": VERSION, "type": "member", "token": self._token, **who, **standing._asdict()}
+        who = {"v": VERSION, "type": "member", "token": self._token, **self._own, "version": self._known}
+        request = {**who, **standing._asdict()}
         return json.dumps(request).encode() + b"\n"
 
     def _answer(self, connection: socket.socket) -> bytes | None:

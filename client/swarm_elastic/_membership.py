@@ -20,7 +20,6 @@ from swarm_elastic._plan import Member, Plan
 
 FLUSH_S = 2.0
 RECOVERY_S = 600.0
-STATIC = Plan(1, 0, (Member("alone", "localhost:1"),))
 WORLD = ("WORLD_SIZE", "LOCAL_RANK")
 
 _hidden: dict[str, str] = {}  # of the environment
@@ -65,7 +64,7 @@ class SwarmMembership(Builder):
         job = f"{os.environ.get('SWARM_JOB_ID', 'job')}.{os.environ.get('SWARM_ATTEMPT', '1')}"
         lodging = Lodging(_own_host(), job)
         token = os.environ.get("SWARM_TASK_TOKEN", "")
-        self._link = AgentLink(path, token, self.worker, lodging.address, self.on_plan)
+        self._link = AgentLink(path, token, self.worker, lodging.address, self.on_plan, lodging.secret)
         super().__init__(self.worker, lodging, device, self._link.tell)
 
     def tell(self, **changes: Any) -> None:
@@ -83,7 +82,7 @@ class StaticMembership:
     no_plan = "outside of a swarm the others cannot go on without it: start the job again, from a checkpoint"
 
     def __init__(self, group: Group) -> None:
-        members = tuple(Member(f"rank-{rank}", f"localhost:{rank + 1}") for rank in range(group.size))
+        members = tuple(Member(f"rank-{rank}", f"localhost:{rank + 1}", "static") for rank in range(group.size))
         self.worker = members[group.rank].worker
         self._only: Candidate | None = Candidate(Plan(1, 0, members), group)
 

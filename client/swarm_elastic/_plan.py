@@ -14,10 +14,14 @@ class PlanInvalid(ValueError):
 
 
 class Member(NamedTuple):
-    """One worker of a plan.  `address` is "host:port", where its store listens."""
+    """One worker of a plan.  `address` is "host:port", where its store listens.
+
+    `secret` is what keys in that store are named after; workers of earlier versions have none.
+    """
 
     worker: str
     address: str
+    secret: str = ""
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -37,6 +41,11 @@ class Plan(NamedTuple):
     members: tuple[Member, ...]
     lost: frozenset[str] = frozenset()
     may_start: bool = False
+
+    @property
+    def is_former(self) -> bool:
+        """Whether some of them have the library of the first version, so that all speak with each other as that did."""
+        return not all(member.secret for member in self.members)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -75,10 +84,15 @@ def _count(name: str, value: dict[str, object]) -> int:
 
 
 def _member(value: object) -> Member:
-    worker, address = (value.get("worker"), value.get("address")) if isinstance(value, dict) else (None, None)
+    known = value if isinstance(value, dict) else {}
+    worker, address, secret = known.get("worker"), known.get("address"), known.get("secret", "")
     if not isinstance(worker, str) or not 0 < len(worker) <= NAME_LENGTH_MAX:
         raise PlanInvalid(f"worker of a member must be its SWARM_WORKER, not {shown(worker)}; take it from its request")
+    if isinstance(address, str) and "@" in address:  # as agents keep it
+        secret, _, address = address.rpartition("@")
+    if not isinstance(secret, str) or len(secret) > NAME_LENGTH_MAX:
+        raise PlanInvalid(f"secret of {worker} must be a text, not {shown(secret)}; take it from its request")
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise PlanInvalid(f"address of {worker} must be host:port, not {shown(address)}; take it from its request")
-    return Member(worker, f"{host}:{port}")
+    return Member(worker, f"{host}:{port}", secret)

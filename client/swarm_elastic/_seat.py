@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, Protocol
 
@@ -48,22 +48,21 @@ class Progress(Protocol):
 class Seat:
     """Where this worker sits.
 
-    `former_layouts` are those of the same model by earlier versions of this library.  `on_change` is called after each
-    switch, before training goes on; who keeps it waiting for longer than `timeout_s` may be given up.
+    `layouts` are hashes of all that is summed and given: by this library, and by its first version.  `on_change` is
+    called after each switch, before training goes on; who keeps it waiting for longer than `timeout_s` may be given up.
     """
 
     def __init__(
         self,
         membership: Membership,
         state: TrainingState,
-        layout: str,
-        former_layouts: Sequence[str],
+        layouts: tuple[str, str],
         progress: Progress,
         on_change: Callable[[], None],
         timeout_s: float,
     ) -> None:
         self._membership, self._state, self._progress = membership, state, progress
-        self._layout, self._former_layouts = layout, [int(each, 16) for each in former_layouts]
+        self._layout, self._former_layout = layouts
         self._on_change = on_change
         self._current: Candidate | None = None
         self.group: Group = Alone()
@@ -80,6 +79,11 @@ class Seat:
     def workers(self) -> tuple[str, ...]:
         """The members in rank order."""
         return self._current.plan.workers if self._current else ()
+
+    @property
+    def is_former(self) -> bool:
+        """Whether members have the library of the first version."""
+        return self._current is not None and self._current.plan.is_former
 
     @property
     def worker(self) -> str:
@@ -183,9 +187,12 @@ class Seat:
 
     def _take_over(self, group: Group, plan: Plan) -> None:
         may_start = plan.version == 1 or plan.may_start or self._may_start
-        step = self._progress.rounds if self._trains else -1
-        claim = Claim(self._trains, step, self._start if may_start else -1, int(self._layout, 16))
-        verdict = _switch.agree(group, plan, claim, self._former_layouts)
+        step, layout = (
+            self._progress.rounds if self._trains else -1,
+            self._former_layout if plan.is_former else self._layout,
+        )
+        claim = Claim(self._trains, step, self._start if may_start else -1, int(layout, 16))
+        verdict = _switch.agree(group, plan, claim)
         if verdict.behind and group.rank in verdict.holders:
             self._give(group, verdict)
         elif verdict.behind:

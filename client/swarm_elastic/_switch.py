@@ -43,22 +43,16 @@ class Verdict(NamedTuple):
     behind: tuple[int, ...]
 
 
-def agree(group: Group, plan: Plan, claim: Claim, former_layouts: Sequence[int] = ()) -> Verdict:
-    """Ask all members of the new group.  Raises `SwitchRefused`, on all of them, and `GroupLost`.
-
-    The claim is the same in all versions of this library: so they understand that they cannot train together.
-    """
-    return judge(plan, [Claim(*row) for row in group.gather(list(claim))], former_layouts)
+def agree(group: Group, plan: Plan, claim: Claim) -> Verdict:
+    """Ask all members of the new group.  Raises `SwitchRefused`, on all of them, and `GroupLost`."""
+    return judge(plan, [Claim(*row) for row in group.gather(list(claim))])
 
 
-def judge(plan: Plan, claims: Sequence[Claim], former_layouts: Sequence[int] = ()) -> Verdict:
-    """The verdict on the claims of all ranks.
-
-    `former_layouts` are those that the model and optimizer here have in earlier versions of this library.
-    """
+def judge(plan: Plan, claims: Sequence[Claim]) -> Verdict:
+    """The verdict on the claims of all ranks."""
     trained = [rank for rank, claim in enumerate(claims) if claim.trains]
     verdict = _from_trained(plan, claims, trained) if trained else _from_start(plan, claims)
-    _check_layouts(plan, claims, verdict.holders[0], former_layouts)
+    _check_layouts(plan, claims, verdict.holders[0])
     return verdict
 
 
@@ -100,13 +94,9 @@ def _from_start(plan: Plan, claims: Sequence[Claim]) -> Verdict:
     return Verdict(step, holders, _others(claims, holders))
 
 
-def _check_layouts(plan: Plan, claims: Sequence[Claim], holder: int, former_layouts: Sequence[int]) -> None:
+def _check_layouts(plan: Plan, claims: Sequence[Claim], holder: int) -> None:
     layout = claims[holder].layout
     wrong = [rank for rank, claim in enumerate(claims) if claim.layout != layout]
-    if wrong and any(claim.layout in former_layouts for claim in claims):
-        names = ", ".join(_name(plan, rank) for rank in wrong)
-        problem = f"{names} and {_name(plan, holder)} have other versions of swarm_elastic, from agents that differ"
-        raise SwitchRefused(f"{problem}; upgrade all agents, then restart the job", frozenset(wrong))
     if wrong:
         names = ", ".join(f"{_name(plan, rank)} has {claims[rank].layout:015x}" for rank in wrong)
         problem = f"model or optimizer differs: {names}, {_name(plan, holder)} has {layout:015x}; start the same script"

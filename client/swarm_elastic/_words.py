@@ -24,8 +24,8 @@ class Words(NamedTuple):
     `ready` is how many versions above the present one the plan is that this rank could switch to, 0 for none;
     `samples` how many are in its gradient, `loss` their mean; `batch` the global batch that it was told to train with,
     of which the first rank's counts; `norm` the squared norm of its own gradient where that was measured, else 0;
-    `done` is 1 when it has come to the end of its steps; `rates` and `state` are digests of its rates and of all that
-    is to be the same on all ranks, 0 where it has not looked; `data` is what its data pipeline says.
+    `done` is 1 when it has come to the end of its steps; `data` what its data pipeline says; `rates` and `state` are
+    digests of its rates and of all that is to be the same on all ranks, 0 where it has not looked.
     """
 
     ready: int = 0
@@ -34,39 +34,41 @@ class Words(NamedTuple):
     batch: int = 0
     norm: float = 0.0
     done: int = 0
+    data: Sequence[int] = ()
     rates: int = 0
     state: int = 0
-    data: Sequence[int] = ()
 
 
-FIXED_WORDS = len(Words._fields) - 1
-SLOT_WORDS = FIXED_WORDS + DATA_WORDS
-FORMER_SLOT_WORDS = (SLOT_WORDS - 2,)
-"""Of earlier versions of this library, whose workers cannot train with those of this one."""
+FIXED_WORDS = 6
+FORMER_SLOT_WORDS = FIXED_WORDS + DATA_WORDS  # of the first version, which has no digests
+SLOT_WORDS = FORMER_SLOT_WORDS + 2
 
 
-def table_words(size: int) -> int:
+def table_words(size: int, slot: int = SLOT_WORDS) -> int:
     """How many float32 words the table of so many ranks has."""
-    return size * SLOT_WORDS
+    return size * slot
 
 
-def write(table: torch.Tensor, rank: int, words: Words) -> None:
+def write(table: torch.Tensor, rank: int, size: int, words: Words) -> None:
     """Make the flat `table` this rank's part of the sum."""
     assert len(words.data) <= DATA_WORDS
     counts = (words.ready, words.samples, words.batch, words.rates, words.state, *words.data)
     assert all(0 <= word < WORD_MAX for word in counts)
     table.zero_()
-    slot = [*words[:FIXED_WORDS], *words.data]
-    table[rank * SLOT_WORDS : rank * SLOT_WORDS + len(slot)] = torch.tensor(slot, dtype=torch.float32)
+    data = [*words.data, *[0] * (DATA_WORDS - len(words.data))]
+    row = table.view(size, -1)[rank]
+    row.copy_(torch.tensor([*words[:FIXED_WORDS], *data, words.rates, words.state], dtype=torch.float32)[: len(row)])
 
 
 def read(table: torch.Tensor, size: int) -> list[Words]:
     """What all ranks said, in rank order, from the sum."""
-    rows = table.view(size, SLOT_WORDS).tolist()
+    rows = table.view(size, -1).tolist()
     return [_words(row) for row in rows]
 
 
 def _words(row: list[float]) -> Words:
-    ready, samples, loss, batch, norm, done, rates, state = row[:FIXED_WORDS]
-    data = tuple(int(word) for word in row[FIXED_WORDS:])
-    return Words(int(ready), int(samples), loss, int(batch), norm, int(done), int(rates), int(state), data)
+    ready, samples, loss, batch, norm, done = row[:FIXED_WORDS]
+    data, digests = (
+        [int(word) for word in part] for part in (row[FIXED_WORDS:FORMER_SLOT_WORDS], row[FORMER_SLOT_WORDS:])
+    )
+    return Words(int(ready), int(samples), loss, int(batch), norm, int(done), tuple(data), *digests)

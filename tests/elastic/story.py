@@ -8,6 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ class Noted(torch.nn.Linear):
 torch.manual_seed(3)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), Noted(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-parts = {"count": Count()}
+parts: dict[str, Any] = {"count": Count()}
 options = {}
 kind, per = STORY["schedule"].split()
 if kind == "plateau":

@@ -110,7 +110,7 @@ def test_a_worker_tells_how_it_stands_and_hears_of_plans(asked):
     first = there.request()
     who = {"v": 1, "type": "member", "token": "secret", "worker": "a", "address": "127.0.0.1:1", "version": 0}
     standing = {"state": "ready", "trains": 0, "step": -1, "layout": "abc", "problem": ""}
-    assert first == who | standing | {"pause_s": 0.0, "busy_s": 0.0, "has_timed_out": False}
+    assert first == who | standing | {"pause_s": 0.0, "busy_s": 0.0, "has_timed_out": False, "failed": 0}
     assert there.plans.get(timeout=DEADLINE_S) == parse(GOOD)
     there.link.tell(state="training", trains=3, step=7)
     told = there.request_with(state="training")

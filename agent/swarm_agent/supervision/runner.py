@@ -49,7 +49,7 @@ from swarm_agent.supervision.warm import WarmPool, WarmStart, warm_start
 from swarm_agent.task import shim
 from swarm_agent.task.account import find_account
 from swarm_agent.task.interfaces import interface_of
-from swarm_agent.task.membership import TaskMemberships
+from swarm_agent.task.membership import TaskMemberships, member
 from swarm_agent.task.rendezvous import BoundPort, Rendezvous, listen
 from swarm_agent.task.reports import TaskReports
 from swarm_agent.task.tasksocket import SocketFolder, TaskSockets
@@ -680,7 +680,7 @@ class TaskRunner:
         task = self._tasks.get(key)
         if task is None or not task.is_running:
             return
-        members = [{"worker": str(each.part), "address": each.address} for each in plan.members]
+        members = [member(str(each.part), each.address) for each in plan.members]
         lost = [str(part) for part in plan.lost]
         told = {"version": plan.version, "epoch": plan.epoch, "members": members, "lost": lost}
         self.memberships.publish(key, told | {"may_start": plan.may_start})

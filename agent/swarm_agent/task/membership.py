@@ -238,7 +238,7 @@ def _standing(request: Request, now_s: float) -> Standing:
     """Checked; raises `Refusal`."""
     return Standing(
         worker=_text(request, "worker", rf"[\x21-\x7e]{{1,{NAME_LENGTH_MAX}}}", "send the value of SWARM_WORKER"),
-        address=_text(request, "address", r"[\x21-\x7e]{1,249}:[0-9]{1,5}", "send host:port of the worker's store"),
+        address=_address(request),
         version=_count(request, "version", 0, VERSION_MOST),
         trains=_count(request, "trains", 0, VERSION_MOST, 0),
         step=_count(request, "step", -1, COUNT_MOST, -1),
@@ -251,6 +251,19 @@ def _standing(request: Request, now_s: float) -> Standing:
         has_timed_out=_flag(request, "has_timed_out"),
         failed=_count(request, "failed", 0, VERSION_MOST, 0),
     )
+
+
+def _address(request: Request) -> str:
+    """Of the worker's store, behind the secret of it where there is one: both go to the other members together."""
+    address = _text(request, "address", r"[\x21-\x7e]{1,249}:[0-9]{1,5}", "send host:port of the worker's store")
+    secret = _text(request, "secret", r"[0-9a-f]{0,64}", "send it in hexadecimal", "")
+    return f"{secret}@{address}" if secret else address
+
+
+def member(worker: str, address: str) -> dict[str, str]:
+    """As a plan names one, for workers of all versions."""
+    secret, _, place = address.rpartition("@")
+    return {"worker": worker, "address": place} | ({"secret": secret} if secret else {})
 
 
 def _text(request: Request, name: str, pattern: str, remedy: str, default: str | None = None) -> str:
