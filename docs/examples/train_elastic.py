@@ -29,6 +29,22 @@ def accuracy(model, dataset):
         return (model(images).argmax(dim=1) == labels).float().mean().item()
 
 
+class Best:
+    """The best value of all epochs."""
+
+    def __init__(self):
+        self.value = 0.0
+
+    def see(self, value):
+        self.value = max(self.value, value)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=15)
@@ -43,14 +59,25 @@ def main():
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-    training = swarm_elastic.Elastic(model, optimizer, global_batch=options.batch_size)
-    for images, labels in training.batches(train_set, epochs=options.epochs):
-        time.sleep(options.sample_ms / 1e3 * len(images))
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        training.step(loss)
-        if training.is_first and training.step_number % 10 == 0:
-            print(f"step {training.step_number:4}  loss {training.loss:.4f}  workers {training.world_size}", flush=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
+    best = Best()
+
+    parts = {"schedule": schedule, "best": best}  # whatever else a worker that joins must have as the others have it
+    training = swarm_elastic.Elastic(model, optimizer, global_batch=options.batch_size, parts=parts)
+    for epoch in training.epochs(options.epochs):
+        for images, labels in training.batches(train_set):
+            time.sleep(options.sample_ms / 1e3 * len(images))
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            training.step(loss)
+            if training.is_first and training.step_number % 10 == 0:
+                told = f"step {training.step_number:4}  loss {training.loss:.4f}  workers {training.world_size}"
+                print(told, flush=True)
+        schedule.step()
+        best.see(accuracy(model, test_set))  # on all workers, so that all know
+        if training.is_first:
+            print(f"epoch {epoch:3}  best accuracy so far {best.value:.4f}", flush=True)
+            training.checkpoint(f"epoch-{epoch}.pt")  # last: it holds all that was done before
 
     if training.is_first:
         print(f"world size {training.world_size}, test accuracy {accuracy(model, test_set):.4f}", flush=True)

@@ -1,7 +1,9 @@
 """A script as people write them, by the features that STORY names; it tells what it did, and holds where it is told to.
 
 `hold-N` in its folder names where all members wait: `["step", n]` before they sum step n, `["tail", e]` behind the
-batches of epoch e, `["end", e]` behind all that is done once an epoch.  They go on when `go-N` is there.
+batches of epoch e, `["end", e]` behind all that is done once an epoch.  They go on when `go-N` is there.  At such a
+place, or behind the sum of step n, `["did", n]`, `saves` has a
+checkpoint taken; `dies` is the step behind which all end.
 """
 
 import json
@@ -101,6 +103,8 @@ held = set()
 
 
 def hold(*place):
+    if STORY["saves"] == list(place):
+        training.checkpoint("saved")
     for path in Path().glob("hold-*"):
         number = path.name.partition("-")[2]
         if number not in held and json.loads(path.read_text()) == list(place):
@@ -140,12 +144,14 @@ def train(epochs):
             is_done = training.step(loss)
             if batches.is_last:
                 indices = []
-            if STORY["saves"] and is_done and training.step_number == STORY["saves"]:
-                training.checkpoint("saved")
+            if is_done:
+                hold("did", training.step_number)
             if is_done or (STORY["careless"] and batches.is_last):
                 done_per("step")
             if is_done:
                 tell(done=True, step=training.step_number, loss=training.loss, **at)
+                if training.step_number == STORY["dies"] and "SWARM_RESUME_FROM" not in os.environ:
+                    os._exit(3)
                 losses.append(training.loss)
                 if training.step_number == STORY["stop"]:
                     training.finish()
