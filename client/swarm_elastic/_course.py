@@ -91,7 +91,7 @@ class Course:
             confirm()
 
 
-class Guard:
+class Arrival:
     """The state that was given to a newcomer, against its own script, until that has come to the present step."""
 
     def __init__(self, state: TrainingState) -> None:

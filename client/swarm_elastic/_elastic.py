@@ -19,7 +19,7 @@ from swarm_elastic._arguments import bound, check_objects, number, one_of, secon
 from swarm_elastic._buckets import Gradients
 from swarm_elastic._builder import Candidate
 from swarm_elastic._commits import warn
-from swarm_elastic._course import Course, Guard
+from swarm_elastic._course import Arrival, Course
 from swarm_elastic._data import Batches, refuse_import
 from swarm_elastic._group import GroupLost
 from swarm_elastic._handover import Kept, TrainingState, plain, set_random_states
@@ -27,7 +27,7 @@ from swarm_elastic._noise import EVERY_STEPS, NoiseScale
 from swarm_elastic._ranges import RanksDiffer
 from swarm_elastic._rate import exponent, horizon, scale_rates
 from swarm_elastic._replicas import EVERY_STEPS as COMPARED_STEPS
-from swarm_elastic._replicas import Replica
+from swarm_elastic._replicas import Twin
 from swarm_elastic._seat import MembersLost, Seat
 from swarm_elastic._words import FORMER_SLOT_WORDS, SAMPLES_MAX, SLOT_WORDS, Words
 
@@ -110,7 +110,7 @@ class Elastic:
         self._loss_sum = 0.0
         self._data: Batches | None = None
         self._course = Course()
-        self._given: Guard | None = None  # of the state that was given, until the script has come to the present step
+        self._given: Arrival | None = None  # of the state that was given, until the script has come to the present step
         self._data_state: Mapping[str, Any] | None = None
         self._is_rounded = self._is_doubted = False  # whether that was told
         self._is_readable = False  # whether a checkpoint of this was found to be
@@ -119,7 +119,7 @@ class Elastic:
         self._undo: list[Callable[[], object]] = [each.remove for each in self._gradients.hooks]
         named = {"scheduler": scheduler, "scaler": scaler, "noise": self._noise, **(parts or {})}
         self._state = TrainingState(model, optimizer, {name: part for name, part in named.items() if part is not None})
-        self._replica = Replica(optimizer, self._state.compared, self._state.moved_by_passes)
+        self._replica = Twin(optimizer, self._state.compared, self._state.moved_by_passes)
         start, may_start = self._find_start(whole("start_step", start_step, -1))
         layout, former = (
             self._state.layout((self._gradients.shape, words, lr_rule)) for words in (SLOT_WORDS, FORMER_SLOT_WORDS)
@@ -603,7 +603,7 @@ class Elastic:
         self._load(state)
         _reports.follow_batch(self.global_batch)
         if not self._seat.is_trained:
-            self._given = Guard(self._state) if state.get("goes_on", self.rounds > 0) else None
+            self._given = Arrival(self._state) if state.get("goes_on", self.rounds > 0) else None
             self._replica.is_proven = self._given is None
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -645,7 +645,7 @@ class Elastic:
         try:
             self._state.load_full(found)
             self._load(found["progress"])
-            self._given = Guard(self._state)
+            self._given = Arrival(self._state)
         except Exception as error:
             raise ValueError(f"{named} does not fit: {type(error).__name__}: {error}; {SAME}") from error
 

@@ -36,7 +36,7 @@ class Difference(NamedTuple):
     problem: str
 
 
-class Replica:
+class Twin:
     """This rank's copy; `items` gives what is to be the same on all ranks, `buffers` what passes may move."""
 
     def __init__(
