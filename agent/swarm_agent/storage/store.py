@@ -6,8 +6,9 @@ only the core knows what is in them.  A file that cannot be used as it is stays 
 A database has a random identity, made with it: whoever loses the one loses the other, and other nodes will not take
 the new one for the holder that the old one was.  What must not happen is that an older state comes back under the
 same identity: it would have forgotten promises.  A file whose write-ahead log is missing, cut or damaged gets a new
-identity therefore; a backup of both, put back, cannot be told from the real one and must never be.  Each value carries
-a checksum of itself and its place, for SQLite looks at the structure of a file and not at what is in it.
+identity therefore; a backup of both, put back, cannot be told from the real one and must never be.  Each value has a
+checksum of itself and its place, for SQLite looks at the structure of a file and not at what is in it; they are in a
+table of their own, so that agents of 0.1.0, which know none, can go on with the file.
 """
 
 import hashlib
@@ -27,8 +28,7 @@ from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 from swarmsched.gossip.identity import GENERATION_KEY, GENERATION_ROOM, next_generation
 
-SCHEMA_VERSION = 2  # 1: values have no checksum
-CHECK_MARK, CHECK_BYTES = b"\xc1", 5  # begins no msgpack and no number, and with one bit changed still none
+SCHEMA_VERSION = 1
 APPLICATION_ID = 0x53574D31  # "SWM1": tells our files from other programs' databases
 BUSY_TIMEOUT_S = 5.0
 WAL_BYTES_KEPT = 16 * 2**20
@@ -41,8 +41,13 @@ _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE entries (room TEXT, key TEXT, value BLOB NOT NULL, PRIMARY KEY (room, key)) WITHOUT ROWID;
 """
+_CHECKS = (
+    "CREATE TABLE IF NOT EXISTS checks (room TEXT, key TEXT, value INTEGER, PRIMARY KEY (room, key)) WITHOUT ROWID"
+)
 _PUT = "INSERT INTO entries VALUES (?, ?, ?) ON CONFLICT (room, key) DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM entries WHERE room = ? AND key = ?"
+_PUT_CHECK = "INSERT INTO checks VALUES (?, ?, ?) ON CONFLICT (room, key) DO UPDATE SET value = excluded.value"
+_DELETE_CHECK = "DELETE FROM checks WHERE room = ? AND key = ?"
 _PUT_ABOUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -87,8 +92,12 @@ class Store:
         """All entries by room and key, as the core's `Restored` wants them."""
         rooms: dict[str, dict[str, bytes]] = {}
         try:
+            checks = {(room, key): value for room, key, value in self._connection.execute("SELECT * FROM checks")}
             for room, key, value in self._connection.execute("SELECT room, key, value FROM entries ORDER BY room, key"):
-                rooms.setdefault(room, {})[key] = _checked(room, key, value)
+                rooms.setdefault(room, {})[key] = value
+                _compare(room, key, value, checks.pop((room, key), None))
+            for room, key in checks:
+                raise StorageError(f"{room}/{key}", "unreadable entry: it is not there any more", "")
         except sqlite3.DatabaseError as error:
             raise _damaged(self.path, str(error)) from error
         except StorageError as error:
@@ -108,8 +117,10 @@ class Store:
             for entry in entries:
                 if entry.value is None:
                     self._connection.execute(_DELETE, (entry.room, entry.key))
+                    self._connection.execute(_DELETE_CHECK, (entry.room, entry.key))
                 else:
-                    self._connection.execute(_PUT, _row(entry.room, entry.key, entry.value))
+                    self._connection.execute(_PUT, (entry.room, entry.key, entry.value))
+                    self._connection.execute(_PUT_CHECK, _check(entry.room, entry.key, entry.value))
             self._connection.execute(_PUT_ABOUT, ("commits", str(self._commits + 1)))
         self._commits += 1
         self._acknowledged.note(self._own_id, self._commits)
@@ -135,12 +146,14 @@ class Store:
         where = (GENERATION_ROOM, GENERATION_KEY)
         risen = self._connection.execute("SELECT value FROM entries WHERE room = ? AND key = ?", where).fetchone()
         try:
-            risen_to = _checked(*where, risen[0]) if risen else None
-            generation = next_generation(int(begun or 0), risen_to, now_utc_s)
+            if risen:
+                query = "SELECT value FROM checks WHERE room = ? AND key = ?"
+                _compare(*where, risen[0], *(self._connection.execute(query, where).fetchone() or (None,)))
+            generation = next_generation(int(begun or 0), risen[0] if risen else None, now_utc_s)
         except StorageError as error:
             raise self.unusable(error) from error
         with self._transaction():
-            self._put_about(generation=str(generation))
+            self._put_about(generation=str(generation), checked=str(generation))
         return generation
 
     @property
@@ -199,13 +212,22 @@ class Store:
         self._own_id = _new_store_id() if is_new else about["store_id"]
         self._commits = _count(self.path, about)
         with self._transaction():
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            self._put_about(store_id=self._own_id, swarm_salt=salt, swarm=marks, is_open="1")
+            if not _is_checked(about):
+                self._check_all()
+            checked = about.get("generation", "")
+            self._put_about(store_id=self._own_id, swarm_salt=salt, swarm=marks, is_open="1", checked=checked)
         self._connection.execute(
             "PRAGMA wal_checkpoint(TRUNCATE)"
         )  # the mark must be in the file itself, should its log be lost
         self._acknowledged.begin(self._own_id, self._commits)
         self.commit(())  # a log that is in use is never empty
+
+    def _check_all(self) -> None:
+        """Take entries as they are: an agent that knows no checksums has written some of them."""
+        self._connection.execute(_CHECKS)
+        self._connection.execute("DELETE FROM checks")
+        rows = self._connection.execute("SELECT room, key, value FROM entries").fetchall()
+        self._connection.executemany(_PUT_CHECK, [_check(*row) for row in rows])
 
     def _put_about(self, **changes: str) -> None:
         """With a checksum of the whole, but for the count of commits."""
@@ -242,7 +264,7 @@ def _examine(path: Path, label: str, node: str, keys: Sequence[bytes]) -> None:
         if version:
             about = _about(connection)
             _check_owner(path, about, label, node, keys)
-            if "check" in about and about["check"] != _check_of(about):
+            if _is_checked(about) and about.get("check") != _check_of(about):
                 raise _damaged(path, "what it says of itself does not match its checksum")
 
 
@@ -274,20 +296,19 @@ def _count(path: Path, about: Mapping[str, str]) -> int:
         raise _damaged(path, f"its count of commits is {about['commits'][:20]!r}") from error
 
 
-def _row(room: str, key: str, value: bytes) -> tuple[str, str, bytes]:
-    """As the file has it."""
-    check = zlib.crc32(f"{room}\0{key}\0".encode() + value).to_bytes(CHECK_BYTES - len(CHECK_MARK))
-    return room, key, CHECK_MARK + check + value
+def _is_checked(about: Mapping[str, str]) -> bool:
+    """False where the last life, which has its generation in here, was of an agent that knows no checksums."""
+    return about.get("checked") == about.get("generation", "")
 
 
-def _checked(room: str, key: str, stored: bytes) -> bytes:
-    """The value of a row; `StorageError`, without a remedy, for one that is not as it was written."""
-    if not stored.startswith(CHECK_MARK):
-        return stored  # of the first version
-    value = stored[CHECK_BYTES:]
-    if _row(room, key, value)[2] != stored:
+def _check(room: str, key: str, value: bytes) -> tuple[str, str, int]:
+    return room, key, zlib.crc32(f"{room}\0{key}\0".encode() + value)
+
+
+def _compare(room: str, key: str, value: bytes, check: int | None) -> None:
+    """Raises `StorageError`, without a remedy, for an entry that is not as it was written; None: nobody knows."""
+    if check not in (None, _check(room, key, value)[2]):
         raise StorageError(f"{room}/{key}", "unreadable entry: its checksum does not match", "")
-    return value
 
 
 def _about(connection: sqlite3.Connection) -> dict[str, str]:

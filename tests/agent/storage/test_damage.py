@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_agent.storage.store import SCHEMA_VERSION, Store
+from swarm_agent.storage.store import Store
 from swarmsched.effects import Persist
 from swarmsched.errors import StorageError
 
@@ -196,27 +196,37 @@ def test_what_stands_in_the_place_of_the_count_is_named(tmp_path: Path) -> None:
         open_in(tmp_path)
 
 
-def test_entries_of_the_first_version_are_read_and_carry_checksums_from_then_on(tmp_path: Path) -> None:
+def test_entries_that_an_agent_without_checksums_wrote_are_read_and_have_them_from_then_on(tmp_path: Path) -> None:
+    """Of the first version, and of one that somebody has gone back to for a while."""
     path = tmp_path / "agent.db"
     store = open_in(tmp_path)
-    execute = store._connection.execute
-    execute("DELETE FROM about WHERE key IN ('commits', 'check')")
-    execute("INSERT INTO entries VALUES ('register', 'j', ?)", (b"\x91\x01",))
-    execute("UPDATE about SET value = '0' WHERE key = 'is_open'")
-    execute("PRAGMA user_version = 1")
-    identity = store.store_id
-    store._connection.close()
-
-    store = open_in(tmp_path)
-    assert (store.load(), store.store_id) == ({"register": {"j": b"\x91\x01"}}, identity)
-    assert store._connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    store.next_generation(5.0)
+    store.commit([Persist("register", "k", b"\x91\x05")])
+    for table in ("DELETE FROM entries", "DROP TABLE checks"):
+        execute = store._connection.execute
+        execute(table)
+        execute(
+            "INSERT INTO entries VALUES ('register', 'j', ?) ON CONFLICT DO UPDATE SET value = ?", (b"\x91\x01",) * 2
+        )
+        execute("UPDATE about SET value = value + 1 WHERE key = 'generation'")
+        execute("UPDATE about SET value = '0' WHERE key = 'is_open'")
+        identity = store.store_id
+        store._connection.close()
+        store = open_in(tmp_path)
+        assert (store.load(), store.store_id) == ({"register": {"j": b"\x91\x01"}}, identity)
+        store.next_generation(5.0)
     store.commit([Persist("register", "j", b"\x91\x02")])
     store.close()
     content = path.read_bytes()
-    assert content.count(b"registerj") == 1
-    path.write_bytes(content.replace(b"registerj", b"registerk"))
+    assert content.count(b"registerj\x91") == 1
+    path.write_bytes(content.replace(b"registerj\x91", b"registerk\x91"))
     again = open_in(tmp_path)
-    with pytest.raises(StorageError, match="register/k: unreadable entry: its checksum does not match") as caught:
+    with pytest.raises(StorageError, match="register/j: unreadable entry: it is not there any more") as caught:
         again.load()
     assert f"mv {path}" in caught.value.remedy
+    again.close()
+    path.write_bytes(content.replace(b"registerj\x91\x02", b"registerj\x91\x03"))
+    again = open_in(tmp_path)
+    with pytest.raises(StorageError, match="register/j: unreadable entry: its checksum does not match"):
+        again.load()
     again.close()
