@@ -71,7 +71,9 @@ def check_that_both_work_together(agents):
         assert {agent.get(f"/v1/jobs/{job['id']}")["state"] for job in jobs} == {"ended"}
 
 
-def test_an_upgrade_from_the_released_version_and_back_leaves_jobs_untouched(released, train_venv, tmp_path):
+def test_an_upgrade_from_the_released_version_leaves_jobs_untouched_and_so_does_a_way_back_that_is_refused(
+    released, train_venv, tmp_path
+):
     agents, hurry = released, tmp_path / "hurry"
     rigid = [Rigid(agents, hurry, train_venv, ranks=1, nodes=[agent.name]) for agent in agents]
     rigid.append(Rigid(agents, hurry, train_venv, ranks=6, gpus_per_rank=1, nodes=["n2", "n3"]))
@@ -80,7 +82,8 @@ def test_an_upgrade_from_the_released_version_and_back_leaves_jobs_untouched(rel
     pids, workers = [job.pids for job in rigid], dict(elastic.workers)
 
     def check_that_nothing_was_noticed():
-        assert [job.pids for job in rigid] == pids
+        found = [job.pids for job in rigid]
+        assert found == pids, "\n".join(f"{agent.name}: {agent.log_file.read_text()[-4_000:]}" for agent in agents)
         assert all(is_living(pid) for group in pids for pid in group)
         for documents in ([document for job in rigid for document in job.now], [elastic.now]):
             told = {(each["state"], each["attempt"], each["restarts"]) for each in documents}
@@ -106,9 +109,11 @@ def test_an_upgrade_from_the_released_version_and_back_leaves_jobs_untouched(rel
     time.sleep(1.0)
     check_that_nothing_was_noticed()
 
-    rigid.append(Rigid(agents, hurry, train_venv, ranks=1, nodes=["n1"]))
-    pids.append(rigid[-1].pids)
-    replace(agents[0], old)
+    agents[0].stop()
+    agents[0].packages = old
+    with pytest.raises(AssertionError, match="has schema version 2, this agent knows 1 at most"):
+        agents[0].restart()
+    replace(agents[0], None)  # which finds its database as it was
     check_that_both_work_together(agents)
     check_that_nothing_was_noticed()
 
