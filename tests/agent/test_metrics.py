@@ -114,7 +114,7 @@ def agent(gpus=(), bookings=(), records=None, *, is_ready=True, tasks=(), **conf
         ),
         arrivals=Arrivals(),
         blobs=SimpleNamespace(is_loaded=True, held_bytes=700),
-        logs=SimpleNamespace(held_bytes=30),
+        logs=SimpleNamespace(held_bytes=30, waiting_writers=2),
     )
 
 
@@ -139,6 +139,7 @@ def test_what_the_stores_take_is_told_once_they_know_it():
     source = agent()
     assert samples(page(source), "swarm_blob_store_bytes") == {(): 700}
     assert samples(page(source), "swarm_warm_workers") == {(): 1}
+    assert samples(page(source), "swarm_log_writers_waiting") == {(): 2}
     assert samples(page(source), "swarm_log_store_bytes") == {(): 30}
     for store, held_bytes in source.tasks.held_bytes.items():
         assert samples(page(source), f"swarm_{store}_store_bytes") == {(): held_bytes}

@@ -42,6 +42,7 @@ QUEUE_LIMIT = 16  # records of up to 128 KiB: what is lost with this agent is to
 RETRY_S = 0.5  # while a node cannot be reached
 LEFT_RETRY_S = 10.0  # the same of one where no rank runs any more
 REOPEN_S = 1.0  # a change of the job reopens a node's stream at once; this bounds the wait for a start that made none
+DRAIN_S = 2.0  # for the next record of an attempt that is over, where nothing hinders it
 STREAMS = ("stdout", "stderr", "system")
 CANNOT_READ = (AgentUnreachable, RemoteProtocolError, BadCursor)
 
@@ -159,6 +160,8 @@ class _Follower:
         self._there: set[int] = set()  # those that the job has now, or had last
         self._is_first = True
         self._changed = asyncio.Event()  # the job has changed: a node may have begun to write
+        self._is_draining = False
+        self._handed_on = 0  # records
 
     async def records(self, documents: AsyncIterator[Document]) -> AsyncIterator[Record]:
         """Everything in the order in which it is to be sent."""
@@ -251,7 +254,11 @@ class _Follower:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REOPEN_S):  # wait_for may lose the cancellation of `_drain`
                         await changed.wait()
+                if self._is_draining:
+                    return
             except CANNOT_READ as error:
+                if self._is_draining:
+                    return  # what is missing is asked for once more, and told
                 if not is_warned:
                     await self._put(_warning(node, error))
                 is_warned = True
@@ -277,13 +284,23 @@ class _Follower:
                 self._cursor.ranks = before
                 raise
         request.cursors[rank] = raw["cursor"]
+        self._handed_on += 1
 
     async def _drain(self, document: Document) -> None:
-        """Deliver what is left of an attempt that is over: stop the streams, then read on from where they were."""
-        for task in self._pumps:
+        """Deliver what is left of an attempt that is over: let the streams end, then read on from where they were.
+
+        What is on its way here may not be kept there any more, if the client is slow.
+        """
+        self._is_draining, handed_on = True, -1
+        self._changed.set()
+        pending = set(self._pumps)
+        while pending and (self._queue.full() or handed_on != self._handed_on):
+            handed_on = self._handed_on
+            _, pending = await asyncio.wait(pending, timeout=DRAIN_S)
+        for task in pending:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
-        self._pumps = []
+        self._pumps, self._is_draining = [], False
         if not has_output(document):
             return
         places = await self._finder.find(document)

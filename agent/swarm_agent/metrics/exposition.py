@@ -152,6 +152,8 @@ def _store_families(agent: Agent) -> Iterator[Metric]:
     for store, limit_bytes in limits.items():
         family.add_metric((store,), limit_bytes)
     yield family
+    text = "Ranks that wait for a program which reads all of their output."
+    yield GaugeMetricFamily("swarm_log_writers_waiting", text, value=agent.logs.waiting_writers)
     text = "Processes that have torch imported and wait to be workers of elastic jobs."
     yield GaugeMetricFamily("swarm_warm_workers", text, value=len(agent.tasks.warm))
 

@@ -186,6 +186,11 @@ class LogStore:
             if not self._followers[key]:
                 del self._followers[key]
 
+    @property
+    def waiting_writers(self) -> int:
+        """Ranks that wait for a reader, as of the last `keep_up`."""
+        return self._readers.waiting
+
     def keep_up(self) -> None:
         """Tell the writers that their readers are still there; to be called every some seconds."""
         self._readers.keep_up()

@@ -14,7 +14,7 @@ from swarm_agent.task import shim
 
 HELD_S = 45.0  # after the last sign of a reader; three times the interval of `keep_up`
 RETURN_S = 30.0  # for a client that has lost its agent to go on at another one
-KEPT_SEGMENTS = 2  # of the seven behind which a rank waits
+KEPT_SEGMENTS = 4  # of the seven behind which a rank waits; two connections may hold 10 MiB each
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +38,11 @@ class Readers:
     """All of this node, by the folders of the logs; `segment_bytes` is the unit in which logs are cut."""
 
     def __init__(self, segment_bytes: int) -> None:
-        self._behind = KEPT_SEGMENTS * segment_bytes
+        least_bytes = segment_bytes - min(segment_bytes // 2, shim.RECORD_BYTES_MAX + shim.HEADER_BYTES)
+        self._behind = KEPT_SEGMENTS * least_bytes  # or who has taken all there is would be waited for
         self._step = segment_bytes // 4  # a file is written so often
         self._logs: dict[str, _Told] = {}
+        self.waiting = 0  # logs whose writers waited at the last `keep_up`
 
     def open(self, directory: str, position: int) -> Reader:
         """A reader from that position on; it takes the place of one that went and has not come back."""
@@ -73,6 +75,7 @@ class Readers:
                 self._tell(directory, log)
             else:
                 del self._logs[directory]
+        self.waiting = sum(_is_crowded(directory) for directory in self._logs)
 
     @staticmethod
     def _tell(directory: str, log: _Told) -> None:
@@ -86,3 +89,11 @@ class Readers:
                 log.position = position
             finally:
                 os.close(file)
+
+
+def _is_crowded(directory: str) -> bool:
+    """True for a log that has more than it keeps, which is then only for its readers."""
+    try:
+        return len(shim.segments(directory)) > 1 + shim.TAIL_SEGMENTS
+    except FileNotFoundError:
+        return False

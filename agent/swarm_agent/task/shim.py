@@ -38,6 +38,7 @@ SEGMENT_SUFFIX = ".log"
 READ_BYTES = 65_536
 RECORD_BYTES_MAX = 2 * READ_BYTES  # what was held back of a line, and one read
 TAIL_BYTES = 4_096
+TAIL_SEGMENTS = 7  # of a log that is full, beside its head
 READER_NAME = "reader"  # in the folder of a rank's log: what of it somebody still reads, see `reader_text`
 FIRST_READER_S = 10.0  # after its first output, for a reader of a log to be there
 CROWDED_INTERVAL_S = 0.02  # between two looks whether a reader has gone on
@@ -89,7 +90,6 @@ class LogWriter:
         self.directory = directory
         self.head_bytes = max(4_096, min(head_bytes, limit_bytes // 2))
         self.segment_bytes = max(4_096, (limit_bytes - self.head_bytes) // 8)
-        self.tail_segments = 7
         self.lost_bytes = 0
         self.is_crowded = False
         self._begun_s = 0.0
@@ -150,9 +150,9 @@ class LogWriter:
         """Drop what is too much and no reader needs; False while one needs the oldest of it."""
         try:
             known = segments(self.directory)
-            needed = self._needed_from() if len(known) > 1 + self.tail_segments else INFINITE
+            needed = self._needed_from() if len(known) > 1 + TAIL_SEGMENTS else INFINITE
             self.is_crowded = False
-            for (old, payload), (following, _) in zip(known[1 : -self.tail_segments], known[2:], strict=False):  # noqa: RUF007  # one import less
+            for (old, payload), (following, _) in zip(known[1:-TAIL_SEGMENTS], known[2:], strict=False):  # noqa: RUF007  # one import less
                 if following > needed:
                     self.is_crowded = True
                     break

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from swarm_agent.http import app as app_module
+from swarm_agent.http import logs as logs_module
 from swarm_agent.http import stream as stream_module
 from swarm_agent.http.log_cursor import LogCursor, decode_cursor
 from swarm_agent.http.log_places import LogFinder
@@ -167,8 +169,9 @@ class ManyLines(LogSource):
             await asyncio.Event().wait()
 
 
-async def test_a_slow_client_loses_no_record_when_the_job_ends(n1):
-    """The end finds one record between the source and the full queue."""
+async def test_a_slow_client_loses_no_record_when_the_job_ends(n1, monkeypatch):
+    """The end finds one record between the source and the full queue, and a stream that does not end by itself."""
+    monkeypatch.setattr(logs_module, "DRAIN_S", 0.05)
     run(n1, nodes=(("n1", 1),))
     running = await n1.get(f"/v1/jobs/{JOB}")
     end(n1)
@@ -568,3 +571,30 @@ async def test_a_rank_of_a_job_that_takes_several_sizes_may_be_any_that_it_can_h
     output(n1.agent).write(JOB, 1, b"b\n")
     assert texts(await records_of(n1, "?rank=1")) == [(1, "b\n")]
     assert "its ranks are 0 to 2" in str(await n1.get(f"/v1/jobs/{JOB}/logs?rank=3", 400))
+
+
+async def test_what_is_on_its_way_when_the_job_ends_is_not_asked_for_again(n1, monkeypatch):
+    """Its node may not keep it any more: the last records of a stream are taken from the stream."""
+    monkeypatch.setattr(logs_module, "DRAIN_S", 0.2)
+
+    class Dropping(ManyLines):
+        async def read(self, node, request):
+            if not request.follow:
+                yield []
+                return
+            async for batch in ManyLines.read(self, node, replace(request, follow=False)):
+                await asyncio.sleep(0)
+                yield batch
+
+    run(n1, nodes=(("n1", 1),))
+    running = await n1.get(f"/v1/jobs/{JOB}")
+    end(n1)
+    ended = await n1.get(f"/v1/jobs/{JOB}")
+
+    async def documents():
+        yield running
+        yield ended
+
+    query = LogQuery(ranks=(), streams=(), tail=None, since_utc_s=None, attempt=0)
+    follower = _Follower(Dropping(n1.agent, n1.agent), LogFinder(n1.agent, n1.agent), query, LogCursor())
+    assert texts([record async for record in follower.records(documents())]) == [(0, f"{n}\n") for n in range(300)]

@@ -220,7 +220,9 @@ async def test_a_reader_that_has_gone_is_waited_for_only_for_a_while(
         log.write(STDOUT, bytes(1_000), 1.0)
     assert not log.make_room()
     clock[0] += 40.0
+    assert store.waiting_writers == 0
     store.keep_up()
+    assert store.waiting_writers == 1
     clock[0] += 40.0
     assert not log.make_room(), "it is still there, and its agent says so"
     assert isinstance(reader, AsyncGenerator)
@@ -231,7 +233,7 @@ async def test_a_reader_that_has_gone_is_waited_for_only_for_a_while(
     clock[0] += 2.0
     assert log.make_room()
     store.keep_up()
-    assert log.make_room()
+    assert (log.make_room(), store.waiting_writers) == (True, 0)
 
 
 def test_a_writer_waits_a_moment_for_the_first_reader_and_for_no_agent_that_has_died(
