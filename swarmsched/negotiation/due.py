@@ -266,15 +266,16 @@ def _rescale(job: ShepherdState) -> list[ShepherdEffect]:
 
 def _stops(job: ShepherdState, before: JobRecord | None) -> list[ShepherdEffect]:
     """The wish is durable: the ranks are told, and late answers to commits and launches no longer matter."""
-    job.attempt, job.stop_again_s = None, job.now_s
+    job.attempt, job.regrouping, job.stop_again_s = None, Regrouping(), job.now_s
     return _ask_owners(job) if before is None else []
 
 
 def _doom(job: ShepherdState) -> list[ShepherdEffect]:
-    """One failed rank costs others their lives: they are told to stop."""
+    """One failed rank costs others their lives: they are told to stop.  So does the end of a training not theirs."""
     failures, is_stopping = job.gang.failures, job.gang.is_stopping or job.decided.stop_reason is not EndReason.NONE
     failed = [failures.rank[0]] if failures.rank else [failures.task.place] if failures.task else []
-    if not is_stopping and job.conduct.is_ended_by(failed, job.gang, job.decided):
+    is_ended = job.conduct.is_ended_by(failed, job.gang, job.decided) if failed else regrouping.is_over(job)
+    if not is_stopping and is_ended:
         job.gang.is_stopping = True
         job.stop_grace_s = min(job.decided.spec.grace_s, GANG_STOP_GRACE_S)
         job.stop_again_s = job.now_s

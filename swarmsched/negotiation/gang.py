@@ -66,7 +66,7 @@ RIGID, ELASTIC = Rigid(), Elastic()
 
 def may_have_trained(task: TaskStatus | None) -> bool:
     """A worker that has the state of the training, by its own word, or one that has not spoken (to us) yet."""
-    return task is None or not task.worker.heard or task.worker.trains > 0
+    return task is None or task.worker.state is WorkerState.UNKNOWN or task.worker.trains > 0
 
 
 def _blamed(task: TaskStatus, gang: "Gang") -> TaskStatus:
@@ -75,7 +75,7 @@ def _blamed(task: TaskStatus, gang: "Gang") -> TaskStatus:
     What the kernel killed for its memory has failed, and so has a worker that refuses a world.  A newcomer that was
     stopped with the others is nobody's loss.
     """
-    is_victim = gang.is_stopping and not task.worker.trains
+    is_victim = gang.is_stopping and not may_have_trained(task)
     if task.failure is not TaskFailure.NONE or is_victim or not task.exits:
         return task
     worker, where = task.worker, f"worker {task.part} on {task.node}"

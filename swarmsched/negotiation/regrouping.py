@@ -11,6 +11,7 @@ All of it follows from the record and from what workers have told, but for two w
 shepherd that takes over leaves them to the next plan.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -18,7 +19,7 @@ from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
 from swarmsched.negotiation.changes import RecordChange, left_by
-from swarmsched.negotiation.gang import is_clean
+from swarmsched.negotiation.gang import ELASTIC, is_clean
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.world_changes import (
@@ -43,6 +44,7 @@ STUCK_S = 300.0  # the same where others have not switched
 JOIN_S = 600.0  # from the launch of new workers until those that are not ready are given up
 PARTED_S = 2.0  # that all members have told of a world that came to nothing, until they try the next one
 PARTED_SOME_S = 30.0  # the same where some have: who computes has not met it yet, and a death is told by then
+SOURCE_FILE = re.compile(r"\[/\S+\] ")  # where in gloo it was, for which a record has no room
 AS_BEGUN = "begun by its shepherd before"
 
 
@@ -293,7 +295,7 @@ def regrouped(job: ShepherdState) -> RecordChange | None:
     has_parted = not gone and _may_try_again(job)
     gone = _untrained(job) if has_parted else gone
     left = [share for share in record.members if share.part not in gone and not job.gang.has_exited(share.place)]
-    if job.gang.is_stopping or not left:
+    if job.gang.is_stopping or not left or (gone and not _has_heir(job, left)):
         return None
     joining = record.joining
     joins = [share.part for share in joining if _worker(job, share).state is WorkerState.READY]
@@ -309,6 +311,11 @@ def regrouped(job: ShepherdState) -> RecordChange | None:
     reason = wished.reason or AS_BEGUN if joins or leaves else told
     version = record.world.version if has_parted else 0
     return Regrouped(tuple(joins), tuple(leaves), gone, (), reason, job.utc_s, job.ran_s, version)
+
+
+def _has_heir(job: ShepherdState, left: Sequence[Share]) -> bool:
+    """Somebody is known to have the state of the training: whoever takes over has not heard of all yet."""
+    return not job.decided.world.has_trained or any(_has_trained(job, share) for share in left)
 
 
 def _has_trained(job: ShepherdState, share: Share) -> bool:
@@ -348,6 +355,15 @@ def _hanging(live: Mapping[int, TaskStatus]) -> set[int]:
     return idle if len(idle) <= len(waiting) else set()
 
 
+def is_over(job: ShepherdState) -> bool:
+    """Whether those who trained have come to the end, and newcomers say that they wait for them."""
+    record, gang = job.decided, job.gang
+    tasks = [task for share in record.members if (task := gang.tasks.get(share.place)) is not None]
+    waiting = [task for task in tasks if task.stage is not TaskStage.EXITED and task.worker.problem]
+    has_end = record.world.has_trained and any(is_clean(task) for task in tasks)
+    return bool(has_end and waiting) and ELASTIC.is_ended_by((), gang, record)
+
+
 def _parted(job: ShepherdState) -> tuple[list[Share], bool]:
     """Members for which the present world came to nothing, though all live, and whether that is so of all of them.
 
@@ -371,8 +387,8 @@ def _may_try_again(job: ShepherdState) -> bool:
 
 def _untrained(job: ShepherdState) -> tuple[int, ...]:
     """Newcomers that a world of others who have trained could not take in: it is tried without them."""
-    members = job.decided.members
-    if not any(_has_trained(job, share) for share in members):
+    world, members = job.decided.world, job.decided.members
+    if not (world.has_trained and any(_has_trained(job, share) for share in members)):
         return ()
     return tuple(share.part for share in members if not _has_trained(job, share))
 
@@ -380,7 +396,8 @@ def _untrained(job: ShepherdState) -> tuple[int, ...]:
 def _complaints(job: ShepherdState) -> str:
     parted, _ = _parted(job)
     problems = (_worker(job, share).problem for share in parted)
-    return f"its workers lost one another: {next(filter(None, problems), 'a connection ended')}"
+    told = SOURCE_FILE.sub("", next(filter(None, problems), "a connection ended"))
+    return f"its workers lost one another: {told}"
 
 
 def _obituary(job: ShepherdState, gone: Sequence[int]) -> str:

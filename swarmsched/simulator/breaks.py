@@ -29,19 +29,20 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.booking import Booking, BookingState
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.ledger.message import CheckpointRequest, HoldRequest, OwnerAnswer, OwnerCommand, Refusal
-from swarmsched.negotiation import blame, changes, regrouping, shepherd
+from swarmsched.negotiation import blame, changes, due, gang, regrouping, shepherd
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase
 from swarmsched.negotiation.changes import Fields
+from swarmsched.negotiation.due import Phase
 from swarmsched.negotiation.owner import Owner
 from swarmsched.negotiation.shepherd_state import ShepherdState
 from swarmsched.negotiation.trouble import Trouble
-from swarmsched.negotiation.world_changes import Joined, Regrouped
+from swarmsched.negotiation.world_changes import Joined, Regrouped, WorldTrains, is_settled
 from swarmsched.node.parts import PRODUCTION, Parts
 from swarmsched.record import JobRecord
 from swarmsched.resources import Free, less
 from swarmsched.simulator.clock import HostClock
 from swarmsched.simulator.disk import Disk
-from swarmsched.simulator.tasks import TaskModel
+from swarmsched.simulator.tasks import RunningTask, TaskModel
 from swarmsched.world import WorldPlan
 
 
@@ -53,7 +54,7 @@ class Break:
     make_parts: Callable[[HostClock], Parts] = lambda clock: PRODUCTION
     make_disk: Callable[[random.Random], Disk] = Disk
     patches: Mapping[tuple[object, str], Callable[..., Any]] = field(default_factory=dict)
-    """From (class or module, name of a function) to what makes the substitute from the function."""
+    """From (class or module, name of what it has) to what makes the substitute from the original."""
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -273,6 +274,31 @@ def _waits_for_whoever_runs(original: Callable[..., Any]) -> Callable[..., Any]:
     return gone
 
 
+def _while_running(rule: Callable[..., Any], other: Callable[[ShepherdState], Any]) -> Callable[..., Any]:
+    """The table of phases with another rule in the place of this one of a job that runs."""
+
+    def make(phases: Mapping[JobState, Phase]) -> Mapping[JobState, Phase]:
+        running = phases[JobState.RUNNING]
+        commands = tuple(other if each is rule else each for each in running.commands)
+        changes = tuple(other if each is rule else each for each in running.changes)
+        return {**phases, JobState.RUNNING: Phase(running.entered, commands, changes)}
+
+    return make
+
+
+def _trains_early(job: ShepherdState) -> WorldTrains | None:
+    record = job.decided
+    has_switched = [task.worker.trains >= record.world.version - 1 for task in job.gang.tasks.values()]
+    return None if is_settled(record) or not all(has_switched) else WorldTrains(record.world.version, 0.0)
+
+
+def _all_beside(original: Callable[..., Any]) -> Callable[..., Any]:
+    def left_by(model: TaskModel, task: RunningTask) -> list[RunningTask]:
+        return [each for each in model.running if each.key.of_attempt == task.key.of_attempt and each is not task]
+
+    return left_by
+
+
 def _always_due(original: property) -> property:
     def next_deadline_s(job: ShepherdState) -> float:
         planned_s: float = type(original).__get__(original, job)
@@ -383,6 +409,28 @@ BREAKS: Mapping[str, Break] = {
     ),
     "still-member-kept": Break(
         "a worker that stands still is waited for", patches={(regrouping, "_gone"): _waits_for_whoever_runs}
+    ),
+    "lost-connection-kept": Break(
+        "members that have lost one another wait for somebody to die",
+        patches={(regrouping, "_may_try_again"): lambda original: lambda job: False},
+    ),
+    "killed-gang-fails": Break(
+        "what is done to a gang is its own failure", patches={(gang, "_blamed"): lambda original: lambda task, _: task}
+    ),
+    "neighbours-killed": Break(
+        "the death of a shim ends all of its attempt on that machine",
+        patches={(TaskModel, "_left_by"): _all_beside},
+    ),
+    "older-world-trains": Break(
+        "members of the world before count as training in the next",
+        patches={(due, "PHASES"): _while_running(regrouping.trains, _trains_early)},
+    ),
+    "told-once": Break(
+        "a worker is told of a world once", patches={(regrouping, "AGAIN_S"): lambda original: math.inf}
+    ),
+    "leavers-kept": Break(
+        "nobody is stopped who does not leave by itself",
+        patches={(due, "PHASES"): _while_running(regrouping.stop_leaving, lambda job: [])},
     ),
     "always-due": Break(
         "the shepherd of a job that runs is due at every moment",

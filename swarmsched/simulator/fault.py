@@ -36,6 +36,9 @@ FAULT_CLASSES: Mapping[str, str] = {
     "lost-files": "a machine is off for a while, and what its tasks wrote in the last half minute is lost",
     "lost-database": "an agent's database is gone while its tasks run on",
     "same-name": "a second machine speaks under a name that is taken, until it is switched off",
+    "lost-connection": "the members of an elastic gang lose one another, or a switch succeeds on one only; all live",
+    "killed-workers": "all workers of an elastic gang that train are killed at once",
+    "killed-shim": "the shim of a task is killed, where others of its job are beside it if there are any",
 }
 
 

@@ -24,6 +24,7 @@ GPU_TROUBLES = ("lost", "unhealthy", "foreign", "stale")
 START_FAILURES = ("internal", "sync", "environment", "unreachable")
 FAILOVER_S = (11.0, 30.0)  # long enough for another shepherd and another attempt, and not for ever
 FAILOVER_RATIO = 0.5
+WHICH = 1_000  # of those that are there then, counted around
 REPLACED_S = (11.0, 18.0)  # long enough for another holder in the place of a lost one
 
 Parameters = dict[str, Any]
@@ -187,6 +188,16 @@ def _failing_starts(rng: random.Random, nodes: Sequence[NodeId], left_s: float) 
     return {**_node(rng, nodes), "how": rng.choice(START_FAILURES), **_lasting(rng, left_s, 5.0, 200.0)}
 
 
+def _lost_connection(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    del nodes, left_s
+    return {"in_switch": rng.random() < 0.5, "which": rng.randrange(WHICH)}
+
+
+def _killed_workers(rng: random.Random, nodes: Sequence[NodeId], left_s: float) -> Parameters:
+    del nodes, left_s
+    return {"which": rng.randrange(WHICH)}
+
+
 DRAWS: Mapping[str, Draw] = {
     "loss": _ratio(LOSS_MAX),
     "duplicate": _ratio(DUPLICATE_MAX),
@@ -215,4 +226,7 @@ DRAWS: Mapping[str, Draw] = {
     "lost-files": _down,
     "lost-database": _down,
     "same-name": _same_name,
+    "lost-connection": _lost_connection,
+    "killed-workers": _killed_workers,
+    "killed-shim": _killed_workers,
 }

@@ -1,5 +1,6 @@
 """Carrying out a plan of faults on a simulated swarm, and mending everything at its end."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from swarmsched.simulator.fault import Fault, FaultPlan
 from swarmsched.simulator.host import PLAN_S, Host
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.simulator.tasks import RunningTask
+from swarmsched.simulator.tasks import RunningTask, TaskModel
 from swarmsched.task import TaskFailure
 
 RESTART_GAP_S = 0.05
@@ -227,6 +228,37 @@ class Injector:
             host.crash()
             host.start()
 
+    def lose_connections(self, fault: Fault) -> None:
+        """Between workers; agents hear one another."""
+        attempts = [task.key.of_attempt for task in self._trainers()]
+        if attempts:
+            attempt = attempts[fault.parameters["which"] % len(attempts)]
+            self._any_model.lose_connections(attempt, in_switch=fault.parameters["in_switch"])
+
+    def kill_workers(self, fault: Fault) -> None:
+        """SIGKILL, by people or by what they have installed."""
+        attempts = [task.key.of_attempt for task in self._trainers()]
+        if attempts:
+            self._any_model.kill_workers(attempts[fault.parameters["which"] % len(attempts)])
+
+    def _trainers(self) -> list[RunningTask]:
+        running = [task for host in self._swarm.hosts.values() for task in host.tasks.running]
+        return [task for task in running if task.worker.trains]
+
+    @property
+    def _any_model(self) -> TaskModel:
+        return next(iter(self._swarm.hosts.values())).tasks
+
+    def kill_shim(self, fault: Fault) -> None:
+        """Of a task that is not alone, if there is one."""
+        running = [(host, task) for host in self._swarm.hosts.values() for task in host.tasks.running]
+        attempts = Counter((host.node_id, task.key.of_attempt) for host, task in running)
+        crowded = [(host, task) for host, task in running if attempts[host.node_id, task.key.of_attempt] > 1]
+        chosen = crowded or running
+        if chosen:
+            host, task = chosen[fault.parameters["which"] % len(chosen)]
+            host.tasks.kill_shim(task)
+
     def pause(self, fault: Fault) -> None:
         """SIGSTOP."""
         host = self._host(fault)
@@ -316,6 +348,9 @@ APPLY: dict[str, Callable[[Injector, Fault], None]] = {
     "lost-files": Injector.lose_files,
     "lost-database": Injector.lose_database,
     "same-name": Injector.share_name,
+    "lost-connection": Injector.lose_connections,
+    "killed-workers": Injector.kill_workers,
+    "killed-shim": Injector.kill_shim,
 }
 
 

@@ -85,11 +85,14 @@ FAULTS: Mapping[str, Mapping[str, Kind]] = {
     "send-error": {**_LASTING, "to": NODES},
     "slow-planner": {**_LASTING, "plan_s": POSITIVE, "fails": FLAG},
     "gpu-trouble": {**_LASTING, "health": _one_of(*GPU_TROUBLES)},
+    "failing-starts": {**_LASTING, "how": _one_of(*START_FAILURES)},
+    "short-disk": _LASTING,
     "lost-files": _LASTING,
     "lost-database": _LASTING,
     "same-name": _LASTING,
-    "failing-starts": {**_LASTING, "how": _one_of(*START_FAILURES)},
-    "short-disk": _LASTING,
+    "lost-connection": {"which": WHOLE, "in_switch": FLAG},
+    "killed-workers": {"which": WHOLE},
+    "killed-shim": {"which": WHOLE},
 }
 ELASTICITY = _one_of(*(each.value for each in Elasticity))
 WORK: Mapping[str, Mapping[str, Kind]] = {

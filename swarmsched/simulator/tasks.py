@@ -72,6 +72,7 @@ BIND_S = 0.000_5
 STAGE_S = 0.050
 START_S = 0.020
 SWITCH_S = 0.050  # from the news of a world until a worker trains in it, or has left
+BUILD_S = 60.0  # that it waits for the others of a world, which it gives up then
 ASKS_AGAIN_S = 0.5  # after its agent's restart, or when it was frozen
 WRITE_BACK_S = 30.0  # until the kernel has put on disk what nobody has synced
 SILENT_S = 2.0  # until an agent knows of a worker that it stands still
@@ -97,6 +98,7 @@ class RankPlan:
     first of the newest world that trains commits.  One that outlives SIGKILL computes no more.  The duration of an
     elastic part counts from the first start of its attempt; once one stands still the others wait until they train
     without it, and nothing but SIGKILL ends it while any is there.  One that hangs goes on asking its agent meanwhile.
+    Once one dies, or a connection between two ends, all of its world wait for the next.
     """
 
     duration_s: float
@@ -106,6 +108,8 @@ class RankPlan:
     checkpoint_period_s: float = math.inf
     outlives_kill_s: float = 0.0  # the kernel lets go of it only then
     ready_s: float = 0.3  # from its start until the worker of an elastic part is
+    hears_s: float = 0.0  # from the moment at which its agent knows a world until it does
+    stays: bool = False  # when it has left: only a stop ends it
     refuses: bool = False  # to train in whatever world names it
     stands_still_s: float = math.inf  # after it has begun to train
     hangs: bool = False
@@ -163,11 +167,13 @@ class RunningTask:
     global_batch: int = 0  # with which its ranks train
     worker: Worker = field(default_factory=Worker)  # of an elastic part
     plan: WorldPlan | None = None  # the newest that reached it
-    world: WorldPlan | None = None  # in which it trains
+    world: WorldPlan | None = None  # in which it trains, or did until that was lost
     copying: Checkpoint | None = None  # complete, on its way to other machines before it is committed
     copied_next: Checkpoint | None = None
     is_still: bool = False
-    is_waiting: bool = False  # for another part that stands still
+    is_waiting: bool = False  # for another part that stands still, or for the next world
+    lost: int = 0  # the newest world that came to nothing, told or not
+    is_struck: bool = False  # from outside: nobody had ordered its end
 
     @property
     def key(self) -> TaskKey:
@@ -209,11 +215,16 @@ class ElasticAttempts:
 
     begun_s: dict[AttemptKey, float] = field(default_factory=dict)
     steps: dict[AttemptKey, int] = field(default_factory=dict)  # checkpoints that were written, by whichever part
+    torn: dict[AttemptKey, None] = field(default_factory=dict)  # the next switch succeeds on one part only
     parts: dict[AttemptKey, list[tuple["TaskModel", RunningTask]]] = field(default_factory=dict)
 
     def trainers(self, attempt: AttemptKey) -> list[tuple["TaskModel", RunningTask]]:
         """Parts that train, or stand still."""
-        return [(model, task) for model, task in self.parts.get(attempt, ()) if task.worker.trains and not task.is_over]
+        return [(model, task) for model, task in self.live(attempt) if task.worker.trains]
+
+    def live(self, attempt: AttemptKey) -> list[tuple["TaskModel", RunningTask]]:
+        """Parts with processes."""
+        return [(model, task) for model, task in self.parts.get(attempt, ()) if not task.is_over]
 
 
 class TaskModel:
@@ -246,6 +257,7 @@ class TaskModel:
         self._staging: dict[TaskKey, Timer] = {}
         self._ports: dict[TaskKey, int] = {}
         self._next_port = FIRST_PORT
+        self._agent_life = 0  # a new agent knows no world that was told to the one before
         self._left_s_max = math.inf  # no rank runs longer from now on
         self.start_count = 0  # tasks ever started here
         self.ailment = TaskFailure.NONE  # by which all starts fail here now
@@ -273,6 +285,7 @@ class TaskModel:
             timer.cancel()
         self._staging.clear()
         self._ports.clear()
+        self._agent_life += 1
 
     def power_cut(self, *, loses_files: bool = False) -> None:
         """All processes end at once, and no shim lives to write down how.
@@ -445,10 +458,16 @@ class TaskModel:
 
     def _publish(self, key: TaskKey, plan: WorldPlan) -> None:
         task = self._tasks.get(key)
-        if task is None or task.is_over or (task.plan is not None and plan.version <= task.plan.version):
+        if task is None or task.is_over:
             return
-        task.plan = plan
-        self._hear(task)
+        does = next(iter(task.plans.values()))
+        self._loop.post_later(does.hears_s, self._told_of, task, plan, self._agent_life)
+
+    def _told_of(self, task: RunningTask, plan: WorldPlan, agent_life: int) -> None:
+        is_newer = task.plan is None or plan.version > task.plan.version
+        if is_newer and agent_life == self._agent_life and not task.is_over:
+            task.plan = plan
+            self._hear(task)
 
     def _hear(self, task: RunningTask) -> None:
         """A frozen worker hears nothing; it asks when it goes on."""
@@ -456,30 +475,50 @@ class TaskModel:
         if task.plan is None or is_deaf or task.plan.version <= task.worker.heard:
             return
         self._say(task, heard=task.plan.version)
-        self._loop.post_later(SWITCH_S, self._switch, task, task.plan)
+        self._loop.post_later(SWITCH_S, self._switch, task, task.plan, self._loop.now_s + BUILD_S)
 
-    def _switch(self, task: RunningTask, plan: WorldPlan) -> None:
-        if task.is_over or plan is not task.plan:
+    def _switch(self, task: RunningTask, plan: WorldPlan, until_s: float) -> None:
+        """Go over to it once all its members can, as those do that keep somebody with the state of the training."""
+        if task.is_over or plan is not task.plan or plan.version <= task.lost:
             return
         if task.is_frozen or task.is_still:
-            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan)
+            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan, until_s)
             return
         (rank, does), part = next(iter(task.plans.items())), task.order.part
         members = [member.part for member in plan.members]
+        live = {other.order.part: other for _, other in self._attempts.live(task.key.of_attempt)}
+        there = [live[each] for each in members if each in live and live[each].worker.heard >= plan.version]
         if part not in members:
             self._say(task, state=WorkerState.LEFT)
+            task.is_waiting = False
             waits_s = max(COPY_S) if task.copying is not None else 0.0  # for its last commit
-            self._exit_later(task, RankExit(rank, 0), SWITCH_S + waits_s)
+            if not does.stays:
+                self._exit_later(task, RankExit(rank, 0), SWITCH_S + waits_s)
         elif does.refuses:
             self._say(task, state=WorkerState.REFUSED)
             self._exit_later(task, RankExit(rank, 1), SWITCH_S)
         elif any(other.is_still and other.order.part in members for _, other in self._trainers(task)):
-            self._says_that_it_waits(task)
-            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan)
-        else:
+            self._says_that_it_waits(task, in_switch=True)
+            self._loop.post_later(ASKS_AGAIN_S, self._switch, task, plan, until_s)
+        elif len(there) == len(members) and (plan.may_start or any(other.worker.trains for other in there)):
             self._train(task, plan, does)
+        elif len(there) == len(members):
+            self._say(task, state=WorkerState.REFUSED)  # training would begin anew
+            task.is_waiting = False
+            self._exit_later(task, RankExit(rank, 1), SWITCH_S)
+        elif self._loop.now_s < until_s:
+            self._loop.post_later(SWITCH_S, self._switch, task, plan, until_s)
+        else:
+            self.lose(task, plan.version)
 
     def _train(self, task: RunningTask, plan: WorldPlan, does: RankPlan) -> None:
+        trainers = self._trainers(task)
+        if task.key.of_attempt in self._attempts.torn and _any_in(plan, trainers):
+            del self._attempts.torn[task.key.of_attempt]
+            for model, other in self._attempts.live(task.key.of_attempt):
+                model.lose(other, plan.version)
+                model.lose(other, other.world.version if other.world else 0)
+            return
         if not task.worker.trains and not math.isinf(does.stands_still_s):
             self._loop.post_later(does.stands_still_s, self._stand_still, task)
         pause_s = SWITCH_S if task.worker.trains else 0.0
@@ -490,11 +529,29 @@ class TaskModel:
         )
         self._watch(task, TaskChange.REGROUPED)
 
+    def lose(self, task: RunningTask, version: int) -> None:
+        """A world came to nothing for it: where it trains in that one it goes on in the next, or never."""
+        task.lost = max(task.lost, version)
+        is_in_it = task.world is not None and task.world.version == version
+        if is_in_it and not task.is_waiting and task.worker.state is not WorkerState.LEFT:
+            task.is_waiting = True
+            self._hold_up(task)
+        self._tell_lost(task)
+
+    def _tell_lost(self, task: RunningTask) -> None:
+        if task.lost > task.worker.failed and not (task.is_over or task.is_frozen or task.is_still):
+            self._say(task, failed=task.lost, problem=f"plan {task.lost} lost a member")
+
     def _trainers(self, task: RunningTask) -> list[tuple["TaskModel", RunningTask]]:
         return self._attempts.trainers(task.key.of_attempt)
 
     def _stand_still(self, task: RunningTask) -> None:
-        others = [(model, other) for model, other in self._trainers(task) if other is not task]
+        part = task.order.part
+        others = [
+            (model, other)
+            for model, other in self._trainers(task)
+            if other is not task and other.world is not None and _is_in(other.world, part)
+        ]
         if task.is_over or task.is_frozen or not others:
             return
         task.is_still = True
@@ -513,8 +570,9 @@ class TaskModel:
         if task.is_still and not task.is_over and not task.hangs:
             self._tell(WorkerTold.about(task.key, replace(told, is_silent=True)))
 
-    def _says_that_it_waits(self, task: RunningTask) -> None:
-        if not (task.is_over or task.is_frozen or task.is_still or task.worker.problem):
+    def _says_that_it_waits(self, task: RunningTask, *, in_switch: bool = False) -> None:
+        goes_on = not (task.is_waiting or in_switch)
+        if not (goes_on or task.is_over or task.is_frozen or task.is_still or task.worker.problem):
             self._say(task, problem="waits for a rank that stands still")
             self._loop.post_later(TIMES_OUT_S, self._times_out, task)
 
@@ -529,6 +587,7 @@ class TaskModel:
         task.is_still = False
         self._go_on(task)
         self._say(task)
+        self._tell_lost(task)
         self._hear(task)
 
     def _plan_checkpoint(self, task: RunningTask) -> None:
@@ -610,6 +669,10 @@ class TaskModel:
         task.plans, task.ends, task.left_s, task.is_frozen = {}, {}, {}, False
         self._watch(task, TaskChange.ENDED)
         left = self._trainers(task) if task.order.part else []
+        if task.failure is not TaskFailure.NONE or not task.exits or any(e.exit_code or e.signal for e in task.exits):
+            for model, other in left:
+                if other.world is not None and _is_in(other.world, task.order.part):
+                    model.lose(other, other.world.version)
         if len(left) == 1 and left[0][1].is_still:  # nobody waits for it any more: only a person would end it
             left[0][0].wake(left[0][1])
 
@@ -667,7 +730,45 @@ class TaskModel:
             self._loop.post_later(WAITS_S, self._says_that_it_waits, task)
         if task.worker.address:  # its agent may have started again meanwhile
             self._loop.post_later(ASKS_AGAIN_S, self._ask_again, task)
+        self._tell_lost(task)
         self._hear(task)
+
+    # What comes over tasks from outside.
+
+    def lose_connections(self, attempt: AttemptKey, *, in_switch: bool) -> None:
+        """Those between the members of an elastic gang, which all live; or when the first has switched next time."""
+        if in_switch:
+            self._attempts.torn[attempt] = None
+            return
+        for model, task in self._attempts.trainers(attempt):
+            if task.world is not None and len(task.world.members) > 1:
+                model.lose(task, task.world.version)
+
+    def kill_workers(self, attempt: AttemptKey) -> None:
+        """All that train, on all machines, by a signal that nobody of the swarm has sent."""
+        for model, task in self._attempts.trainers(attempt):
+            model.strike(task)
+
+    def strike(self, task: RunningTask) -> None:
+        """SIGKILL, for one task."""
+        task.is_struck = True
+        for rank in list(task.plans):
+            self._exited(task, RankExit(rank, 0, SIGKILL))
+
+    def kill_shim(self, task: RunningTask) -> None:
+        """And whatever it leaves is ended by the agent, which may have others of that attempt here."""
+        task.is_struck = True
+        task.failure = TaskFailure.LOST
+        task.detail = f"the supervising process on {task.order.node} was killed"
+        for other in self._left_by(task):
+            for rank in list(other.plans):
+                self._exited(other, RankExit(rank, 0, SIGKILL))
+        self._end(task)
+        self._tell(TaskExited.about(task.key, (), task.failure, task.detail))
+
+    def _left_by(self, task: RunningTask) -> list[RunningTask]:
+        """Other tasks with processes that are taken for that one's."""
+        return []
 
     # Stopping.
 
@@ -713,6 +814,14 @@ class TaskModel:
         task = self._tasks.get(key)
         if task is not None and task.is_over:
             del self._tasks[key]
+
+
+def _is_in(plan: WorldPlan, part: int) -> bool:
+    return any(member.part == part for member in plan.members)
+
+
+def _any_in(plan: WorldPlan, trainers: list[tuple[TaskModel, RunningTask]]) -> bool:
+    return any(task.world is not None and task.world.version == plan.version for _, task in trainers)
 
 
 def checkpoint_number(checkpoint: Checkpoint | None) -> int:

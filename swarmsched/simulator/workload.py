@@ -45,6 +45,7 @@ NAMES = ("", "", "", "Zoë", "数据/训练", 'tab\tnewline\r\nquote"', "🙂" *
 CORES_PER_RANK, MEMORY_GIB_PER_RANK = 4, 48  # of 8 cores and 64 GiB for each GPU of a machine
 UNKILLABLE_S = 4.0
 WORKER_SAVES_S = 1.5  # between checkpoints of an elastic job, whoever is its first rank
+HEARS_LATE_S = 1.5  # of a worker whose thread waits for the interpreter, say
 GIB = 2**30
 RUSH_S = 0.05  # jobs that are submitted together want the same GPUs at the same time
 QUIET_RATIO = 0.5  # of the jobs that come alone
@@ -393,10 +394,12 @@ def behave(order: TaskOrder, rank: int) -> RankPlan:
 
 def _worker(duration_s: float, rank: int, *, is_first: bool, hangs: bool) -> RankPlan:
     """In the first attempt one of the first stands still for ever, or hangs.  Of those that come later, some die,
-    refuse the world that names them, or never are ready for one."""
+    refuse the world that names them, or never are ready for one; some hear late of worlds, or do not leave."""
     if rank == 1 and is_first:
         return RankPlan(duration_s, stands_still_s=0.5 * duration_s, hangs=hangs, checkpoint_period_s=WORKER_SAVES_S)
     match rank % 8:
+        case 2:
+            return RankPlan(duration_s, hears_s=HEARS_LATE_S, stays=True)
         case 3:
             return RankPlan(0.4 * duration_s, 9, checkpoint_period_s=WORKER_SAVES_S)
         case 5:

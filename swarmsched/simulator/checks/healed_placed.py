@@ -98,6 +98,8 @@ def _unsettled(record: JobRecord, up: Mapping[NodeId, Host]) -> str:
             return f"part {share.part} is ready, and joins"
         if task.worker.heard < record.world.version:
             return f"part {share.part} has not heard of world {record.world.version}"
+        if task.lost >= record.world.version:
+            return f"part {share.part} has lost world {record.world.version}"
     return ""
 
 

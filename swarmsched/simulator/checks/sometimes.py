@@ -33,6 +33,8 @@ NAMES = {
     "worker lost by a gang that trains": "a decided world names one more that is gone",
     "worker that stands still left behind": "a worker is lost that asks its agent no more",
     "worker that hangs left behind": "a worker is lost that goes on asking",
+    "members that lost one another go on together": "a decided world has the members of the one before",
+    "gang restarted after its workers were killed": "a restart's reason is a signal",
     "node lost by a gang that trains": "an attempt goes on, and its record names what it left on a lost node",
     "newcomer given up": "a decided record lets a part go that never was a member",
     "change of a gang taken over": "a decided record has parts that join, and another shepherd than the one before",
@@ -159,6 +161,8 @@ class Sometimes(Checker):
             "holder replaced", bool(before.leaving_holders) and not after.leaving_holders and after.holders != first
         )
         self._count("gang restarted after node loss", after.restarts > before.restarts)
+        is_killed = after.restarts > before.restarts and "killed by signal" in after.reason
+        self._count("gang restarted after its workers were killed", is_killed)
         self._count("gang preempted", after.preemptions > before.preemptions)
         self._count("gang rescaled", after.rescales > before.rescales)
         self._count("gang relaunched", after.relaunches > before.relaunches)
@@ -176,6 +180,9 @@ class Sometimes(Checker):
         has_left, is_named = set(old.members) - set(new.members), {share.part for share in after.shares}
         self._count("workers joined a gang that trains", bool(set(new.members) - set(old.members) and old.version))
         self._count("workers left a gang that trains", bool(has_left - set(new.lost)))
+        self._count(
+            "members that lost one another go on together", new.version > old.version and new.members == old.members
+        )
         is_lost = bool(set(new.lost) - set(old.lost))
         self._count("worker lost by a gang that trains", is_lost)
         reason = after.rescalings[-1].reason if is_lost else ""

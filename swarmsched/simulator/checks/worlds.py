@@ -1,16 +1,21 @@
 """The worlds of elastic attempts: workers hear of none that was not decided, each keeps somebody who was in the one
-before, nothing starts that the record does not name, and nothing leaves the record while it lives.
+before, and who has trained if one has; nothing starts that the record does not name, and nothing leaves the record
+while it lives.  Nobody is ended whose end was not ordered, and what is done to a gang does not end a job that may be
+restarted.
 """
 
-from swarmsched.api import JobState
+import math
+
+from swarmsched.api import EndReason, JobState
 from swarmsched.effects import Effect, PublishWorld, StartTask
 from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
+from swarmsched.negotiation.world_changes import is_settled
 from swarmsched.record import JobRecord
 from swarmsched.simulator.checks.checker import Checker
 from swarmsched.simulator.checks.decided import DecidedRecords, is_new_beginning
 from swarmsched.simulator.checks.violation import Violation
 from swarmsched.simulator.host import Host
-from swarmsched.simulator.tasks import RunningTask, TaskChange
+from swarmsched.simulator.tasks import SIGKILL, RunningTask, TaskChange
 
 INVARIANT = "worlds"
 
@@ -27,6 +32,7 @@ class WorldChecker(Checker):
         self._members: dict[AttemptKey, dict[int, tuple[int, ...]]] = {}  # of each version
         self._named: dict[AttemptKey, dict[int, NodeId]] = {}  # parts, and where they are to be
         self._alive: dict[TaskKey, Host] = {}
+        self._trains: dict[TaskKey, int] = {}  # the newest world in which each has trained
         self._forced: dict[JobId, None] = {}  # an operator went on with an older record: anything may be told twice
 
     def _decided_next(self, job_id: JobId, before: JobRecord | None, after: JobRecord) -> None:
@@ -40,8 +46,21 @@ class WorldChecker(Checker):
         if after.world.version:
             self._members.setdefault(attempt, {})[after.world.version] = after.world.members
         goes_on = before is not None and before.attempt == after.attempt and before.world.version > 0
-        if before is not None and goes_on and after.state is JobState.RUNNING and job_id not in self._forced:
+        if before is None or not goes_on or job_id in self._forced:
+            return
+        if after.state is JobState.RUNNING:
             self._compare(before, after)
+        elif after.is_ended:
+            self._check_end(after)
+
+    def _check_end(self, record: JobRecord) -> None:
+        is_done_to_it = bool(record.signal) or record.end_reason is EndReason.NODE_LOST
+        is_own = record.end_reason not in (EndReason.FAILED, EndReason.NODE_LOST)
+        if is_done_to_it and not is_own and record.restarts < record.spec.max_restarts:
+            raise Violation(
+                INVARIANT,
+                f"{record.job_id} ended after {record.restarts} restarts, by no fault of its: {record.detail}",
+            )
 
     def _compare(self, before: JobRecord, after: JobRecord) -> None:
         old, new, name = before.world, after.world, f"{after.job_id}/{after.attempt}"
@@ -50,6 +69,11 @@ class WorldChecker(Checker):
             raise Violation(INVARIANT, f"world {new.version} of {name} follows {old.version}")
         if is_next and not set(old.members) & set(new.members):
             raise Violation(INVARIANT, f"world {new.version} of {name} keeps nobody of {old.members}: {new.members}")
+        trained = {key.part for key in self._trains if key.of_attempt == AttemptKey(after.job_id, after.attempt)}
+        if is_next and old.has_trained and trained & set(old.members) and not trained & set(new.members):
+            raise Violation(INVARIANT, f"world {new.version} of {name} keeps nobody who has trained: {new.members}")
+        if is_settled(after) and not is_settled(before):
+            self._check_settled(after)
         if not is_next and new.members != old.members:
             raise Violation(INVARIANT, f"world {new.version} of {name} had {old.members} and has {new.members}")
         if after.last_part < max((share.part for share in after.shares), default=0):
@@ -64,6 +88,13 @@ class WorldChecker(Checker):
                 raise Violation(
                     INVARIANT, f"part {share.part} of {name} lives on {share.node} and is not named any more"
                 )
+
+    def _check_settled(self, record: JobRecord) -> None:
+        keys = [TaskKey(record.job_id, record.attempt, part) for part in record.world.members]
+        late = [key.part for key in keys if key in self._alive and self._trains.get(key, 0) < record.world.version]
+        if late:
+            name = f"world {record.world.version} of {record.job_id}/{record.attempt}"
+            raise Violation(INVARIANT, f"{name} is said to train, and parts {late} do not yet")
 
     def performed(self, host: Host, effect: Effect) -> None:
         """Workers are told of a world, or a part is started."""
@@ -89,6 +120,11 @@ class WorldChecker(Checker):
             return
         if change is TaskChange.ENDED:
             self._alive.pop(task.key, None)
+            is_killed = any(each.signal == SIGKILL for each in task.exits)
+            if is_killed and math.isinf(task.kill_s) and not task.is_struck:
+                raise Violation(INVARIANT, f"{task.key} was killed on {host.node_id}, and nobody had ordered that")
+        elif change is TaskChange.REGROUPED:
+            self._trains[task.key] = task.worker.trains
         elif change is TaskChange.STARTED:
             other = self._alive.setdefault(task.key, host)
             if other is not host and task.key.job_id not in self._forced:

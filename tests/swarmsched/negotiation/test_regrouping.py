@@ -199,6 +199,8 @@ def test_whoever_is_to_leave_is_told_ends_by_itself_and_is_released(training):
         A,
         2,
     )
+    released = training.take(ReleaseRequest)
+    assert [(node, request.part) for node, request in released] == [(A, 2)], "or a late launch could start it again"
     training.leaves(1)
     training.leaves(3)
     record = training.record
@@ -233,6 +235,45 @@ def test_a_worker_that_dies_is_left_behind_and_the_others_go_on(training):
     training.leaves(2)
     training.leaves(3)
     assert training.record.end_reason is EndReason.COMPLETED, "the death of one that was replaced is no failure"
+
+
+def test_newcomers_that_come_when_the_training_is_over_are_ended_and_the_job_is_completed(training):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.ready(4)
+    for part in (1, 2, 3):
+        training.leaves(part)
+    waits = Worker(WorkerState.READY, "10.0.0.4:7000", 2, failed=2, problem="plan 2 was not built: timeout")
+    training.told(4, worker=waits)
+    assert training.members == (1, 2, 3, 4), "a world without anybody who has the state would be refused by all"
+    assert [(node, request.part) for node, request in training.take(StopRequest)] == [(C, 4)]
+    training.dies(4, signal=15)
+    assert (training.record.end_reason, training.record.exit_code) == (EndReason.COMPLETED, 0)
+
+
+@pytest.mark.parametrize("late", [TaskStage.STARTED, TaskStage.EXITED])
+def test_a_report_that_was_overtaken_by_a_newer_one_changes_nothing(training, late):
+    """A worker that has died does not come to life again, and one that trains in a world not to the one before."""
+    before = Worker(WorkerState.TRAINING, "10.0.0.2:7000", 1, 1, problem="plan 1 lost a member")
+    old, training.revision = training.revision + 1, training.revision + 1
+    exits = (RankExit(1, 0, 9),) if late is TaskStage.EXITED else ()
+    training.told(2, worker=Worker(WorkerState.TRAINING, "10.0.0.2:7000", 1, 1, busy_s=2.0))
+    training.report(A, late, old, part=2, worker=before, exits=exits)
+    assert training.shepherd.gang.tasks[Place(A, 2)].worker.busy_s == 2.0
+    training.dies(2)
+    assert training.members == (1, 3)
+    training.report(A, TaskStage.STARTED, old, part=2, worker=before)
+    assert (training.members, [share.part for share in training.record.shares]) == ((1, 3), [1, 3])
+
+
+def test_members_that_have_not_switched_to_the_next_world_do_not_train_in_it(training):
+    training.dies(3)
+    training.trains(1)
+    assert training.record.rescalings[-1].ranks_after == 0
+    training.told(2, worker=Worker(WorkerState.TRAINING, "10.0.0.2:7000", 2, 1))
+    assert training.record.rescalings[-1].ranks_after == 0, "it has heard of it, and trains in the one before"
+    training.trains(2)
+    assert training.record.rescalings[-1].ranks_after == 2
 
 
 def test_a_gang_of_which_all_die_has_failed(training):
@@ -314,6 +355,39 @@ def test_the_loss_of_a_node_with_newcomers_alone_is_nothing_to_those_that_train(
     assert (record.shares, record.rescalings) == (before.shares[:3], before.rescalings)
     assert training.take(WorldRequest) == []
     assert training.shepherd.is_steady
+
+
+def test_the_loss_of_all_who_have_trained_is_a_restart_also_where_newcomers_have_not_heard_that_they_are_members(
+    training,
+):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.ready(4)
+    assert training.members == (1, 2, 3, 4)
+    training.do(training.shepherd.note_lost_node(A, training.clock))
+    assert (training.record.state, training.members) == (JobState.RUNNING, (3, 4))
+    training.lose(B)
+    assert (training.record.state, training.record.restarts) == (JobState.QUEUED, 1)
+
+
+@pytest.mark.parametrize("has_trained", [True, False])
+def test_whoever_takes_over_leaves_the_dead_behind_once_somebody_is_known_to_have_the_state(training, has_trained):
+    training.wish((A, 2), (B, 1), (C, 1))
+    training.join()
+    training.ready(4)
+    training.succeed()
+    for part in (1, 2, 3):
+        training.dies(part)
+    assert training.members == (1, 2, 3, 4), "the fourth has not told whether it has trained"
+    trains = 2 if has_trained else 0
+    state = WorkerState.TRAINING if has_trained else WorkerState.READY
+    training.told(4, worker=Worker(state, "10.0.0.4:7000", 2, trains))
+    if has_trained:
+        assert (training.record.state, training.members) == (JobState.RUNNING, (4,))
+    else:
+        assert (C, 4) in [(node, request.part) for node, request in training.take(StopRequest)]
+        training.dies(4, signal=15)
+        assert (training.record.state, training.record.restarts) == (JobState.QUEUED, 1)
 
 
 def test_the_loss_of_the_last_node_is_a_restart(training):
@@ -476,6 +550,8 @@ def test_a_job_that_is_cancelled_while_it_changes_stops_all_its_parts(training):
     training.join()
     training.do(training.shepherd.cancel(7, None, "", training.clock))
     assert [request.part for _, request in training.take(StopRequest)] == [1, 2, 3, 4]
+    training.wait(1.5)
+    assert training.shepherd.next_deadline_s > training.now_s, "nobody looks after the change any more"
     for part in (1, 2, 3, 4):
         training.dies(part, signal=15)
     assert training.record.end_reason is EndReason.CANCELLED
@@ -555,7 +631,7 @@ def test_the_only_member_with_the_state_of_the_training_is_not_given_up(training
     assert training.members == (3, 4)
 
 
-LOST = "plan 1 lost a member: Read error"
+LOST = "plan 1 lost a member: [/build/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:7: reset"
 
 
 def parts(training, *parts, failed=0, trains=0):
@@ -574,7 +650,8 @@ def test_members_that_lose_one_another_and_live_go_on_as_the_next_world(training
     training.wait(0.6)
     world = training.record.world
     assert (world.version, world.members, world.lost) == (2, (1, 2, 3), ())
-    assert training.record.rescalings[-1].reason == f"its workers lost one another: {LOST}"
+    told = "its workers lost one another: plan 1 lost a member: Read error [10.0.0.2]:7: reset"
+    assert training.record.rescalings[-1].reason == told
     assert [request.part for _, request in training.take(WorldRequest)] == [1, 2, 3]
     assert training.take(StopRequest) == []
     training.trains(1, 2, 3)
@@ -658,6 +735,14 @@ def test_a_gang_that_is_killed_at_once_goes_on_from_its_checkpoint_as_another_at
     record = training.record
     assert (record.state, record.restarts, record.shares) == (JobState.QUEUED, 1, ())
     assert record.reason == "restarting (1 of 5): worker 3 on b was killed by signal 9"
+
+
+def test_a_gang_is_lost_too_of_which_nothing_is_heard_since_its_agents_have_started_again(training):
+    for part in (1, 2, 3):
+        training.told(part, worker=Worker())
+    for part in (1, 2, 3):
+        training.dies(part)
+    assert (training.record.state, training.record.restarts) == (JobState.QUEUED, 1)
 
 
 def test_workers_that_end_because_the_others_are_lost_are_lost_too(training):

@@ -5,6 +5,7 @@ from swarmsched.effects import (
     BindRendezvous,
     ExtendAttempt,
     ForgetTask,
+    PublishWorld,
     ReleaseRendezvous,
     SignalTask,
     StageTask,
@@ -18,12 +19,14 @@ from swarmsched.events import (
     TaskPhaseChanged,
     TaskStaged,
     TaskStarted,
+    WorkerTold,
 )
 from swarmsched.ids import NodeId, make_job_id
 from swarmsched.resources import Gpu, Share
 from swarmsched.simulator.loop import EventLoop
-from swarmsched.simulator.tasks import FOR_EVER_S, RankPlan, TaskModel, read_command
-from swarmsched.task import RankExit, TaskOrder, TaskStage
+from swarmsched.simulator.tasks import BUILD_S, FOR_EVER_S, ElasticAttempts, RankPlan, TaskModel, read_command
+from swarmsched.task import RankExit, TaskFailure, TaskOrder, TaskStage
+from swarmsched.world import WorkerState, WorldMember, WorldPlan
 
 JOB = make_job_id(0.0, random.Random(1))
 HERE, THERE = NodeId("here"), NodeId("there")
@@ -176,3 +179,113 @@ def test_a_power_cut_may_take_the_files_of_young_tasks_with_it():
         machine.tasks.power_cut(loses_files=True)
         assert machine.tasks.running == ()
         assert bool(machine.tasks.found()) == is_found
+
+
+class Gang:
+    """Two parts of an elastic gang on one machine, a third on another; `told` is each worker's last word."""
+
+    def __init__(self, **plan) -> None:
+        self.loop, attempts, self.told, self.exits = EventLoop(), ElasticAttempts(), {}, {}
+        shares = (Share(HERE, 1, part=1), Share(HERE, 1, part=2), Share(THERE, 1, part=3))
+        self.models = {
+            name: TaskModel(self.loop, name, self.hear, lambda order, rank: RankPlan(100.0, **plan), attempts=attempts)
+            for name in (HERE, THERE)
+        }
+        self.orders = {}
+        for share in shares:
+            spec = JobSpec(command=("x",), ranks=3, elastic=True)
+            order = TaskOrder(JOB, 1, 3, share.node, spec, shares, "10.0.0.1", 29_500, part=share.part)
+            self.orders[share.part] = order
+            self.models[share.node].perform(StartTask(order, ()))
+        self.loop.run_for(1.0)
+
+    def hear(self, event) -> None:
+        if isinstance(event, WorkerTold):
+            self.told[event.part] = event.worker
+        elif isinstance(event, TaskExited):
+            self.exits[event.part] = (event.exits, event.failure)
+
+    def publish(self, version: int, *parts: int, may_start=False) -> None:
+        plan = WorldPlan(version, 1, tuple(WorldMember(part, f"10.0.0.{part}:7") for part in parts), (), may_start)
+        for part, order in self.orders.items():
+            self.models[order.node].perform(PublishWorld(JOB, 3, plan, part=part))
+        self.loop.run_for(1.0)
+
+    @property
+    def trains(self) -> list[int]:
+        return [self.told[part].trains for part in self.orders]
+
+    @property
+    def failed(self) -> list[int]:
+        return [self.told[part].failed for part in self.orders]
+
+    def task(self, part: int):
+        running = self.models[self.orders[part].node].running
+        return next(task for task in running if task.order.part == part)
+
+
+def test_members_that_lose_one_another_say_so_and_stand_until_the_next_world():
+    gang = Gang()
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.models[THERE].lose_connections(gang.orders[1].key.of_attempt, in_switch=False)
+    gang.loop.run_for(200.0)
+    assert (gang.trains, gang.failed, gang.exits) == ([1, 1, 1], [1, 1, 1], {}), "they would have ended long ago"
+    gang.publish(2, 1, 2, 3)
+    assert (gang.trains, [worker.problem for worker in gang.told.values()]) == ([2, 2, 2], ["", "", ""])
+    gang.loop.run_for(200.0)
+    assert sorted(gang.exits) == [1, 2, 3]
+
+
+def test_a_switch_that_succeeds_on_one_part_came_to_nothing_for_all():
+    gang = Gang()
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.models[HERE].lose_connections(gang.orders[1].key.of_attempt, in_switch=True)
+    gang.publish(2, 1, 2, 3)
+    assert (sorted(gang.trains), gang.failed) == ([1, 1, 2], [2, 2, 2])
+    gang.publish(3, 1, 2, 3)
+    assert gang.trains == [3, 3, 3]
+
+
+def test_whoever_dies_costs_the_others_their_world_and_a_world_with_it_is_never_built():
+    gang = Gang()
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.models[THERE].strike(gang.task(3))
+    gang.loop.run_for(0.1)
+    assert gang.failed[:2] == [1, 1]
+    gang.publish(2, 1, 2, 3)
+    assert gang.trains[:2] == [1, 1]
+    gang.loop.run_for(BUILD_S)
+    assert gang.failed[:2] == [2, 2]
+    gang.publish(3, 1, 2)
+    assert gang.trains[:2] == [3, 3]
+
+
+def test_the_death_of_a_shim_is_told_as_a_loss_and_costs_no_other_task():
+    gang = Gang()
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.models[HERE].kill_shim(gang.task(2))
+    gang.loop.run_for(1.0)
+    assert gang.exits == {2: ((), TaskFailure.LOST)}
+    assert [task.order.part for task in gang.models[HERE].running] == [1]
+
+
+def test_a_worker_that_hears_late_of_a_world_never_does_when_its_agent_dies_meanwhile():
+    gang = Gang(hears_s=1.5)
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.models[HERE].agent_died()
+    gang.loop.run_for(5.0)
+    assert [gang.told[part].heard for part in (1, 2, 3)] == [0, 0, 1]
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.loop.run_for(2.0)
+    assert gang.trains == [1, 1, 1]
+
+
+def test_a_worker_that_stays_has_left_and_ends_when_it_is_stopped():
+    gang = Gang(stays=True)
+    gang.publish(1, 1, 2, 3, may_start=True)
+    gang.publish(2, 1, 2)
+    gang.loop.run_for(60.0)
+    assert (gang.told[3].state, gang.exits) == (WorkerState.LEFT, {})
+    gang.models[THERE].perform(StopTask(JOB, 3, 5.0, part=3))
+    gang.loop.run_for(1.0)
+    assert gang.exits == {3: ((RankExit(2, 0, 15),), TaskFailure.NONE)}
