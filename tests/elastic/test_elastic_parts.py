@@ -28,6 +28,14 @@ def test_a_plan_is_read_as_it_was_sent():
     assert Member("a", "[::1]:80").endpoint == ("::1", 80)
 
 
+def test_a_plan_tells_by_their_secrets_whether_members_have_the_library_of_the_first_version():
+    known = [A | {"secret": "ab01"}, {"worker": "b", "address": "cd02@127.0.0.1:9002"}]
+    plan = parse(GOOD | {"members": known})
+    assert plan.members == (Member("a", "127.0.0.1:9001", "ab01"), Member("b", "127.0.0.1:9002", "cd02"))
+    assert not plan.is_former
+    assert parse(GOOD | {"members": [*known, C]}).is_former
+
+
 def test_of_its_own_time_a_worker_tells_what_lasts_for_some_steps_and_seconds():
     now = [0.0]
     own = OwnTime(lambda: now[0])
@@ -56,6 +64,7 @@ BAD = [
     (GOOD | {"members": ["a"]}, "worker of a member must be its SWARM_WORKER, not None"),
     (GOOD | {"members": [A | {"address": "nowhere"}]}, "address of a must be host:port, not 'nowhere'"),
     (GOOD | {"members": [A | {"address": "h:99999"}]}, "address of a must be host:port, not 'h:99999'"),
+    (GOOD | {"members": [A | {"secret": 7}]}, "secret of a must be a text, not 7"),
     (GOOD | {"lost": "b"}, "lost must be a list of names, not 'b'"),
 ]
 

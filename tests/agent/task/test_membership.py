@@ -165,7 +165,18 @@ BAD = [
     ("problem", [1], "problem a list"),
     ("has_timed_out", 1, "has_timed_out 1"),
     ("failed", -1, "failed -1"),
+    ("secret", "no@hex", "secret 'no@hex'"),
 ]
+
+
+async def test_the_secret_of_a_store_goes_with_its_address_and_stands_beside_it_in_plans(desk) -> None:
+    """So that workers of the first version find the address where it was."""
+    waiting = await asking(desk, secret="ab01")
+    address = desk.members(KEY)["a"].address
+    assert address == "ab01@10.0.0.1:4711"
+    assert module.member("a", address) == {"worker": "a", "address": "10.0.0.1:4711", "secret": "ab01"}
+    assert module.member("a", "[::1]:80") == {"worker": "a", "address": "[::1]:80"}
+    waiting.cancel()
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), BAD, ids=[problem for _, _, problem in BAD])
