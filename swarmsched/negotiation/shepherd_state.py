@@ -223,7 +223,7 @@ class ShepherdState:
             self.settlement.next_deadline_s,
             self.claim.next_deadline_s,
             self.time_limit_at_s,
-            self.regrouping.again_s,
+            self.regrouping.again_s if self.decided.state is JobState.RUNNING else float("inf"),
         )
 
     # What shepherding asks.

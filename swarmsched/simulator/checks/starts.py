@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from swarmsched.api import EndReason
 from swarmsched.effects import Effect, SendPeer
 from swarmsched.events import Event, PeerMessageReceived, TaskExited, TaskStaged, TaskStageFailed, TaskStarted
+from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import JobId, NodeId, TaskKey
 from swarmsched.ledger.message import HoldRequest, OwnerAnswer, Refusal
 from swarmsched.record import JobRecord
@@ -22,6 +23,7 @@ from swarmsched.task import TaskFailure
 INVARIANT = "starts"
 STARTS_MOST = 5
 AVOIDED_S = 15.0
+SEEN_S = 5.0  # for so long a machine must have been seen alive when the job's end is decided, and judged before that
 DOUBTFUL = (TaskFailure.SYNC, TaskFailure.ENVIRONMENT)
 NODES = (TaskFailure.UNREACHABLE, TaskFailure.INTERNAL)
 
@@ -101,7 +103,8 @@ class StartChecker(Checker):
         spec, shepherd = record.spec, self._hosts[record.shepherd].node
         if shepherd is None:
             return False
-        seen = {each.node_id for each in shepherd.members(self._hosts[record.shepherd].now_s) if each.is_available}
+        members = shepherd.members(self._hosts[record.shepherd].now_s)
+        seen = {each.node_id for each in members if each.status is MemberStatus.ALIVE and each.since_s > SEEN_S}
         offered = [
             host.resources
             for node, host in self._hosts.items()
