@@ -554,6 +554,9 @@ class TaskModel:
         ]
         if task.is_over or task.is_frozen or not others:
             return
+        if task.hangs and task.is_waiting:  # for the next world: nothing of its script runs that could hang
+            self._loop.post_later(ASKS_AGAIN_S, self._stand_still, task)
+            return
         task.is_still = True
         self._hold_up(task)
         self._loop.post_later(SILENT_S, self._is_silent, task, task.worker)

@@ -37,12 +37,12 @@ def build_swarm(request, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MiB."""
+    """A file system of 96 MiB: more than is kept back of a disk, so that jobs run there while nothing fills it."""
     if reason := why_not():
         pytest.skip(reason)
     place = tmp_path / "small"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place)], check=True)
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 

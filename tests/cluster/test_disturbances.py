@@ -118,12 +118,12 @@ def test_agent_restarted_with_its_clock_set_back_is_heard_again(fresh_swarm, clo
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MiB."""
+    """A file system of 96 MiB: more than is kept back of a disk, so that jobs run there while nothing fills it."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     place = tmp_path / "small"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place)]
     mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
