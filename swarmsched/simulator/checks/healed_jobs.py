@@ -125,7 +125,8 @@ class _Waiting(Rule):
         """The first job that waits for too long, once there was time to find a shepherd for each."""
         if healed.now_s - healed.since_s <= ACTING_S:
             return ""
-        free = {host.node_id: healed.books.free(host) for host in healed.up if host.resources.gpus}
+        offering = [host for host in healed.up if host.node and not host.node.ledger.avoided_reason]
+        free = {host.node_id: healed.books.free(host) for host in offering if host.resources.gpus}
         since_s: dict[tuple[JobId, int], float] = {}
         for record in self._ought_to_be_placed(free, queue_of(healed)):
             if not healed.has_majority(record.job_id):
