@@ -173,7 +173,7 @@ def check_waiting() -> None:
     (folder / "torch/__init__.py").write_text(STRAY)
     (folder / "train.py").write_text("import time; time.sleep(3000)")
     subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
-    words = ("--elastic", "--gpus", "1:2", "--env", f"PYTHONPATH={folder}", "--env", "MY_TOKEN=hush")
+    words = ("--elastic", "--gpus", "1", "--env", f"PYTHONPATH={folder}", "--env", "MY_TOKEN=hush")
     runs = submit(*words, "--", "/usr/bin/python3", f"{folder}/train.py")
     until(lambda: list(GROUPS.glob("swarm-warm-*.scope")), "what waits for workers is in a scope of its own")
     (group,) = GROUPS.glob("swarm-warm-*.scope")
