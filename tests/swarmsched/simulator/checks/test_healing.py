@@ -312,6 +312,13 @@ def test_a_job_that_waits_for_something_else_may_wait(swarm, changes):
     watch(swarm, TopIsPlaced(), 60.0)
 
 
+def test_a_job_may_wait_for_nodes_that_take_nothing_for_a_while(swarm):
+    swarm.accept()
+    for host in swarm.hosts.values():
+        host.node.ledger.avoided_reason = "starts fail"
+    watch(swarm, TopIsPlaced(), 60.0)
+
+
 def test_a_gang_that_fits_on_no_set_of_nodes_may_wait(swarm):
     record = swarm.history.record()
     swarm.accept(spec=replace(record.spec, ranks=4, demand=Demand(gpus=3)))

@@ -40,6 +40,7 @@ class FakeLedger:
 
     bookings: dict[TaskKey, LedgerEntry] = field(default_factory=dict)
     epochs: dict[JobId, int] = field(default_factory=dict)
+    avoided_reason: str = ""
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
