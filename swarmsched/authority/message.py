@@ -77,7 +77,7 @@ class ContactAnswered(Value):
 
 
 class SilenceRequest(Value):
-    """Shepherd to holder: once you have my record `(epoch, version)`, for how long has that task heard no yes?"""
+    """Shepherd to holder: for how long has that task heard no yes, and have you my record `(epoch, version)`?"""
 
     job_id: Job
     attempt: U32
@@ -88,7 +88,7 @@ class SilenceRequest(Value):
 
 class SilenceAnswer(Value):
     """Holder to shepherd.  `silent_s`: since this holder last let the task run on, or since its own start if it never
-    did; only meaningful when `has_record`, for only then it will never let it run on again."""
+    did.  It proves something only with `has_record`, for only then the holder will never let it run on again."""
 
     job_id: Job
     attempt: U32
