@@ -1,7 +1,7 @@
 """A script around DistributedDataParallel, whose workers join, leave and die: its weights are those of one worker."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,13 +58,6 @@ for epoch in range(24):
 weights = torch.cat([each.detach().flatten() for each in model.parameters()])
 tell(done=model.elastic.step_number, rate=optimizer.param_groups[0]["lr"], weights=weights.tolist())
 """
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    template = Template()
-    yield template
-    template.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,6 @@ STEPS = 200
 RELATIVE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    template = Template()
-    yield template
-    template.close()
-
-
 @pytest.fixture
 def job(tmp_path: Path, template: Template) -> Iterator[Job]:
     with elastic_job(tmp_path, template, SCRIPT) as job:

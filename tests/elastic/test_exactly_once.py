@@ -2,7 +2,6 @@
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,13 +63,6 @@ for index, x in batches_of_calls():
 training.finish()
 tell(end=True)
 """
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    template = Template()
-    yield template
-    template.close()
 
 
 def lines(job: Job, kind: str) -> list[dict]:

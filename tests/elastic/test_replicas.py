@@ -1,7 +1,7 @@
 """Replicas that part: who differs is named with what, and nobody trains on in silence; what may differ is let be."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -63,13 +63,6 @@ for inputs, targets in training.batches(data, epochs=int(os.environ.get("EPOCHS"
     time.sleep(float(os.environ.get("PAUSE_S", "0.005")))
 print(json.dumps({"end": training.step_number}), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    template = Template()
-    yield template
-    template.close()
 
 
 @pytest.fixture

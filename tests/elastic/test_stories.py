@@ -8,7 +8,7 @@ import json
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ PLAIN: dict[str, Any] = {
     "stop": 0, "saves": [], "dies": 0, "careless": False,
 }  # fmt: skip
 Change = tuple[list[Any], str]  # where members hold, and what happens there
-
-
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    template = Template()
-    yield template
-    template.close()
 
 
 @pytest.fixture
