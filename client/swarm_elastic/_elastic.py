@@ -125,7 +125,8 @@ class Elastic:
             self._state.layout((self._gradients.shape, words, lr_rule)) for words in (SLOT_WORDS, FORMER_SLOT_WORDS)
         )
         self._seat = Seat(_membership.find(self.device), self._state, (layout, former), self, self._on_change, limit_s)
-        self._began_s = 0.0
+        self._began_s = 0.0  # this step
+        self._met_s = 0.0  # the end of the last wait for others: what this worker does since then is its own part
         for undo in _of_models.pop(model, ()):
             undo()
         _of_models[model] = self._undo
@@ -394,8 +395,8 @@ class Elastic:
 
     def _reduce(self, said: Words) -> None:
         """Sum gradients and words, and leave the mean over all samples in the parameters for an update."""
-        if said.samples and self._began_s:
-            self._seat.was_busy(time.monotonic() - self._began_s)
+        if said.samples and self._met_s:
+            self._seat.was_busy(time.monotonic() - self._met_s)
         self._given = self._saved = None
         ready, self._candidate = self._seat.offer()
         wanted = _reports.batch_up_to(SAMPLES_MAX, self.global_batch) if self.is_first else 0
@@ -405,6 +406,7 @@ class Elastic:
             with self._seat.operating():
                 self._table = self._gradients.finish(words, words.samples / self.global_batch * self._loss_scale())
                 self._problem = self._compare(self._table)
+                self._met_s = time.monotonic()
         except GroupLost as lost:
             self._problem = str(lost)
         if self._problem:
@@ -533,6 +535,7 @@ class Elastic:
             self._data.begin(self._seat.workers, self._seat.worker)
         self._began_s, self._is_first_round = 0.0, True
         self._begin_step()
+        self._met_s = self._began_s
 
     # State.
 

@@ -80,7 +80,9 @@ def test_wall_clock_that_jumps_days_either_way_disturbs_nobody(fresh_swarm, cloc
     jumper.stop()
     jumper.restart()
     patch.undo()
-    wait_until_sync(lambda: all(is_healthy(agent) for agent in fresh_swarm), what="n3 is back")
+    agreed = lambda: {tuple(sorted(generations(agent).items())) for agent in fresh_swarm}  # noqa: E731
+    is_back = lambda: all(is_healthy(agent) for agent in fresh_swarm) and len(agreed()) == 1  # noqa: E731
+    wait_until_sync(is_back, what="n3 is back, as all know by its new generation")
     gate = tmp_path / "gate"
     script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.1; done; echo ended"
     job = jumper.submit("sh", "-c", script, nodes=["n3"], time_limit_seconds=DAY_S / 2)

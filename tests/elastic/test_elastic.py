@@ -303,6 +303,14 @@ def test_a_plan_that_came_to_nothing_is_told_by_those_that_train_on(job: Job) ->
     until(lambda: job["a"].step > before + 5, job.problems)
 
 
+def test_what_a_worker_does_behind_its_steps_is_its_own_part_of_them_and_not_that_of_those_who_wait(job: Job) -> None:
+    job.start("a", "b", PAUSE_MS="2")
+    job.start("slow", PAUSE_MS="100")
+    job.switch("a", "b", "slow")
+    busy_s = lambda: {name: standing.busy_s for name, standing in job.standings.items()}  # noqa: E731
+    until(lambda: busy_s()["slow"] > 0.1 > 2 * max(busy_s()["a"], busy_s()["b"]) > 0, lambda: f"{busy_s()}")
+
+
 def test_who_joins_in_the_last_step_gets_the_state_of_the_end_from_all_that_hold_it(job: Job) -> None:
     """One gives late, and the others do not go before."""
     (job.folder / "stop").write_text("40")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import swarm_elastic
-from swarm_elastic import _elastic, _handover, _stall
+from swarm_elastic import _elastic, _handover, _own_time, _stall
 from swarm_elastic._group import GroupLost
 
 SAMPLES, BATCH, FEATURES = 256, 30, 16
@@ -118,6 +118,7 @@ def main():
         _handover.TrainingState.places = lack_memory
     _stall.STALL_S = number("STALL_S", 30)
     _elastic.TIMEOUT_LEAST_S = 1.0
+    _own_time.WINDOW_S = 0.2
     if number("LATE"):
         _handover.send_tensors = send_late
     torch.manual_seed(number("SEED", 7))
@@ -157,13 +158,13 @@ def main():
                 loss = torch.nn.functional.mse_loss(model(x[each]), y[each])
             (scaler.scale(loss) if scaler else loss).backward()
             is_done = training.step(loss)
+        time.sleep(number("PAUSE_MS", 3) / 1e3)
         if is_done:
             noise, rate = training.grad_noise, optimizer.param_groups[0]["lr"]
             who = {"rank": training.rank, "world": training.world_size, "version": worked}
             tell(step=step, loss=training.loss, noise=noise, rate=rate, batch=training.global_batch, **who)
         if number("CHECKPOINT") and training.step_number == number("CHECKPOINT"):
             training.checkpoint("all")
-        time.sleep(number("PAUSE_MS", 3) / 1e3)
     training.finish()
     tell(done=True, digest=digest(model, optimizer, scheduler))
 
