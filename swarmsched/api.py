@@ -13,7 +13,21 @@ from msgspec import Meta, field
 
 from swarmsched.errors import FieldProblem, JobRejected, ProtocolError
 from swarmsched.estimate import BatchRange, Work
-from swarmsched.fields import I32, U16, U32, U53, Digest, LongText, Name, NodeName, Seconds, Text, Value, is_text
+from swarmsched.fields import (
+    I32,
+    SECONDS_MOST,
+    U16,
+    U32,
+    U53,
+    Digest,
+    LongText,
+    Name,
+    NodeName,
+    Seconds,
+    Text,
+    Value,
+    is_text,
+)
 from swarmsched.ids import NodeId, is_node_name
 from swarmsched.resources import Demand
 from swarmsched.world import WORKERS_MAX
@@ -130,6 +144,8 @@ class JobSpec(Value):
     work: Work | None = None  # what its model computes and moves in a step, for policies that choose hosts by it
     elastic: bool = False  # its script imports swarm_elastic: ranks join and leave while it trains
     slurm_env: bool = False  # its ranks find what Slurm would tell them, by Slurm's names
+    restartable: bool = False  # it may be stopped and begun again, though it has committed no checkpoint
+    deadline_utc_s: Seconds = 0.0  # by when it is to have ended, seconds since 1970; 0: none
 
     @property
     def is_resizable(self) -> bool:
@@ -191,6 +207,8 @@ class JobSpec(Value):
             "max_restarts": self.max_restarts,
             "elastic": self.elastic,
             "slurm_env": self.slurm_env,
+            "restartable": self.restartable,
+            "deadline_utc_seconds": self.deadline_utc_s,
         }
 
 
@@ -244,6 +262,8 @@ class _SpecReader:
             per_node=self._boolean("per_node"),
             elastic=self._elastic(),
             slurm_env=self._slurm_env(),
+            restartable=self._boolean("restartable"),
+            deadline_utc_s=self._number("deadline_utc_seconds", 0.0, SECONDS_MOST, 0.0),
             env=self._environment(),
             workdir=self._absolute_or_relative("workdir"),
             tree=self._digest("tree"),

@@ -71,6 +71,10 @@ class JobCard(Value):
     elastic: Elastic | None = None  # None: its world size stays as it is now
     estimate: Estimate | None = None  # None: nothing is known of how it trains
     pause_s: Seconds = 0.0  # of its training that a change of its size costs; 0: not measured
+    restartable: bool = False  # it may be stopped and begun again, whatever that loses
+    has_checkpoint: bool = False  # its present attempt has committed one: stopped, it goes on from there
+    deadline_utc_s: Seconds = 0.0  # by when it is to have ended, seconds since 1970; 0: none
+    program: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""  # what it runs: the kind of a job without a name
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -134,6 +138,9 @@ def card_of(
         elastic=_elastic(record, estimate),
         estimate=replace(estimate or Estimate(is_prior=True), work=spec.work) if spec.work else estimate,
         pause_s=_pause_s(record, estimate),
+        restartable=spec.restartable,
+        has_checkpoint=record.has_own_checkpoint,
+        deadline_utc_s=spec.deadline_utc_s,
     )
 
 

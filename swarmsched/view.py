@@ -76,6 +76,17 @@ class JobView(Value):
         """Where it is not placed: by its own wish, or for now."""
         return (*self.card.exclude, *self.avoided) if self.avoided else self.card.exclude
 
+    @property
+    def can_be_stopped(self) -> bool:
+        """True of a job that waits, and of one that runs and goes on from a checkpoint or may begin again."""
+        card = self.card
+        is_free = card.has_checkpoint or card.restartable
+        return self.state is JobState.QUEUED or (self.state is JobState.RUNNING and is_free)
+
+    def lost_s(self, now_s: float) -> float:
+        """Seconds of its running that a stop would lose: all of an attempt without a checkpoint."""
+        return 0.0 if self.card.has_checkpoint else self.running_s(now_s)
+
     def attained_gpu_s(self, now_s: float) -> float:
         """GPU-seconds of service by now."""
         return self.card.attained_gpu_s + self.card.attained_rate * max(0.0, now_s - self.written_s)
