@@ -48,6 +48,12 @@ if "template" in str(sys.orig_argv):
     subprocess.Popen(["sleep", "3000"], start_new_session=True, env={})
 def set_num_threads(n): pass
 """
+TRAIN = f"""{OPEN}
+import os, subprocess, time
+subprocess.Popen(["sleep", "3000"], start_new_session=True, env={{}})
+print("token", os.environ["MY_TOKEN"], flush=True)
+time.sleep(3000)
+"""
 
 
 def swarm(*words: str, is_checked: bool = True) -> str:
@@ -171,9 +177,9 @@ def check_waiting() -> None:
     shutil.copy(swarm_elastic.template.__file__, folder / "swarm_elastic")
     (folder / "swarm_elastic/_elastic.py").touch()
     (folder / "torch/__init__.py").write_text(STRAY)
-    (folder / "train.py").write_text("import time; time.sleep(3000)")
+    (folder / "train.py").write_text(TRAIN)
     subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
-    words = ("--elastic", "--gpus", "1", "--env", f"PYTHONPATH={folder}", "--env", "MY_TOKEN=hush")
+    words = ("--elastic", "--gpus", "1", "--mem", "200M", "--env", f"PYTHONPATH={folder}", "--env", "MY_TOKEN=hush")
     runs = submit(*words, "--", "/usr/bin/python3", f"{folder}/train.py")
     until(lambda: list(GROUPS.glob("swarm-warm-*.scope")), "what waits for workers is in a scope of its own")
     (group,) = GROUPS.glob("swarm-warm-*.scope")
@@ -185,16 +191,27 @@ def check_waiting() -> None:
     until(lambda: sorted(processes().values()) == ["S", "T"], "it stands still, and what its imports began is ended")
     waiting = next(pid for pid, state in processes().items() if state == "T")
     assert b"hush" not in Path(f"/proc/{waiting}/environ").read_bytes()
-    assert (group / "memory.max").read_text().strip() == str(4 * 2**30)
+    assert held_to(group) == [4 * 2**30, 10]
     swarm("scale", runs, "2")
     until(lambda: str(waiting) in tasks_pids(runs), "it becomes a worker, in the scope of its task")
     until(lambda: not group.exists(), "its own is gone then")
+    assert [held_to(each) for each in GROUPS.glob(f"swarm-{runs}-*.scope")] == [[200 * 2**20, 100]] * 2
+    assert os.getpriority(os.PRIO_PROCESS, waiting) == 0
+    until(lambda: swarm("logs", runs).count("token hush") == 2, "it has what its job is given")
+    assert [swarm("logs", runs).count(f"/dev/nvidia{minor} EPERM") for minor in range(2)] == [2, 2]
     until(lambda: list(GROUPS.glob("swarm-warm-*.scope")), "another one waits")
     (group,) = GROUPS.glob("swarm-warm-*.scope")
     until(lambda: sorted(processes().values()) == ["S", "T"], "it stands still as well")
     os.kill(next(pid for pid, state in processes().items() if state == "S"), 9)
     until(lambda: not group.exists(), "nothing is left of one whose shim is killed")
+    assert len(tasks_pids(runs)) == 4, "two workers and what they have started"
     swarm("cancel", runs, "--grace", "0", is_checked=False)
+    until(lambda: not list(GROUPS.glob(f"swarm-{runs}-*.scope")), "the whole of its task ends, what it started as well")
+
+
+def held_to(group: Path) -> list[int]:
+    """The most memory and the share of the CPUs of a scope."""
+    return [int((group / name).read_text()) for name in ("memory.max", "cpu.weight")]
 
 
 def tasks_pids(job_id: str) -> list[str]:

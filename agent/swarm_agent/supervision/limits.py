@@ -27,6 +27,7 @@ SYSTEMD = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedes
 CALL_LIMIT_S = 5
 TRIAL_BYTES = 64 * 2**20
 WARM_BYTES = 4 * 2**30
+WARM_CPU_WEIGHT = 10  # a task has 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,19 @@ class Limits:
         return self._command(scope_name(order, shim.OWN_PID), shim.OWN_PID, memory_bytes, allowed_devices(gpus))
 
     def warm_scope(self, name: str) -> tuple[str, ...]:
-        """The same of a process that waits for workers: room for imports, and no GPU."""
+        """The same of a process that waits for workers: room for imports, which step back for tasks, and no GPU.
+
+        The weight stays behind in this scope.  A nice value would not: to take one back needs a power that the agent
+        of the role's unit does not have.
+        """
         if self.complaint:
             return ()
-        return self._command(warm_scope_name(name), shim.OWN_PID, WARM_BYTES, allowed_devices(()))
+        weight = ("CPUWeight", "t", str(WARM_CPU_WEIGHT))
+        return self._command(warm_scope_name(name), shim.OWN_PID, WARM_BYTES, allowed_devices(()), weight)
 
-    def _command(self, name: str, pid: str, memory_bytes: int, devices: Sequence[str] | None) -> tuple[str, ...]:
+    def _command(
+        self, name: str, pid: str, memory_bytes: int, devices: Sequence[str] | None, *more: tuple[str, ...]
+    ) -> tuple[str, ...]:
         # Not stopped with the other units at shutdown: the agent would tell of ranks that fail, not of a lost node.
         properties = [
             ("PIDs", "au", "1", pid),
@@ -76,6 +84,7 @@ class Limits:
             ("DefaultDependencies", "b", "false"),
             ("CollectMode", "s", "inactive-or-failed"),
             ("TasksMax", "t", str(self.processes_max)),
+            *more,
         ]
         if self.has_oom_policy:
             properties.append(("OOMPolicy", "s", "continue"))

@@ -618,6 +618,8 @@ class TaskRunner:
             elif fact is FactKind.STARTED:
                 task.stage = TaskStage.STARTED
                 self._post(TaskStarted.about(task.key, facts.started_utc_s))
+                if task.warm_start and (cause := task.link.last_error()):
+                    log.warning("worker has started as if none had waited job_id=%s cause=%s", task.key.job_id, cause)
             elif fact in (FactKind.FROZEN, FactKind.THAWED):
                 self._post(TaskFreezeChanged.about(task.key, fact is FactKind.FROZEN))
             elif fact is FactKind.EXITED:

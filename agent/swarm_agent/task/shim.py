@@ -61,7 +61,6 @@ LAUNCH_FORMAT = "1"
 SPARE_FD = 100  # above what a forked shim keeps
 INHERITED_FDS = (10, 11)  # the rendezvous socket and the lock, as the agent numbers them for us
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-WARM_NICENESS = 10  # of its imports, which are beside other ranks' work
 WARM_READY, WARM_STARTED = b"r", b"s"
 WARM_ANSWER_MS = 1_000
 STRAY_PASSES = 200  # a second; what starts processes faster than they are ended is not kept
@@ -561,8 +560,6 @@ class Warm:
                 os.set_inheritable(told[1], True)
                 for number in (SIGPIPE, SIGXFSZ):  # ignored ones would stay so after exec
                     _signal.signal(number, _signal.SIG_DFL)
-                if os.geteuid() == 0:  # nobody else can take it back
-                    os.nice(WARM_NICENESS)
                 forget_protection()
                 become(*account)
                 prctl(PR_SET_PDEATHSIG, SIGKILL)  # of ours: what stands still reads no end of its input
@@ -607,15 +604,14 @@ class Warm:
                 raise OSError("its control group takes no process")
             if group and self._group:
                 write_small(f"{self._group}/cgroup.kill", b"1")  # what has come since
-            if os.geteuid() == 0:
-                for thread in os.listdir(f"/proc/{self.pid}/task"):  # noqa: PTH208  # of its imports
-                    os.setpriority(os.PRIO_PROCESS, int(thread), 0)
             send(self.pid, SIGCONT)
             is_told = os.write(self._request, data) == len(data)  # it takes all, or is too small for it
             os.close(self._request)
             answer = select.poll()
             answer.register(self._told, select.POLLIN)
-            if is_told and answer.poll(WARM_ANSWER_MS) and os.read(self._told, 1) == WARM_STARTED:
+            if not is_told or not answer.poll(WARM_ANSWER_MS):
+                raise OSError("what waited does not answer")
+            if os.read(self._told, 1) == WARM_STARTED:
                 os.close(self._told)
                 return True
         except OSError as error:  # an ordinary start follows, and tells what is wrong if that fails too

@@ -149,7 +149,7 @@ async def test_it_is_stopped_like_any_other(bench: Bench, first: TaskOrder) -> N
 
 
 async def test_one_that_does_not_answer_is_replaced_by_an_ordinary_start(
-    bench: Bench, first: TaskOrder, tmp_path: Path
+    bench: Bench, first: TaskOrder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck = "import os, sys, time\nif 'template' in str(sys.orig_argv):\n    os.chdir = lambda path: time.sleep(60)"
     (tmp_path / "sitecustomize.py").write_text(stuck)
@@ -160,6 +160,7 @@ async def test_one_that_does_not_answer_is_replaced_by_an_ordinary_start(
     await run(bench, second)
     assert (await told(bench, second))[0] == "False"
     assert not is_alive(process)
+    assert "what waited does not answer" in caplog.text
 
 
 async def test_a_script_that_is_not_there_is_told_as_ever(bench: Bench, first: TaskOrder) -> None:

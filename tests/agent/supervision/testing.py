@@ -3,15 +3,19 @@
 import asyncio
 import os
 import random
+import re
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.staging.fetch import StreamHandler
+from swarm_agent.supervision.forkserver import ForkServer
 from swarm_agent.supervision.logs import LogConfig, LogStore
 from swarm_agent.supervision.runner import TaskRunner
 from swarmsched.api import JobSpec
@@ -23,6 +27,7 @@ from swarmsched.resources import Gpu, Share
 from swarmsched.task import TaskOrder, TaskStatus
 
 E = TypeVar("E")
+UNIT = Path(__file__).parents[3] / "ansible/roles/swarm_agent/templates/swarm-agent.service.j2"
 DEADLINE_S = 40.0  # less than what a rank sleeps that has to be ended
 
 
@@ -75,6 +80,18 @@ class LoneAgent:
             yield answer
 
 
+class ConfinedServer(ForkServer):
+    """A fork server that, of root's powers, has no more than the role's unit leaves the agent."""
+
+    def __init__(self, python: str, program: Path) -> None:
+        super().__init__(python, program)
+        setpriv = shutil.which("setpriv")
+        if os.geteuid() == 0 and setpriv:
+            (powers,) = re.findall("^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.MULTILINE)
+            kept = ",".join(["-all", *(f"+{each.removeprefix('CAP_').lower()}" for each in powers.split())])
+            self.command[:0] = [setpriv, "--no-new-privs", "--bounding-set", kept, "--"]
+
+
 class Bench:
     """A runner on a folder, and the events it posted so far."""
 
@@ -97,7 +114,8 @@ class Bench:
         self.on_event: Callable[[Event], None] = lambda _: None
 
     async def __aenter__(self) -> Self:
-        self.found = tuple(each.status for each in await self.runner.start())
+        with patch("swarm_agent.supervision.runner.ForkServer", ConfinedServer):
+            self.found = tuple(each.status for each in await self.runner.start())
         return self
 
     async def __aexit__(self, *_: object) -> None:
