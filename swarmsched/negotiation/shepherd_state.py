@@ -7,6 +7,7 @@ rebuilt from it and from what the owners answer.  `due` says what follows from i
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -35,6 +36,13 @@ from swarmsched.task import TaskStage, TaskStatus
 from swarmsched.view import Allocation
 
 STARVING_S = 60.0
+
+
+class CouldTake(Protocol):
+    """What is asked of all others when a start has failed."""
+
+    def __call__(self, spec: JobSpec, without: Collection[NodeId], *, once_well: bool) -> bool:
+        """Whether the nodes that are there, without some, could hold a job, or could once their disks are well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +86,10 @@ class ShepherdState:
         parts: ShepherdParts = PRODUCTION,
         stirred: Callable[[JobId], None] = lambda job_id: None,
         window: Window[JobId] | None = None,
-        could_take: Callable[[JobSpec, Collection[NodeId]], bool] = lambda spec, without: True,
+        could_take: CouldTake = lambda spec, without, once_well: True,
     ) -> None:
         """`stirred` is told whenever `next_deadline_s` may become another one, and the `window` of the agent's attempts
-        of each of this job's.  `could_take`: whether the nodes that are there, without some, could hold a job."""
+        of each of this job's."""
         self.me = me
         self.parts = parts
         self.stirred = stirred
@@ -230,19 +238,26 @@ class ShepherdState:
 
     @property
     def barred(self) -> tuple[NodeId, ...]:
-        """Nodes that could not start it, as long as others could take it: all, or else those that failed it last."""
+        """Nodes that could not start it, as long as others could take it: all, or else those that failed it last.
+
+        One whose disk takes no writes is not waited for: it may stay so while these are well again.
+        """
         faults = self.decided.start_faults
         if not faults:
             return ()
         last = [fault for fault in faults if fault.attempt == faults[-1].attempt]
         candidates = (failed_nodes(faults), failed_nodes(last))
-        return next((nodes for nodes in candidates if self._could_take(self.decided.spec, nodes)), ())
+        spec = self.decided.spec
+        return next((nodes for nodes in candidates if self._could_take(spec, nodes, once_well=False)), ())
 
     def has_elsewhere(self, failed: TaskStatus, found: Iterable[StartFault]) -> bool:
-        """Whether nodes that have not failed it so could take it; `found`: failures that the record has not named."""
+        """Whether nodes that have not failed it so could take it, now or once they are well: no moment ends a job.
+
+        `found`: failures that the record has not named.
+        """
         known = (*self.decided.start_faults, *found)
         alike = {fault.node for fault in known if fault.failure is failed.failure}
-        return self._could_take(self.decided.spec, alike)
+        return self._could_take(self.decided.spec, alike, once_well=True)
 
     def has_share(self, node: NodeId) -> bool:
         """Ranks of it may be there."""

@@ -27,8 +27,8 @@ from swarmsched.view import JobView, KindView, NodeView
 FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up what it shepherded, or nobody can
 
 NAME_LIMIT = 63
-_UNAVAILABLE_FOR_LONG = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS, NodeFlag.DISK_STALLED)
-_UNAVAILABLE = (*_UNAVAILABLE_FOR_LONG, NodeFlag.AVOIDED)
+_BARRED = (NodeFlag.DRAINING, NodeFlag.CONFLICT, NodeFlag.WITNESS)
+_UNAVAILABLE = (*_BARRED, NodeFlag.DISK_STALLED, NodeFlag.AVOIDED)
 
 
 class _Life(Value):
@@ -112,18 +112,20 @@ class Cluster:
         records = [record for record in self._state.current_records() if record.node_id != self._me]
         return [self._own_view(), *[self._foreign_view(record) for record in records]]
 
-    def could_take(self, spec: JobSpec, without: Collection[NodeId]) -> bool:
+    def could_take(self, spec: JobSpec, without: Collection[NodeId], *, once_well: bool) -> bool:
         """True when the nodes that live, without some, could hold a job, once whatever runs there has ended.
 
-        One that is avoided for a moment counts: it may be well again before another is free.
+        One that is avoided for a moment counts: it may be well again before another is free.  One whose disk takes no
+        writes counts where `once_well`: nobody knows for how long it does not.
         """
+        without_flags = _BARRED if once_well else (*_BARRED, NodeFlag.DISK_STALLED)
         others = {
             NodeId(record.node_id): capacity_of(record)
             for record in self._state.current_records()
-            if self._membership.is_alive(record.node_id) and not any(record.has(each) for each in _UNAVAILABLE_FOR_LONG)
+            if self._membership.is_alive(record.node_id) and not any(record.has(each) for each in without_flags)
         }
         others.pop(self._me, None)
-        if not self._is_barred:
+        if not self._is_barred and (once_well or not self.is_disk_stalled):
             others[self._me] = self._own_capacity
         return impossible(spec, {node: free for node, free in others.items() if node not in without}) is None
 
@@ -182,12 +184,11 @@ class Cluster:
 
     @property
     def _is_barred(self) -> bool:
-        """This node itself is to run nothing."""
-        is_busy = self._ledger.is_draining or self._is_in_conflict(self._me)
-        return self._is_witness or is_busy or self.is_disk_stalled
+        """This node itself is to run nothing, until somebody changes that."""
+        return self._is_witness or self._ledger.is_draining or self._is_in_conflict(self._me)
 
     def _own_view(self) -> NodeView:
-        is_available = not (self._is_barred or self._ledger.avoided_reason)
+        is_available = not (self._is_barred or self.is_disk_stalled or self._ledger.avoided_reason)
         total = len(self.own_resources.gpus)
         return NodeView(self._me, self._ledger.free, self._ledger.capacity, total, is_available)
 

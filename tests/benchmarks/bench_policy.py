@@ -196,7 +196,7 @@ class _Cluster:
     def drained(self) -> set[NodeId]:
         return set()
 
-    def could_take(self, spec: JobSpec, without: Collection[NodeId]) -> bool:
+    def could_take(self, spec: JobSpec, without: Collection[NodeId], *, once_well: bool) -> bool:
         return True
 
 

@@ -35,8 +35,8 @@ class Cluster(Protocol):
     def nodes(self) -> list[NodeView]:
         """Every known node."""
 
-    def could_take(self, spec: JobSpec, without: Collection[NodeId]) -> bool:
-        """True when the others of them could hold a job, once whatever runs there has ended."""
+    def could_take(self, spec: JobSpec, without: Collection[NodeId], *, once_well: bool) -> bool:
+        """True when the others of them could hold a job, once whatever runs there has ended, or once they are well."""
 
     def drained(self) -> set[NodeId]:
         """Those of them that take no new work on somebody's wish."""

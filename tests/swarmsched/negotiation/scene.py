@@ -50,10 +50,12 @@ class Scene:
         asked = replace(asked, **spec)
         record = make_record(ME, spec=asked, submitted_utc_s=UTC, shepherd_generation=7)
         self.others_could_take_it = True
+        self.others_are_well = True
         self.needed = set()  # nodes without which none could
 
-        def could_take(spec, without):
-            return self.others_could_take_it and self.needed.isdisjoint(without)
+        def could_take(spec, without, *, once_well):
+            is_there = self.others_could_take_it and (self.others_are_well or once_well)
+            return is_there and self.needed.isdisjoint(without)
 
         self.shepherd = JobShepherd(record, ME, random.Random(1), count(1), could_take=could_take)
         self.do(self.shepherd.accepted(self.clock))

@@ -395,6 +395,14 @@ def test_nodes_that_failed_it_are_taken_again_where_no_other_could_take_the_job(
     assert scene.shepherd.barred == ()
 
 
+def test_a_node_that_failed_it_is_taken_again_while_others_are_unwell_and_the_job_does_not_end_by_that(scene):
+    scene.others_are_well = False
+    for number in range(STARTS_MOST):
+        assert (scene.record.state, scene.record.relaunches, scene.shepherd.barred) == (JobState.QUEUED, number, ())
+        fail_to_stage(scene, A, TaskFailure.SYNC, "it is not to be had")
+    assert scene.record.detail == "could not be started in 5 tries, on a; the last: it is not to be had"
+
+
 def test_a_node_that_failed_it_otherwise_counts_among_those_that_could_take_it(scene):
     fail_to_stage(scene, A, TaskFailure.INTERNAL)
     scene.needed = {A}

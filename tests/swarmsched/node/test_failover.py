@@ -10,6 +10,7 @@ from swarmsched.gossip.record import NodeFlag
 from swarmsched.ids import NodeId
 from swarmsched.jobs.register import UPDATE_TIMEOUT_S
 from swarmsched.simulator.tasks import RankPlan
+from swarmsched.task import TaskFailure
 from tests.swarmsched.simulator.testing import Watched
 
 SEED = 7
@@ -451,6 +452,25 @@ def test_a_holder_whose_disk_is_full_is_replaced_and_a_shepherd_succeeded():
         return record is not None and host.node_id not in {holder.node for holder in record.configuration.members}
 
     assert watched.swarm.run_until(is_replaced, 90.0)
+
+
+def test_a_job_that_no_node_but_one_with_a_full_disk_can_start_waits_for_that_and_runs():
+    watched = Watched(3, 2, SEED)
+    ailing, well, full = (watched.swarm.hosts[node] for node in watched.nodes)
+    ailing.tasks.ailment = TaskFailure.SYNC
+    full.storage.full_until_s = watched.swarm.loop.now_s + 60.0
+    full.command(1, CreateTicket())
+    watched.submit(1, "sleep", "1", node=well.node_id, nodes=(full.node_id,))
+    assert watched.swarm.run_until(lambda: says_that_its_disk_stalls(well, full), 40.0)
+    job = watched.submit(3, "sleep", "5", node=well.node_id, tree="0" * 64)
+    assert watched.swarm.run_until(lambda: watched.swarm.record(job).relaunches > 0, 40.0)
+    assert says_that_its_disk_stalls(well, full)
+    watched.finish([job], 120.0)
+    record = watched.swarm.record(job)
+    assert (record.end_reason, {share.node for share in record.shares}) == (
+        EndReason.COMPLETED,
+        {well.node_id, full.node_id},
+    )
 
 
 def says_that_its_disk_stalls(viewer, host):

@@ -78,7 +78,7 @@ class Cluster:
     def drained(self):
         return self.drained_nodes
 
-    def could_take(self, spec, without):
+    def could_take(self, spec, without, *, once_well):
         return any(node.node not in without for node in self.there)
 
 
