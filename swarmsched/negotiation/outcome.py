@@ -39,6 +39,8 @@ class Failures:
             # Nobody failed: the ranks did what they were told, and the record says already who told them.
             outcome = {key: outcome[key] for key in ("exit_code", "signal", "reason")}
             outcome["end_reason"] = stop_reason
+            if stop_reason is EndReason.FAILED and not outcome["exit_code"]:  # whose code it was is not known any more
+                outcome |= {"exit_code": 1, "signal": 0}
         return outcome
 
 

@@ -2,7 +2,7 @@
 
 Attempts that found no place back off for moments, so that rival shepherds do not meet again and again.  A gang that was
 restarted waits for seconds: whatever broke it may break it again.  For the same reason nobody joins a running gang
-for a while after newcomers of it have failed, or members.
+for a while after newcomers of it have failed, or members.  A script of which each newcomer parts is given up at last.
 """
 
 import random
@@ -10,6 +10,7 @@ import random
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import Refusal
 from swarmsched.record import JobRecord
+from swarmsched.resources import Share
 
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 2.0
@@ -21,6 +22,7 @@ STARVING_ATTEMPTS = 5
 RESTART_DELAY_S = 1.0  # doubled with each restart but the first, which comes at once
 RESTART_DELAY_S_MAX = 60.0
 SETBACKS_FORGOTTEN_S = 600.0
+REFUSALS_MOST = 5  # in a row, after which no other newcomer is tried
 
 
 class Pacing:
@@ -91,6 +93,31 @@ class Pacing:
             self._setbacks = 0
         self.may_join_after_s = now_s + _delay_s(self._setbacks)
         self._setbacks += 1
+
+
+class Refusals:
+    """Newcomers of one attempt that could not train as the others do, by their own last words, one after the other."""
+
+    def __init__(self) -> None:
+        self._count, self._last_part, self._last_s = 0, 0, float("-inf")
+        self._nodes: set[NodeId] = set()
+        self.verdict = ""  # once they are too many
+
+    def note(self, share: Share, problem: str, record: JobRecord, now_s: float) -> None:
+        """One of them, which is no member any more; those that were begun together count once.
+
+        Many say something of the script unless all were on one node that may compute wrongly: no older member is there.
+        """
+        if share.part <= self._last_part:
+            return
+        if now_s > self._last_s + SETBACKS_FORGOTTEN_S:
+            self._count, self._nodes = 0, set()
+        self._nodes.add(share.node)
+        older = {member.node for member in record.members if member.part <= self._last_part}
+        self._count, self._last_part, self._last_s = self._count + 1, record.last_part, now_s
+        if self._count >= REFUSALS_MOST and (len(self._nodes) > 1 or self._nodes & older):
+            last = f"worker {share.part} on {share.node}: {problem}"
+            self.verdict = f"{self._count} newcomers in a row could not train as the others do; the last: {last}"
 
 
 def _delay_s(doublings: int) -> float:

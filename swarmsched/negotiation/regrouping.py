@@ -15,10 +15,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from swarmsched.api import EndReason
+from swarmsched.fields import cleaned
 from swarmsched.ids import NodeId
 from swarmsched.ledger.message import ReleaseRequest, StopRequest, WorldRequest
 from swarmsched.negotiation.attempt import Attempt, AttemptPhase, Ranking
-from swarmsched.negotiation.changes import RecordChange, left_by
+from swarmsched.negotiation.changes import RecordChange, StopWished, left_by
 from swarmsched.negotiation.gang import ELASTIC, is_clean
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd_state import ShepherdState
@@ -162,6 +164,9 @@ def _note_failures(job: ShepherdState, before: JobRecord, came_to_nothing: Colle
     if came_to_nothing or lost or is_again:
         job.pacing.set_back(job.now_s)
     for share in record.leaving:
+        worker = _worker(job, share)
+        if worker.state is WorkerState.REFUSED and share.part in {*lost, *came_to_nothing}:
+            job.regrouping.refusals.note(share, worker.problem, record, job.now_s)
         if share.part in came_to_nothing or (share.part in lost and not _has_trained(job, share)):
             job.pacing.avoid(share.node, job.now_s)
 
@@ -264,6 +269,12 @@ def look_again(job: ShepherdState) -> list[ShepherdEffect]:
 
 
 # Changes of the record.
+
+
+def refused(job: ShepherdState) -> RecordChange | None:
+    """Each newcomer parts from the others: the script is at fault, and no other newcomer would do better."""
+    verdict = job.regrouping.refusals.verdict
+    return StopWished(EndReason.FAILED, cleaned(verdict), job.utc_s) if verdict else None
 
 
 def joined(job: ShepherdState) -> RecordChange | None:
@@ -428,7 +439,7 @@ def parts_gone(job: ShepherdState) -> RecordChange | None:
 
 
 COMMANDS = (follow_joining, publish, stop_leaving, look_again)
-CHANGES = (joiners_given_up, joined, regrouped, trains, parts_gone)
+CHANGES = (refused, joiners_given_up, joined, regrouped, trains, parts_gone)
 """What is due of a job that runs, in this order."""
 
 

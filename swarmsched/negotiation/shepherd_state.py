@@ -26,7 +26,7 @@ from swarmsched.negotiation.claiming import Claiming
 from swarmsched.negotiation.gang import ELASTIC, RIGID, Gang, GangEnd, Rigid
 from swarmsched.negotiation.inquiry import Commands, Inquiry
 from swarmsched.negotiation.namesakes import Namesakes
-from swarmsched.negotiation.pacing import Pacing
+from swarmsched.negotiation.pacing import Pacing, Refusals
 from swarmsched.negotiation.record_writer import RecordWriter, WriteRecord
 from swarmsched.negotiation.settlement import Settlement, Suspicions
 from swarmsched.negotiation.window import Window
@@ -72,6 +72,7 @@ class Regrouping:
     again_s: float = float("inf")  # when to look again
     spared_s: dict[int, float] = field(default_factory=dict)  # until when newcomers are not called slow
     parted_s: float = float("inf")  # since when members tell that the present world came to nothing
+    refusals: Refusals = field(default_factory=Refusals)
 
 
 class ShepherdState:

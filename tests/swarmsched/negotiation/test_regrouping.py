@@ -1,6 +1,7 @@
 """The gang of an elastic job changes while it trains, whatever its owners and workers answer, lose or repeat."""
 
 import itertools
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
@@ -25,9 +26,9 @@ from swarmsched.ledger.message import (
 )
 from swarmsched.negotiation import regrouping
 from swarmsched.negotiation.attempt import Ranking
-from swarmsched.negotiation.pacing import BACKOFF_S_MAX, SETBACKS_FORGOTTEN_S
+from swarmsched.negotiation.pacing import BACKOFF_S_MAX, REFUSALS_MOST, SETBACKS_FORGOTTEN_S
 from swarmsched.negotiation.regrouping import JOIN_S, LEAVE_S, PARTED_S, PARTED_SOME_S
-from swarmsched.record import Leftover
+from swarmsched.record import Leftover, shell_exit_code
 from swarmsched.resources import Share
 from swarmsched.task import RankExit, TaskFailure, TaskStage
 from swarmsched.view import Allocation
@@ -464,6 +465,70 @@ def test_newcomers_that_come_to_nothing_are_given_up_and_nobody_leaves_for_them(
         training.dies(5, signal=15)
     assert training.members == (1, 2, 3, 4), "the other one trains all the same"
     assert [share.part for share in training.record.shares] == [1, 2, 3, 4]
+    assert training.record.state is JobState.RUNNING
+
+
+def part_newcomers(scene, *nodes, how_often=REFUSALS_MOST, together=1):
+    """Newcomers join on these nodes in turn, and part from the others: most often, or until the job stops."""
+    for count in range(how_often):
+        target = ((A, 2), (B, 1), (nodes[count % len(nodes)], together))
+        ranks = Counter()
+        for node, more in target:
+            ranks[node] += more
+        while holds_off(scene, *ranks.items()):
+            scene.wait(1.0)
+        scene.wish(*ranks.items())
+        scene.join()
+        new = tuple(scene.record.world.joining)
+        scene.ready(*new)
+        assert scene.members == (1, 2, 3, *new)
+        for part in new:
+            problem = f"replicas have parted before step 9: worker {part} differs from worker 1"
+            scene.told(part, worker=Worker(WorkerState.REFUSED, "", scene.record.world.version, problem=problem))
+            scene.leaves(part, code=1)
+            scene.wait(2.5)
+        if scene.record.state is not JobState.RUNNING:
+            return count + 1
+        scene.trains(1, 2, 3)
+    return how_often
+
+
+@pytest.mark.parametrize(("nodes", "together"), [((B,), 1), ((C, B), 1), ((B,), 3)])
+def test_a_script_of_which_each_newcomer_parts_ends_with_an_error_after_a_few(training, nodes, together):
+    assert part_newcomers(training, *nodes, how_often=9, together=together) == REFUSALS_MOST
+    assert training.record.state is JobState.STOPPING
+    if len(nodes) > 1:
+        training.succeed()
+    for share in training.record.shares:
+        training.dies(share.part, signal=15)
+    last = training.record.last_part - together + 1
+    told = f"replicas have parted before step 9: worker {last} differs from worker 1"
+    node = nodes[(REFUSALS_MOST - 1) % len(nodes)]
+    assert training.record.detail == (
+        f"5 newcomers in a row could not train as the others do; the last: worker {last} on {node}: {told}"
+    )
+    assert (training.record.end_reason, shell_exit_code(training.record)) == (EndReason.FAILED, 1)
+
+
+def test_newcomers_that_part_on_one_node_alone_or_long_after_one_another_end_no_job(training):
+    assert part_newcomers(training, C, how_often=9) == 9, "that node may be what computes wrongly"
+    training.wait(2 * SETBACKS_FORGOTTEN_S)
+    for _ in range(3):
+        part_newcomers(training, B, how_often=REFUSALS_MOST - 1)
+        training.wait(2 * SETBACKS_FORGOTTEN_S)
+    assert training.record.state is JobState.RUNNING
+
+
+def test_newcomers_that_die_of_something_else_end_no_job(training):
+    for _ in range(2 * REFUSALS_MOST):
+        while holds_off(training, (A, 2), (B, 2)):
+            training.wait(1.0)
+        training.wish((A, 2), (B, 2))
+        training.join()
+        training.ready(*training.record.world.joining)
+        training.leaves(training.members[-1], code=1)
+        training.trains(1, 2, 3)
+        training.wait(2.5)
     assert training.record.state is JobState.RUNNING
 
 
