@@ -29,7 +29,7 @@ from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import GPU, Cluster
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import Knowledge
-from swarmsched.replay.perfect import Pacing, told_limit
+from swarmsched.replay.perfect import Pacing, check_stop, told_limit
 from swarmsched.replay.results import Observer
 from swarmsched.resources import NodeResources, Share
 from swarmsched.simulator.clients import Clients, Submission
@@ -187,13 +187,14 @@ class GossipReplay:
         self._open[str(number)] = job
         elastic = job.elastic
         spec = JobSpec(
-            ("replay", str(number)),
-            name=job.kind,
+            (job.kind or "replay", str(number)) if job.terms.kind_by == "program" else ("replay", str(number)),
+            name=job.kind if job.terms.kind_by == "name" else "",
             user=job.user,
             demand=GPU,
             ranks=elastic.ranks_least if elastic else job.gpus,
             grace_s=GRACE_S,
             max_restarts=MAX_RESTARTS,
+            restartable=job.terms.restartable,
         )
         if elastic:
             spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)
@@ -294,7 +295,7 @@ class GossipReplay:
         self._advance()
         task = gang.first
         host = self._swarm.hosts[task.order.node]
-        if not gang.has_saved:
+        if job.terms.commits and not gang.has_saved:
             gang.has_saved = True
             self._commit(host, task)
         told = self._knowledge.reported(job)
@@ -369,13 +370,15 @@ class GossipReplay:
         """Nothing to see here."""
 
     def performed(self, host: Host, effect: Effect) -> None:
-        """Counts holds that were refused, and jobs that made room."""
+        """Counts holds that were refused, and jobs that made room; ConfigError where nobody may stop one of these."""
         if type(effect) is SendPeer:
             message = effect.message
             if type(message) is OwnerAnswer and message.refusal in (Refusal.DOES_NOT_FIT, Refusal.CLAIMED):
                 self.observer.refused()
         elif type(effect) is Announce and effect.kind == "job.preempted" and effect.job_id in self._gangs:
-            self._gangs[effect.job_id].job.preemptions += 1
+            job = self._gangs[effect.job_id].job
+            job.preemptions += 1
+            check_stop(job, (), self._setting.name, self._now_s)
 
 
 FIRST_COMMIT = 10**9

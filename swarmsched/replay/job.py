@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from msgspec.structs import replace
+
 from swarmsched.api import JobState
+from swarmsched.card import LIVE_PAUSE_S
 from swarmsched.estimate import Elastic
 from swarmsched.ids import JobId
 from swarmsched.replay.physics import Physics
@@ -13,6 +16,19 @@ from swarmsched.resources import Share
 
 SLACK = 1e-9
 """Relative distance to the end of an epoch that counts as there: sums of floating-point numbers fall short."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What its user and its script say of a job, beside its size: what its card tells, and when it may be stopped."""
+
+    kind_by: str = "name"  # what jobs of one kind are told by: name, program, or none
+    restartable: bool = False
+    commits: bool = True  # checkpoints
+    begins_saved: bool = (
+        True  # from the first moment of an attempt, as published simulators have it; else once it trains
+    )
+    tells_pause: bool = False  # what a change has cost it
 
 
 @dataclass(eq=False)
@@ -31,6 +47,7 @@ class ReplayJob:
     batch: int = 0
     progress: float = 0.0
     pause_s: float = 0.0  # still to wait before it trains
+    paid_s: float = 0.0  # what its newest start has cost
     checkpoint_s: float = inf  # seconds of training between checkpoints
     saved: float = 0.0  # progress of the newest checkpoint
     unsaved_s: float = 0.0  # seconds of training since then
@@ -42,6 +59,7 @@ class ReplayJob:
     migrations: int = 0
     preemptions: int = 0
     told: str = ""  # of it by the last plan
+    terms: Terms = Terms()
 
     @property
     def ranks(self) -> int:
@@ -65,8 +83,35 @@ class ReplayJob:
             return JobState.ENDED
         return JobState.RUNNING if self.shares else JobState.QUEUED
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Its present attempt has committed one."""
+        return bool(self.shares) and self.terms.commits and (self.terms.begins_saved or not self.pause_s)
+
+    @property
+    def may_be_stopped(self) -> bool:
+        """No plan may take the GPUs of a running job of which this is not true."""
+        return self.terms.commits or self.terms.restartable
+
+    @property
+    def offered(self) -> Elastic | None:
+        """The sizes that may be chosen now: of a running job once it would lose nothing, as its card would tell."""
+        elastic = self.elastic
+        is_free = elastic and (not self.shares or elastic.is_live or self.has_checkpoint)
+        return replace(elastic, global_batch=self.batch) if elastic and is_free else None
+
+    @property
+    def told_pause_s(self) -> float:
+        """What its card tells that a change costs; 0: nothing."""
+        if self.elastic and self.elastic.is_live:
+            return LIVE_PAUSE_S
+        return self.paid_s if self.terms.tells_pause else 0.0
+
     def allocate(self, shares: Sequence[Share], batch: int, now_s: float, pause_s: float) -> None:
-        """From now on it has these; a change of hosts costs a pause, one of the batch nothing."""
+        """From now on it has these; a change of hosts costs a pause, one of the batch nothing.
+
+        A change while it trains is over after `LIVE_PAUSE_S`, where the job takes one: its start costs the whole pause.
+        """
         before = self.shares
         self.batch = batch or self.batch
         if set(before) == set(shares):
@@ -76,7 +121,9 @@ class ReplayJob:
         if not shares:
             self.preemptions += 1
             return
-        self.pause_s = pause_s
+        is_switch = before and self.elastic is not None and self.elastic.is_live
+        self.pause_s = max(self.pause_s, min(pause_s, LIVE_PAUSE_S)) if is_switch else pause_s
+        self.paid_s = pause_s
         if self.first_started_s is None:
             self.first_started_s = now_s
         else:

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard, tombstone
-from swarmsched.estimate import Elastic, Estimate, coarse, merged
+from swarmsched.errors import ConfigError
+from swarmsched.estimate import Estimate, coarse, merged
 from swarmsched.gossip.kinds import Kinds
 from swarmsched.ids import JobId, NodeId
 from swarmsched.models.kinds import GpuClasses
@@ -203,6 +204,7 @@ class PerfectReplay:
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
         for job, decision in wanted:
             shares = self._granted(job, decision, held)
+            check_stop(job, shares, plan.policy_id, self._now_s)
             held.append(shares)
             job.physics = job.physics.on(self._cluster.classes(shares))
             job.allocate(shares, decision.target.global_batch, self._now_s, self._pacing.pause_s)
@@ -254,7 +256,7 @@ class PerfectReplay:
             ranks=job.gpus,
             demand=GPU,
             submitted_utc_s=job.submitted_s + EPOCH_UTC_S,
-            name=job.kind,
+            name=job.kind if job.terms.kind_by == "name" else "",
             user=job.user,
             attained_gpu_s=job.attained_gpu_s,
             attained_rate=job.ranks,
@@ -263,14 +265,20 @@ class PerfectReplay:
             shares=job.shares,
             first_started_utc_s=0.0 if job.first_started_s is None else job.first_started_s + EPOCH_UTC_S,
             preemptions=min(job.preemptions, 255),
-            elastic=job.elastic and with_batch(job.elastic, job.batch),
+            elastic=job.offered,
             estimate=self._told.get(job.job_id),
+            pause_s=job.told_pause_s,
+            restartable=job.terms.restartable,
+            has_checkpoint=job.has_checkpoint,
+            program=job.kind if job.terms.kind_by == "program" else "",
         )
 
 
-def with_batch(elastic: Elastic, batch: int) -> Elastic:
-    """With the batch that the job has now."""
-    return Elastic(elastic.ranks_least, elastic.ranks_most, elastic.batches, batch)
+def check_stop(job: ReplayJob, shares: Sequence[Share], policy_id: str, now_s: float) -> None:
+    """ConfigError where a policy takes GPUs of a running job that nobody may stop."""
+    if job.shares and set(shares) != set(job.shares) and not job.may_be_stopped:
+        problem = f"{policy_id} stopped job {job.label!r} at {now_s:,.0f} s, which cannot be stopped"
+        raise ConfigError("policy", problem, "one that lets such jobs run, or --as restartable")
 
 
 def is_allowed(job: ReplayJob, ranks: int) -> bool:

@@ -5,16 +5,20 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import ceil, inf
 
+from msgspec.structs import replace as replaced
+
+from swarmsched.api import nearest
 from swarmsched.errors import ConfigError
 from swarmsched.estimate import BatchRange, Elastic
 from swarmsched.gossip.membership_config import PROBE_PERIOD_MAX_S
+from swarmsched.gossip.setting import SwarmSetting
 from swarmsched.gossip.state import ROUND_S
 from swarmsched.ids import JobId
 from swarmsched.node.config import Timings
 from swarmsched.policies.registry import check_setting, kind_of, plan_anyway
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.gossip import GossipReplay
-from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.job import ReplayJob, Terms
 from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
@@ -33,6 +37,43 @@ KNOWLEDGE = {
 }
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How users submit the jobs of a workload, and what their scripts do."""
+
+    told: str  # to people
+    knows: str  # unless something else is asked for
+    terms: Terms
+    has_range: bool = False
+    is_live: bool = False
+
+
+_SILENT = Terms("program", commits=False)
+_REPORTS = Terms("program", begins_saved=False, tells_pause=True)
+MANNERS = {
+    "rigid": Manner("-g N alone: no reports, no checkpoints, no name; never stopped", "nothing", _SILENT),
+    "restartable": Manner(
+        "the same with --restartable; it may be stopped, and goes on where it was after the pause",
+        "nothing",
+        replace(_SILENT, restartable=True),
+    ),
+    "installed": Manner(
+        "-g MIN:MAX where a job takes several sizes, reports, and a checkpoint once it trains",
+        "learned",
+        _REPORTS,
+        has_range=True,
+    ),
+    "elastic": Manner(
+        "the same with --elastic: a change while it trains costs 1 s, a start the whole pause",
+        "learned",
+        _REPORTS,
+        has_range=True,
+        is_live=True,
+    ),
+}
+"""Each under the default settings of a swarm.  A job of which nothing is said is of the kind of its program."""
+KINDS = ("name", "program", "none")
+"""What tells planners that jobs are of one kind."""
 VIEWS = ("perfect", "gossip")
 MEMBERSHIPS = {"swim": Timings(), "ideal": Timings(probe_period_s=PROBE_PERIOD_MAX_S)}
 """With `ideal` members find one another and are never probed again: where no machine fails, a third of all steps."""
@@ -62,6 +103,20 @@ class Replay:
     asks_least: bool = False
     membership: str = "swim"
     round_s: float = ROUND_S  # of the state plane
+    manner: str = ""  # of submission; empty: whatever suits the policy, and any job may be stopped without a loss
+    kind_by: str = ""  # empty: as the manner has it, and without one the name
+
+    @property
+    def terms(self) -> Terms:
+        """Of each job, where its row says nothing else."""
+        terms = MANNERS[self.manner].terms if self.manner else Terms()
+        return replace(terms, kind_by=self.kind_by or terms.kind_by)
+
+    @property
+    def setting(self) -> PolicySetting:
+        """The policy, going as far as a swarm lets it by default where the manner is that of its users."""
+        elasticity = SwarmSetting().elasticity if self.manner else self.policy.elasticity
+        return replaced(self.policy, elasticity=elasticity)
 
 
 Measured = Mapping[str, Profile | Mapping[int, Rates]]
@@ -76,6 +131,7 @@ def prepared(
 ) -> PerfectReplay | GossipReplay:
     """Ready to run; ConfigError names the job that has neither a profile nor a duration, or what else is wrong."""
     check_setting(settings.policy)
+    _check_words(settings)
     pacing = _pacing(settings)
     cluster = replace(settings.cluster, down=set())  # of this replay alone
     for profile in profiles.values():
@@ -87,13 +143,26 @@ def prepared(
     knowledge = _knowledge(settings, cluster)
     match settings.view:
         case "perfect":
-            plan = partial(plan_anyway, settings.policy)
+            plan = partial(plan_anyway, settings.setting)
             return PerfectReplay(jobs, cluster, plan, knowledge, pacing, clock)
         case "gossip":
             how = (pacing, settings.seed, settings.faults, clock, _timings(settings))
-            return GossipReplay(jobs, cluster, settings.policy, knowledge, *how)
-        case other:
-            raise ConfigError("view", f"{other!r} is not known", f"one of {', '.join(VIEWS)}")
+            return GossipReplay(jobs, cluster, settings.setting, knowledge, *how)
+    raise AssertionError(settings.view)
+
+
+def _check_words(settings: Replay) -> None:
+    """ConfigError where one is none of those that there are."""
+    wanted = (("view", settings.view, VIEWS), ("as", settings.manner, ("", *MANNERS)))
+    for name, word, known in (*wanted, ("kinds", settings.kind_by, ("", *KINDS))):
+        if word not in known:
+            raise ConfigError(
+                name, f"{word!r} is not known{nearest(word, known)}", f"one of {', '.join(known).lstrip(', ')}"
+            )
+    if settings.view == "gossip" and settings.manner == "elastic":
+        raise ConfigError(
+            "as", "'elastic' has no model of workers that change while they train with --view gossip", "--view perfect"
+        )
 
 
 def timings(settings: Replay) -> Mapping[str, float]:
@@ -168,16 +237,15 @@ def _job(
     cluster: Cluster,
 ) -> ReplayJob:
     profile, gpus = profiles.get(job.model), cluster.total
-    saves_s = settings.checkpoint_s if settings.cluster.events else inf
-    kind, named = kind_of(settings.policy), (_id(number), job.job_id, job.kind, job.submitted_s)
+    manner, kind = MANNERS.get(settings.manner), kind_of(settings.policy)
+    named = (_id(number), job.job_id, job.kind, job.submitted_s)
     physics: Physics
     if isinstance(profile, Mapping) and job.steps:
         return _rated_job(named, job, profile, settings, cluster)
     if not isinstance(profile, Profile):
         if job.duration_s < DURATION_LEAST_S:
             raise _without_length(job, profiles)
-        physics = RigidPhysics(job.gpus, job.duration_s)
-        return ReplayJob(*named, job.gpus, physics, user=job.user, checkpoint_s=saves_s)
+        return _submitted(named, job, RigidPhysics(job.gpus, job.duration_s), settings)
     limits = profile.limits
     least = min(limits.initial_batch, *profile.statistics)
     if job.batch and not least <= job.batch <= limits.batch_max:
@@ -186,16 +254,39 @@ def _job(
     batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
     limit = min(gpus, settings.gpus_most.get(job.model, gpus))
     physics = ProfiledPhysics(profile, batches, max(1, min(limit, limits.batch_max // limits.local_batch_min)))
-    largest = job.batch if job.batch and not kind.rebatches else limits.batch_max
+    rebatches = kind.rebatches if manner is None else manner.has_range
+    largest = job.batch if job.batch and not rebatches else limits.batch_max
     most = max(1, min(limit, largest // limits.local_batch_min))
+    elastic = Elastic(1, most, batches)
+    return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
+
+
+def _submitted(
+    named: tuple[JobId, str, str, float],
+    job: TraceJob,
+    physics: Physics,
+    settings: Replay,
+    elastic: Elastic | None = None,
+    batch: int = 0,
+) -> ReplayJob:
+    """As its user submits it: with the sizes of `elastic`, where the manner and the policy know of them."""
+    manner, terms = MANNERS.get(settings.manner), settings.terms
+    resizes = kind_of(settings.policy).resizes
+    gpus, sizes = job.gpus, None
+    if elastic and (manner.has_range if manner else resizes):
+        asks_least = manner is not None or settings.asks_least
+        gpus = elastic.ranks_least if asks_least else min(job.gpus, elastic.ranks_most)
+        sizes = replaced(elastic, is_live=bool(manner and manner.is_live)) if resizes else None
+    saves = terms.commits or terms.restartable
     return ReplayJob(
         *named,
-        (1 if settings.asks_least else min(job.gpus, most)) if kind.resizes else job.gpus,
+        gpus,
         physics,
-        Elastic(1, most, batches) if kind.resizes else None,
+        sizes,
         user=job.user,
-        batch=0 if kind.rebatches else job.batch,
-        checkpoint_s=saves_s,
+        batch=batch,
+        checkpoint_s=settings.checkpoint_s if settings.cluster.events and saves else inf,
+        terms=terms,
     )
 
 
@@ -224,15 +315,8 @@ def _rated_job(
     physics = rated(job, by_batch, cluster.largest)
     _check_classes(job.model, physics.rates.classes, cluster)
     most = min(physics.most, cluster.total, settings.gpus_most.get(job.model, physics.most))
-    is_resizable = kind_of(settings.policy).resizes and physics.least < most
-    return ReplayJob(
-        *named,
-        physics.least if is_resizable and settings.asks_least else min(job.gpus, most) if is_resizable else job.gpus,
-        physics,
-        Elastic(physics.least, most, physics.batches) if is_resizable else None,
-        user=job.user,
-        checkpoint_s=settings.checkpoint_s if settings.cluster.events else inf,
-    )
+    elastic = Elastic(physics.least, most, physics.batches) if physics.least < most else None
+    return _submitted(named, job, physics, settings, elastic)
 
 
 def _id(number: int) -> JobId:

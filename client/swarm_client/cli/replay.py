@@ -110,8 +110,16 @@ OPTIONS = (
         "S",
         read=_seconds(1, 1e8),
     ),
+    Option(
+        "--as",
+        "jobs as users submit them, under default settings: rigid, restartable, installed or elastic (replay)",
+        "HOW",
+    ),
+    Option("--kinds", "jobs of one kind share a name, a program or none (replay; with --as: program)", "HOW"),
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
-    Option("--knows", "what is known of jobs: perfect, declared, learned or nothing (replay)", "HOW"),
+    Option(
+        "--knows", "what is known of jobs: perfect, declared, learned or nothing (replay; or as --as has it)", "HOW"
+    ),
     Option("--view", "perfect, or gossip: a node on each server, through the whole protocol (replay)", "HOW"),
     Option(
         "--membership",
@@ -239,6 +247,9 @@ def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
         "view": settings.view,
         "membership": settings.membership if settings.view == "gossip" else "perfect",
         **timings(settings),
+        "as": settings.manner,
+        "kinds": settings.terms.kind_by,
+        "elasticity": settings.setting.elasticity.value,
         "knows": settings.knowledge,
         "declared": settings.knowledge == "declared",
         "asks_least": settings.asks_least,
@@ -298,13 +309,15 @@ def _import(name: str, file: Path) -> None:
 def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.gossip.state import ROUND_S
     from swarmsched.replay.perfect import Pacing
-    from swarmsched.replay.setup import CHECKPOINT_S, Replay
+    from swarmsched.replay.setup import CHECKPOINT_S, MANNERS, Replay
 
+    manner = arguments["as"] or ""
+    usual = MANNERS[manner].knows if manner in MANNERS else KNOWS_DEFAULT
     view, faults = _view(arguments)
     run = partial(
         Replay,
         cluster=_cluster(arguments),
-        knowledge=arguments["knows"] or KNOWS_DEFAULT,
+        knowledge=arguments["knows"] or usual,
         pacing=Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0)),
         seed=arguments.get("seed", 0),
         gpus_most=_limits(arguments),
@@ -314,6 +327,8 @@ def _settings(arguments: Arguments) -> list[Replay]:
         asks_least=view == "gossip" or bool(arguments["asks_least"]),
         membership=arguments["membership"] or "swim",
         round_s=arguments.get("round_s", ROUND_S),
+        manner=manner,
+        kind_by=arguments["kinds"] or "",
     )
     return [run(each) for each in _policies(arguments)]
 

@@ -59,6 +59,12 @@ COMMAND = Command(
         "\n"
         "replay runs the jobs of a CSV file under a policy and prints completion times; it exits\n"
         "with 1 unless all jobs finished.  The tables are described in docs/scheduling.md.\n"
+        "--as says how users submit these jobs, under the default settings of a swarm:\n"
+        "  rigid        -g N alone: no reports, no checkpoints, no name; a policy that stops one ends the replay\n"
+        "  restartable  the same with --restartable: stopped, it goes on where it was, after the pause\n"
+        "  installed    -g MIN:MAX where a job takes several sizes, reports, and a checkpoint once it trains\n"
+        "  elastic      the same with --elastic: a change while it trains costs 1 s, a start the whole pause\n"
+        "Without --as a plan may stop any job, which loses nothing, as published simulators have it.\n"
         "-q and -o name print the jobs that did not finish, one a line, and nothing if all did."
     ),
 )
