@@ -39,7 +39,12 @@ ASKED_WORK = record(
     optional={name: schema for name, schema in FIGURES.items() if name not in WORK_NEEDED},
     is_closed=True,
 )
-RENAMED = {"time_limit_seconds": "time_limit_s", "grace_seconds": "grace_s", "tree_bytes": "held_bytes"}
+RENAMED = {
+    "time_limit_seconds": "time_limit_s",
+    "grace_seconds": "grace_s",
+    "deadline_utc_seconds": "deadline_utc_s",
+    "tree_bytes": "held_bytes",
+}
 NARROWER: dict[str, Schema] = {
     "queue": choice(*QUEUES),
     "priority": between("integer", -PRIORITY_LIMIT, PRIORITY_LIMIT),
