@@ -227,3 +227,4 @@ class PolicySetting(Value):
     name: str = "swarm"
     parameters: Mapping[str, float] = field(default_factory=dict)
     elasticity: Elasticity = Elasticity.ON
+    is_restartable: bool = False  # what a job is that does not say whether it may be stopped and begun again

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from swarm_client.options import Option
-from swarm_client.quantity import duration, number, size, whole
+from swarm_client.quantity import deadline, duration, number, size, whole
 
 GPUS_MOST = 4_096
 BATCH_MOST = 2**31
@@ -129,6 +129,13 @@ KEYS: tuple[JobKey, ...] = (
         duration,
         kinds=(str, int, float),
     ),
+    JobKey(
+        "deadline",
+        "--deadline",
+        "TIME",
+        "when it should have ended: 2h from now, 17:30 or 2026-01-31T17:30+01:00; it is not stopped then",
+        deadline,
+    ),
     JobKey("env", "-e --env", "K=V", "set a variable; K alone copies yours (repeatable)", repeats=True, kinds=(dict,)),
     JobKey("env_file", "--env-file", "FILE", "read variables from a file of K=V lines"),
     JobKey("workdir", "-w --workdir", "PATH", "folder to run in (default: here)"),
@@ -209,7 +216,7 @@ KEYS: tuple[JobKey, ...] = (
 )
 
 BY_NAME = {key.key: key for key in KEYS}
-FLAGS = ("sync", "per_node", "elastic", "slurm_env")
+FLAGS = ("sync", "per_node", "elastic", "slurm_env", "restartable")
 FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 
@@ -222,7 +229,7 @@ LATER = {
     "after": "",
     "after_ok": "",
     "after_any": "",
-    "restart": "--max-restarts N says how often a job runs again after a node was lost",
+    "restart": "--restartable lets it be stopped and begun again; --max-restarts N counts lost nodes",
     "dependency": "",
 }
 
@@ -232,6 +239,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("--no-sync", "use the same path on the nodes", key="sync", value=False),
     Option("--per-node", "one process for each node, which is given all its GPUs (torchrun)", key="per_node"),
     Option("--elastic", "the script imports swarm_elastic: ranks come and go while it trains", key="elastic"),
+    Option(
+        "--restartable", "may be stopped for other jobs, and begun again even without a checkpoint", key="restartable"
+    ),
+    Option(
+        "--no-restartable",
+        "is never stopped without a checkpoint, whatever the default",
+        key="restartable",
+        value=False,
+    ),
     Option("--slurm-env", "set SLURM_PROCID, SLURM_NTASKS and others, for scripts written for Slurm", key="slurm_env"),
     Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),

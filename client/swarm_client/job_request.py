@@ -156,6 +156,8 @@ _PLAIN = {
     "per_node": "per_node",
     "elastic": "elastic",
     "slurm_env": "slurm_env",
+    "restartable": "restartable",
+    "deadline": "deadline_utc_seconds",
     "time": "time_limit_seconds",
     "grace": "grace_seconds",
     "on_isolation": "on_isolation",

@@ -49,6 +49,30 @@ def clock(text: str, problem: str = "must be MM:SS, HH:MM:SS or D-HH:MM:SS") -> 
     return float(total + 86_400 * int(days or 0))
 
 
+def deadline(text: str, now_utc_s: float | None = None) -> float:
+    """Seconds since 1970 of `2h` from now, the next `17:30`, or an ISO time; without a zone it is this machine's."""
+    from datetime import datetime, timedelta  # only where a deadline is given
+
+    now = datetime.fromtimestamp(time.time() if now_utc_s is None else now_utc_s)
+    text = text.strip()
+    try:
+        if text[-1:].lower() in _SECONDS:
+            at = now + timedelta(seconds=duration(text))
+        elif _is_digits(text.replace(":", "")) and ":" in text:
+            hour, minute, second = (int(part) for part in (text if text.count(":") > 1 else f"{text}:00").split(":"))
+            at = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            at += timedelta(days=at <= now)
+        else:
+            at = datetime.fromisoformat(text if "-" in text else "")
+        late_s = now.timestamp() - at.timestamp()
+    except (ValueError, OverflowError):
+        example = "2h from now, 17:30 or 2026-01-31T17:30+01:00"
+        raise ValueError(f"must be a time from now, of the day, or in ISO form: {example}") from None
+    if late_s >= 0:
+        raise ValueError(f"is {show_duration(late_s)} in the past")
+    return at.timestamp()
+
+
 def _is_number(text: str) -> bool:
     return len(text) <= DIGITS_MOST and text.count(".") <= 1 and _is_digits(text.replace(".", ""))
 
@@ -144,6 +168,11 @@ def show_time(text: object, *, has_fraction: bool = False) -> str:
     except ValueError:
         return str(text or "-")
     return f"{shown}{point}{fraction}{offset}" if has_fraction else shown + offset
+
+
+def show_moment(utc_s: float) -> str:
+    """Seconds since 1970 as `show_time` shows them."""
+    return show_time(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(utc_s)))
 
 
 def _local(whole: str) -> tuple[str, str]:

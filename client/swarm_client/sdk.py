@@ -32,7 +32,7 @@ from swarm_client.config import read_token_file
 from swarm_client.failure import Failure
 from swarm_client.http import parse_address, spell
 from swarm_client.job_request import caller
-from swarmsched.api import EndReason, JobSpec, JobState
+from swarmsched.api import EndReason, JobSpec, JobState, told
 from swarmsched.errors import AgentUnreachable, ConfigError, FieldProblem, JobRejected, SwarmError
 
 CONNECT_LIMIT_S = 1.0
@@ -188,13 +188,13 @@ class SwarmClient:
         if isinstance(command, str):
             remedy = f"give a list of words, or ['sh', '-c', {command[:60]!r}]"
             raise JobRejected([FieldProblem("/command", "is one text, not a list of words", remedy)])
-        keys = command.to_json() if isinstance(command, JobSpec) else {"command": command, **spec}
+        keys = told(command) if isinstance(command, JobSpec) else {"command": command, **spec}
         checked = JobSpec.from_json({**keys, "user": keys.get("user") or caller(os.environ)})
         await self._learn()
         ticket = await self._call("POST", "/v1/tickets", body={})
         request = {
             "ticket": {key: ticket[key] for key in ("job_id", "holders", "stores") if key in ticket},
-            "spec": checked.to_json(),
+            "spec": {**told(checked), **{key: value for key, value in checked.to_json().items() if key in keys}},
             "dry_run": False,
         }
         end_s = time.monotonic() + SUBMIT_LIMIT_S

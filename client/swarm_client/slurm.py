@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swarm_client.annotations import Any
 from swarm_client.failure import UsageError
-from swarm_client.quantity import clock, size, whole
+from swarm_client.quantity import clock, deadline, show_moment, size, whole
 
 SCRIPT_BYTES_READ = 2**18
 MARK = "#SBATCH"
@@ -31,8 +31,9 @@ FLAGS = (
     "requeue", "spread-job", "use-min-nodes", "verbose", "wait",
 )  # fmt: skip
 READ = (
-    "chdir", "cpus-per-gpu", "cpus-per-task", "exclude", "export", "gpus", "gpus-per-node", "gpus-per-task", "gres",
-    "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "nodes", "ntasks", "ntasks-per-node", "time",
+    "chdir", "cpus-per-gpu", "cpus-per-task", "deadline", "exclude", "export", "gpus", "gpus-per-node", "gpus-per-task",
+    "gres", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "nodes", "ntasks", "ntasks-per-node",
+    "requeue", "time",
 )  # fmt: skip
 REFUSED = {
     "array": "submit it once for each index: for i in 0 1 2; do swarm submit job.sh $i; done",
@@ -40,6 +41,8 @@ REFUSED = {
     "input": "read the file in the script",
 }
 GPUS = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][\w.-]*))?(?:[:=](\d+))?(?:\([^()]*\))?", re.ASCII)
+FROM_NOW = re.compile(r"now\+(\d+)(seconds?|minutes?|hours?|days?)?", re.ASCII)
+NEVER_AGAIN = {"restartable": False, "max_restarts": 0}
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 OF_TORCH = ("torchrun", "deepspeed", "accelerate")
 SRUN = re.compile(r"(?:^|[;&|(])\s*(?:exec\s+)?srun(?=\s|$)", re.MULTILINE)
@@ -63,6 +66,12 @@ def minutes(text: str) -> float:
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return 0.0
     return whole(0, 10**7)(text) * 60.0 if text.isdecimal() else clock(text)
+
+
+def _deadline(text: str) -> float:
+    """Seconds since 1970 of Slurm's `now+2hours` as well."""
+    found = FROM_NOW.fullmatch(text.strip().lower())
+    return deadline(f"{found[1]}{(found[2] or 's')[0]}" if found else text)
 
 
 def _size(text: str) -> int:
@@ -100,6 +109,8 @@ class BatchScript:
                 name, value = SHORT.get(word[1:2], word), word[2:].removeprefix("=")
             if not value and not equals and name not in FLAGS and words and not words[0].startswith("-"):
                 value = words.pop(0)
+            if name == "no-requeue":
+                name, value = "requeue", "no"  # the last of the two counts
             if name in REFUSED:
                 raise UsageError(f"{self._file}:{number}: --{name} is not available in this version", REFUSED[name])
             if name in READ:
@@ -151,12 +162,15 @@ class BatchScript:
         self.values["name"] = self._option("job-name", str, os.path.basename(self._file))[:63]
         for key, name, read in (
             ("time", "time", minutes),
+            ("deadline", "deadline", _deadline),
             ("workdir", "chdir", str),
             ("node", "nodelist", _hosts),
             ("exclude", "exclude", _hosts),
         ):
             if value := self._option(name, read):
                 self.values[key] = value
+        if "requeue" in self._options:
+            self.values |= {"restartable": True} if self._options["requeue"][0] != "no" else NEVER_AGAIN
         exported = [
             part for part in self._option("export", str, "").split(",") if part.upper() not in ("ALL", "NONE", "")
         ]
@@ -186,6 +200,9 @@ class BatchScript:
         words += ["--mem", f"{max(1, values['mem'] // 2**20 * self._nodes // ranks)}M"] if values.get("mem") else []
         words += [shape] if shape else []
         words += ["-t", f"{values['time'] / 60:g}m"] if values.get("time") else []
+        words += ["--deadline", show_moment(values["deadline"])] if values.get("deadline") else []
+        words += ["--restartable"] if values.get("restartable") else []
+        words += ["--no-restartable", "--max-restarts", "0"] if values.get("restartable") is False else []
         words += ["-n", values["name"], "--slurm-env", "--", *values["command"]]
         return shlex.join(words)
 

@@ -28,6 +28,7 @@ class SwarmSetting(Value):
     policy: Name = "swarm"
     parameters: Annotated[Mapping[Name, Real], Meta(max_length=16)] = field(default_factory=dict)
     elasticity: Elasticity = Elasticity.ADVISE
+    is_restartable: bool = False  # what a job is that does not say whether it may be stopped and begun again
 
     @property
     def stamp(self) -> tuple[int, str]:
@@ -37,7 +38,7 @@ class SwarmSetting(Value):
     @property
     def policy_setting(self) -> PolicySetting:
         """What policies and planners take."""
-        return PolicySetting(self.policy, dict(self.parameters), self.elasticity)
+        return PolicySetting(self.policy, dict(self.parameters), self.elasticity, self.is_restartable)
 
 
 class SettingRegister:
@@ -52,7 +53,9 @@ class SettingRegister:
         """Adopt a new setting of our own; SwarmError if it is not usable, and then nothing has changed."""
         self._check(setting)
         version, parameters = self.current.version + 1, dict(setting.parameters)
-        proposed = SwarmSetting(version, self._node_id, setting.name, parameters, setting.elasticity)
+        proposed = SwarmSetting(
+            version, self._node_id, setting.name, parameters, setting.elasticity, setting.is_restartable
+        )
         encode_setting(proposed)
         self.current = proposed
         return proposed

@@ -214,6 +214,11 @@ class Clients:
             return Refused("conflict", why, "ask for a new ticket")
         if known is not None:
             return None if _is_same_job(known, command.spec) else _TICKET_USED
+        late_s = clock.utc_s - command.spec.deadline_utc_s if command.spec.deadline_utc_s else -1.0
+        if late_s >= 0:
+            told = f"{command.spec.deadline_utc_s:.0f} is {late_s:.0f} s in the past"
+            late = FieldProblem("/deadline_utc_seconds", told, "give a time to come, or leave it out")
+            return Refused("invalid", late.problem, late.remedy, (late,))
         if self._own.is_witness:
             return Refused("unavailable", "a witness acts for no job", "repeat with the same ticket at another holder")
         if not self._knows_all(clock.now_s):
@@ -337,10 +342,11 @@ class Clients:
 
 
 def _is_same_job(known: JobRecord, repeated: JobSpec) -> bool:
-    """Equal but for where its files may be fetched, which each agent fills in, and for sizes that were changed."""
+    """Equal but for what agents fill in (where its files may be fetched, the swarm's default) and changed sizes."""
     spec = known.spec
     sizes = {"ranks": spec.ranks, "ranks_most": spec.ranks_most} if known.scalings else {}
-    return replace(spec, blob_sources=()) == replace(repeated, blob_sources=(), **sizes)
+    filled = {"blob_sources": spec.blob_sources, "restartable": spec.restartable}
+    return spec == replace(repeated, **filled, **sizes)
 
 
 def _unknown(spec: JobSpec, known: Sequence[NodeId]) -> Refused | None:

@@ -1,10 +1,12 @@
 import socket
 import sys
 import threading
+import time
 
 import pytest
 
 from swarm_client import attached
+from swarm_client.quantity import deadline
 from tests.client.testing import HANDLE, JOB_ID, FakeAgent, end, ended, log, problem, state
 
 
@@ -172,6 +174,70 @@ def test_elastic_is_said_by_an_option_a_job_file_or_a_variable(swarm, agent, tmp
     assert [(spec["elastic"], spec["ranks"], spec["ranks_most"]) for spec in specs] == [(True, 2, 4)] * 3
 
 
+def test_whether_it_may_be_begun_again_is_said_by_options_files_and_variables_or_not_at_all(
+    swarm, agent, tmp_path, monkeypatch
+):
+    (tmp_path / "work" / "swarm.toml").write_text("[job]\nrestartable = true\n")
+    swarm("submit", "--no-sync", "--", "x")
+    swarm("submit", "--no-sync", "--no-restartable", "--", "x")
+    (tmp_path / "work" / "swarm.toml").unlink()
+    swarm("submit", "--no-sync", "--restartable", "--", "x")
+    swarm("submit", "--no-sync", "--", "x")
+    monkeypatch.setenv("SWARM_RUN_RESTARTABLE", "1")
+    swarm("submit", "--no-sync", "--", "x")
+    specs = [body["spec"] for body in agent.wait_for("POST", "/v1/jobs", 5)]
+    assert [spec.get("restartable") for spec in specs] == [True, False, True, None, True]
+
+
+NOON = 1_790_251_200.0  # 2026-09-24T12:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "seconds"),
+    [
+        ("2h", "UTC0", 7_200),
+        ("1h30m", "UTC0", 5_400),
+        ("17:30", "UTC0", 19_800),
+        ("17:30:05", "CET-1", 16_205),
+        ("11:00", "UTC0", 82_800),  # tomorrow
+        ("2026-09-24T13:00+01:00", "UTC0", None),
+        ("2026-09-24T14:00+01:00", "UTC0", 3_600),
+        ("2026-09-24T13:00:00Z", "CET-1", 3_600),
+        ("2026-09-25", "UTC0", 43_200),
+        ("2026-09-24 14:00", "CET-1", 3_600),
+    ],
+)
+def test_a_deadline_is_a_time_from_now_of_the_day_or_of_the_calendar(monkeypatch, text, zone, seconds):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        if seconds is None:
+            with pytest.raises(ValueError, match="is 0s in the past"):
+                deadline(text, NOON)
+        else:
+            assert deadline(text, NOON) - NOON == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("2020-01-01", "in the past"),
+        ("0s", "is 0s in the past"),
+        *[
+            (text, "must be a time from now, of the day, or in ISO form")
+            for text in ("", "3600", "25:00", "7:3:2:1", "5pm", "9999999d")
+        ],
+        ("2026-02-30", "must be a time from now"),
+    ],
+)
+def test_a_deadline_that_is_none_is_refused_with_examples(swarm, agent, text, told):
+    code, _, err = swarm("submit", "--no-sync", "--deadline", text, "--", "x")
+    assert (code, told in err, f"--deadline {text!r}" in err, agent.requests) == (2, True, True, []), err
+
+
 def test_elastic_and_one_process_for_each_node_exclude_one_another(swarm, agent):
     remedy = "leave one of them out: of an elastic job each rank is a worker of its own"
     expected = f"swarm: --elastic and --per-node exclude one another\n  {remedy}\n"
@@ -230,7 +296,18 @@ def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
     (tmp_path / "vars").write_text("# a comment\nexport A='1'\nB=two words\n")
     words = ["-n", "digits", "-c", "8", "--mem", "16G", "--gpu-type", "H200", "--gpu-mem", "80G", "--time=01:30:00"]
     words += ["-p", "-5", "--queue", "default", "-e", "SEED=3", "-e", "LOGNAME", "--env-file", str(tmp_path / "vars")]
-    words += ["--venv", "/opt/env", "--per-node", "--node", "gpu1,gpu2", "--exclude", "gpu3", "--grace", "5s"]
+    words += [
+        "--venv",
+        "/opt/env",
+        "--per-node",
+        "--node",
+        "gpu1,gpu2",
+        "--exclude",
+        "gpu3",
+        "--grace",
+        "5s",
+        "--restartable",
+    ]
     swarm("submit", "--no-sync", "-g1", "--on-isolation", "continue", "-w", "/data", *words, "--", "true")
     spec = spec_of(agent)
     spec.pop("umask")
@@ -255,6 +332,7 @@ def test_every_option_reaches_the_specification(swarm, agent, tmp_path):
         "grace_seconds": 5.0,
         "on_isolation": "continue",
         "workdir": "/data",
+        "restartable": True,
     }
 
 
@@ -270,7 +348,7 @@ def test_the_specification_uses_only_keys_that_the_agent_knows(swarm, agent):
     [
         (["run"], "no command was given"),
         (["run", "--gpsu", "2", "--", "x"], "unknown option --gpsu; did you mean --gpus?"),
-        (["run", "--restart", "3", "--", "x"], "--max-restarts N says how often"),
+        (["run", "--restart", "3", "--", "x"], "--restartable lets it be stopped and begun again"),
         (["run", "-n", "@last", "--", "x"], "must not begin with '@' or hold a '/'"),
         *((["run", "-n", name, "--", "x"], "nobody can type it") for name in (".", "..", "-x", " ", "a ", "\tb")),
         (["run", "-f", "a.toml", "-f", "b.toml"], "-f was given twice"),

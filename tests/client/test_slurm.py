@@ -1,5 +1,7 @@
 """What people bring along from Slurm: options, batch scripts, launchers."""
 
+import time
+
 import pytest
 
 from swarm_client.quantity import duration, size
@@ -95,6 +97,8 @@ def test_a_bare_number_is_minutes_where_slurm_reads_it(text, seconds):
         (["--mem=4000"], {"memory_bytes_per_rank": 4_000 * 2**20}),
         (["-w gpu[1-2,04],x1", "--exclude=y"], {"nodes": ["gpu1", "gpu2", "gpu04", "x1"], "exclude": ["y"]}),
         (["--export=ALL,A=1,B=2"], {"env": {"A": "1", "B": "2"}}),
+        (["--requeue"], {"restartable": True, "max_restarts": None}),
+        (["--requeue --no-requeue"], {"restartable": False, "max_restarts": 0}),
         (["-D sub"], {"command": ["/bin/bash", "../job.sh", "7"]}),
     ],
 )
@@ -110,12 +114,23 @@ def test_a_batch_script_says_what_it_asks_for(submitted, tmp_path, lines, expect
     assert "passed over" not in err
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("now+2hours", 7_200), ("now+30", 30), ("1-00:00:00", None)])
+def test_a_deadline_of_a_batch_script_is_read_as_slurm_does(submitted, swarm, tmp_path, text, seconds):
+    (tmp_path / "work" / "job.sh").write_text(f"{HEAD}#SBATCH --deadline={text}\n")
+    if seconds is None:
+        assert swarm("submit", "--no-sync", "job.sh")[0] == 2
+        return
+    spec, err = submitted("submit", "--no-sync", "job.sh")
+    assert spec["deadline_utc_seconds"] == pytest.approx(time.time() + seconds, abs=20)
+    assert " --deadline 20" in err
+
+
 def test_what_a_batch_script_says_in_vain_is_named_and_options_win(submitted, tmp_path):
-    lines = "#SBATCH -p gpu\n#SBATCH --output out.%j # here\n#SBATCH --requeue --mail-type=END\n#SBATCH -t 10 -G 2\n"
+    lines = "#SBATCH -p gpu\n#SBATCH --output out.%j # here\n#SBATCH --mail-type=END\n#SBATCH -t 10 -G 2\n"
     (tmp_path / "work" / "job.sh").write_text(HEAD + lines)
     spec, err = submitted("submit", "--no-sync", "-t", "1h", "-g", "4", "job.sh")
     assert (spec["time_limit_seconds"], shape(spec)) == (3_600.0, (4, 1, ""))
-    passed = "--partition=gpu, --output=out.%j, --requeue, --mail-type=END (`swarm logs` has what it writes)"
+    passed = "--partition=gpu, --output=out.%j, --mail-type=END (`swarm logs` has what it writes)"
     assert err.endswith(f"passed over: {passed}\n")
     spec, err = submitted("submit", "--no-sync", "--", "./job.sh")
     assert (spec["command"], err) == (["./job.sh"], "")

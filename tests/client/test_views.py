@@ -746,6 +746,14 @@ def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent
     )
 
 
+def test_jobs_are_restartable_by_the_swarms_setting_and_it_says_so(swarm, agent):
+    agent.answers["GET /v1/config"] = SETTING
+    agent.answers["PUT /v1/config"] = lambda body, query: SETTING | body
+    code, out, _ = swarm("config", "set", "--swarm", "restartable=true")
+    assert (code, agent.requests[-1][2]["restartable"]) == (0, True)
+    assert "policy las, elasticity on, jobs restartable unless they say no (version 3)\n" in out
+
+
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -755,6 +763,7 @@ def test_the_swarms_policy_is_set_against_the_version_that_was_read(swarm, agent
         ("polcy=las", "'polcy' takes no 'las'; did you mean policy?"),
         ("policy=fifo", "policy is given twice"),
         ("las", "'las' is not KEY=VALUE"),
+        ("restartable=yes", "restartable: 'yes' says neither yes nor no"),
     ],
 )
 def test_a_setting_that_cannot_be_is_not_sent(swarm, agent, word, told):
@@ -768,6 +777,7 @@ def test_a_setting_that_cannot_be_is_not_sent(swarm, agent, word, told):
         ("policy", {"policy": "swarm"}),
         ("quantum", {"policy": "las", "parameters": {"knob": 1.0}}),
         ("elasticity", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "elasticity": "advise"}),
+        ("restartable", {"policy": "las", "parameters": {"quantum": 3.5, "knob": 1.0}, "restartable": False}),
     ],
 )
 def test_a_part_of_the_swarms_setting_goes_back_to_its_default(swarm, agent, key, sent):
@@ -779,7 +789,8 @@ def test_a_part_of_the_swarms_setting_goes_back_to_its_default(swarm, agent, key
 
 def test_what_is_not_set_cannot_be_unset(swarm, agent):
     agent.answers["GET /v1/config"] = SETTING
-    told = "swarm: 'quantm' is not set; did you mean quantum?\n  what can be unset: policy, elasticity, quantum, knob\n"
+    known = "policy, elasticity, restartable, quantum, knob"
+    told = f"swarm: 'quantm' is not set; did you mean quantum?\n  what can be unset: {known}\n"
     assert swarm("config", "unset", "--swarm", "quantm") == (2, "", told)
     assert swarm("config", "unset", "--swarm")[0] == 2
     assert swarm("config", "view", "--swarm", "policy")[0] == 2

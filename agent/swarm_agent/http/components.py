@@ -102,7 +102,7 @@ def schemas() -> Schema:
     """All of them by name."""
     silent = {"silent_nodes": array(TEXT), "unasked_nodes": array(TEXT)}
     setting = {"policy": TEXT, "parameters": {"type": "object", "additionalProperties": NUMBER}}
-    changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY}
+    changeable = {"parameters": setting["parameters"], "elasticity": ELASTICITY, "restartable": FLAG}
     gpu_counts = ("total", "free", "leased", "draining", "foreign", "unhealthy", "stale", "away")
     why = {
         "api_version": VERSION, "job_id": JOB_ID, "handle": TEXT, "state": STATE, "summary": TEXT, "policy": TEXT,
@@ -165,7 +165,9 @@ def schemas() -> Schema:
         "QueueList": listing("Queue", **silent),
         "Event": record(EVENT),
         "EventList": listing("Event", **silent),
-        "Setting": record({"api_version": VERSION, **setting, "elasticity": ELASTICITY, "version": COUNT}),
+        "Setting": record(
+            {"api_version": VERSION, **setting, "elasticity": ELASTICITY, "restartable": FLAG, "version": COUNT}
+        ),
         "NewSetting": record({"policy": {**TEXT, "minLength": 1}}, optional=changeable, is_closed=True),
         "Status": record(status),
         "Check": record({"name": TEXT, "status": choice("ok", "warning", "failed"), "detail": TEXT, "remedy": TEXT}),

@@ -32,6 +32,7 @@ AGED_S = 0.25
 DETAILS_S = 1.0  # between two questions to the owners
 DETAILS_LIMIT_S = 3.0  # older details are waited for instead of shown
 MISSING_S = 0.25  # between two questions while a live node has told nothing yet
+SETTING_KEYS = ("policy", "parameters", "elasticity", "restartable")
 PARAMETER_MOST = 1e15  # none takes more; a whole number in JSON may have any length
 
 IF_MATCH = header("If-Match", "Only if the ETag is still this.")
@@ -201,14 +202,15 @@ class Nodes:
 
     async def put_config(self, call: Call) -> Answer:
         """PUT /v1/config; with If-Match only if nobody has changed it since."""
-        document, expected = call.json("policy", "parameters", "elasticity"), call.headers.get("if-match", "")
+        document, expected = call.json(*SETTING_KEYS), call.headers.get("if-match", "")
         policy, parameters = _policy(document.get("policy")), _parameters(document.get("parameters", {}))
         current = self._setting()
         elasticity = _elasticity(document.get("elasticity", current["elasticity"]))
+        is_restartable = boolean("restartable", document.get("restartable", current["restartable"]))
         if expected not in ("", "*") and _etag(current) not in [each.strip() for each in expected.split(",")]:
             detail = f"the setting is {current['policy']} in version {current['version']} now"
             raise Problem("version_conflict", detail, headers={"ETag": _etag(current)})
-        setting = PolicySetting(policy, parameters, elasticity)
+        setting = PolicySetting(policy, parameters, elasticity, is_restartable)
         reply = await commanded(self._agent, SetSwarmSetting(setting), SettingStored)
         stored = setting_document(reply.setting, reply.version)
         return answer(stored, headers={"ETag": _etag(stored)})

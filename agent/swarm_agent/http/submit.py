@@ -21,7 +21,7 @@ from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, from_rejection, invalid
 from swarm_agent.http.views import job_document_now
 from swarmsched import ids
-from swarmsched.api import API_VERSION, JobSpec
+from swarmsched.api import API_VERSION, JobSpec, told
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
 from swarmsched.errors import JobRejected
 from swarmsched.gossip.record import NodeFlag
@@ -61,6 +61,8 @@ class Submission:
         document = call.json("spec", "ticket", "dry_run")
         is_dry_run = boolean("dry_run", document.get("dry_run", False))
         spec = self._with_source(self._with_names(_spec(document)))
+        if not call.hops and "restartable" not in document["spec"]:
+            spec = structs.replace(spec, restartable=self._facts.setting()[0].is_restartable)
         ticket = memo.get("ticket") or _ticket_from(document.get("ticket")) or await self._ticket()
         assert isinstance(ticket, TicketIssued), "nothing else is put into the memo"
         memo["ticket"] = ticket
@@ -160,7 +162,7 @@ def _ticket_document(ticket: TicketIssued | SubmitJob) -> Document:
 
 
 def _request(command: SubmitJob) -> bytes:
-    document = {"ticket": _ticket_document(command), "spec": command.spec.to_json(), "dry_run": command.is_dry_run}
+    document = {"ticket": _ticket_document(command), "spec": told(command.spec), "dry_run": command.is_dry_run}
     return encode(document)
 
 

@@ -191,6 +191,7 @@ def status_document(node: NodeId, facts: Facts, jobs: Sequence[Mapping[str, Any]
             "name": setting.name,
             "parameters": dict(setting.parameters),
             "elasticity": setting.elasticity.value,
+            "restartable": setting.is_restartable,
             "version": version,
         },
         "members": {status.value: statuses[status] for status in MemberStatus},
@@ -209,6 +210,7 @@ def setting_document(setting: PolicySetting, version: int) -> Document:
         "policy": setting.name,
         "parameters": dict(setting.parameters),
         "elasticity": setting.elasticity.value,
+        "restartable": setting.is_restartable,
         "version": version,
     }
 

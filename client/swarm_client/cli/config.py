@@ -25,9 +25,11 @@ COMMAND = Command(
         Option("--origin", "view: where each value comes from"),
         Option("--swarm", "the swarm-wide setting (policy and its parameters) instead of the user's file"),
     ),
-    positionals="view | set KEY VALUE | unset KEY | set --swarm [policy=NAME] [PARAMETER=NUMBER...] [elasticity=HOW]",
+    positionals="view | set KEY VALUE | unset KEY | set --swarm [policy=NAME] [PARAMETER=NUMBER...] [KEY=VALUE...]",
     details="Keys of jobs are written job.KEY, for example job.time; `unset contexts.NAME` forgets a swarm.\n"
-    "`unset --swarm KEY` goes back to the default of the policy, of one parameter, or of the elasticity.",
+    "`unset --swarm KEY` goes back to the default of the policy, of one parameter, of elasticity or restartable.\n"
+    "Of the swarm are `elasticity` (off, advise, on) and `restartable` (true: jobs that do not say otherwise\n"
+    "may be stopped for others and begun again).",
     examples=("swarm config set job.time 2h", "swarm config set --swarm policy=las"),
 )
 

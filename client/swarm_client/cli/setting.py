@@ -13,7 +13,7 @@ from swarm_client.quantity import number
 if TYPE_CHECKING:
     from swarmsched.gossip.setting import SwarmSetting
 
-KEYS = ("policy", "elasticity")  # all others are parameters of the policy
+KEYS = ("policy", "elasticity", "restartable")  # all others are parameters of the policy
 EXAMPLE = "for example swarm config set --swarm policy=las"
 
 
@@ -24,20 +24,19 @@ def view_setting(session: Session, _: Sequence[str]) -> int:
 
 
 def set_setting(session: Session, words: Sequence[str]) -> int:
-    """Change policy, parameters or elasticity by words such as policy=las."""
+    """Change policy, parameters, elasticity or what jobs are by default, by words such as policy=las."""
     values = _values(words)
     now = _read(session)
     policy = str(values.pop("policy", now["policy"]))
     kept = now.get("parameters") or {} if policy == now["policy"] else {}
-    elasticity = values.pop("elasticity", None)
-    body = {"policy": policy, "parameters": {**kept, **values}}
-    return _change(session, body | ({} if elasticity is None else {"elasticity": elasticity}))
+    others = {key: values.pop(key) for key in KEYS[1:] if key in values}
+    return _change(session, {"policy": policy, "parameters": {**kept, **values}, **others})
 
 
 def unset_setting(session: Session, words: Sequence[str]) -> int:
-    """Go back to the default of the policy (and its parameters), of one parameter, or of the elasticity."""
+    """Go back to the default of the policy (and its parameters), of one parameter, or of another key."""
     if len(words) != 1:
-        raise UsageError("config unset --swarm takes KEY", "policy, elasticity, or a parameter that is set")
+        raise UsageError("config unset --swarm takes KEY", f"{', '.join(KEYS)}, or a parameter that is set")
     now, (key,) = _read(session), words
     parameters = dict(now.get("parameters") or {})
     known = (*KEYS, *parameters)
@@ -46,7 +45,9 @@ def unset_setting(session: Session, words: Sequence[str]) -> int:
     if key == "policy":
         return _change(session, {"policy": _default().policy})
     body = {"policy": now["policy"], "parameters": {name: parameters[name] for name in parameters if name != key}}
-    return _change(session, body | ({"elasticity": _default().elasticity.value} if key == "elasticity" else {}))
+    if key in KEYS:
+        body |= {"elasticity": _default().elasticity.value} if key == "elasticity" else {key: False}
+    return _change(session, body)
 
 
 def _default() -> SwarmSetting:
@@ -68,21 +69,27 @@ def _change(session: Session, body: Mapping[str, Any]) -> int:
     return OK
 
 
-def _values(words: Sequence[str]) -> dict[str, str | float]:
+def _values(words: Sequence[str]) -> dict[str, str | float | bool]:
     """Keys and values of `policy=las queues=3`, or of `policy las`."""
     if len(words) == 2 and words[0] in KEYS and "=" not in words[1]:
         words = ["=".join(words)]
     if not words:
         raise UsageError("nothing to set", EXAMPLE)
-    values: dict[str, str | float] = {}
+    values: dict[str, str | float | bool] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UsageError(f"{word!r} is not KEY=VALUE", EXAMPLE)
         if key in values:
             raise UsageError(f"{key} is given twice", "give it once")
-        values[key] = text if key in KEYS else _parameter(key, text)
+        values[key] = _flag(key, text) if key == "restartable" else text if key in KEYS else _parameter(key, text)
     return values
+
+
+def _flag(key: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise UsageError(f"{key}: {text!r} says neither yes nor no", f"{key}=true, or {key}=false")
+    return text == "true"
 
 
 def _parameter(key: str, text: str) -> float:
@@ -100,6 +107,9 @@ def _print(session: Session, setting: Mapping[str, Any]) -> None:
         session.printer.document(setting)
         return
     elasticity = setting.get("elasticity", "advise")
-    session.printer.line(f"policy {setting['policy']}, elasticity {elasticity} (version {setting['version']})")
+    restartable = ", jobs restartable unless they say no" if setting.get("restartable") else ""
+    session.printer.line(
+        f"policy {setting['policy']}, elasticity {elasticity}{restartable} (version {setting['version']})"
+    )
     for name, value in sorted((setting.get("parameters") or {}).items()):
         session.printer.line(f"  {name} = {value:g}")

@@ -14,7 +14,7 @@ from swarm_client.job_id import job_path
 from swarm_client.job_request import word_list
 from swarm_client.options import Arguments, Command
 from swarm_client.output import plain, state_style
-from swarm_client.quantity import show_bytes, show_count, show_duration, show_time, show_wait
+from swarm_client.quantity import show_bytes, show_count, show_duration, show_moment, show_time, show_wait
 
 COMMAND = Command(
     "status",
@@ -82,7 +82,8 @@ def _print_facts(session: Session, lines: Iterator[tuple[str, str]]) -> None:
 def _policy(policy: Mapping[str, Any]) -> str:
     given = ", ".join(f"{name}={value:g}" for name, value in sorted((policy.get("parameters") or {}).items()))
     elasticity = f", elasticity {policy['elasticity']}" if policy.get("elasticity") else ""
-    return f"{policy['name']}{f' ({given})' if given else ''}{elasticity}"
+    restartable = ", jobs restartable unless they say no" if policy.get("restartable") else ""
+    return f"{policy['name']}{f' ({given})' if given else ''}{elasticity}{restartable}"
 
 
 def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -305,8 +306,8 @@ def needs(spec: Mapping[str, Any]) -> str:
     ranks = spec.get("ranks") or 1
     most = max(ranks, spec.get("ranks_most") or 0)
     text = f"{ranks} to {most} ranks" if most > ranks else show_count(ranks, "rank")
-    elastic = ", elastic" if spec.get("elastic") else ""
-    return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + elastic
+    marks = ", elastic" * bool(spec.get("elastic")) + ", restartable" * bool(spec.get("restartable"))
+    return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + marks
 
 
 def _share(share: Mapping[str, Any]) -> str:
@@ -330,6 +331,8 @@ def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[st
         yield "Elapsed", show_duration(job.get("elapsed_seconds"))
     if spec.get("time_limit_seconds"):
         yield "Time limit", show_duration(spec["time_limit_seconds"])
+    if spec.get("deadline_utc_seconds"):
+        yield "Deadline", show_moment(spec["deadline_utc_seconds"])
     now = "" if job.get("state") == "ended" else " (now/wanted)"
     yield "GPUs", f"{shown_gpus(job)}{now}, {job.get('attained_gpu_seconds') or 0:.0f} GPU-seconds used"
 

@@ -124,6 +124,14 @@ async def test_how_elastic_jobs_are_is_part_of_the_setting_and_stays_when_it_is_
     assert (refused.status, problem["errors"][0]["pointer"]) == (422, "/elasticity")
 
 
+async def test_what_jobs_are_by_default_is_part_of_the_setting_and_stays_when_it_is_not_named(n1):
+    assert (await (await n1.ask("GET", "/v1/config")).json())["restartable"] is False
+    for body in ({"policy": "swarm", "restartable": True}, {"policy": "fifo"}):
+        assert (await (await n1.ask("PUT", "/v1/config", json=body)).json())["restartable"] is True
+    refused = await n1.ask("PUT", "/v1/config", json={"policy": "swarm", "restartable": 1})
+    assert (await refused.json(content_type=None))["errors"][0]["pointer"] == "/restartable"
+
+
 async def test_a_setting_that_cannot_be_used_names_the_field(n1):
     async def no(_):
         where = FieldProblem("/policy", "there is no policy 'fifoo'; did you mean 'fifo'?", "fifo, backfill or las")

@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import json
 
 import pytest
 
 from swarm_agent.http import exchange
+from swarm_agent.http.peers import Peers
 from swarmsched.commands import Refused, SubmitJob
 from swarmsched.errors import FieldProblem
 from tests.agent.http.testing import store_of
@@ -32,6 +34,34 @@ async def test_a_submission_without_a_ticket_makes_one_job(n1):
     assert response.headers["Location"] == f"/v1/jobs/{document['id']}"
     assert response.headers["X-Swarm-Node"] == "n1"
     assert (document["state"], document["gpus"], document["was_known"]) == ("queued", 2, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "default", "expected"),
+    [({}, True, True), ({}, False, False), ({"restartable": False}, True, False), ({"restartable": True}, False, True)],
+)
+async def test_the_swarms_setting_says_whether_a_job_may_be_begun_again_that_does_not(
+    desks, n1, more, default, expected
+):
+    await n1.ask("PUT", "/v1/config", json={"policy": "swarm", "restartable": default})
+    n1.agent.ticket_holders = ("n2", "n1")
+    await n1.post("/v1/jobs", {"spec": SPEC | more}, 201)
+    (command,) = [each for each in desks["n2"].agent.commands if isinstance(each, SubmitJob)]
+    assert command.spec.restartable is expected
+
+
+async def test_a_forwarded_submission_has_only_keys_that_say_something(n1, monkeypatch):
+    """An agent of an earlier release refuses a key that it does not know, whatever its value."""
+    bodies, forward = [], Peers.forward
+
+    async def heard(self, node, call, *rest):
+        bodies.append(json.loads(call.body))
+        return await forward(self, node, call, *rest)
+
+    monkeypatch.setattr(Peers, "forward", heard)
+    n1.agent.ticket_holders = ("n2", "n1")
+    await n1.post("/v1/jobs", {"spec": {**SPEC, "slurm_env": False, "restartable": False, "priority": 2}}, 201)
+    assert [body["spec"] for body in bodies] == [{**SPEC, "priority": 2}]
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,29 @@ def test_a_setting_is_stored_and_a_wrong_one_is_refused_with_its_field(scene):
     assert Scene(scene.disk).node.setting.policy == "backfill"
 
 
+def test_what_jobs_are_by_default_is_kept_with_the_setting(scene):
+    scene.ask(SetSwarmSetting(PolicySetting(is_restartable=True)))
+    assert Scene(scene.disk).node.setting.policy_setting.is_restartable
+
+
+def test_a_deadline_in_the_past_is_refused_by_field_unless_the_job_is_known(scene):
+    late = replace(SPEC, deadline_utc_s=UTC - 5)
+    _, refused = scene.submit(late)
+    assert (refused.code, refused.fields[0].pointer, refused.problem) == (
+        "invalid",
+        "/deadline_utc_seconds",
+        "1699999995 is 6 s in the past",
+    )
+    ticket, _ = scene.submit(soon := replace(SPEC, deadline_utc_s=UTC + 5))
+    scene.now_s += 60
+    assert scene.ask(SubmitJob(ticket.job_id, ticket.holders, soon)).was_known
+
+
+def test_a_repeated_ticket_meets_its_job_though_the_swarms_default_has_changed(scene):
+    ticket, _ = scene.submit(replace(SPEC, restartable=True))
+    assert scene.ask(SubmitJob(ticket.job_id, ticket.holders, SPEC)).was_known
+
+
 def test_forgetting_an_unknown_or_live_member_is_refused(scene):
     assert scene.ask(ForgetMember(OTHER)).code == "not_found"
     assert scene.ask(ForgetMember(ME)).code == "conflict"
