@@ -80,6 +80,23 @@ class Cluster:
             counts[model] += self.gpus[node]
         return min(counts, key=lambda model: (-counts[model], model), default="")
 
+    @property
+    def class_parts(self) -> Mapping[str, float]:
+        """Which part of all GPUs each class has; one without a name where none was told."""
+        counts: Counter[str] = Counter()
+        for node, gpus in self.gpus.items():
+            counts[self.models.get(node, "")] += gpus
+        return {model: count / self.total for model, count in counts.items() if count}
+
+    def part(self, model: str, gpus: int) -> "Cluster":
+        """So many GPUs of one class, on as few nodes as have them; fewer where there are no more."""
+        there = [node for node in self.gpus if self.models.get(node, "") == model]
+        kept: dict[NodeId, int] = {}
+        for node in sorted(there, key=lambda each: (-self.gpus[each], each)):
+            if taken := min(self.gpus[node], gpus - sum(kept.values())):
+                kept[node] = taken
+        return Cluster(kept, dict.fromkeys(kept, model) if model else {})
+
     def packings(self, most: int) -> tuple[tuple[str, Shape], ...]:
         """Each number of GPUs to `most` on the fewest nodes of one class, and of all together (no class)."""
         groups = {"": list(self.gpus.values())}

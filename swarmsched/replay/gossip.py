@@ -27,7 +27,7 @@ from swarmsched.node.config import Timings
 from swarmsched.node.node import Node
 from swarmsched.policies.registry import plan_anyway
 from swarmsched.replay.cluster import GPU, Cluster
-from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.job import ReplayJob, interfere
 from swarmsched.replay.knowledge import Knowledge
 from swarmsched.replay.perfect import Pacing, check_stop, told_limit
 from swarmsched.replay.results import Observer
@@ -180,6 +180,10 @@ class GossipReplay:
     def _now_s(self) -> float:
         return self._loop.now_s - self._begin_s
 
+    @property
+    def _utc_s(self) -> float:
+        return next(iter(self._swarm.hosts.values())).clock.utc_s
+
     # Users, machines and ranks.
 
     def _submit(self, number: int, job: ReplayJob) -> None:
@@ -193,8 +197,12 @@ class GossipReplay:
             demand=GPU,
             ranks=elastic.ranks_least if elastic else job.gpus,
             grace_s=GRACE_S,
-            max_restarts=MAX_RESTARTS,
+            max_restarts=0 if job.terms.failure else MAX_RESTARTS,
             restartable=job.terms.restartable,
+            priority=job.terms.priority,
+            # The replay ends an attempt at its limit, and no shepherd is to be there before it.
+            time_limit_s=job.terms.time_limit_s and job.terms.time_limit_s + GRACE_S,
+            deadline_utc_s=job.terms.deadline_s and max(0.0, job.terms.deadline_s - self._now_s + self._utc_s),
         )
         if elastic:
             spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)
@@ -273,15 +281,20 @@ class GossipReplay:
     def _train(self, gang: Gang) -> None:
         job, first = gang.job, gang.first
         shares = tuple(Share(self._names[share.node], share.ranks) for share in first.order.shares)
-        pause_s = 0.0 if gang.has_trained else self._pacing.pause_s
+        costs_s = self._pacing.pause_s if job.costs_s is None else job.costs_s
+        pause_s = 0.0 if gang.has_trained else costs_s
         job.physics = job.physics.on(self._cluster.classes(shares))
         is_move = bool(gang.last_shares) and set(gang.last_shares) != set(shares)
         job.migrations += is_move and sum(share.ranks for share in shares) == sum(s.ranks for s in gang.last_shares)
         job.allocate(shares, first.global_batch, self._now_s, pause_s)
+        self.observer.guessed_shapes += job.is_guessed
         gang.has_trained, gang.last_shares = True, shares
-        if (ends_s := job.ends_in_s()) < inf:
-            self._loop.post_later(ends_s, self._end, gang, gang.turn)
+        self._await_end(gang)
         self._loop.post_later(job.pause_s, self._report, gang, gang.turn)
+
+    def _await_end(self, gang: Gang) -> None:
+        if (ends_s := gang.job.ends_in_s()) < inf:
+            self._loop.post_later(ends_s, self._end, gang, gang.turn)
 
     def _end(self, gang: Gang, turn: int) -> None:
         if turn == gang.turn:
@@ -331,10 +344,13 @@ class GossipReplay:
         self.observer.ended(job)
         self._decided()
         for node, task in gang.tasks.items():
-            self._swarm.hosts[node].tasks.finish(task)
+            self._swarm.hosts[node].tasks.finish(task, int(job.has_failed))
 
     def _decided(self) -> None:
         self._busy_s = self._now_s
+        changed = interfere(list(self._open.values()), self._pacing.interference)
+        for gang in [gang for gang in self._gangs.values() if gang.job in changed]:
+            self._await_end(gang)
         self.observer.decided(list(self._open.values()), self._now_s)
 
     # Planners, and what is counted.

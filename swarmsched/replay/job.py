@@ -1,8 +1,10 @@
 """One job of a replay: where it is, how far it has come, what it has had."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import partial
+from math import floor, inf
 
 from msgspec.structs import replace
 
@@ -10,7 +12,8 @@ from swarmsched.api import JobState
 from swarmsched.card import LIVE_PAUSE_S
 from swarmsched.estimate import Elastic
 from swarmsched.ids import JobId
-from swarmsched.replay.physics import Physics
+from swarmsched.replay.cluster import Cluster
+from swarmsched.replay.physics import Pace, Physics, ProfiledPhysics
 from swarmsched.replay.profiles import Shape
 from swarmsched.resources import Share
 
@@ -29,6 +32,10 @@ class Terms:
         True  # from the first moment of an attempt, as published simulators have it; else once it trains
     )
     tells_pause: bool = False  # what a change has cost it
+    priority: int = 0
+    time_limit_s: float = 0.0  # of an attempt; 0: none
+    deadline_s: float = 0.0  # on the replay's clock; 0: none
+    failure: float = 0.0  # part of its work after which it fails; 0: it does not
 
 
 @dataclass(eq=False)
@@ -51,8 +58,9 @@ class ReplayJob:
     checkpoint_s: float = inf  # seconds of training between checkpoints
     saved: float = 0.0  # progress of the newest checkpoint
     unsaved_s: float = 0.0  # seconds of training since then
+    ran_s: float = 0.0  # its present attempt
     attained_gpu_s: float = 0.0
-    changed_s: float = 0.0  # when it was submitted, or its GPUs became others
+    changed_s: float = 0.0  # when it was submitted, or its present attempt began
     first_started_s: float | None = None
     ended_s: float | None = None
     rescales: int = 0
@@ -60,6 +68,9 @@ class ReplayJob:
     preemptions: int = 0
     told: str = ""  # of it by the last plan
     terms: Terms = Terms()
+    has_failed: bool = False  # or came to its time limit
+    slowed: float = 1.0  # the part of its speed that its neighbours leave it
+    costs_s: float | None = None  # a change of its hosts; None: as of any job
 
     @property
     def ranks(self) -> int:
@@ -70,6 +81,37 @@ class ReplayJob:
     def least(self) -> int:
         """GPUs without which it does not start."""
         return self.elastic.ranks_least if self.elastic else self.gpus
+
+    @property
+    def is_guessed(self) -> bool:
+        """Nobody has measured it on as many GPUs as it has."""
+        return isinstance(self.physics, ProfiledPhysics) and not self.physics.knows(self.shape, self.batch)
+
+    def share_s(self, cluster: Cluster, gpus: float) -> float:
+        """Seconds that it would take alone on an equal share of so many GPUs, of each class its part of them.
+
+        One that needs more of them has these for a part of the time; for one that takes several sizes it is the best
+        possible time.
+        """
+        parts = cluster.class_parts.items()
+        speed = sum([part / each_s for model, part in parts if (each_s := self._on_s(cluster, model, gpus))])
+        return (self.terms.failure or 1.0) / speed if speed else inf
+
+    def _on_s(self, cluster: Cluster, model: str, gpus: float) -> float:
+        def whole_s(count: int) -> float:
+            there = cluster.part(model, count)
+            if self.elastic or there.total < count:
+                return self.physics.alone_s(there) if there.total >= self.least else inf
+            pace = partial(self.physics.on([model]).pace, tuple(there.gpus.values()), self.batch)
+            return _seconds(pace, 0.0, self.physics.total)
+
+        most = self.elastic.ranks_most if self.elastic else self.gpus
+        if gpus <= self.least:
+            return whole_s(self.least) * self.least / gpus
+        below = min(floor(gpus), most)
+        part = min(gpus, most) - below
+        rate = (1.0 - part) / whole_s(below) + (part / whole_s(below + 1) if part else 0.0)
+        return 1.0 / rate if rate else inf
 
     @property
     def shape(self) -> Shape:
@@ -117,11 +159,13 @@ class ReplayJob:
         if set(before) == set(shares):
             return
         self._save()  # the pause pays for it
-        self.shares, self.changed_s = tuple(shares), now_s
+        is_switch = bool(before and shares and self.elastic and self.elastic.is_live)
+        self.shares = tuple(shares)
+        if not is_switch:
+            self.changed_s, self.ran_s = now_s, 0.0
         if not shares:
             self.preemptions += 1
             return
-        is_switch = before and self.elastic is not None and self.elastic.is_live
         self.pause_s = max(self.pause_s, min(pause_s, LIVE_PAUSE_S)) if is_switch else pause_s
         self.paid_s = pause_s
         if self.first_started_s is None:
@@ -152,9 +196,12 @@ class ReplayJob:
         while self.ended_s is None:
             taken_s = self._to_next(shape, to_s - left_s, left_s)
             self.attained_gpu_s += ranks * taken_s
+            self.ran_s += taken_s
             left_s -= taken_s
-            if self.progress >= self.physics.total * (1.0 - SLACK):
-                self.ended_s = to_s - left_s
+            if self._is_done(self.progress):
+                self.ended_s, self.has_failed = to_s - left_s, bool(self.terms.failure)
+            elif self._limit_in_s <= SLACK * self.ran_s:
+                self.ended_s, self.has_failed = to_s - left_s, True
             elif left_s <= 0.0:
                 return
 
@@ -162,25 +209,37 @@ class ReplayJob:
         """Seconds until its end if nothing changes; infinite while it does not run."""
         if not self.shares:
             return inf
-        shape, progress, total_s = self.shape, self.progress, self.pause_s
-        while progress < self.physics.total * (1.0 - SLACK):
-            pace = self.physics.pace(shape, self.batch, progress)
-            if not pace.rate:
-                return inf
-            total_s += (pace.until - progress) / pace.rate
-            progress = pace.until * (1.0 + SLACK)
-        return total_s
+        ends_s = self.pause_s + _seconds(partial(self._pace, self.shape), self.progress, self._last)
+        return min(ends_s, self._limit_in_s)
+
+    @property
+    def _limit_in_s(self) -> float:
+        """Seconds for which its attempt may still run."""
+        return max(0.0, self.terms.time_limit_s - self.ran_s) if self.terms.time_limit_s else inf
+
+    @property
+    def _last(self) -> float:
+        """Its progress when it ends."""
+        return self.physics.total * (self.terms.failure or 1.0)
+
+    def _is_done(self, progress: float) -> bool:
+        return progress >= self._last * (1.0 - SLACK)
+
+    def _pace(self, shape: Shape, progress: float) -> Pace:
+        rate, until = self.physics.pace(shape, self.batch, progress)
+        return Pace(rate * self.slowed, min(until, self._last))
 
     def _to_next(self, shape: Shape, now_s: float, left_s: float) -> float:
-        """Go on to the next change of pace or checkpoint, or for `left_s`; tells the seconds that this took.
+        """Go on to the next change of pace, checkpoint or limit, or for `left_s`; tells the seconds that this took.
 
         What takes less than the clock can show is over at once: nobody could be woken for its end.
         """
+        left_s = min(left_s, self._limit_in_s)
         if self.pause_s:
             taken_s = min(self.pause_s, left_s)
             self.pause_s = 0.0 if now_s + self.pause_s == now_s else self.pause_s - taken_s
             return taken_s
-        pace = self.physics.pace(shape, self.batch, self.progress)
+        pace = self._pace(shape, self.progress)
         taken_s = min(left_s, self.checkpoint_s - self.unsaved_s)
         is_over = pace.rate > 0.0 and now_s + (pace.until - self.progress) / pace.rate == now_s
         if pace.rate * taken_s < pace.until - self.progress and not is_over:
@@ -195,3 +254,30 @@ class ReplayJob:
 
     def _save(self) -> None:
         self.saved, self.unsaved_s = self.progress, 0.0
+
+
+def _seconds(pace: Callable[[float], Pace], begin: float, end: float) -> float:
+    """From one progress to another; infinite where there comes none."""
+    progress, total_s = begin, 0.0
+    while progress < end * (1.0 - SLACK):
+        rate, until = pace(progress)
+        if not rate:
+            return inf
+        total_s += (until - progress) / rate
+        progress = until * (1.0 + SLACK)
+    return total_s
+
+
+def interfere(jobs: Collection[ReplayJob], part: float) -> list[ReplayJob]:
+    """Distributed jobs that share a node lose this part of their speed, however many they are, as in the published
+    simulator of Pollux; those whose speed has changed by it."""
+    spread = {job.job_id: {share.node for share in job.shares} for job in jobs if len(job.shares) > 1}
+    counts = Counter([node for nodes in spread.values() for node in nodes])
+    changed = []
+    for job in jobs:
+        is_crowded = any(counts[node] > 1 for node in spread.get(job.job_id, ()))
+        slowed = 1.0 - part if is_crowded else 1.0
+        if slowed != job.slowed:
+            job.slowed = slowed
+            changed.append(job)
+    return changed

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from swarmsched.estimate import Configuration, Estimate, NoisePoint, SpeedPoint
 from swarmsched.ids import JobId
-from swarmsched.models.batch import split
 from swarmsched.replay.job import ReplayJob
 from swarmsched.replay.knowledge import NOISE_MOST
 from swarmsched.replay.physics import ProfiledPhysics
+from swarmsched.replay.profiles import slower
 from swarmsched.replay.rates import RatedPhysics
 
 SMOOTHING = 0.7
@@ -108,10 +108,10 @@ class LearnedKnowledge:
             return self._rated(job, physics)
         if not isinstance(physics, ProfiledPhysics):
             return None
-        dealt = split(job.batch or physics.batches.first, job.ranks, physics.batches)
+        dealt = physics.dealt(job.batch, job.ranks)
         if dealt is None:
             return None
-        time = physics.profile.step_time(job.shape, dealt.local_batch)
+        time = slower(physics.profile.step_time(job.shape, dealt.local_batch), job.slowed)
         factor = self._rng.lognormvariate(0.0, self._spread)
         batch = dealt.batch(job.ranks)
         exact = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
@@ -124,6 +124,6 @@ class LearnedKnowledge:
         rate = physics.rate(job.shape)
         if not rate:
             return None
-        step_s = 1.0 / rate * self._rng.lognormvariate(0.0, self._spread)
+        step_s = 1.0 / (rate * job.slowed) * self._rng.lognormvariate(0.0, self._spread)
         place = (job.ranks, len(job.shape), max(1, -(-physics.batches.first // job.ranks)))
         return _Measured(place, step_s, 0.0, physics.batches.first, 0.0)

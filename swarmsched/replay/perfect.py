@@ -22,7 +22,7 @@ from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.policies.base import amount
 from swarmsched.policies.checked import is_wish
 from swarmsched.replay.cluster import GPU, Cluster
-from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.job import ReplayJob, interfere
 from swarmsched.replay.knowledge import Knowledge
 from swarmsched.replay.results import Observer
 from swarmsched.replay.table import SECONDS_MOST
@@ -41,12 +41,14 @@ EPOCH_UTC_S = 1.0
 
 @dataclass(frozen=True)
 class Pacing:
-    """Seconds between plans (0: at each event), seconds that a change of hosts costs, and when to give up."""
+    """Seconds between plans (0: at each event), seconds that a change of hosts costs, when to give up, and which part
+    of their speed distributed jobs that share a node lose."""
 
     tick_s: float = 0.0
     pause_s: float = 30.0
     limit_s: float = SECONDS_MOST
     plans_most: int = PLANS_MOST
+    interference: float = 0.0
 
 
 def told_limit(limit_s: float) -> str:
@@ -152,6 +154,7 @@ class PerfectReplay:
                 self._end(job)
         del self._history[:-HISTORY]
         self._live = [job for job in self._live if job.ended_s is None]
+        interfere(self._live, self._pacing.interference)
         while self._to_come and self._to_come[-1].submitted_s <= to_s:
             self._live.append(self._to_come.pop())
 
@@ -159,8 +162,8 @@ class PerfectReplay:
         card = self._card(job)
         if told := self._told.pop(job.job_id, None):
             card = replace(card, estimate=replace(told, done=job.progress))
-            self._kinds.note(tombstone(card, has_completed=True))
-        self._history.append(EndedJob(self._believed(job, card), True, job.ended_s or self._now_s))
+            self._kinds.note(tombstone(card, has_completed=not job.has_failed))
+        self._history.append(EndedJob(self._believed(job, card), not job.has_failed, job.ended_s or self._now_s))
         self.observer.ended(job)
 
     def _lose_nodes(self) -> None:
@@ -169,6 +172,7 @@ class PerfectReplay:
             failed = self._cluster.pass_to(self._now_s)
             hit = [job for job in self._live if any(share.node in failed for share in job.shares)]
             self.observer.nodes_failed(len(failed), [job.lose_hosts(self._now_s) for job in hit])
+            interfere(self._live, self._pacing.interference)
             self.observer.decided(self._live, self._now_s)
 
     def _decide(self) -> None:
@@ -203,11 +207,15 @@ class PerfectReplay:
                 by_id[decision.job_id].told = decision.reason
         held = [job.shares for job in self._live if job.job_id not in moving and job.shares]
         for job, decision in wanted:
-            shares = self._granted(job, decision, held)
+            before, shares = job.shares, self._granted(job, decision, held)
             check_stop(job, shares, plan.policy_id, self._now_s)
             held.append(shares)
             job.physics = job.physics.on(self._cluster.classes(shares))
-            job.allocate(shares, decision.target.global_batch, self._now_s, self._pacing.pause_s)
+            pause_s = self._pacing.pause_s if job.costs_s is None else job.costs_s
+            job.allocate(shares, decision.target.global_batch, self._now_s, pause_s)
+            if shares and set(shares) != set(before) and job.is_guessed:
+                self.observer.guessed_shapes += 1
+        interfere(self._live, self._pacing.interference)
 
     def _granted(self, job: ReplayJob, decision: Decision, held: Sequence[tuple[Share, ...]]) -> tuple[Share, ...]:
         if decision.change is Change.STOP:
@@ -258,6 +266,8 @@ class PerfectReplay:
             submitted_utc_s=job.submitted_s + EPOCH_UTC_S,
             name=job.kind if job.terms.kind_by == "name" else "",
             user=job.user,
+            priority=job.terms.priority,
+            time_limit_s=job.terms.time_limit_s,
             attained_gpu_s=job.attained_gpu_s,
             attained_rate=job.ranks,
             queued_s=since_s if state is JobState.QUEUED else 0.0,
@@ -270,6 +280,7 @@ class PerfectReplay:
             pause_s=job.told_pause_s,
             restartable=job.terms.restartable,
             has_checkpoint=job.has_checkpoint,
+            deadline_utc_s=job.terms.deadline_s and job.terms.deadline_s + EPOCH_UTC_S,
             program=job.kind if job.terms.kind_by == "program" else "",
         )
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, Protocol, Self
 
 from swarmsched.estimate import BatchRange
-from swarmsched.models.batch import candidates, split
+from swarmsched.models.batch import Split, candidates, split
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.profiles import Profile, Shape
 
@@ -67,6 +67,7 @@ class ProfiledPhysics:
     batches: BatchRange
     ranks_most: int = 256
     whole: Profile | None = None  # on all GPUs, where `profile` is a part of it
+    is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps, as in Pollux' simulator
 
     @property
     def total(self) -> float:
@@ -75,13 +76,22 @@ class ProfiledPhysics:
 
     def pace(self, shape: Shape, batch: int, progress: float) -> Pace:
         """Constant within an epoch."""
-        dealt = split(batch or self.batches.first, sum(shape), self.batches)
+        dealt = self.dealt(batch, sum(shape))
         if dealt is None:
             return Pace(0.0, inf)
         epoch = self.profile.epoch_at(progress)
         step_s = self.profile.step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
         gain = self.profile.gain(dealt.batch(sum(shape)), epoch)
         return Pace(gain / step_s, self.profile.progress_at(epoch + 1))
+
+    def dealt(self, batch: int, ranks: int) -> Split | None:
+        """How a global batch (0: the first) is dealt to its ranks."""
+        return _dealt(batch or self.batches.first, ranks, self.batches, is_split_alone=self.is_split_alone)
+
+    def knows(self, shape: Shape, batch: int) -> bool:
+        """Whether steps of so many ranks were measured."""
+        dealt = self.dealt(batch, sum(shape))
+        return dealt is None or self.profile.knows(shape, dealt.local_batch)
 
     def on(self, gpus: Iterable[str]) -> Self:
         """As measured there; a step waits for the slowest class."""
@@ -91,21 +101,35 @@ class ProfiledPhysics:
 
     def alone_s(self, cluster: Cluster) -> float:
         """Each epoch on the GPUs and with the batch that suit it best, on as few nodes as hold them."""
-        return _alone_s(self.whole or self.profile, self.batches, cluster.packings(self.ranks_most))
+        packings = cluster.packings(self.ranks_most)
+        return _alone_s(self.whole or self.profile, self.batches, packings, self.is_split_alone)
 
 
-@lru_cache(maxsize=256)
-def _alone_s(profile: Profile, batches: BatchRange, packings: tuple[tuple[str, Shape], ...]) -> float:
+def _dealt(batch: int, ranks: int, allowed: BatchRange, *, is_split_alone: bool) -> Split | None:
+    dealt = split(batch, ranks, allowed)
+    if dealt is None or not is_split_alone or ranks > 1 or dealt.micro_steps > 1 or dealt.local_batch <= allowed.first:
+        return dealt
+    half = ceil(dealt.local_batch / 2)
+    return Split(half, 2) if half >= allowed.local_least else dealt
+
+
+@lru_cache(maxsize=4_096)
+def _alone_s(
+    profile: Profile,
+    batches: BatchRange,
+    packings: tuple[tuple[str, Shape], ...],
+    is_split_alone: bool,  # a key of the cache
+) -> float:
     fastest: dict[int, float] = {}  # seconds of a step by global batch
     for gpu, shape in packings:
         for wanted in candidates(batches, BATCHES):
-            dealt = split(wanted, sum(shape), batches)
+            dealt = _dealt(wanted, sum(shape), batches, is_split_alone=is_split_alone)
             if dealt is not None:
                 step_s = profile.on([gpu]).step_time(shape, dealt.local_batch).with_micro_steps(dealt.micro_steps)
-                batch = dealt.batch(sum(shape))
-                fastest[batch] = min(step_s, fastest.get(batch, inf))
+                size = dealt.batch(sum(shape))
+                fastest[size] = min(step_s, fastest.get(size, inf))
     total_s = 0.0
     for epoch in range(profile.limits.epochs):
         steps = profile.progress_at(epoch + 1) - profile.progress_at(epoch)
-        total_s += steps * min([step_s / profile.gain(batch, epoch) for batch, step_s in fastest.items()], default=inf)
+        total_s += steps * min([step_s / profile.gain(size, epoch) for size, step_s in fastest.items()], default=inf)
     return total_s

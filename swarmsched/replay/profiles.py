@@ -9,15 +9,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, log
 from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import QhullError
 
-from swarmsched.errors import ConfigError
-from swarmsched.models.speed import StepTime
+from swarmsched.estimate import SpeedPoint, configuration
+from swarmsched.models.fit import fit_speed
+from swarmsched.models.speed import SpeedModel, StepTime
 
 Shape = tuple[int, ...]
 """GPUs on each node, in node order: (4, 2)."""
@@ -81,21 +82,48 @@ class Profile:
         return frozenset([each.gpu for each in self.measured])
 
     def step_time(self, shape: Shape, local_batch: int) -> StepTime:
-        """Seconds of one step on a placement; ConfigError where nothing near it was measured.
+        """Seconds of one step on a placement.
 
-        GPUs on fewer or more nodes than were measured with as many train as on the nearest number of nodes.
+        GPUs on fewer or more nodes than were measured with as many train as on the nearest number of nodes.  Where
+        nothing was measured with as many, the nearest measurement stands in, times what a fit to all of them has
+        between the two.
         """
+        return self._near_time(shape, local_batch) or self._guessed(shape, local_batch)
+
+    def knows(self, shape: Shape, local_batch: int) -> bool:
+        """Whether something was measured with as many GPUs: else the time of a step is a guess."""
+        return self._near_time(shape, local_batch) is not None
+
+    def _near_time(self, shape: Shape, local_batch: int) -> StepTime | None:
         found = self.measured_time(shape, local_batch)
         if found is None:
             nodes, gpus = len(shape), sum(shape)
             others = sorted(range(1, gpus + 1), key=lambda count: (abs(count - nodes), count))
             near = (self.measured_time(even(gpus, count), local_batch) for count in others)
             found = next((time for time in near if time), None)
-        if found is None:
-            where = f"{sum(shape)} GPUs on {len(shape)} nodes with local batch {local_batch}"
-            remedy = "measure it, or let --gpus-most, min_local_bsz and max_local_bsz leave it out"
-            raise ConfigError(f"throughput, model {self.name!r}", f"nothing was measured near {where}", remedy)
         return found
+
+    def _guessed(self, shape: Shape, local_batch: int) -> StepTime:
+        """Of several classes the slowest, each by its own measurements."""
+        parts = [self.on([gpu]) for gpu in sorted(self.classes)]
+        return max(part._by_fit(sum(shape), len(shape), local_batch) for part in parts)  # noqa: SLF001  # of one each
+
+    def _by_fit(self, gpus: int, nodes: int, local_batch: int) -> StepTime:
+        def distance(one: SpeedPoint) -> float:
+            pairs = ((one.ranks, gpus), (one.nodes, nodes), (one.local_batch, local_batch))
+            return sum([abs(log(there / here)) for there, here in pairs])
+
+        near = min(self._points, key=lambda one: (distance(one), configuration(one)))
+        there, here = (self._fit.step_time(*where) for where in (configuration(near), (gpus, nodes, local_batch)))
+        return StepTime(near.step_s * here.step_s / there.step_s, near.sync_s * here.step_s / there.step_s)
+
+    @cached_property
+    def _points(self) -> list[SpeedPoint]:
+        return [SpeedPoint(each.gpus, each.nodes, each.local_batch, each.step_s, each.sync_s) for each in self.measured]
+
+    @cached_property
+    def _fit(self) -> SpeedModel:
+        return fit_speed(self._points).model
 
     def measured_time(self, shape: Shape, local_batch: int) -> StepTime | None:
         """The same between measurements alone, on the slowest class; None outside of them."""
@@ -182,6 +210,52 @@ class Profile:
             return None
         step_s, sync_s = self._between(len(shape), sum(shape), local_batch)
         return None if np.isnan(step_s) else StepTime(float(step_s), float(sync_s))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scaled(Profile):
+    """A model that was measured on one class of GPUs, on others that compute so many times as fast.
+
+    What synchronises gradients takes as long as before.
+    """
+
+    base: Profile
+    speeds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, base: Profile, speeds: Mapping[str, float]) -> "Scaled":
+        """The same model on these classes."""
+        return cls(base.name, base.limits, base.measured, base.statistics, base=base, speeds=speeds)
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """Those whose speed is told."""
+        return frozenset(self.speeds)
+
+    def on(self, gpus: Iterable[str]) -> Profile:
+        """On GPUs of these classes alone, the slowest of which all wait for."""
+        wanted = self.classes.intersection(gpus)
+        if not wanted or wanted == self.classes:
+            return self
+        if wanted not in self._parts:
+            self._parts[wanted] = Scaled.of(self.base, {gpu: self.speeds[gpu] for gpu in wanted})
+        return self._parts[wanted]
+
+    def measured_time(self, shape: Shape, local_batch: int) -> StepTime | None:
+        """By the one class."""
+        found = self.base.measured_time(shape, local_batch)
+        return found and self._here(found)
+
+    def _guessed(self, shape: Shape, local_batch: int) -> StepTime:
+        return self._here(self.base.step_time(shape, local_batch))
+
+    def _here(self, time: StepTime) -> StepTime:
+        return StepTime((time.step_s - time.sync_s) / min(self.speeds.values()) + time.sync_s, time.sync_s)
+
+
+def slower(time: StepTime, part: float) -> StepTime:
+    """A step at this part of its speed, since others use the same network: what synchronises takes the difference."""
+    return StepTime(time.step_s / part, time.sync_s + time.step_s / part - time.step_s)
 
 
 def even(gpus: int, nodes: int) -> Shape:

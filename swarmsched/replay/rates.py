@@ -54,6 +54,18 @@ class Rates:
         """Numbers of GPUs that it was measured on, ascending."""
         return tuple(sorted({each.gpus for each in self.measured}))
 
+    def on(self, speeds: Mapping[str, float]) -> "Rates":
+        """Measured on one class of GPUs: on others as well, that are so many times as fast."""
+        if len(self.classes) > 1 or not speeds:
+            return self
+        others = {
+            each._replace(gpu=gpu): rate * times
+            for each, rate in self.measured.items()
+            for gpu, times in speeds.items()
+        }
+        own = {each: rate for each, rate in self.measured.items() if each.gpu}
+        return Rates(self.batch, self.is_global, {**others, **own})
+
     def rate(self, gpus: int, classes: frozenset[str], *, is_together: bool = True) -> float:
         """On so many GPUs, of the slowest of these classes (none: of all); 0 where it does not fit.
 

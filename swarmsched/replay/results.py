@@ -51,9 +51,13 @@ class Observer:
     node_failures: int = 0
     restarts: int = 0
     lost_gpu_s: float = 0.0
+    guessed_shapes: int = 0  # times that a job was given GPUs of which nobody has measured as many
     left: Sequence[ReplayJob] = ()
     gave_up: str = ""
     _idle_while_waiting: int = 0
+    _waited_for_s: float = 0.0  # job-seconds of all that had come and not ended
+    _came: dict[JobId, tuple[float, float]] = field(default_factory=dict)  # these and the time, when a job came
+    _rivals: dict[JobId, float] = field(default_factory=dict)  # jobs that were there on average while it was
     _grown: dict[JobId, tuple[float, int]] = field(default_factory=dict)
     _ranks: dict[JobId, int] = field(default_factory=dict)
 
@@ -61,9 +65,11 @@ class Observer:
         """Time went by with these allocations."""
         held = [0] * (len(SIZES) + 1)
         for job in live:
+            self._came.setdefault(job.job_id, (self._waited_for_s, self.elapsed_s))
             held[bisect_left(SIZES, job.ranks)] += job.ranks
         self.slices.append(Slice(seconds, self.cluster.usable, tuple(held)))
         self.elapsed_s += seconds
+        self._waited_for_s += seconds * len(live)
         self.busy_gpu_s += seconds * sum(held)
         self.capacity_gpu_s += min(seconds, max(0.0, self.elapsed_s - self.first_s)) * self.cluster.usable
         self.idle_gpu_s_while_work_waits += seconds * self._idle_while_waiting
@@ -94,6 +100,9 @@ class Observer:
     def ended(self, job: ReplayJob) -> None:
         """A job is done."""
         self.finished.append(job)
+        waited_for_s, came_s = self._came.pop(job.job_id, (self._waited_for_s, self.elapsed_s))
+        lasted_s = self.elapsed_s - came_s
+        self._rivals[job.job_id] = (self._waited_for_s - waited_for_s) / lasted_s if lasted_s else 1.0
         self._grown.pop(job.job_id, None)
         self._ranks.pop(job.job_id, None)
 
@@ -144,16 +153,27 @@ class Observer:
         times = self.times_s
         ends = [job.ended_s for job in self.finished if job.ended_s is not None]
         begin_s = min((job.submitted_s for job in self.finished), default=0.0)
+        slowdowns, unfairness = self._slowdowns(), self._unfairness()
+        due = [job for job in (*self.finished, *self.left) if job.terms.deadline_s]
         return {
             "jobs": self.jobs,
             "finished": len(self.finished),
+            "failed": sum([job.has_failed for job in self.finished]),
             "avg_jct_s": _rounded(np.mean(times)) if times else None,
             "median_jct_s": _rounded(np.median(times)) if times else None,
             "p99_jct_s": _rounded(np.percentile(times, 99)) if times else None,
             "makespan_s": _rounded(max(ends) - begin_s) if ends else None,
-            "avg_slowdown": _rounded(np.mean(self._slowdowns()), 3) if times else None,
+            "avg_slowdown": _rounded(np.mean(slowdowns), 3) if times else None,
+            "p99_slowdown": _rounded(np.percentile(slowdowns, 99), 3) if times else None,
+            "rho_p50": _rounded(np.percentile(unfairness, 50), 3) if times else None,
+            "rho_p99": _rounded(np.percentile(unfairness, 99), 3) if times else None,
+            "rho_worst": _rounded(max(unfairness), 3) if times else None,
+            "deadlines": len(due),
+            "deadlines_met": sum([_is_in_time(job) for job in due]),
             "gpu_utilisation_ratio": round(self.busy_gpu_s / self.capacity_gpu_s, 4) if self.capacity_gpu_s else 0.0,
             "rescales": sum([job.rescales for job in self.finished]),
+            "rescales_per_job": _rounded(np.mean([job.rescales for job in self.finished]), 2) if times else None,
+            "rescales_most": max([job.rescales for job in self.finished], default=0),
             "migrations": sum([job.migrations for job in self.finished]),
             "preemptions": sum([job.preemptions for job in self.finished]),
             "node_failures": self.node_failures,
@@ -164,6 +184,7 @@ class Observer:
             "view_age_p99_s": _rounded(np.percentile(self.view_ages_s, 99), 3) if self.view_ages_s else 0.0,
             "plan_ms_p50": _rounded(np.percentile(self.plan_s, 50) * 1e3, 3) if self.plan_s else None,
             "plan_ms_p99": _rounded(np.percentile(self.plan_s, 99) * 1e3, 3) if self.plan_s else None,
+            "guessed_shapes": self.guessed_shapes,
             "refused_holds": self.refused_holds,
             "reversed_decisions": self.reversed_decisions,
             "idle_gpu_seconds_while_work_waits": _rounded(self.idle_gpu_s_while_work_waits),
@@ -172,8 +193,21 @@ class Observer:
 
     def _slowdowns(self) -> list[float]:
         """Completion time over the best possible one, alone on the idle cluster, of each finished job."""
-        best = [job.physics.alone_s(self.cluster) for job in self.finished]
+        best = [job.physics.alone_s(self.cluster) * (job.terms.failure or 1.0) for job in self.finished]
         return [time_s / best_s for time_s, best_s in zip(self.times_s, best, strict=True)]
+
+    def _unfairness(self) -> list[float]:
+        """Finish-time fairness of each finished job, rho (Mahajan et al., Themis, NSDI 2020): its completion time over
+        that alone on an equal share of the GPUs, among as many jobs as were there on average while it was."""
+        found = []
+        for job in self.finished:
+            share = self.cluster.total / max(1.0, self._rivals[job.job_id])
+            found.append(((job.ended_s or 0.0) - job.submitted_s) / job.share_s(self.cluster, share))
+        return found
+
+
+def _is_in_time(job: ReplayJob) -> bool:
+    return job.ended_s is not None and not job.has_failed and job.ended_s <= job.terms.deadline_s
 
 
 def _rounded(value: "np.floating[object] | float", digits: int = 1) -> float:  # type: ignore[type-var]

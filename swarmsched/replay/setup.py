@@ -23,9 +23,9 @@ from swarmsched.replay.knowledge import Knowledge, NothingKnown, PerfectKnowledg
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.physics import Physics, ProfiledPhysics, RigidPhysics
-from swarmsched.replay.profiles import Profile
+from swarmsched.replay.profiles import Profile, Scaled
 from swarmsched.replay.rates import Rates, rated
-from swarmsched.replay.workload import DURATIONS, STEPS, TraceJob
+from swarmsched.replay.workload import DURATIONS, SIZES, STEPS, TraceJob
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
@@ -105,12 +105,17 @@ class Replay:
     round_s: float = ROUND_S  # of the state plane
     manner: str = ""  # of submission; empty: whatever suits the policy, and any job may be stopped without a loss
     kind_by: str = ""  # empty: as the manner has it, and without one the name
+    restart_costs: Mapping[str, float] = field(default_factory=dict)  # seconds by model, in place of the pause
+    tells_costs: bool = False  # cards say what a change costs, once a job has started
+    gpu_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by model and class; "": any model
+    is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps
 
     @property
     def terms(self) -> Terms:
         """Of each job, where its row says nothing else."""
         terms = MANNERS[self.manner].terms if self.manner else Terms()
-        return replace(terms, kind_by=self.kind_by or terms.kind_by)
+        tells_pause = terms.tells_pause or self.tells_costs
+        return replace(terms, kind_by=self.kind_by or terms.kind_by, tells_pause=tells_pause)
 
     @property
     def setting(self) -> PolicySetting:
@@ -134,6 +139,7 @@ def prepared(
     _check_words(settings)
     pacing = _pacing(settings)
     cluster = replace(settings.cluster, down=set())  # of this replay alone
+    profiles = {name: _on_classes(name, each, cluster, settings.gpu_speeds) for name, each in profiles.items()}
     for profile in profiles.values():
         if isinstance(profile, Profile):
             _check_classes(profile.name, profile.classes, cluster)
@@ -183,6 +189,19 @@ def _timings(settings: Replay) -> Timings:
     return replace(found, round_s=settings.round_s)
 
 
+def _on_classes(
+    name: str, model: Profile | Mapping[int, Rates], cluster: Cluster, speeds: Mapping[str, Mapping[str, float]]
+) -> Profile | Mapping[int, Rates]:
+    """A model that was measured on one class of GPUs, on those of the cluster as well, by the table of speeds."""
+    known = {**speeds.get("", {}), **speeds.get(name, {})}
+    wanted = {each for each in cluster.models.values() if each in known}
+    if isinstance(model, Profile):
+        is_measured = len(model.classes) > 1 or wanted <= model.classes
+        there = {**dict.fromkeys(model.classes - {""}, 1.0), **{gpu: known[gpu] for gpu in wanted - model.classes}}
+        return model if is_measured else Scaled.of(model, there)
+    return {batch: rates.on({gpu: known[gpu] for gpu in wanted}) for batch, rates in model.items()}
+
+
 def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None:
     """ConfigError where a node's class of GPUs, or that none is told, leaves the speed of a job open."""
     measured = ", ".join(sorted(classes))
@@ -194,7 +213,8 @@ def _check_classes(name: str, classes: frozenset[str], cluster: Cluster) -> None
     for node, model in cluster.models.items():
         if model not in classes:
             problem = f"{model!r} was not measured with model {name!r}"
-            raise ConfigError(f"cluster, node {node}, gpu_model", problem, f"one of {measured}")
+            remedy = f"one of {measured}, or --gpu-speeds that have it"
+            raise ConfigError(f"cluster, node {node}, gpu_model", problem, remedy)
 
 
 def _pacing(settings: Replay) -> Pacing:
@@ -245,6 +265,7 @@ def _job(
     if not isinstance(profile, Profile):
         if job.duration_s < DURATION_LEAST_S:
             raise _without_length(job, profiles)
+        _check_rigid(job)
         return _submitted(named, job, RigidPhysics(job.gpus, job.duration_s), settings)
     limits = profile.limits
     least = min(limits.initial_batch, *profile.statistics)
@@ -253,11 +274,11 @@ def _job(
         raise ConfigError(f"{job.place}, batch_size", problem, f"from {least} to {limits.batch_max}, or empty")
     batches = BatchRange(limits.initial_batch, limits.batch_max, limits.local_batch_min, limits.local_batch_max)
     limit = min(gpus, settings.gpus_most.get(job.model, gpus))
-    physics = ProfiledPhysics(profile, batches, max(1, min(limit, limits.batch_max // limits.local_batch_min)))
+    widest = max(1, min(limit, limits.batch_max // limits.local_batch_min, job.gpus_most or limit))
+    physics = ProfiledPhysics(profile, batches, widest, is_split_alone=settings.is_split_alone)
     rebatches = kind.rebatches if manner is None else manner.has_range
     largest = job.batch if job.batch and not rebatches else limits.batch_max
-    most = max(1, min(limit, largest // limits.local_batch_min))
-    elastic = Elastic(1, most, batches)
+    elastic = _sizes(job, 1, max(1, min(widest, largest // limits.local_batch_min)), batches)
     return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
 
 
@@ -270,7 +291,7 @@ def _submitted(
     batch: int = 0,
 ) -> ReplayJob:
     """As its user submits it: with the sizes of `elastic`, where the manner and the policy know of them."""
-    manner, terms = MANNERS.get(settings.manner), settings.terms
+    manner, terms = MANNERS.get(settings.manner), _terms(settings, job)
     resizes = kind_of(settings.policy).resizes
     gpus, sizes = job.gpus, None
     if elastic and (manner.has_range if manner else resizes):
@@ -287,7 +308,41 @@ def _submitted(
         batch=batch,
         checkpoint_s=settings.checkpoint_s if settings.cluster.events and saves else inf,
         terms=terms,
+        costs_s=settings.restart_costs.get(job.model),
     )
+
+
+def _terms(settings: Replay, job: TraceJob) -> Terms:
+    """As all jobs have them, and what the row says."""
+    terms, word = settings.terms, job.restartable
+    return replace(
+        terms,
+        restartable=terms.restartable if word is None else word,
+        commits=terms.commits and not (word is False and terms.begins_saved),
+        priority=job.priority,
+        time_limit_s=job.time_limit_s,
+        deadline_s=job.deadline_s,
+        failure=job.failure,
+    )
+
+
+def _sizes(job: TraceJob, least: int, most: int, batches: BatchRange) -> Elastic:
+    """The sizes that a job takes: those of its row, as far as its model is measured and its batch can be dealt."""
+    if job.gpus_least > most:
+        problem = f"{job.gpus_least} is more than the {most} that there are, or that its batch can be dealt to"
+        raise ConfigError(f"{job.place}, {SIZES[0]}", problem, f"a number from 1 to {most}")
+    if job.gpus_most and job.gpus_most < least:
+        problem = f"{job.gpus_most} is less than the {least} that its model was measured with"
+        raise ConfigError(f"{job.place}, {SIZES[1]}", problem, f"a number from {least}")
+    return Elastic(max(least, job.gpus_least), min(most, job.gpus_most or most), batches)
+
+
+def _check_rigid(job: TraceJob) -> None:
+    """ConfigError where a job of known run time is to take other sizes."""
+    for column, gpus in zip(SIZES, (job.gpus_least, job.gpus_most), strict=True):
+        if gpus not in (0, job.gpus):
+            problem = f"{gpus} is not the {job.gpus} of num_gpus, and a run time says nothing of other sizes"
+            raise ConfigError(f"{job.place}, {column}", problem, "a model with --profiles, or an empty cell")
 
 
 def _without_length(job: TraceJob, profiles: Measured) -> ConfigError:
@@ -315,7 +370,7 @@ def _rated_job(
     physics = rated(job, by_batch, cluster.largest)
     _check_classes(job.model, physics.rates.classes, cluster)
     most = min(physics.most, cluster.total, settings.gpus_most.get(job.model, physics.most))
-    elastic = Elastic(physics.least, most, physics.batches) if physics.least < most else None
+    elastic = _sizes(job, physics.least, most, physics.batches) if physics.least < most else None
     return _submitted(named, job, physics, settings, elastic)
 
 

@@ -320,10 +320,10 @@ class TaskModel:
             for rank, (_, _, rank_exit) in list(task.ends.items()):
                 self._exit_later(task, rank_exit, self._left_s(task.plans[rank], left_s_max))
 
-    def finish(self, task: RunningTask) -> None:
-        """Its ranks have done their work: they exit with 0."""
+    def finish(self, task: RunningTask, exit_code: int = 0) -> None:
+        """Its ranks have done their work, or fail: they exit."""
         for rank in list(task.plans):
-            self._exited(task, RankExit(rank, 0))
+            self._exited(task, RankExit(rank, exit_code))
 
     def clock_changed(self) -> None:
         """The machine's clock runs at another rate: what was planned by it is planned again."""

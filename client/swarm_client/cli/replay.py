@@ -45,11 +45,17 @@ COLUMNS = (
     Column("P99", lambda item: _figure(item["p99_jct_s"]), is_right=True),
     Column("MAKESPAN (s)", lambda item: _figure(item["makespan_s"]), is_right=True),
     Column("SLOWDOWN", lambda item: _figure(item["avg_slowdown"]), is_right=True),
+    Column("RHO P99", lambda item: _figure(item["rho_p99"]), is_right=True),
     Column("GPUS HELD", lambda item: f"{item['gpu_utilisation_ratio']:.1%}", is_right=True),
+    Column("SLOWDOWN P99", lambda item: _figure(item["p99_slowdown"]), is_right=True, is_wide=True),
+    Column("RHO P50", lambda item: _figure(item["rho_p50"]), is_right=True, is_wide=True),
+    Column("RHO WORST", lambda item: _figure(item["rho_worst"]), is_right=True, is_wide=True),
     Column("RESCALES", lambda item: str(item["rescales"]), is_right=True, is_wide=True),
+    Column("PER JOB", lambda item: _figure(item["rescales_per_job"]), is_right=True, is_wide=True),
+    Column("REVERSED", lambda item: str(item["reversed_decisions"]), is_right=True, is_wide=True),
     Column("PREEMPTIONS", lambda item: str(item["preemptions"]), is_right=True, is_wide=True),
 )
-AVERAGES = ("avg_jct_s", "median_jct_s", "p99_jct_s", "avg_slowdown")
+AVERAGES = ("avg_jct_s", "median_jct_s", "p99_jct_s", "avg_slowdown", "p99_slowdown", "rho_p50", "rho_p99", "rho_worst")
 
 
 def _figure(value: float | None) -> str:
@@ -149,6 +155,16 @@ OPTIONS = (
     Option(
         "--rescale-cost-s", "seconds that a change of GPUs costs a job (replay; default 30)", "S", read=_seconds(0, 1e5)
     ),
+    Option("--restart-costs", "the same by model: a table model,seconds (replay)", "FILE"),
+    Option("--tells-restart-costs", "cards tell what a start has cost; always so as installed or elastic (replay)"),
+    Option(
+        "--interference",
+        "part of their speed that jobs on several servers lose where two share one (replay; default 0)",
+        "RATIO",
+        read=_ratio,
+    ),
+    Option("--two-micro-steps", "above its first batch one GPU takes two, as in Pollux' simulator (replay)"),
+    Option("--gpu-speeds", "classes of GPUs that were not measured: a table gpu,speed[,model] (replay)", "FILE"),
     Option("--gpus-most", "a model's largest number of GPUs (replay; may be repeated)", "MODEL=N", repeats=True),
 )
 
@@ -254,6 +270,7 @@ def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
         "declared": settings.knowledge == "declared",
         "asks_least": settings.asks_least,
         "loss_ratio": settings.faults.loss_ratio,
+        "interference": settings.pacing.interference,
     }
     return {**head, **observer.summary()}
 
@@ -310,15 +327,24 @@ def _settings(arguments: Arguments) -> list[Replay]:
     from swarmsched.gossip.state import ROUND_S
     from swarmsched.replay.perfect import Pacing
     from swarmsched.replay.setup import CHECKPOINT_S, MANNERS, Replay
+    from swarmsched.replay.workload import gpu_speeds, restart_costs
 
-    manner = arguments["as"] or ""
+    manner, costs, speeds = arguments["as"] or "", arguments["restart_costs"], arguments["gpu_speeds"]
     usual = MANNERS[manner].knows if manner in MANNERS else KNOWS_DEFAULT
     view, faults = _view(arguments)
     run = partial(
         Replay,
         cluster=_cluster(arguments),
         knowledge=arguments["knows"] or usual,
-        pacing=Pacing(arguments.get("tick_s", 60.0), arguments.get("rescale_cost_s", 30.0)),
+        pacing=Pacing(
+            arguments.get("tick_s", 60.0),
+            arguments.get("rescale_cost_s", 30.0),
+            interference=arguments.get("interference", 0.0),
+        ),
+        restart_costs=restart_costs(costs, _lines(Path(costs))) if costs else {},
+        tells_costs=bool(arguments["tells_restart_costs"]),
+        gpu_speeds=gpu_speeds(speeds, _lines(Path(speeds))) if speeds else {},
+        is_split_alone=bool(arguments["two_micro_steps"]),
         seed=arguments.get("seed", 0),
         gpus_most=_limits(arguments),
         checkpoint_s=arguments.get("checkpoint_s", CHECKPOINT_S),

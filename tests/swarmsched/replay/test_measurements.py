@@ -99,10 +99,20 @@ def test_a_model_is_described_once() -> None:
         read("models", *TABLES["models"], TABLES["models"][1])
 
 
-def test_what_was_not_measured_is_named_with_what_may_leave_it_out() -> None:
-    with pytest.raises(ConfigError, match="model 'toy': nothing was measured near 3 GPUs on 1 nodes") as refused:
-        read()["toy"].step_time((3,), 4)
-    assert "--gpus-most" in refused.value.remedy
+def test_a_size_that_nobody_has_measured_takes_what_a_fit_has_between_it_and_the_nearest_one() -> None:
+    """10 ms a step and 1 ms a sample, and 10 ms to synchronise, on up to 16 GPUs in nodes of four."""
+    toy = made_up()
+    for shape, batch in (((16, 16), 64), ((4,) * 8, 32), ((4, 4), 200)):
+        assert not toy.knows(shape, batch)
+        guessed = toy.step_time(shape, batch)
+        assert guessed.step_s == pytest.approx(0.02 + 0.001 * batch, rel=0.1)
+        assert 0.0 < guessed.sync_s < guessed.step_s
+
+
+def test_of_two_classes_a_guess_is_that_of_the_slower() -> None:
+    toy = made_up(speeds={"old": 1.0, "new": 2.0})
+    old, new, both = (toy.on(gpus).step_time((16, 16), 64).step_s for gpus in (["old"], ["new"], ["old", "new"]))
+    assert both == old == pytest.approx(2 * new, rel=0.01)
 
 
 def test_tables_of_a_folder_belong_together_where_they_begin_alike() -> None:

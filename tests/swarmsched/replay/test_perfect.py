@@ -2,10 +2,13 @@
 
 import csv
 from collections.abc import Mapping
+from dataclasses import replace as replaced
 from typing import Any
 
 import pytest
 
+from swarmsched.card import JobCard
+from swarmsched.errors import ConfigError
 from swarmsched.ids import NodeId
 from swarmsched.models.kinds import informed
 from swarmsched.policies.base import PolicyKind
@@ -282,3 +285,85 @@ def test_a_job_that_makes_no_progress_does_not_run_for_ever(tick_s: float) -> No
     assert [*ends(observer)] == ["job2"]
     assert observer.unfinished() == [{"job_id": "job1", "reason": "makes no progress on the 1 GPUs that it has"}]
     assert len(observer.plan_s) < 700
+
+
+def test_finish_time_fairness_is_over_the_time_alone_on_an_equal_share() -> None:
+    """Two jobs of both GPUs: alone on a half each takes 20 s, and they end at 10 and at 20 s."""
+    summary = replay([rigid(1, 0.0, 2, 10.0), rigid(2, 0.0, 2, 10.0)], "fifo").summary()
+    first, second = 10.0 / 20.0, 20.0 / (10.0 * 1.5)  # the second has one rival for half of its time
+    assert summary["rho_worst"] == pytest.approx(second, abs=1e-3)
+    assert summary["rho_p50"] == pytest.approx((first + second) / 2, abs=1e-3)
+    assert replay([rigid(1, 0.0, 2, 10.0)], "fifo").summary()["rho_p99"] == 1.0
+
+
+@pytest.mark.parametrize("view", ["perfect", "gossip"])
+def test_what_rows_say_of_jobs_counts_and_is_told_in_the_results(view: str) -> None:
+    rows = [
+        TraceJob("first", 0.0, 2, 40.0, failure=0.5, deadline_s=100.0),
+        TraceJob("low", 1.0, 2, 40.0, priority=-1, deadline_s=60.0),
+        TraceJob("high", 2.0, 2, 40.0, priority=1, deadline_s=100.0),
+        TraceJob("limited", 300.0, 2, 40.0, time_limit_s=20.0),
+    ]
+    observer = prepared(
+        rows, {}, Replay(PolicySetting("fifo"), Cluster.even(1, 2), pacing=Pacing(0.0, 0.0), view=view)
+    ).run()
+    assert [*ends(observer)] == ["first", "high", "low", "limited"]
+    assert ends(observer)["limited"] == pytest.approx(320.0, abs=3.0)
+    summary = observer.summary()
+    assert (summary["failed"], summary["deadlines"], summary["deadlines_met"]) == (2, 3, 1)
+
+
+def test_cards_tell_deadlines_limits_and_what_a_start_has_cost() -> None:
+    cards: list[JobCard] = []
+
+    def seen(view: ClusterView, now_s: float) -> Plan:
+        cards.extend(job.card for job in view.jobs)
+        return compute_plan(PolicySetting("backfill"), view, now_s)
+
+    rows = [TraceJob(each, 0.0, 2, 40.0, model=each, time_limit_s=500.0, deadline_s=900.0) for each in ("a", "b")]
+    settings = Replay(PolicySetting("backfill"), Cluster.even(1, 2), pacing=Pacing(5.0, 30.0), restart_costs={"a": 7.0})
+    run = prepared(rows, {}, settings_telling := replaced(settings, tells_costs=True))
+    assert settings_telling.terms.tells_pause
+    assert isinstance(run, PerfectReplay)
+    run._plan = seen
+    assert ends(run.run()) == {"a": 47.0, "b": 50.0 + 70.0}
+    assert {(card.time_limit_s, card.deadline_utc_s) for card in cards} == {(500.0, 901.0)}
+    assert {card.pause_s for card in cards if card.name == rows[0].kind} == {0.0, 7.0}
+    assert {card.pause_s for card in cards if card.name == rows[1].kind} == {0.0, 30.0}
+
+
+def test_the_sizes_of_a_row_bound_what_policies_choose_and_are_refused_where_nothing_is_known_of_them() -> None:
+    settings = Replay(PolicySetting("swarm"), Cluster.even(2, 4), knowledge="declared")
+    row = TraceJob("a", 0.0, 4, model="toy", gpus_least=2, gpus_most=3)
+    run = prepared([row], {"toy": made_up()}, settings)
+    assert isinstance(run, PerfectReplay)
+    sizes = set()
+    for _ in run.steps():
+        sizes |= {job.ranks for job in run._live}
+    assert sizes <= {0, 2, 3}
+    assert 3 in sizes
+    for bad, told in (
+        (replaced(row, model="", duration_s=5.0), "min_gpus: 2 is not the 4 of num_gpus"),
+        (replaced(row, gpus_least=9, gpus_most=9), "min_gpus: 9 is more than the 8 that there are"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            prepared([bad], {"toy": made_up()}, settings)
+
+
+def test_a_cluster_of_classes_that_were_not_measured_is_replayed_by_their_speeds() -> None:
+    fast, slow = NodeId("fast"), NodeId("slow")
+    rows = [TraceJob(name, 0.0, 1, model="toy", gpus_most=1) for name in ("a", "b")]
+    cluster = Cluster({fast: 1, slow: 1}, {fast: "new", slow: "old"})
+    settings = Replay(PolicySetting("swarm"), cluster, "declared", Pacing(5.0, 0.0))
+    speeds = {"": {"new": 4.0, "old": 1.0}, "toy": {"new": 2.0}}
+    observer = prepared(rows, {"toy": made_up()}, replaced(settings, gpu_speeds=speeds)).run()
+    first, second = sorted(ends(observer).values())
+    assert second > 1.3 * first, "one of them has had the slow GPU"
+    with pytest.raises(ConfigError, match="gpu_model: 'new' was not measured with model 'toy'"):
+        prepared(rows, {"toy": made_up()}, replaced(settings, gpu_speeds={"": {"old": 1.0}}))
+
+
+def test_sizes_that_nobody_has_measured_are_replayed_and_counted() -> None:
+    row = TraceJob("a", 0.0, 20, model="toy", batch=256)
+    summary = prepared([row], {"toy": made_up()}, Replay(PolicySetting("fifo"), Cluster.even(1, 20))).run().summary()
+    assert (summary["finished"], summary["guessed_shapes"]) == (1, 1)
