@@ -107,7 +107,7 @@ OPTIONS = (
     ),
     Option("--parameter", "a parameter of those that have it (replay; may be repeated)", "NAME=VALUE", repeats=True),
     Option("--plot", "draw the policies side by side, into a .png, .svg or .html (replay)", "FILE"),
-    Option("--gpus-per-node", "GPUs of each server (replay; default 4)", "G", read=whole(1, 64)),
+    Option("--gpus-per-node", "GPUs of each server (replay, generate; default 4)", "G", read=whole(1, 64)),
     Option("--cluster", "servers from a table node,gpus[,gpu_model], in place of --nodes (replay)", "FILE"),
     Option("--churn", "servers fail and return: a table time_s,node,event, down or up (replay)", "FILE"),
     Option(

@@ -8,6 +8,8 @@ import os
 from swarm_client.cli.replay import OPTIONS as REPLAY_OPTIONS
 from swarm_client.cli.replay import replay
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.cli.workload import OPTIONS as GENERATE_OPTIONS
+from swarm_client.cli.workload import generate
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
@@ -15,14 +17,14 @@ from swarm_client.quantity import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from swarm_client.simulate import Report
     from swarmsched.simulator.seeds import SeedOptions
     from swarmsched.simulator.story import StoryPlan
 
-KINDS = ("faults", "replay")
+KINDS = ("faults", "replay", "generate")
 SEEDS_DEFAULT = 200
 SEEDS_LIMIT = 10_000_000
 NODES_LIMIT = 1_000
@@ -46,11 +48,17 @@ FAULT_OPTIONS = (
     Option("--plan", "live through the plan of this file, and its `break` (a violation of -o json)", "FILE"),
     Option("--jobs", "processes (default: one per core)", "J", read=whole(1, JOBS_LIMIT)),
 )
+OPTIONS = {
+    "faults": (*SHARED_OPTIONS, *FAULT_OPTIONS),
+    "replay": (*SHARED_OPTIONS, *REPLAY_OPTIONS),
+    "generate": (*SHARED_OPTIONS, *GENERATE_OPTIONS, *(each for each in REPLAY_OPTIONS if each.key == "gpus_per_node")),
+}
+"""By kind, what goes with it."""
 COMMAND = Command(
     "simulate",
-    "Simulate a swarm under faults drawn from seeds, or a policy under a recorded workload.",
-    (*SHARED_OPTIONS, *FAULT_OPTIONS, *REPLAY_OPTIONS),
-    positionals="faults | replay FILE.csv",
+    "Simulate a swarm under faults drawn from seeds, or a policy under a workload, and draw workloads.",
+    (*SHARED_OPTIONS, *FAULT_OPTIONS, *REPLAY_OPTIONS, *GENERATE_OPTIONS),
+    positionals="faults | replay FILE.csv | generate",
     details=(
         "faults puts real nodes through seeded faults in virtual time, prints what was found and exits with 1 if any\n"
         "invariant was violated.  A violation names its seed, the faults that it needs, the last events of the jobs\n"
@@ -65,7 +73,10 @@ COMMAND = Command(
         "  installed    -g MIN:MAX where a job takes several sizes, reports, and a checkpoint once it trains\n"
         "  elastic      the same with --elastic: a change while it trains costs 1 s, a start the whole pause\n"
         "Without --as a plan may stop any job, which loses nothing, as published simulators have it.\n"
-        "-q and -o name print the jobs that did not finish, one a line, and nothing if all did."
+        "-q and -o name print the jobs that did not finish, one a line, and nothing if all did.\n"
+        "\n"
+        "generate draws a workload and the profiles of its models from a seed, and writes the tables that replay\n"
+        "reads into a folder; equal options give equal tables.  -q and -o name print their files, one a line."
     ),
 )
 BREAK_COLUMNS = (
@@ -78,7 +89,7 @@ BREAK_COLUMNS = (
 def execute(session: Session, arguments: Arguments) -> int:
     """Run the seeds and report."""
     words = arguments.positionals
-    _refuse(arguments, *(("replay", FAULT_OPTIONS) if words[:1] == ["replay"] else ("faults", REPLAY_OPTIONS)))
+    _refuse(arguments, words[0] if words[:1] and words[0] in KINDS else "faults")
     if arguments["list_breaks"]:
         return _list(session)
     if words[:1] == ["replay"]:
@@ -88,6 +99,8 @@ def execute(session: Session, arguments: Arguments) -> int:
     kind = one_positional(arguments, "kind of simulation")
     if kind not in KINDS:
         raise UsageError(f"simulate {kind!r} is not known{nearest(kind, KINDS)}", f"one of {', '.join(KINDS)}")
+    if kind == "generate":
+        return generate(session, arguments)
     plan, broken = _plan(arguments)
     options = _options(arguments, broken)
 
@@ -105,13 +118,16 @@ def execute(session: Session, arguments: Arguments) -> int:
     return FAILED if found.tally.violations else OK
 
 
-def _refuse(arguments: Arguments, kind: str, foreign: Sequence[Option]) -> None:
-    """UsageError for an option of the other simulation: this one would go as if it had not been given."""
-    useless = [arguments.spellings[option.key] for option in foreign if arguments[option.key] is not None]
+def _refuse(arguments: Arguments, kind: str) -> None:
+    """UsageError for an option of another simulation: this one would go as if it had not been given."""
+    own = {option.key for option in OPTIONS[kind]}
+    foreign: dict[str, str] = {}
+    for other, options in OPTIONS.items():
+        foreign = {option.key: other for option in options if option.key not in own} | foreign
+    useless = [key for key in foreign if arguments[key] is not None]
     if useless:
-        other = next(each for each in KINDS if each != kind)
-        problem = f"{', '.join(useless)} cannot go with simulate {kind}"
-        raise UsageError(problem, f"leave it out: it is for swarm simulate {other}")
+        problem = f"{', '.join(arguments.spellings[key] for key in useless)} cannot go with simulate {kind}"
+        raise UsageError(problem, f"leave it out: it is for swarm simulate {foreign[useless[0]]}")
 
 
 def _seeds(arguments: Arguments) -> range:

@@ -1,0 +1,134 @@
+"""`swarm simulate generate`: a workload and profiles of our own, as tables that `swarm simulate replay` reads."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from swarm_client.cli.replay import NODES_DEFAULT, NODES_MOST
+from swarm_client.failure import OK, UsageError
+from swarm_client.options import Option
+from swarm_client.quantity import show_duration, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from swarm_client.cli.session import Session
+    from swarm_client.options import Arguments
+
+FOLDER_DEFAULT = "generated"
+POLICIES = "swarm,tiresias,backfill"
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """A reader for numbers in a range."""
+
+    def read(text: str) -> float:
+        from swarmsched.replay.table import number
+
+        try:
+            value = number(text)
+        except ValueError:
+            value = high + 1
+        if not low <= value <= high:
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return value
+
+    return read
+
+
+OPTIONS = (
+    Option("--to", f"folder for the tables, new or empty (generate; default {FOLDER_DEFAULT})", "DIR"),
+    Option("--count", "jobs of the workload (generate; default 160)", "N", read=whole(1, 100_000)),
+    Option(
+        "--load",
+        "GPU time that the jobs take over what the cluster has while they come (generate; default 1)",
+        "RATIO",
+        read=_number(0.01, 100),
+    ),
+    Option("--classes", "classes of GPUs, 1 to 3 (generate; default 1)", "N", read=whole(1, 3)),
+    Option(
+        "--rigid",
+        "part of the jobs that have a run time and no profile (generate; default 0.3)",
+        "RATIO",
+        read=_number(0, 1),
+    ),
+    Option(
+        "--sweeps",
+        "part of the jobs that come as many alike at once (generate; default 0.3)",
+        "RATIO",
+        read=_number(0, 1),
+    ),
+    Option(
+        "--swing", "how far arrivals rise by day and fall by night (generate; default 0.6)", "RATIO", read=_number(0, 1)
+    ),
+)
+
+
+def generate(session: Session, arguments: Arguments) -> int:
+    """Draw a workload and write it."""
+    from swarmsched.errors import ConfigError
+    from swarmsched.replay.generate import Wanted, files, jobs
+
+    folder = arguments.get("to", FOLDER_DEFAULT)
+    names = ("seed", "count", "load", "gpus_per_node", "classes", "rigid", "sweeps", "swing")
+    chosen = {name: arguments[name] for name in names if arguments[name] is not None}
+    wanted = Wanted(nodes=_nodes(arguments["nodes"]), **chosen)
+    try:
+        tables, rows = files(wanted), jobs(wanted)
+    except ConfigError as error:
+        raise UsageError(f"--{error}", error.remedy) from error
+    write(folder, tables)
+    words = ["swarm", "simulate", "replay", f"{folder}/jobs.csv", "--profiles", f"{folder}/profiles"]
+    command = shlex.join([*words, "--cluster", f"{folder}/cluster.csv", "--policy", POLICIES])
+    told = {
+        "folder": folder,
+        "files": [*tables],
+        "seed": wanted.seed,
+        "jobs": len(rows),
+        "profiled": sum(1 for row in rows if row[3]),
+        "load": wanted.load,
+        "span_s": rows[-1][1],
+        "replay": command,
+    }
+    if session.printer.is_for_names:
+        for name in tables:
+            session.printer.line(f"{folder}/{name}")
+    elif session.printer.is_for_people:
+        servers = f"{wanted.nodes} servers of {wanted.gpus_per_node} GPUs"
+        line = session.printer.line
+        line(f"{folder}: {told['jobs']} jobs in {show_duration(rows[-1][1])}, load {wanted.load:g} on {servers}")
+        line(f"  jobs.csv     {told['profiled']} by a profile, {len(rows) - told['profiled']} of a run time")
+        line("  cluster.csv  the servers")
+        line("  profiles/    speeds, gradients and limits of the models")
+        line(f"replay them: {command}")
+    else:
+        session.printer.document(told)
+    return OK
+
+
+def _nodes(text: str | None) -> int:
+    try:
+        return NODES_DEFAULT if text is None else whole(1, NODES_MOST)(text)
+    except ValueError:
+        raise UsageError(f"--nodes {text!r} is no number of servers", f"--nodes takes 1 to {NODES_MOST}") from None
+
+
+def write(folder: str, tables: Mapping[str, str]) -> None:
+    """The tables into a folder that is new or empty; UsageError where it is not, or cannot be written."""
+    if not folder:
+        raise UsageError("--to '' names nothing", "leave --to out, or give it a value")
+    root = Path(folder)
+    try:
+        if root.is_dir() and any(root.iterdir()):
+            raise UsageError(f"--to {folder} is not empty", "name a new folder: --to DIR")
+        for name, text in tables.items():
+            file = root / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        cause = (getattr(error, "strerror", "") or str(error)).lower()
+        raise UsageError(
+            f"--to {folder!r} cannot be written: {cause}", "name a folder that can be made here"
+        ) from error
