@@ -108,6 +108,7 @@ soak: bytecode
 # Every table and picture of docs/scheduling.md from the recorded workloads; goes on where it was stopped.
 # QUICK=1: one workload of each, in minutes.  SCIENCE_JOBS=4 SCIENCE_RESULTS=.science SCIENCE_TRACES=FOLDER
 # FOLDER has workloads/, profiles/ and reference/, as docs/scheduling.md says; ../shared/traces where none is named.
+# Where that is missing too, or with SCIENCE_TRACES=generated, the same rows of workloads that are drawn.
 science: bytecode
 	$(BIN)/python -m tests.science
 

@@ -6,6 +6,9 @@ the tables that are wanted, since the one of the price takes hours and the other
 appended to `runs.csv` there with the commit of the code; what the file has for this commit is not run again, so a run
 that was stopped goes on where it was.  Code with changes is refused: its results would belong to no commit.
 
+Where ../shared/traces is missing, or with SCIENCE_TRACES=generated, workloads are drawn in place of the recorded ones,
+figures are over our own policy, and the tables go to the folder of results.
+
 With QUICK=1 one workload of each is run, through gossip at the lowest load alone, and the tables go to the folder of
 results instead of the page.
 """
@@ -28,6 +31,8 @@ from swarm_client.progress import Progress
 from swarmsched.models import ONE_THREAD
 from swarmsched.policies.registry import policy_id
 from tests.science.cells import Cell, Line, read_lines, run
+from tests.science.drawn import CAPTION, YARDSTICK
+from tests.science.drawn import draw as draw_workloads
 from tests.science.page import Results, by_workload, elastic_batch, price, put, table
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +55,7 @@ TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_j
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")
 PICTURE, PRICE, BATCH, PUBLISHED = "picture", "price", "elastic-batch", "published"
+GENERATED = "generated"
 
 
 class UsageProblem(Exception):
@@ -69,6 +75,7 @@ class Science:
     gaps_s: Sequence[float] = (480.0, 240.0, 120.0, 60.0)  # between the jobs of IBM's comparison
     page: Path = ROOT / "docs" / "scheduling.md"
     tables: tuple[str, ...] = ()  # that are wanted; none: all
+    is_drawn: bool = False  # the workloads are ours, not recorded ones
 
     def wants(self, table: str) -> bool:
         """Whether it is to be made."""
@@ -79,16 +86,22 @@ class Science:
         jobs = environment.get("SCIENCE_JOBS") or str(os.cpu_count() or 1)
         if not jobs.isdecimal() or not 1 <= int(jobs) <= 1_024:
             raise UsageProblem(f"SCIENCE_JOBS={jobs} is no number of processes; write one from 1 to 1024")
-        traces = Path(environment.get("SCIENCE_TRACES") or ROOT.parent / "shared" / "traces")
-        if not (traces / "workloads").is_dir():
-            raise UsageProblem(f"SCIENCE_TRACES={traces} has no folder of workloads; name the folder of the traces")
+        named = environment.get("SCIENCE_TRACES", "")
+        traces = Path(named or ROOT.parent / "shared" / "traces")
+        is_drawn = named == GENERATED or not (named or traces.is_dir())
+        if not is_drawn and not (traces / "workloads").is_dir():
+            remedy = f"name the folder of the traces, or write {GENERATED} to have some drawn"
+            raise UsageProblem(f"SCIENCE_TRACES={traces} has no folder of workloads; {remedy}")
         results = Path(environment.get("SCIENCE_RESULTS") or ROOT / ".science")
+        if is_drawn:
+            results = results / GENERATED  # apart from those of recorded ones
+            traces = results / "traces"
         tables = tuple(filter(None, environment.get("SCIENCE_TABLES", "").split(",")))
         known = {BATCH, *(line.table for line in read_lines(cls.lines))}
         if unknown := sorted({*tables} - known):
             raise UsageProblem(f"SCIENCE_TABLES={unknown[0]} is no table; write some of {', '.join(sorted(known))}")
         is_quick = environment.get("QUICK", "") not in ("", "0")
-        return cls(commit, traces, results, int(jobs), is_quick, tables=tables)
+        return cls(commit, traces, results, int(jobs), is_quick, tables=tables, is_drawn=is_drawn)
 
     @property
     def record(self) -> Path:
@@ -109,6 +122,11 @@ def science(plan: Science) -> None:
     lines = [line for line in read_lines(plan.lines) if plan.wants(line.table)]
     run_here = [line for line in lines if line.table != PICTURE and (line.is_quick or not plan.is_quick)]
     cells = {cell.key: cell for line in run_here for cell in line.cells(is_quick=plan.is_quick)}
+    if plan.is_drawn:
+        print(f"science: draws workloads into {plan.traces}: no recorded ones are there, or asked for", flush=True)
+        draw_workloads(read_lines(plan.lines), plan.traces)
+        yardsticks = [cell.under(YARDSTICK) for cell in cells.values()]
+        cells |= {cell.key: cell for cell in yardsticks}
     done = plan.done()
     missing = [cell for key, cell in cells.items() if key not in done]
     missing.sort(key=lambda cell: (cell.line.view == "gossip", cell.line.load), reverse=True)  # the longest first
@@ -150,18 +168,21 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
         f"`make science`, commit {plan.commit}, {len(done)} runs, {cpu_s / 60:.0f} minutes of one core: {_machine()}."
     )
     page = plan.page.read_text(encoding="utf-8")
+    caption = f"{CAPTION}\n\n" if plan.is_drawn else ""
+    yardstick = YARDSTICK if plan.is_drawn else ""
     for name in names:
         of_table = [line for line in lines if line.table == name]
-        told = price(of_table, done) if name == PRICE else table(of_table, done, plan.traces, is_quick=plan.is_quick)
-        page = put(page, name, told)
+        how = (done, plan.traces, yardstick)
+        told = price(of_table, done) if name == PRICE else table(of_table, *how, is_quick=plan.is_quick)
+        page = put(page, name, caption + told)
         if name == PUBLISHED:
-            page = put(page, "by workload", by_workload(of_table, done, plan.traces, is_quick=plan.is_quick))
+            page = put(page, "by workload", caption + by_workload(of_table, *how, is_quick=plan.is_quick))
     if plan.tables:
         origin += f" Of it are the tables {', '.join(plan.tables)}; the others are older."
     page = put(page, "origin", origin)
     if plan.wants(BATCH):
         page = put(page, BATCH, elastic_batch(plan.gaps_s[:1] if plan.is_quick else plan.gaps_s))
-    target = plan.results / plan.page.name if plan.is_quick else plan.page
+    target = plan.results / plan.page.name if plan.is_quick or plan.is_drawn else plan.page
     target.write_text(page, encoding="utf-8")
     drawn = [cell for line in lines if line.table == PICTURE for cell in line.cells(is_quick=True)]
     if drawn:

@@ -3,7 +3,7 @@
 import csv
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 from swarm_client.cli.replay import read_jobs, read_profiles, summary
 from swarmsched.replay.churn import churn
 from swarmsched.replay.cluster import Cluster
-from swarmsched.replay.perfect import Pacing
+from swarmsched.replay.gossip import GossipReplay
+from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.results import Observer
 from swarmsched.replay.setup import Measured, Replay, prepared
+from swarmsched.replay.workload import TraceJob
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
@@ -73,6 +75,11 @@ class Cell:
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
         return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
 
+    def under(self, policy: str) -> "Cell":
+        """The same workload under a policy that needs to know nothing, on the exact view."""
+        plain = replace(self.line, policy=policy, parameters="", knows="perfect", view="", loss="", churn="")
+        return Cell(plain, self.workload)
+
     def settings(self) -> Replay:
         """How it is run."""
         one = self.line
@@ -94,11 +101,19 @@ class Cell:
 
     def observed(self, traces: Path) -> Observer:
         """Run it."""
+        return self.prepared(traces).run()
+
+    def prepared(self, traces: Path) -> PerfectReplay | GossipReplay:
+        """Ready to run."""
+        known = _profiles(str(traces / self.line.profiles)) if self.line.profiles else {}
+        return prepared(self.jobs(traces), known, self.settings(), time.thread_time)
+
+    def jobs(self, traces: Path) -> list[TraceJob]:
+        """Its workload."""
         file = str(traces / "workloads" / f"{self.line.trace}.csv")
         values = [each for each in (self.line.load, self.workload) if each]
         chosen = ",".join(map("=".join, zip(SELECTED_BY.get(self.line.trace, ()), values, strict=True)))
-        known = _profiles(str(traces / self.line.profiles)) if self.line.profiles else {}
-        return prepared(read_jobs(file, chosen), known, self.settings(), time.thread_time).run()
+        return read_jobs(file, chosen)
 
     def result(self, traces: Path) -> dict[str, Any]:
         """Run it, and tell what `swarm simulate replay -o json` would, with the processor time that it took."""

@@ -13,31 +13,35 @@ MEASURES = ("avg_jct_s", "p99_jct_s", "makespan_s")
 Results = Mapping[tuple[str, ...], Mapping[str, Any]]
 
 
-def table(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bool) -> str:
-    """Rows of policies, columns of loads or traces; each figure is a mean of ratios to what was published."""
+def table(lines: Sequence[Line], results: Results, traces: Path, yardstick: str, *, is_quick: bool) -> str:
+    """Rows of policies, columns of loads or traces; each figure is a mean of ratios to what was published.
+
+    `yardstick`: our own policy whose results take their place, where nothing was.
+    """
     headings = list(dict.fromkeys(line.heading for line in lines))
     told = ["policy", "told", "tick, pause", "against", "finished", *headings]
     text = [f"| {' | '.join(told)} |", f"|{'---|' * len(told)}"]
     rows: dict[tuple[str, ...], dict[str, Line]] = {}
     for line in lines:
-        rows.setdefault(_how(line), {})[line.heading] = line
+        rows.setdefault(_how(line, yardstick), {})[line.heading] = line
     for how, by_heading in rows.items():
         cells = {heading: line.cells(is_quick=is_quick) for heading, line in by_heading.items()}
         every = [results[cell.key] for group in cells.values() for cell in group]
         finished = f"{sum(int(one['finished']) for one in every)} of {sum(int(one['jobs']) for one in every)}"
-        figures = [_figures(cells[heading], results, traces) if heading in cells else "" for heading in headings]
+        ratios = {heading: _ratios(group, results, traces, yardstick) for heading, group in cells.items()}
+        figures = [_figures(ratios[heading]) if heading in ratios else "" for heading in headings]
         text.append(f"| {' | '.join([*how, finished, *figures])} |")
     return "\n".join(text)
 
 
-def by_workload(lines: Sequence[Line], results: Results, traces: Path, *, is_quick: bool) -> str:
+def by_workload(lines: Sequence[Line], results: Results, traces: Path, yardstick: str, *, is_quick: bool) -> str:
     """Each workload by itself, of policies that run against their own published results: the average over theirs."""
     own = [line for line in lines if line.reference.partition(":")[2] == line.policy]
     workloads = list(dict.fromkeys(cell.workload for line in own for cell in line.cells(is_quick=is_quick)))
     text = [f"| policy | load | {' | '.join(workloads)} |", f"|{'---|' * (2 + len(workloads))}"]
     for line in own:
         cells = line.cells(is_quick=is_quick)
-        ratios = _ratios(cells, results, traces)[MEASURES[0]]
+        ratios = _ratios(cells, results, traces, yardstick)[MEASURES[0]]
         told = {cell.workload: _short(ratio) for cell, ratio in zip(cells, ratios, strict=True)}
         figures = [told.get(each, "") for each in workloads]
         text.append(f"| `{line.policy}` | {line.load} | {' | '.join(figures)} |")
@@ -101,24 +105,24 @@ def put(page: str, name: str, text: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 
-def _how(line: Line) -> tuple[str, ...]:
+def _how(line: Line, yardstick: str) -> tuple[str, ...]:
     parameters = "".join(f", `{each}`" for each in line.parameters.split())
     tick = f"{line.tick_s} s" if float(line.tick_s) else "events"
-    against = line.reference.partition(":")[2]
+    against = yardstick or line.reference.partition(":")[2]
     return (f"`{line.policy}`{parameters}", line.knows, f"{tick}, {line.pause_s} s", against)
 
 
-def _figures(cells: Sequence[Cell], results: Results, traces: Path) -> str:
+def _figures(ratios: Mapping[str, Sequence[float]]) -> str:
     """Means of the three ratios; of several, the least and the largest on the average."""
-    ratios = _ratios(cells, results, traces)
     return f"{_spread(ratios[MEASURES[0]])} {' '.join(_short(mean(ratios[each])) for each in MEASURES[1:])}"
 
 
-def _ratios(cells: Sequence[Cell], results: Results, traces: Path) -> dict[str, list[float]]:
-    """By measure, one for each cell: what came out over what was published."""
+def _ratios(cells: Sequence[Cell], results: Results, traces: Path, yardstick: str) -> dict[str, list[float]]:
+    """By measure, one for each cell: what came out over what was published, or over what the yardstick made of it."""
     ratios: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for cell in cells:
-        reference, result = cell.reference(traces), results[cell.key]
+        reference = results[cell.under(yardstick).key] if yardstick else cell.reference(traces)
+        result = results[cell.key]
         for measure in MEASURES:
             ratios[measure].append(float(result[measure] or "nan") / float(reference[measure]))
     return ratios

@@ -8,6 +8,7 @@ import pytest
 
 from tests.science.__main__ import KEY, ROOT, Science, UsageProblem, science
 from tests.science.cells import read_lines
+from tests.science.drawn import draw
 from tests.science.page import put
 
 JOBS = "load,workload,job_id,submit_time_s,num_gpus,duration_s\n"
@@ -26,6 +27,12 @@ PRICE_LINES = (
     "price,swarm,,declared,0,0,pollux_jobs,1.0,1 2,2x2,,,,perfect,,\n"
     "price,swarm,,declared,0,0,pollux_jobs,1.0,1 2,2x2,,,,gossip,,\n"
     "price,swarm,,declared,0,0,pollux_jobs,1.0,2,2x2,,,,gossip,0.05,\n"
+)
+
+
+DRAWN_LINES = (
+    "rigid,fifo,,perfect,0,0,philly_jobs,,b,1x64,,,rigid_summary:fifo\n"
+    "rigid,tiresias,,perfect,0,0,philly_jobs,,b,1x64,,,rigid_summary:fifo\n"
 )
 
 
@@ -133,6 +140,31 @@ def test_only_the_tables_that_are_wanted_are_made_and_others_stay(plan):
     assert "<!-- science: rigid -->\nold\n" in page
     assert "| 9000 s | 1.00 times the jobs," in page
     assert not plan.record.exists()
+
+
+def test_who_has_no_recorded_workloads_gets_the_same_rows_of_drawn_ones_and_is_told_so(plan, tmp_path, capsys):
+    environment = {"SCIENCE_TRACES": "generated", "SCIENCE_RESULTS": str(tmp_path / "results"), "SCIENCE_JOBS": "1"}
+    drawn = Science.from_environment(environment, "abc")
+    (tmp_path / "few.csv").write_text(LINES.partition("\n")[0] + "\n" + DRAWN_LINES)
+    science(replace(drawn, lines=tmp_path / "few.csv", page=plan.page, gaps_s=(9_000.0,)))
+    assert plan.page.read_text() == PAGE, "the page tells of recorded workloads alone"
+    told = (tmp_path / "results" / "generated" / "page.md").read_text()
+    assert "Workloads drawn by `swarm simulate generate`" in told.partition("<!-- science: rigid -->")[2]
+    rows = {line.partition("`,")[0].partition("` |")[0]: line for line in told.splitlines() if line.startswith("| `")}
+    assert "| tiresias | 60 of 60 | 1.000 1.000 1.000 |" in rows["| `tiresias"]
+    assert "| tiresias | 60 of 60 | 1.000 1.000 1.000 |" not in rows["| `fifo"]
+    assert "draws workloads into" in capsys.readouterr().out
+
+
+def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
+    lines = read_lines(ROOT / "tests" / "science" / "cells.csv")
+    folder = draw(lines, tmp_path)
+    cells = [cell for line in lines for cell in line.cells(is_quick=False)]
+    for chosen in {(cell.line.trace, cell.line.load, cell.workload): cell for cell in cells}.values():
+        assert chosen.jobs(folder)
+    kinds = {(cell.line.trace, cell.line.load, cell.line.cluster): cell for cell in cells if cell.line.view != "gossip"}
+    for cell in kinds.values():
+        cell.prepared(folder)
 
 
 def test_an_unknown_table_is_refused_with_those_that_there_are(plan):
