@@ -111,6 +111,7 @@ class Elastic:
         self.command("local", "stop", "--kill", node)
         self.act(f"kill -9 of the agent of {node}: the others go on", lambda: f"{node} was lost" in self.told)
         self.act("it has trained all epochs", lambda: self.training["state"] == "ended")
+        self.command("local", "start", node)  # with what its workers have written there
         code, output = swarm(self.environment, "logs", self.training["id"], show=False)
         print("\n".join(output.splitlines()[-3:]))
         return code or self.tell(report, output)
