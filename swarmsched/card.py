@@ -19,6 +19,7 @@ from swarmsched.api import JobState, StartPhase
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import Elastic, Estimate, batches_of, is_computable
 from swarmsched.fields import I32, U8, U16, U32, U53, Amount, Job, Name, NodeName, Seconds, Value
+from swarmsched.program import PROGRAM_LENGTH, program_of
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Share, Shares, ranks_by_node
 from swarmsched.wire.codec import decode_value, encode_value
@@ -74,7 +75,11 @@ class JobCard(Value):
     restartable: bool = False  # it may be stopped and begun again, whatever that loses
     has_checkpoint: bool = False  # its present attempt has committed one: stopped, it goes on from there
     deadline_utc_s: Seconds = 0.0  # by when it is to have ended, seconds since 1970; 0: none
-    program: Annotated[str, Meta(max_length=NAME_LENGTH)] = ""  # what it runs: the kind of a job without a name
+    program: Annotated[str, Meta(max_length=PROGRAM_LENGTH)] = (
+        ""  # what it runs (`program.levels`): kind of who has no name
+    )
+    has_completed: bool = False  # of one that has ended
+    ended_utc_s: U53 = 0  # whole seconds since 1970; 0: it has not ended, or nobody has told when
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -141,6 +146,7 @@ def card_of(
         restartable=spec.restartable,
         has_checkpoint=record.has_own_checkpoint,
         deadline_utc_s=spec.deadline_utc_s,
+        program=program_of(spec.command, spec.tree, spec.workdir),
     )
 
 
@@ -163,7 +169,7 @@ def _elastic(record: JobRecord, estimate: Estimate | None) -> Elastic | None:
     return Elastic(spec.ranks, max(spec.ranks, spec.ranks_most), batches, batch, spec.elastic)
 
 
-def tombstone(card: JobCard, *, has_completed: bool = False) -> JobCard:
+def tombstone(card: JobCard, *, has_completed: bool = False, ended_utc_s: int = 0) -> JobCard:
     """The last version of a card: its job is closed; of one that has completed it tells how long that was."""
     done = card.estimate.done if card.estimate is not None and has_completed else 0.0
     gone = replace(
@@ -176,11 +182,13 @@ def tombstone(card: JobCard, *, has_completed: bool = False) -> JobCard:
         rank_key=(),
         attained_rate=0,
     )
+    gone = replace(gone, has_completed=has_completed, ended_utc_s=ended_utc_s)
     return replace(gone, nodes=(), exclude=(), hidden_nodes=0, hidden_ranks=0)
 
 
 _SHORTER: tuple[Callable[[JobCard], JobCard], ...] = (
     lambda card: replace(card, reason=""),
+    lambda card: replace(card, program=""),
     lambda card: replace(card, estimate=card.estimate and replace(card.estimate, points=())),
     lambda card: replace(card, name=card.name[:8], user=card.user[:8], queue=card.queue[:8]),
     lambda card: replace(card, nodes=(), exclude=(), hides_constraints=bool(card.nodes or card.exclude)),

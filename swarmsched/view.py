@@ -16,11 +16,12 @@ from swarmsched.card import NAME_LENGTH, JobCard, RankKey
 from swarmsched.estimate import Estimate
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
+from swarmsched.program import PROGRAM_LENGTH
 from swarmsched.resources import Demand, Free, Share, Shares
 
 JOBS_LIMIT = 40_000
 NODES_LIMIT = 20_000
-HISTORY_LIMIT = 256
+HISTORY_LIMIT = 512
 MEMORY_BYTES_LIMIT = 262_144
 KINDS_LIMIT = 1_024
 TABLE_BYTES_LIMIT = 16_384
@@ -101,7 +102,7 @@ class JobView(Value):
 
 
 class KindView(Value):
-    """What jobs of one kind, those of a user by one name, have measured; their speed on GPUs of one class.
+    """What jobs like those of a user by one name and of one program have measured; their speed on GPUs of one class.
 
     The table is packed, so that a planner can tell at a glance that it knows it already.
     """
@@ -112,12 +113,13 @@ class KindView(Value):
     length: Amount = 0.0  # steps of the first batch from begin to end; 0: unknown
     length_error: Amount = 0.0  # relative, one standard deviation
     gpu: Name = ""  # for which class it was asked
+    program: Annotated[str, Meta(max_length=PROGRAM_LENGTH)] = ""
 
 
 class EndedJob(Value):
-    """What became of a job that this agent shepherded: what policies learn from."""
+    """What became of a job, wherever it was shepherded: what policies learn from."""
 
-    card: JobCard  # as it was last; its attained service is final
+    card: JobCard  # as it was last, without its hosts; its attained service is final
     has_completed: bool
     ended_utc_s: Amount
 

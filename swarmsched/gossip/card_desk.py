@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmsched.api import JobState
+from swarmsched.api import EndReason, JobState
 from swarmsched.card import JobCard, is_only_order_changed, is_same_news, must_be_known_at_once, tombstone
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId
+from swarmsched.record import JobRecord
 from swarmsched.view import JobView
 
 QUEUED_DELAY_S = 1.0
@@ -18,6 +19,8 @@ INTERVAL_S = 1.0
 URGENT_INTERVAL_S = 0.1
 ORDER_INTERVAL_S = 5.0
 RENEWAL_S = 60.0
+SHORT_S = 1.0
+SHORT_INTERVAL_S = 1.0
 COUNTER_LIMIT = 2**31
 """Claims beyond this are no honest shepherd's; following them would run out of numbers."""
 
@@ -43,6 +46,7 @@ class CardDesk:
         self._drafts: dict[JobId, _Draft] = {}
         self._deadlines: Deadlines[JobId] = Deadlines()  # of publications
         self._far_back_s = -math.inf  # when those that are too far back are asked next, all together
+        self._short_s = -math.inf  # from when on the end of a job may be told of which nobody has heard
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -63,13 +67,25 @@ class CardDesk:
         draft.latest, draft.given_s = card, now_s
         self._schedule(draft)
 
-    def withdraw(self, job_id: JobId, *, has_completed: bool = False) -> JobCard | None:
-        """Forget a closed job; returns the last version to spread, None if no other node ever heard of it."""
+    def withdraw(self, job_id: JobId, record: JobRecord | None, now_s: float) -> JobCard | None:
+        """Forget a closed job, with its record if that has ended; returns the last version to spread.
+
+        None if no other node ever heard of it; but how short jobs are is to be known too, so one each second is told.
+        """
         draft = self._drafts.pop(job_id, None)
         self._deadlines.drop(job_id)
-        if draft is None or draft.published is None:
+        if draft is None:
             return None
-        return replace(tombstone(draft.latest, has_completed=has_completed), counter=draft.counter + 1)
+        if draft.published is None:
+            if now_s < self._short_s or record is None or not _tells_a_length(record):
+                return None
+            self._short_s = now_s + SHORT_INTERVAL_S
+        last = replace(draft.latest, counter=draft.counter + 1)
+        if record is None or not record.is_ended:
+            return tombstone(last)
+        times = {"attained_gpu_s": record.attained_gpu_s, "first_started_utc_s": record.first_started_utc_s}
+        has_completed = record.end_reason is EndReason.COMPLETED
+        return tombstone(replace(last, **times), has_completed=has_completed, ended_utc_s=int(record.ended_utc_s))
 
     def outbid(self, job_id: JobId, epoch: int, counter: int) -> None:
         """A version of our own card that we do not remember (we restarted): write above it."""
@@ -106,6 +122,10 @@ class CardDesk:
 
     def _schedule(self, draft: _Draft) -> None:
         self._deadlines.put(draft.latest.job_id, _deadline_s(draft))
+
+
+def _tells_a_length(record: JobRecord) -> bool:
+    return bool(record.first_started_utc_s) and record.ended_utc_s - record.first_started_utc_s >= SHORT_S
 
 
 def _delay_s(card: JobCard) -> float:

@@ -31,6 +31,7 @@ class ParcelKind:
     CARD = 2
     LOCATION = 3
     SETTING = 4
+    ENDED = 5  # the last card of a job that has ended, after others have forgotten it
 
 
 class Parcel(Value):
@@ -54,6 +55,7 @@ class StateDigest(Value):
     locations: _Listing = b""
     buckets: _Listing = b""
     is_full: bool = False
+    history: U53 = 0  # digest of the ended jobs that the sender knows, in full digests only; 0: not told
 
 
 class LocationRange(Value):
@@ -81,10 +83,14 @@ class FullStateRequest(Value):
 
     stage: U8 = 0
     after: Annotated[bytes, Meta(max_length=64)] = b""
+    history: U53 = 0  # digest of the ended jobs that the sender knows; 0: it does not keep them
 
 
 class FullStateAnswer(Value):
-    """One page.  Ask again with `stage` and `after` unless `is_last`; an empty page means: in a second."""
+    """One page.  Ask again with `stage` and `after` unless `is_last`; an empty page means: in a second.
+
+    A page of stage 3 are ended jobs: it comes beside the others, to those who have told that they know other ones.
+    """
 
     parcels: Annotated[tuple[Parcel, ...], Meta(max_length=PARCELS_LIMIT)]
     stage: U8

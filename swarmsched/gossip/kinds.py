@@ -1,7 +1,11 @@
-"""What jobs of one kind, those of a user by one name, have measured: planners know them all by it, and the next one
-begins with it.
+"""What jobs of one kind have measured: planners know them all by it, and the next one begins with it.
 
-Every agent keeps it of the cards that pass, so that nothing more travels; one that was not there begins without.
+A job is of several kinds of its user's, the narrowest first: its name, where it has one, its program with its words and
+its shipped folder, that program from any folder, and with any words (`program.levels`).  What a narrow kind has not
+measured a wider one tells, as long as the two agree.  A kind whose jobs differ (its programs are several, or its table
+had to begin anew twice within a few jobs) tells nothing: so does one name for everything.
+
+Every agent keeps it of the cards that pass, so that nothing more travels.
 
 User and name are whatever a client has said, and reports are whatever a job says.  So no job takes away what others
 have told: a time that is at odds with those that are known counts once another job says the same, room is made by
@@ -9,9 +13,11 @@ whoever has told the most, and of lengths the middle one counts.  A batch is nev
 (`policies.resizing.question`).
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import TypeVar
 
 from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard
@@ -22,9 +28,12 @@ from swarmsched.estimate import (
     SpeedPoint,
     are_at_odds,
     configuration,
+    contradicts,
     is_news,
+    step_times,
 )
 from swarmsched.ids import JobId
+from swarmsched.program import levels
 from swarmsched.view import KINDS_LIMIT, KindView
 from swarmsched.wire.codec import encode_value
 
@@ -39,8 +48,17 @@ WITNESSES = 3
 """Whose lengths have a middle."""
 NORMAL = 1.4826
 """Standard deviations by the middle one of the absolute ones."""
+KINDS_KEPT = 4 * KINDS_LIMIT
+"""A job is of at most so many kinds for each one that a view can tell of."""
+RESTLESS_JOBS = 16
+"""A table that began anew twice within so many jobs is of several trainings, not of one that was changed."""
+COMPARED_POINTS = 8
+
+T = TypeVar("T")
 
 _Place = tuple[str, Configuration]
+_Key = tuple[str, bool, str]
+"""User, whether it is a name, and the name or program."""
 
 
 @dataclass(slots=True)
@@ -67,11 +85,17 @@ class _Kind:
         self._points: OrderedDict[_Place, _Known] = OrderedDict()  # by class of GPUs as well
         self._lengths: OrderedDict[JobId, float] = OrderedDict()
         self._done: OrderedDict[JobId, float] = OrderedDict()  # how far each has come
-        self._speed: dict[str, bytes] = {}  # by class of GPUs
+        self._scripts: OrderedDict[JobId, str] = OrderedDict()  # of the jobs of a name
+        self._told_by = 0  # jobs so far
+        self._anew_at: deque[int] = deque(maxlen=2)  # after how many of them the table began anew
+        self.version = 0  # of the points
 
-    def note(self, job_id: JobId, estimate: Estimate) -> None:
+    def note(self, job_id: JobId, estimate: Estimate, script: str = "") -> None:
         """What one of them tells; of its points the last is the newest."""
+        self._told_by += job_id not in self._done
         _put(self._done, job_id, estimate.done)
+        if script:
+            _put(self._scripts, job_id, script)
         for point in estimate.points:
             is_newest = point is estimate.points[-1]
             self._note_point(job_id, (estimate.gpu, configuration(point)), point, is_newest=is_newest)
@@ -81,38 +105,29 @@ class _Kind:
         _put(self._lengths, job_id, length)
 
     @property
-    def prior(self) -> Estimate:
-        """Times on the GPUs that were heard of last, the newest of them."""
-        gpu = self._newest_gpu
-        return Estimate(points=tuple(self._on(gpu)[-MERGED_POINTS:]), is_partial=True, is_prior=True, gpu=gpu)
-
-    def view(self, user: str, name: str, gpu: str) -> KindView:
-        """As planners see it: speed on GPUs of that class, or of the one that was heard of last if on none of that.
-
-        Until one has completed, whoever has come second furthest is taken to have as much left as it has done, as heavy
-        tails go (Tiresias, NSDI 2019), and the others to be as long: of two the first, so that none tells alone.
-        """
-        lengths = list(self._lengths.values())
-        length = _middle(lengths) if lengths else 2.0 * max(sorted(self._done.values())[-2:][:1], default=0.0)
-        deviation = NORMAL * _middle([abs(each - length) for each in lengths]) if lengths else 0.0
-        error = deviation / length if length and len(lengths) > 1 else 1.0
-        return KindView(user, name, self._packed(gpu), length, error if length else 0.0, gpu)
+    def is_mixed(self) -> bool:
+        """True when its jobs are not of one training, so that it says nothing of the next one."""
+        is_restless = len(self._anew_at) == 2 and self._told_by - self._anew_at[0] <= RESTLESS_JOBS
+        return is_restless or len(set(self._scripts.values())) > 1
 
     @property
-    def _newest_gpu(self) -> str:
+    def gpu(self) -> str:
+        """On which it was measured last."""
         return next((gpu for (gpu, _), known in reversed(self._points.items()) if known.point), "")
 
-    def _on(self, gpu: str) -> list[SpeedPoint]:
+    def on(self, gpu: str) -> list[SpeedPoint]:
+        """What was measured on that class of GPUs, the newest last."""
         return [known.point for (there, _), known in self._points.items() if there == gpu and known.point]
 
-    def _packed(self, gpu: str) -> bytes:
-        if gpu in self._speed or not self._points:
-            return self._speed.get(gpu, b"")
-        points = self._on(gpu)
-        if not points:
-            return self._packed(self._newest_gpu) if gpu != self._newest_gpu else b""
-        self._speed[gpu] = encode_value(Estimate, Estimate(points=tuple(sorted(points, key=configuration))))
-        return self._speed[gpu]
+    @property
+    def lengths(self) -> list[float]:
+        """Of those that have completed."""
+        return list(self._lengths.values())
+
+    @property
+    def come(self) -> list[float]:
+        """How far each of the others has come, ascending."""
+        return sorted(self._done.values())
 
     def _note_point(self, job_id: JobId, place: _Place, point: SpeedPoint, *, is_newest: bool) -> None:
         known = self._points.get(place)
@@ -121,13 +136,13 @@ class _Kind:
             self._make_room()
             if not self._is_odd(job_id, place[0], point):
                 known.point = point
-                self._speed.pop(place[0], None)
+                self.version += 1
                 return
         self._points.move_to_end(place)
         if known.point and known.witness == job_id:
             if is_newest and is_news(known.point, point) and not self._is_odd(job_id, place[0], point):
                 known.point = point
-                self._speed.pop(place[0], None)
+                self.version += 1
         elif (known.point is None or are_at_odds(known.point, point)) and (same := known.doubt(job_id, point)):
             self._begin_anew({job_id, *same})
             self._points[place] = _Known(point, job_id)
@@ -143,7 +158,8 @@ class _Kind:
             for job_id in table.keys() - jobs:
                 del table[job_id]
         self._points = OrderedDict((place, known) for place, known in self._points.items() if known.witness in jobs)
-        self._speed.clear()
+        self._anew_at.append(self._told_by)
+        self.version += 1
 
     def _make_room(self) -> None:
         """Whoever has told the most gives up what it has told longest ago."""
@@ -151,46 +167,123 @@ class _Kind:
             ((talker, _),) = Counter(known.witness for known in self._points.values()).most_common(1)
             oldest = next(place for place, known in self._points.items() if known.witness == talker)
             del self._points[oldest]
-            self._speed.pop(oldest[0], None)
+            self.version += 1
 
 
 class Kinds:
-    """By user and name, at most `KINDS_LIMIT`; whichever was heard of last stays."""
+    """At most `KINDS_KEPT`; whichever was heard of last stays, and whoever has the most gives up one of his own."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
+        self._users: Counter[str] = Counter()
+        self._packed: dict[tuple[tuple[_Key, ...], str], tuple[tuple[int, ...], bytes, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kinds)
 
     def note(self, card: JobCard) -> None:
         """A card has come; what it has from others of its kind is no news."""
-        estimate, key = card.estimate, (card.user, card.name)
-        if not card.name or estimate is None or estimate.is_prior:
+        estimate, keys = card.estimate, _keys(card.user, card.name, card.program)
+        if estimate is None or estimate.is_prior:
             return
         if card.state is JobState.ENDED:
-            kind = self._kinds.get(key)
-            if kind is not None and estimate.done:
-                kind.completed(card.job_id, estimate.done)
+            for key in keys if estimate.done else ():
+                if key in self._kinds:
+                    self._kinds[key].completed(card.job_id, estimate.done)
         elif estimate.points:
-            kind = self._kinds.setdefault(key, _Kind())
-            self._kinds.move_to_end(key)
-            kind.note(card.job_id, estimate)
-            if len(self._kinds) > KINDS_LIMIT:
-                self._kinds.popitem(last=False)
+            script = keys[-1][2] if card.program else ""
+            for key in keys:
+                self._of(key).note(card.job_id, estimate, script if key[1] else "")
 
-    def prior(self, user: str, name: str) -> Estimate | None:
-        """What the card of a new job begins with: speed; how long it takes is for it to say."""
-        kind = self._of(user, name)
-        return kind.prior if kind is not None else None
+    def prior(self, user: str, name: str, program: str = "") -> Estimate | None:
+        """What the card of a new job begins with: times on the GPUs that were heard of last, the newest of them; how
+        long it takes is for it to say."""
+        for _, kind in self._sound(_keys(user, name, program)):
+            points = tuple(kind.on(kind.gpu)[-MERGED_POINTS:])
+            return Estimate(points=points, is_partial=True, is_prior=True, gpu=kind.gpu)
+        return None
 
-    def view(self, user: str, name: str, gpu: str = "") -> KindView | None:
-        """As planners see it, of jobs on GPUs of that class."""
-        kind = self._of(user, name)
-        return kind.view(user[:NAME_LENGTH], name[:NAME_LENGTH], gpu) if kind is not None else None
+    def view(self, user: str, name: str, gpu: str = "", program: str = "") -> KindView | None:
+        """As planners see it, of jobs on GPUs of that class; or of the one that was heard of last if on none of that.
 
-    def _of(self, user: str, name: str) -> _Kind | None:
-        return self._kinds.get((user[:NAME_LENGTH], name[:NAME_LENGTH])) if name else None
+        Until one has completed, whoever has come second furthest is taken to have as much left as it has done, as heavy
+        tails go (Tiresias, NSDI 2019), and the others to be as long: of two the first, so that none tells alone.
+        """
+        sound = list(self._sound(_keys(user, name, program)))
+        if not sound:
+            return None
+        packed, agreeing = self._speed(sound, gpu)
+        lengths = next((each.lengths for each in agreeing if each.lengths), [])
+        length = _middle(lengths) if lengths else 2.0 * max([_second(each.come) for each in agreeing])
+        deviation = NORMAL * _middle([abs(each - length) for each in lengths]) if lengths else 0.0
+        error = deviation / length if length and len(lengths) > 1 else 1.0
+        told = (user[:NAME_LENGTH], name[:NAME_LENGTH], packed, length, error if length else 0.0, gpu)
+        return KindView(*told, program[:NAME_LENGTH])
+
+    def _sound(self, keys: Sequence[_Key]) -> Iterable[tuple[_Key, _Kind]]:
+        """Those kinds of a job that say something, the narrowest first."""
+        found = [(key, kind) for key in keys if (kind := self._kinds.get(key)) is not None]
+        return [(key, kind) for key, kind in found if not kind.is_mixed]
+
+    def _speed(self, sound: Sequence[tuple[_Key, _Kind]], gpu: str) -> tuple[bytes, list[_Kind]]:
+        """The table of the narrowest kind with what wider ones have measured beside it, up to one that is at odds with
+        it; and those that are not."""
+        if not any(kind.on(gpu) for _, kind in sound):
+            gpu = sound[0][1].gpu
+        asked, versions = (tuple([key for key, _ in sound]), gpu), tuple([kind.version for _, kind in sound])
+        known = self._packed.get(asked)
+        if known is None or known[0] != versions:
+            points: dict[Configuration, SpeedPoint] = {}
+            count = 0
+            for _, kind in sound:
+                more = kind.on(gpu)
+                if points and _differ(list(points.values()), more):
+                    break
+                points = {**{configuration(each): each for each in more}, **points}
+                count += 1
+            told = tuple(sorted(points.values(), key=configuration))[:POINTS_MOST]
+            known = (versions, encode_value(Estimate, Estimate(points=told)) if told else b"", count)
+            self._packed[asked] = known
+            if len(self._packed) > KINDS_KEPT:
+                del self._packed[next(iter(self._packed))]
+        return known[1], [kind for _, kind in sound[: known[2]]]
+
+    def _of(self, key: _Key) -> _Kind:
+        """The kind with that key, perhaps a new one."""
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= KINDS_KEPT:
+                most = max(self._users.values())
+                oldest = next(each for each in self._kinds if self._users[each[0]] == most)
+                self._users[oldest[0]] -= 1
+                del self._kinds[oldest]
+            kind = self._kinds[key] = _Kind()
+            self._users[key[0]] += 1
+        self._kinds.move_to_end(key)
+        return kind
 
 
-def _put(table: OrderedDict[JobId, float], job_id: JobId, value: float) -> None:
+def _keys(user: str, name: str, program: str) -> tuple[_Key, ...]:
+    """Of what kinds such a job is, the narrowest first."""
+    user, name = user[:NAME_LENGTH], name[:NAME_LENGTH]
+    by_program = [(user, False, each) for each in levels(program)]
+    return ((user, True, name), *by_program) if name else tuple(by_program)
+
+
+def _differ(points: Sequence[SpeedPoint], others: Sequence[SpeedPoint]) -> bool:
+    """Whether one training can hardly have taken both times."""
+    known = step_times(others)
+    if any(contradicts(known, each) for each in points):
+        return True
+    return any(are_at_odds(each, other) for each in points[-COMPARED_POINTS:] for other in others)
+
+
+def _second(values: Sequence[float]) -> float:
+    """The second largest of an ascending list, or the only one."""
+    return max(values[-2:][:1], default=0.0)
+
+
+def _put(table: OrderedDict[JobId, T], job_id: JobId, value: T) -> None:
     table[job_id] = value
     table.move_to_end(job_id)
     if len(table) > LENGTHS_MOST:

@@ -28,6 +28,7 @@ from swarmsched.gossip.exchange import (
     unpack_buckets,
     unpack_listing,
 )
+from swarmsched.gossip.history import History
 from swarmsched.gossip.kinds import Kinds
 from swarmsched.gossip.location import KEY_LENGTH, Location, LocationStore, decode_location, key_of
 from swarmsched.gossip.record import RECORD_BYTES_LIMIT, NodeRecord, decode_record
@@ -46,6 +47,7 @@ RANGES_LIMIT = 8
 QUEUED_CARDS_PER_GPU = 4
 QUEUED_CARDS_MIN = 64
 LOCATION_STAGE = 2
+HISTORY_STAGE = 3
 LOCATION_BYTES_TYPICAL = 60
 PARCEL_OVERHEAD_BYTES = 8
 AGE_DS_MAX = 2**32 - 1
@@ -87,6 +89,7 @@ class Library:
         self.nodes: Replica[NodeRecord] = Replica(NODES_LIMIT, NODE_KEEP_S)
         self.cards: Replica[JobCard] = Replica(CARDS_LIMIT, CARD_KEEP_S)
         self.kinds = Kinds()
+        self.history = History()
         self.jobs: dict[JobId, JobView] = {}  # of the cards of live jobs: made once for each version
         self.job_news: dict[JobId, None] = {}  # jobs whose entry in `jobs` has changed since somebody took note
         self.locations = LocationStore()
@@ -120,6 +123,9 @@ class Library:
             case ParcelKind.SETTING:
                 setting = decode_setting(parcel.body)
                 return setting if self.setting.offer(setting) else None
+            case ParcelKind.ENDED:
+                self.history.note(decode_card(parcel.body), parcel.body)
+                return None
         self.counters["unknown_parcels"] += 1
         return None
 
@@ -151,6 +157,7 @@ class Library:
         verdict = self._offer(self.cards, card.job_id, card.shepherd, card, body, age_s, now_s)
         if verdict is Verdict.ADOPTED:
             self.kinds.note(card)
+            self.history.note(card, body)
             self._show_job(card.job_id)
         return self._judge(verdict, self.cards, card.job_id, card.stamp)
 
@@ -221,6 +228,7 @@ class Library:
             pack_listing((key, self.locations.stamp(key) or (0, 0)) for key in recent),
             pack_buckets(self.locations.bucket_hashes) if is_full else b"",
             is_full,
+            self.history.digest if is_full else 0,
         )
 
     def answer_digest(self, digest: StateDigest, since_round: int, now_s: float) -> Answer:
@@ -306,6 +314,12 @@ class Library:
         parcels = tuple(self._location_parcel(key, now_s) for key in keys)
         return FullStateAnswer(parcels, LOCATION_STAGE, keys[-1] if keys else after, is_last=len(keys) < limit)
 
+    def history_page(self, budget_bytes: int) -> FullStateAnswer:
+        """Ended jobs, all that the budget takes."""
+        bodies = self.history.bodies(budget_bytes, PARCEL_OVERHEAD_BYTES, self._rng)
+        parcels = tuple([Parcel(ParcelKind.ENDED, 0, body) for body in bodies])
+        return FullStateAnswer(parcels, HISTORY_STAGE, b"", is_last=False)
+
     def location_parcel(self, job_id: JobId, now_s: float) -> Parcel | None:
         """The entry of a job for a push; None if it had to make room since."""
         key = key_of(job_id)
@@ -339,6 +353,7 @@ class Library:
         self.nodes.validate()
         self.cards.validate()
         self.locations.validate()
+        self.history.validate()
         for entry in self.nodes:
             assert decode_record(entry.body) == entry.value
             assert entry.value.stamp == entry.stamp

@@ -12,6 +12,7 @@ Who is alive is told by `put_peer` and `drop_peer`; how that is found out is non
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
@@ -32,8 +33,9 @@ from swarmsched.gossip.exchange import (
     StateDelta,
     StateDigest,
 )
+from swarmsched.gossip.history import HISTORY_KEY, HISTORY_ROOM
 from swarmsched.gossip.kinds import Kinds
-from swarmsched.gossip.library import PARCEL_OVERHEAD_BYTES, Library
+from swarmsched.gossip.library import HISTORY_STAGE, PARCEL_OVERHEAD_BYTES, Library
 from swarmsched.gossip.location import Location, encode_location
 from swarmsched.gossip.publisher import RecordPublisher
 from swarmsched.gossip.record import NodeRecord, NodeStatus, encode_record, repaired
@@ -46,8 +48,9 @@ from swarmsched.gossip.setting import (
     encode_setting,
 )
 from swarmsched.ids import Address, JobId, NodeId
+from swarmsched.record import JobRecord
 from swarmsched.resources import FreeReport
-from swarmsched.view import JobView, PolicySetting
+from swarmsched.view import EndedJob, JobView, PolicySetting
 
 ROUND_S = 1.0
 ROUND_MIN_S, ROUND_MAX_S = 0.1, 60.0
@@ -63,6 +66,7 @@ REPEATS_PER_ROUND = 3
 PAGE_BYTES_MIN = 1_024
 EXPIRY_INTERVAL_S = 30.0
 JOIN_RETRY_S = 3.0
+SAVE_DELAY_S = 60.0
 DAY_S = 86_400
 
 
@@ -128,6 +132,8 @@ class StatePlane:
         self._outbox: dict[tuple[str, str], None] = {}  # what is to be pushed: (kind, key), oldest first
         self._repairs: dict[NodeId, _Repair] = {}  # owners' answers newer than their records
         self._join_cursor: tuple[int, bytes] = (0, b"")
+        self._save_at_s = math.inf
+        self._saved = 0  # version of the history that is on disk
         self.opening_count = 0  # how often gossip told of more free capacity, or of a job that waits no longer
         self.is_synchronised = False  # a full state was fetched, or there was nobody to fetch it from
 
@@ -145,7 +151,7 @@ class StatePlane:
     @property
     def next_deadline_s(self) -> float:
         """When `TimerFired` is wanted; infinite for a node alone that says nothing."""
-        own = min(self._publisher.next_deadline_s, self._desk.next_deadline_s)
+        own = min(self._publisher.next_deadline_s, self._desk.next_deadline_s, self._save_at_s)
         if not self._peers_by_id:
             return own
         join = math.inf if self.is_synchronised else self._join_at_s
@@ -179,10 +185,10 @@ class StatePlane:
         self._desk.set_card(card, now_s)
         return self._publish_due(now_s)
 
-    def withdraw_card(self, job_id: JobId, now_s: float, *, has_completed: bool = False) -> list[Effect]:
+    def withdraw_card(self, job_id: JobId, now_s: float, record: JobRecord | None = None) -> list[Effect]:
         """The job is closed, or shepherded elsewhere from now on (then its new shepherd's epoch wins anyway)."""
         self._begin(now_s)
-        last = self._desk.withdraw(job_id, has_completed=has_completed)
+        last = self._desk.withdraw(job_id, record, now_s)
         effects = self._put_card(last, now_s) if last is not None else []
         self._refused_cards.discard(job_id)
         return effects
@@ -205,6 +211,12 @@ class StatePlane:
     def restore_setting(self, stored: bytes) -> None:
         """The setting as it was persisted; RemoteProtocolError if it is unusable, and then the default stays."""
         self._library.setting.offer(decode_setting(stored))
+
+    def restore_history(self, stored: bytes) -> None:
+        """Jobs that had ended in an earlier life; what nobody can read of them is no loss that keeps a node away."""
+        with suppress(RemoteProtocolError):
+            self._library.history.restore(stored)
+        self._saved = self._library.history.version
 
     def repair(self, node_id: NodeId, report: FreeReport, now_s: float) -> None:
         """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
@@ -247,6 +259,11 @@ class StatePlane:
         """Read only: what jobs of one kind have measured, as far as this node has heard of them."""
         return self._library.kinds
 
+    @property
+    def history(self) -> tuple[EndedJob, ...]:
+        """Jobs that have ended anywhere, the oldest first."""
+        return self._library.history.ended
+
     def take_job_news(self) -> Sequence[JobId]:
         """Jobs whose entry in `jobs` has come, changed or gone since this was last asked."""
         news, self._library.job_news = self._library.job_news, {}
@@ -269,6 +286,8 @@ class StatePlane:
             "node_records": len(self._library.nodes),
             "cards": len(self._library.cards),
             "locations": len(self._library.locations),
+            "ended_jobs": len(self._library.history),
+            "kinds": len(self._library.kinds),
             "quarantined": self._library.nodes.quarantined + self._library.cards.quarantined,
         }
         return {**self._library.counters, **sizes}
@@ -289,6 +308,8 @@ class StatePlane:
             self._courier.set_members(self._members, now_s)
         uptime_s = int(now_s - self._started_s)
         self._settle_claims()
+        if self._library.history.version != self._saved and self._save_at_s == math.inf:
+            self._save_at_s = now_s + SAVE_DELAY_S
         self._library.generation_limit = max(self._generation + uptime_s, self._highest_generation) + DAY_S
 
     @property
@@ -311,7 +332,7 @@ class StatePlane:
 
     def _on_timer(self, now_s: float) -> list[Effect]:
         """Whatever is due; a timer that fires early or twice finds nothing due."""
-        effects = self._publish_due(now_s)
+        effects = [*self._save_due(now_s), *self._publish_due(now_s)]
         if now_s >= self._expire_at_s:
             self._expire_at_s = now_s + EXPIRY_INTERVAL_S
             self._expire(now_s)
@@ -324,6 +345,13 @@ class StatePlane:
         if now_s >= self._full_at_s:
             effects += self._run_full_exchange(now_s)
         return effects + self._flush_due(now_s)
+
+    def _save_due(self, now_s: float) -> list[Effect]:
+        """What is lost of the history with the power is fetched again from others."""
+        if now_s < self._save_at_s:
+            return []
+        self._save_at_s, self._saved = math.inf, self._library.history.version
+        return [Persist(HISTORY_ROOM, HISTORY_KEY, self._library.history.stored())]
 
     def _run_round(self, now_s: float) -> list[Effect]:
         """One digest to one random peer; jitter keeps swarms that started together from marching in step."""
@@ -353,7 +381,7 @@ class StatePlane:
         self._join_at_s = now_s + JOIN_RETRY_S
         stage, after = self._join_cursor
         peer = self._rng.choice(self._peers)
-        return [SendPeer(peer.node_id, FullStateRequest(stage, after))]
+        return [SendPeer(peer.node_id, FullStateRequest(stage, after, self._library.history.digest))]
 
     def _expire(self, now_s: float) -> None:
         """By our own clock; live members' records are spared, their owners renew them."""
@@ -387,11 +415,13 @@ class StatePlane:
         match message:
             case StateDigest():
                 answer = self._library.answer_digest(message, self._window_start, now_s)
-                return self._courier.send_answer(answer, route, now_s)
+                effects = self._courier.send_answer(answer, route, now_s)
+                return [*effects, *self._tell_history(message.history, route, now_s)]
             case StateDelta():
                 return self._on_delta(message, route, now_s)
-            case FullStateRequest(stage, after) if isinstance(route, str):
-                return self._on_page_request(route, stage, after, now_s)
+            case FullStateRequest(stage, after, history) if isinstance(route, str):
+                effects = self._on_page_request(route, stage, after, now_s)
+                return [*effects, *(() if stage or after else self._tell_history(history, route, now_s))]
             case FullStateAnswer():
                 return self._on_page(message, now_s)
         return []
@@ -425,11 +455,20 @@ class StatePlane:
         size = sum(len(parcel.body) + PARCEL_OVERHEAD_BYTES for parcel in page.parcels)
         return self._courier.send_message(sender, page, size, now_s)
 
+    def _tell_history(self, theirs: int, route: Route, now_s: float) -> list[Effect]:
+        """Jobs that have ended, as a page beside the others, to one who has heard of other ones; 0: of an agent that
+        keeps none."""
+        if theirs in (0, self._library.history.digest) or not isinstance(route, str):
+            return []
+        page = self._library.history_page(self._courier.stream_budget(now_s) - PAGE_BYTES_MIN)
+        size = sum(len(parcel.body) + PARCEL_OVERHEAD_BYTES for parcel in page.parcels)
+        return self._courier.send_message(route, page, size, now_s) if page.parcels else []
+
     def _on_page(self, page: FullStateAnswer, now_s: float) -> list[StateEffect]:
         """A page that comes twice, or after the last one, is merged like any other and asks for nothing."""
         effects = self._take_in(page.parcels, now_s)
         cursor = (page.stage, page.after)
-        if self.is_synchronised or cursor < self._join_cursor:
+        if self.is_synchronised or cursor < self._join_cursor or page.stage == HISTORY_STAGE:
             return effects
         if page.is_last:
             self.is_synchronised = True

@@ -24,6 +24,9 @@ from swarmsched.wire.codec import decode_value
 KEPT = 2_048
 COUNT_MOST = 2**16 - 1
 
+_Asked = tuple[str, str, str, str]
+"""User, name, class of GPUs and program."""
+
 
 class GpuClasses:
     """On GPUs of which class the speed of a job is to be known."""
@@ -40,9 +43,13 @@ class GpuClasses:
         estimate = job.card.estimate
         return (estimate.gpu if estimate else "") or most_frequent(self._gpus, job.demand)
 
-    def kinds(self, jobs: Iterable[JobView]) -> dict[tuple[str, str, str], None]:
-        """User, name and class of the jobs, each once."""
-        return dict.fromkeys((job.card.user, job.card.name, self.of(job)) for job in jobs)
+    def kinds(self, jobs: Iterable[JobView]) -> dict[_Asked, None]:
+        """Of the jobs, each once."""
+        return dict.fromkeys([self.asked(job) for job in jobs])
+
+    def asked(self, job: JobView) -> _Asked:
+        """Of what kind a job is."""
+        return (job.card.user, job.card.name, self.of(job), job.card.program)
 
 
 class Speeds:
@@ -57,8 +64,9 @@ def informed(view: ClusterView) -> ClusterView:
     """The view in which each job's estimate tells all that is known of it."""
     if not view.kinds:
         return view
-    kinds, classes = {(each.user, each.name, each.gpu): each for each in view.kinds}, GpuClasses(view.nodes)
-    jobs = [_informed(job, kinds.get((job.card.user, job.card.name, classes.of(job)))) for job in view.jobs]
+    kinds = {(each.user, each.name, each.gpu, each.program): each for each in view.kinds}
+    classes = GpuClasses(view.nodes)
+    jobs = [_informed(job, kinds.get(classes.asked(job))) for job in view.jobs]
     return replace(view, jobs=tuple(jobs), kinds=())
 
 

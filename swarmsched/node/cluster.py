@@ -21,8 +21,9 @@ from swarmsched.ids import JobId, NodeId
 from swarmsched.ledger.ledger import Ledger
 from swarmsched.models.kinds import GpuClasses
 from swarmsched.policies.explain import impossible
+from swarmsched.program import program_of
 from swarmsched.resources import Demand, Free, NodeResources, Share, counted, most_frequent
-from swarmsched.view import JobView, KindView, NodeView
+from swarmsched.view import KINDS_LIMIT, EndedJob, JobView, KindView, NodeView
 
 FORMER_LIFE_S = 15.0  # until a node that lost its database has others take up what it shepherded, or nobody can
 
@@ -65,19 +66,24 @@ class Cluster:
         """Where every known job of the last days is kept."""
         return self._state.locations
 
-    def prior(self, user: str, name: str) -> Estimate | None:
-        """What jobs of that kind have measured, as far as this node has heard of them."""
-        return self._state.kinds.prior(user, name)
+    @property
+    def history(self) -> tuple[EndedJob, ...]:
+        """Jobs that have ended anywhere, the oldest first."""
+        return self._state.history
 
-    def kind(self, user: str, name: str, gpu: str) -> KindView | None:
+    def prior(self, spec: JobSpec) -> Estimate | None:
+        """What jobs like it have measured, as far as this node has heard of them."""
+        return self._state.kinds.prior(spec.user, spec.name, program_of(spec.command, spec.tree, spec.workdir))
+
+    def kind(self, user: str, name: str, gpu: str, program: str) -> KindView | None:
         """All that jobs of that kind have measured on GPUs of that class, as planners see it."""
-        return self._state.kinds.view(user, name, gpu)
+        return self._state.kinds.view(user, name, gpu, program)
 
     def kinds(self, jobs: Iterable[JobView], nodes: Iterable[NodeView]) -> tuple[KindView, ...]:
         """Of those jobs that take several sizes, as far as anything is known of their kinds."""
         elastic = [job for job in jobs if job.card.elastic is not None]
         asked = GpuClasses(nodes).kinds(elastic) if elastic else ()
-        return tuple([kind for each in asked if (kind := self.kind(*each)) is not None])
+        return tuple([kind for each in asked if (kind := self.kind(*each)) is not None][:KINDS_LIMIT])
 
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
         """Names of the GPUs that ranks have there, as far as this node knows the others'; empty if they have none."""

@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from swarmsched.api import EndReason
 from swarmsched.commands import Refused, SetSwarmSetting, SettingStored
 from swarmsched.effects import Announce, Effect, ReplyToClient
 from swarmsched.errors import ConfigError, FieldProblem
@@ -25,6 +24,7 @@ from swarmsched.facts import (
     SettingChanged,
 )
 from swarmsched.gossip.exchange import STATE_MESSAGES
+from swarmsched.gossip.history import HISTORY_KEY, HISTORY_ROOM
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.record import (
@@ -206,8 +206,7 @@ class Publication:
 
     def _tell_ended(self, record: JobRecord, clock: Clock) -> list[Effect]:
         """The card vanishes; the location stays and says that the job has ended."""
-        has_completed = record.end_reason is EndReason.COMPLETED
-        effects = self._state.withdraw_card(record.job_id, clock.now_s, has_completed=has_completed)
+        effects = self._state.withdraw_card(record.job_id, clock.now_s, record)
         effects += self._locate(record, clock)
         self._located.pop(record.job_id, None)
         return effects
@@ -240,4 +239,7 @@ def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random)
     stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
     if stored is not None:
         plane.restore_setting(stored)
+    ended = restored.room(HISTORY_ROOM).get(HISTORY_KEY)
+    if ended is not None:
+        plane.restore_history(ended)
     return plane

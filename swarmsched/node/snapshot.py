@@ -20,6 +20,7 @@ from swarmsched.node.cluster import Cluster
 from swarmsched.node.config import NodeConfig
 from swarmsched.node.resources import Resources
 from swarmsched.policies.explain import WhyReport, explain, size_reason, speed_question
+from swarmsched.program import program_of
 from swarmsched.record import JobRecord
 from swarmsched.task import TaskStatus
 from swarmsched.view import ClusterView, JobView
@@ -160,7 +161,8 @@ class Snapshot:
         estimate = job.estimate if job is not None else heard.card.estimate if heard is not None else None
         if estimate is None or not estimate.points or record is None or not record.spec.is_resizable:
             return None
-        kind = self._cluster.kind(record.spec.user, record.spec.name, estimate.gpu)
+        program = program_of(record.spec.command, record.spec.tree, record.spec.workdir)
+        kind = self._cluster.kind(record.spec.user, record.spec.name, estimate.gpu, program)
         return speed_question(record, estimate, self._cluster.nodes(), kind)
 
     def size_reason(self, record: JobRecord) -> str:

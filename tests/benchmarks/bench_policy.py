@@ -30,7 +30,7 @@ from swarmsched.policies.registry import POLICIES, compute_plan
 from swarmsched.record import JobRecord
 from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.simulator.swarm import SimulatedSwarm
-from swarmsched.view import ClusterView, JobView, KindView, NodeView, Plan, PolicySetting
+from swarmsched.view import ClusterView, EndedJob, JobView, KindView, NodeView, Plan, PolicySetting
 from tests.swarmsched.gossip.state_testing import StateNetwork, sample_record
 
 SIZES = ((100, 1_000), (1_000, 2_000))
@@ -174,7 +174,9 @@ class _Cluster:
         self.jobs = {job.job_id: job for job in jobs}
         self.news: tuple[JobId, ...] = tuple(self.jobs)
 
-    def prior(self, user: str, name: str) -> None:
+    history: tuple[EndedJob, ...] = ()
+
+    def prior(self, spec: JobSpec) -> None:
         """Nobody has measured anything."""
 
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:

@@ -7,7 +7,7 @@ from swarmsched.api import JobSpec
 from swarmsched.estimate import Estimate
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Share
-from swarmsched.view import JobView, KindView, NodeView
+from swarmsched.view import EndedJob, JobView, KindView, NodeView
 
 
 class Cluster(Protocol):
@@ -17,8 +17,12 @@ class Cluster(Protocol):
     def jobs(self) -> Mapping[JobId, JobView]:
         """Live jobs by their gossiped cards."""
 
-    def prior(self, user: str, name: str) -> Estimate | None:
-        """What jobs of that kind have measured."""
+    @property
+    def history(self) -> tuple[EndedJob, ...]:
+        """Jobs that have ended anywhere, the oldest first."""
+
+    def prior(self, spec: JobSpec) -> Estimate | None:
+        """What jobs like it have measured."""
 
     def gpu_class(self, shares: Iterable[Share], demand: Demand) -> str:
         """Names of the GPUs that ranks have there."""

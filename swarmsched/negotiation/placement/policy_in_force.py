@@ -113,4 +113,4 @@ class PolicyInForce:
         """Everything a policy may see."""
         nodes, jobs = tuple(self._cluster.nodes()), tuple(self.views(clock))
         kinds = self._cluster.kinds(jobs, nodes)
-        return ClusterView(version, nodes, jobs, tuple(self._shepherds.history), self._planning.memory, kinds)
+        return ClusterView(version, nodes, jobs, self._cluster.history, self._planning.memory, kinds)

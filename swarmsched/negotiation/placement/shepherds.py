@@ -1,14 +1,12 @@
 """The shepherds of one agent: for which jobs it acts, what is kept of each beside its shepherd, whose timer is due."""
 
 import random
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
 
 from msgspec.structs import replace
 
-from swarmsched.api import EndReason, JobState
-from swarmsched.card import card_of
+from swarmsched.api import JobState
 from swarmsched.deadlines import Deadlines
 from swarmsched.ids import JobId, NodeId
 from swarmsched.negotiation.placement.cluster import Cluster
@@ -19,11 +17,11 @@ from swarmsched.negotiation.shepherd_state import ShepherdParts
 from swarmsched.negotiation.window import Window
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.view import HISTORY_LIMIT, EndedJob, JobView, NodeView
+from swarmsched.view import JobView, NodeView
 
 
 class Shepherds:
-    """One for each job of this agent that has not ended; of those that have ended a short history."""
+    """One for each job of this agent that has not ended."""
 
     def __init__(self, me: NodeId, cluster: Cluster, rng: random.Random, parts: ShepherdParts) -> None:
         self._me = me
@@ -36,7 +34,6 @@ class Shepherds:
         self.misfits = Misfits()  # those of them that are to have another one
         self.window: Window[JobId] = Window()  # of attempts that wait for their owners and holders
         self.update_ids: Iterator[int] = count(1)  # of register updates, unique within this agent's life
-        self.history: deque[EndedJob] = deque(maxlen=HISTORY_LIMIT)  # of jobs that ended here, the oldest first
         self._views = OwnViews()
         self._stirred: dict[JobId, None] = {}  # jobs whose deadline may have changed
         self._moved: dict[JobId, None] = {}  # jobs of ours that may stand elsewhere in the queue, or nowhere
@@ -51,7 +48,7 @@ class Shepherds:
         told = self._cluster.jobs.get(record.job_id)
         shepherd.estimate = told.card.estimate if told is not None else None  # as its last shepherd knew it
         if shepherd.estimate is None and record.spec.is_resizable:
-            shepherd.estimate = self._cluster.prior(record.spec.user, record.spec.name)
+            shepherd.estimate = self._cluster.prior(record.spec)
         self.jobs[record.job_id] = shepherd
         self.decided(shepherd)
         self._stir(record.job_id)
@@ -72,7 +69,7 @@ class Shepherds:
 
     def let_go(self, job_id: JobId) -> None:
         """Stop acting for a job: it has ended, or another shepherd has it."""
-        job = self.jobs.pop(job_id, None)
+        self.jobs.pop(job_id, None)
         self.elastic.pop(job_id, None)
         self.live.pop(job_id, None)
         self.misfits.forget(job_id)
@@ -80,11 +77,6 @@ class Shepherds:
         self._deadlines.drop(job_id)
         self.window.forget(job_id)
         self._moved[job_id] = None
-        if job is not None and job.decided.is_ended:
-            record = job.record
-            card = replace(card_of(record), attained_gpu_s=record.attained_gpu_s)
-            has_completed = record.end_reason is EndReason.COMPLETED
-            self.history.append(EndedJob(card, has_completed, record.ended_utc_s))
 
     # Their timers, and news of them.
 

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from swarmsched.card import NAME_LENGTH, JobCard, card_of, tombstone
 from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
-from swarmsched.gossip.kinds import LENGTHS_MOST, POINTS_MOST, Kinds
+from swarmsched.gossip.kinds import KINDS_KEPT, LENGTHS_MOST, POINTS_MOST, Kinds
 from swarmsched.ids import JobId
-from swarmsched.view import KINDS_LIMIT, KindView
+from swarmsched.view import KindView
 from swarmsched.wire.codec import decode_value
 from tests.swarmsched.building import make_record
 
@@ -39,8 +39,10 @@ def ended(done: float, number: int, *, has_completed: bool = True) -> JobCard:
     return tombstone(last, has_completed=has_completed)
 
 
-def card(name: str, user: str = "ada", estimate: Estimate | None = MEASURED, number: int = 0) -> JobCard:
-    told = replace(card_of(make_record("n1"), estimate=estimate), name=name[:NAME_LENGTH], user=user)
+def card(
+    name: str, user: str = "ada", estimate: Estimate | None = MEASURED, number: int = 0, program: str = "train.py"
+) -> JobCard:
+    told = replace(card_of(make_record("n1"), estimate=estimate), name=name[:NAME_LENGTH], user=user, program=program)
     return replace(told, job_id=JobId(told.job_id[:-5] + f"{number:05}"))
 
 
@@ -65,17 +67,17 @@ def test_what_is_no_measurement_of_a_named_kind_is_not_remembered() -> None:
     nothing: tuple[Any, ...] = (None, Estimate(remaining=3.0), replace(MEASURED, is_prior=True))
     for estimate in nothing:
         kinds.note(card("bert", estimate=estimate))
-    kinds.note(card(""))
+    kinds.note(card("", program=""))
     assert kinds.prior("ada", "bert") is None
     assert kinds.prior("ada", "") is None
 
 
 def test_of_too_many_kinds_those_heard_of_longest_ago_are_forgotten() -> None:
     kinds = Kinds()
-    for number in range(KINDS_LIMIT):
-        kinds.note(card(f"job{number}"))
-    kinds.note(card("job0"))
-    kinds.note(card("another"))
+    for number in range(KINDS_KEPT):
+        kinds.note(card(f"job{number}", program=""))
+    kinds.note(card("job0", program=""))
+    kinds.note(card("another", program=""))
     assert [kinds.prior("ada", name) is None for name in ("job0", "job1", "another")] == [False, True, False]
 
 
@@ -85,6 +87,87 @@ def test_what_several_jobs_of_a_kind_measured_is_one_table() -> None:
     kinds.note(card("bert", estimate=told(SpeedPoint(4, 2, 32, 0.6))))
     assert speeds(kinds) == {(1, 1, 32): 0.4, (2, 1, 32): 0.5, (4, 2, 32): 0.6}
     assert kinds.view("bob", "bert") is kinds.view("ada", "") is kinds.view("ada", "resnet") is None
+
+
+def points_of(kinds: Kinds, name: str = "", program: str = "", user: str = "ada") -> dict[tuple[int, int, int], float]:
+    view = kinds.view(user, name, "", program)
+    points = decode_value(Estimate, view.speed).points if view is not None else ()
+    return {(each.ranks, each.nodes, each.local_batch): each.step_s for each in points}
+
+
+def test_who_has_no_name_is_of_the_kind_of_its_program() -> None:
+    kinds = Kinds()
+    kinds.note(card("", estimate=told(SpeedPoint(1, 1, 32, 0.4)), program="train.py#be27@aaaaaaaa"))
+    for program in ("train.py#be27@aaaaaaaa", "train.py#be27@bbbbbbbb", "train.py#9999@cccccccc", "train.py"):
+        assert points_of(kinds, program=program) == {(1, 1, 32): 0.4}, program
+    assert points_of(kinds, program="eval.py") == points_of(kinds, program="train.py", user="bob") == {}
+    prior = kinds.prior("ada", "", "train.py#be27@bbbbbbbb")
+    assert prior is not None
+    assert prior.points == (SpeedPoint(1, 1, 32, 0.4),)
+
+
+def test_what_a_narrow_kind_has_not_measured_a_wider_one_tells_where_they_agree() -> None:
+    kinds = Kinds()
+    old, new, other = "train.py#be27@aaaaaaaa", "train.py#be27@bbbbbbbb", "train.py#9999@bbbbbbbb"
+    kinds.note(card("", estimate=told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5)), program=old))
+    kinds.note(card("run-7", estimate=told(SpeedPoint(1, 1, 32, 0.42)), program=new, number=1))
+    assert points_of(kinds, "run-7", new) == {(1, 1, 32): 0.42, (2, 1, 32): 0.5}, "each run has a name of its own"
+    assert points_of(kinds, "", new) == {(1, 1, 32): 0.42, (2, 1, 32): 0.5}
+    kinds.note(card("", estimate=told(SpeedPoint(1, 1, 32, 2.0)), program=other, number=2))
+    assert points_of(kinds, "", other) == {(1, 1, 32): 2.0}, "another model of the same script"
+    assert points_of(kinds, "", old)[2, 1, 32] == 0.5
+
+
+def test_how_long_one_takes_is_told_by_the_narrowest_kind_of_which_one_has_completed() -> None:
+    kinds = Kinds()
+    for number, (name, length) in enumerate((("a", 100.0), ("b", 120.0), ("c", 140.0))):
+        last = card(name, estimate=told(SpeedPoint(1, 1, 32, 0.4), done=length), number=number)
+        kinds.note(last)
+        kinds.note(tombstone(last, has_completed=True))
+    kinds.note(card("d", estimate=told(SpeedPoint(1, 1, 32, 0.4), done=5.0), number=4))
+    lengths = {name: view.length for name in "bd" if (view := kinds.view("ada", name, "", "train.py")) is not None}
+    assert lengths == {"b": 120.0, "d": 120.0}
+
+
+def test_one_name_for_everything_is_noticed_by_its_programs() -> None:
+    kinds = Kinds()
+    for number, (program, step_s) in enumerate((("a.py", 0.4), ("b.py", 0.44)) * 2):
+        kinds.note(card("exp", estimate=told(SpeedPoint(1, 1, 32, step_s)), program=program, number=number))
+    assert (points_of(kinds, "exp", "a.py"), points_of(kinds, "exp", "b.py")) == ({(1, 1, 32): 0.4}, {(1, 1, 32): 0.44})
+    assert points_of(kinds, "exp", "c.py") == {}
+    for number in range(LENGTHS_MOST):
+        kinds.note(card("exp", estimate=told(SpeedPoint(2, 1, 32, 0.3)), program="b.py", number=100 + number))
+    assert (1, 1, 32) in points_of(kinds, "exp", "new.py"), "long after the other program has gone"
+
+
+def test_one_name_or_script_for_everything_is_noticed_by_its_step_times() -> None:
+    """Three models in turn, by one name and of one script, which words tell apart."""
+    kinds = Kinds()
+    models = {"train.py#aaaa": 0.1, "train.py#bbbb": 0.9, "train.py#cccc": 4.0}
+    for number in range(30):
+        program = list(models)[number % 3]
+        kinds.note(card("exp", estimate=told(SpeedPoint(1, 1, 32, models[program])), program=program, number=number))
+    for program, step_s in models.items():
+        assert points_of(kinds, "exp", program) == {(1, 1, 32): step_s}
+    assert points_of(kinds, "exp", "train.py#dddd") == {}, "nothing is known of a fourth"
+
+
+def test_a_script_that_was_made_faster_once_stays_one_kind() -> None:
+    kinds = Kinds()
+    for number in range(12):
+        step_s = 0.9 if number < 6 else 0.3
+        kinds.note(card("bert", estimate=told(SpeedPoint(1, 1, 32, step_s)), number=number))
+    assert points_of(kinds, "bert", "train.py") == {(1, 1, 32): 0.3}
+
+
+def test_one_users_kinds_push_out_nobody_elses() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", user="bob", program=""))
+    for number in range(KINDS_KEPT + 50):
+        kinds.note(card(f"job{number}", user="eve", program=""))
+    assert len(kinds) == KINDS_KEPT
+    assert points_of(kinds, "bert", user="bob")
+    assert not points_of(kinds, "job50", user="eve")
 
 
 def test_each_class_of_gpus_has_its_own_times_and_where_none_was_measured_those_heard_last_stand_in() -> None:

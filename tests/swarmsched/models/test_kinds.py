@@ -21,6 +21,7 @@ KIND = KindView(
     encode_value(Estimate, Estimate(points=POINTS)),
     1_000.0,
     0.2,
+    program="true",
 )
 RANGE = BatchRange(64, 512, 8, 64)
 PRIOR = Estimate(is_prior=True)

@@ -14,7 +14,7 @@ from swarmsched.ledger.message import HoldRequest
 from swarmsched.negotiation.placement.placement import Placement
 from swarmsched.negotiation.shepherd import Clock
 from swarmsched.resources import Demand, Share
-from swarmsched.view import Allocation, Change, Decision, JobView, Plan, PolicySetting
+from swarmsched.view import Allocation, Change, Decision, EndedJob, JobView, Plan, PolicySetting
 from tests.swarmsched.building import make_node, make_record
 
 ME, A, B = NodeId("boss"), NodeId("a"), NodeId("b")
@@ -56,8 +56,10 @@ class Cluster:
         self.news += [*self.jobs, *(job.job_id for job in jobs)]
         self.jobs = {job.job_id: job for job in jobs}
 
-    def prior(self, user, name):
-        return self.priors.get((user, name))
+    history: tuple[EndedJob, ...] = ()
+
+    def prior(self, spec):
+        return self.priors.get((spec.user, spec.name))
 
     def gpu_class(self, shares, demand):
         return ""

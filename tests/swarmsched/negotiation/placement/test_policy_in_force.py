@@ -2,12 +2,11 @@
 
 from msgspec.structs import replace
 
-from swarmsched.api import EndReason, JobState
 from swarmsched.card import card_of
 from swarmsched.estimate import Estimate
 from swarmsched.negotiation.placement.planning import PLAN_REFRESH_S
 from swarmsched.record import Rescaling
-from swarmsched.view import PolicySetting
+from swarmsched.view import EndedJob, PolicySetting
 from tests.swarmsched.negotiation.placement.scene import UTC, A, Scene, foreign, job_id, node, record_of
 
 
@@ -32,17 +31,11 @@ def test_a_plan_is_given_back_its_memory_until_the_policy_changes():
     assert scene.plans[-1].view.memory == b""
 
 
-def test_a_job_that_has_ended_is_history_for_the_next_plan():
+def test_a_job_that_has_ended_anywhere_is_history_for_the_next_plan():
     scene = Scene([node(A, 2)])
-    scene.submit("b", 1, UTC)
     scene.submit("a", 3, UTC)
-    scene.placement.policy.cluster_view(scene.clock)
-    shepherd = scene.placement.shepherds.jobs[job_id("b")]
-    ended = replace(shepherd.record, state=JobState.ENDED, end_reason=EndReason.COMPLETED, ended_utc_s=UTC + 9)
-    shepherd.decided = ended
-    scene.placement.let_go(job_id("b"))
-    (past,) = scene.placement.policy.cluster_view(scene.clock).history
-    assert (past.card.job_id, past.has_completed, past.ended_utc_s) == (job_id("b"), True, UTC + 9)
+    scene.cluster.history = (EndedJob(foreign("b", 1, UTC).card, True, UTC + 9),)
+    assert scene.placement.policy.cluster_view(scene.clock).history == scene.cluster.history
 
 
 def test_a_view_of_a_job_is_made_once_for_each_news():
