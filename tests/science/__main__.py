@@ -33,7 +33,7 @@ from swarmsched.policies.registry import policy_id
 from tests.science.cells import Cell, Line, read_lines, run
 from tests.science.drawn import CAPTION, YARDSTICK
 from tests.science.drawn import draw as draw_workloads
-from tests.science.page import Results, by_workload, elastic_batch, price, put, table
+from tests.science.page import Results, by_workload, elastic_batch, price, put, submitted, table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -50,11 +50,13 @@ KEY: tuple[str, ...] = (
     "cluster",
     "gpus_most",
 )
-KEY += ("view", "loss", "churn")
+KEY += ("view", "loss", "churn", "manner", "kinds", "interference", "costs", "told", "speeds")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
-TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "cpu_s")
+TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "p99_slowdown", "rho_p50", "rho_p99", "rho_worst")
+TOLD += ("rescales_per_job", "rescales_most", "reversed_decisions", "deadlines", "deadlines_met", "cpu_s")
 PICTURE, PRICE, BATCH, PUBLISHED = "picture", "price", "elastic-batch", "published"
+BY_USERS = ("users", "recorded", "deadlines", "classes")
 GENERATED = "generated"
 
 
@@ -113,7 +115,10 @@ class Science:
         if not self.record.exists():
             return {}
         with self.record.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["commit"] == self.commit]
+            table = csv.DictReader(file)
+            if list(table.fieldnames or ()) != ["commit", *KEY, *TOLD]:
+                raise UsageProblem(f"{self.record} has other columns; move it away: it is of an earlier version")
+            rows = [row for row in table if row["commit"] == self.commit]
         return {tuple(row[column] for column in KEY): row for row in rows}
 
 
@@ -173,8 +178,12 @@ def _write(plan: Science, lines: Sequence[Line], done: Results) -> None:
     for name in names:
         of_table = [line for line in lines if line.table == name]
         how = (done, plan.traces, yardstick)
-        told = price(of_table, done) if name == PRICE else table(of_table, *how, is_quick=plan.is_quick)
-        page = put(page, name, caption + told)
+        if name == PRICE:
+            told = price(of_table, done)
+        else:
+            write = submitted if name in BY_USERS else table
+            told = write(of_table, *how, is_quick=plan.is_quick)
+        page = put(page, name, f"{caption}{told}\n\nCommit {plan.commit}.")
         if name == PUBLISHED:
             page = put(page, "by workload", caption + by_workload(of_table, *how, is_quick=plan.is_quick))
     if plan.tables:

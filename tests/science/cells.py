@@ -1,6 +1,7 @@
 """What `make science` runs: each line of `cells.csv` is a figure of a table, the mean over its workloads."""
 
 import csv
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from swarm_client.cli.replay import read_jobs, read_profiles, summary
+from swarmsched.ids import NodeId
 from swarmsched.replay.churn import churn
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.gossip import GossipReplay
 from swarmsched.replay.perfect import Pacing, PerfectReplay
 from swarmsched.replay.results import Observer
 from swarmsched.replay.setup import Measured, Replay, prepared
-from swarmsched.replay.workload import TraceJob
+from swarmsched.replay.workload import TraceJob, gpu_speeds, restart_costs
 from swarmsched.simulator.network import NetworkFaults
 from swarmsched.view import PolicySetting
 
 SELECTED_BY = {"pollux_jobs": ("load", "workload"), "philly_jobs": ("cluster",), "muri_jobs": ("trace",)}
 """Columns of a trace that choose one workload of it."""
 QUICK_LOAD = 0.5
+USUAL_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,19 @@ class Line:
     trace: str
     load: str  # empty: the trace has none
     workloads: str  # empty: the whole trace
-    cluster: str  # servers x GPUs of each
+    cluster: str  # servers x GPUs of each, of several classes with their names: 5x4t4+1x8a100
     profiles: str  # folder of the traces; empty: jobs of known length
     gpus_most: str  # MODEL=N ...
     reference: str  # table of the published results, and the policy in it; empty: the line on the exact view
     view: str = ""  # perfect or gossip: jobs ask for their least; empty: on the exact view as the trace says
     loss: str = ""  # ratio of messages
     churn: str = ""  # a table beside this one
+    manner: str = ""  # how users submit, as --as has it
+    kinds: str = ""  # as --kinds has it; empty: as the manner has it
+    interference: str = ""
+    costs: str = ""  # a table beside this one: seconds of a restart by model
+    told: str = ""  # 1: cards tell what a restart has cost, as they do of jobs that report
+    speeds: str = ""  # a table beside this one, of classes of GPUs
 
     @property
     def heading(self) -> str:
@@ -54,6 +63,27 @@ class Line:
     def is_quick(self) -> bool:
         """Whether a run takes minutes: through gossip it takes 4 at load 0.5, and 9 or more at others."""
         return self.view != "gossip" or float(self.load) <= QUICK_LOAD
+
+    @property
+    def place(self) -> str:
+        """What is replayed, and where."""
+        named = [self.trace, f"load {self.load}" if self.load else "", self.workloads if not self.load else ""]
+        return f"{' '.join(filter(None, named))} on {self.cluster.replace('x', ' x ').replace('+', ' + ')}"
+
+    @property
+    def how(self) -> str:
+        """How jobs are submitted, and what their physics have beside those of others."""
+        parts = [self.manner or "as in simulators"]
+        parts += [f"interference {self.interference}"] * bool(self.interference)
+        parts += [f"restart costs by model{', told' if self.told else ''}"] * bool(self.costs)
+        parts += [f"{self.pause_s} s a change"] * (float(self.pause_s) != USUAL_PAUSE_S)
+        return ", ".join(parts)
+
+    @property
+    def servers(self) -> list[tuple[int, str]]:
+        """GPUs of each server, and their class."""
+        groups = [re.fullmatch(r"(\d+)x(\d+)(.*)", part) for part in self.cluster.split("+")]
+        return [(int(one[2]), one[3]) for one in groups if one for _ in range(int(one[1]))]
 
     def cells(self, *, is_quick: bool) -> list["Cell"]:
         """One for each workload; the last one alone where it must be quick."""
@@ -73,30 +103,37 @@ class Cell:
         """All that its result depends on, beside the code."""
         one = self.line
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
-        return (*how, one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
+        where = (one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
+        return (*how, *where, one.manner, one.kinds, one.interference, one.costs, one.told, one.speeds)
 
     def under(self, policy: str) -> "Cell":
-        """The same workload under a policy that needs to know nothing, on the exact view."""
-        plain = replace(self.line, policy=policy, parameters="", knows="perfect", view="", loss="", churn="")
+        """The same workload under a policy that needs to know nothing, on the exact view; its jobs may be stopped."""
+        plain = replace(self.line, policy=policy, parameters="", knows="perfect", view="", loss="", churn="", manner="")
         return Cell(plain, self.workload)
 
     def settings(self) -> Replay:
         """How it is run."""
         one = self.line
-        cluster = Cluster.even(*(int(part) for part in one.cluster.split("x")))
+        servers = {NodeId(f"n{number:03}"): each for number, each in enumerate(one.servers, start=1)}
+        models = {node: model for node, (_, model) in servers.items() if model}
+        cluster = Cluster({node: gpus for node, (gpus, _) in servers.items()}, models)
         if one.churn:
-            table = Path(__file__).with_name(one.churn)
-            cluster.events = churn(one.churn, table.read_text(encoding="utf-8").splitlines(), cluster.gpus)
+            cluster.events = churn(one.churn, _lines(one.churn), cluster.gpus)
         return Replay(
             PolicySetting(one.policy, _numbers(one.parameters)),
             cluster,
             one.knows,
-            Pacing(float(one.tick_s), float(one.pause_s)),
+            Pacing(float(one.tick_s), float(one.pause_s), interference=float(one.interference or 0.0)),
             gpus_most={model: int(most) for model, most in _numbers(one.gpus_most).items()},
             view=one.view or "perfect",
             membership="swim" if one.churn or one.loss else "ideal",  # probes matter where something goes wrong
             faults=NetworkFaults(loss_ratio=float(one.loss or 0.0)),
             asks_least=bool(one.view),
+            manner=one.manner,
+            kind_by=one.kinds,
+            restart_costs=restart_costs(one.costs, _lines(one.costs)) if one.costs else {},
+            tells_costs=bool(one.told),
+            gpu_speeds=gpu_speeds(one.speeds, _lines(one.speeds)) if one.speeds else {},
         )
 
     def observed(self, traces: Path) -> Observer:
@@ -124,7 +161,7 @@ class Cell:
     def reference(self, traces: Path) -> dict[str, str]:
         """The published result for it."""
         table, policy = self.line.reference.split(":")
-        servers, gpus = (int(part) for part in self.line.cluster.split("x"))
+        gpus = sum(each for each, _ in self.line.servers)
         trace = ":".join([part for part in (self.line.trace, self.line.load, self.workload) if part])
         (found,) = [
             row
@@ -135,7 +172,7 @@ class Cell:
                 if "trace" in row
                 else (row["load"], row["workload"]) == (self.line.load, self.workload)
             )
-            and ("nodes" not in row or int(row["nodes"]) * int(row["gpus_per_node"]) == servers * gpus)
+            and ("nodes" not in row or int(row["nodes"]) * int(row["gpus_per_node"]) == gpus)
         ]
         return found
 
@@ -153,6 +190,11 @@ def read_lines(file: Path) -> list[Line]:
 def _rows(file: Path) -> Iterable[dict[str, str]]:
     with file.open(newline="", encoding="utf-8") as table:
         return list(csv.DictReader(table))
+
+
+def _lines(name: str) -> list[str]:
+    """Of a table beside this one."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
 
 
 @lru_cache(maxsize=4)

@@ -42,7 +42,7 @@ def draw(lines: Iterable[Line], folder: Path) -> Path:
 
 
 def _wanted(line: Line, seed: int) -> Wanted:
-    nodes, gpus = (int(part) for part in line.cluster.split("x"))
+    nodes, gpus = len(line.servers), max(each for each, _ in line.servers)
     load = float(line.load or 1.0)
     rigid = 0.0 if line.profiles else 1.0
     return Wanted(seed, round(COUNT * load), load, nodes, gpus, rigid=rigid)

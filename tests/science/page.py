@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from tests.science.cells import Cell, Line
 from tests.swarmsched.replay.test_elastic_batch import compared
 
+BEST = "best"
+"""In place of a table of published results: the best of these policies in the same table, on the same workload."""
 MEASURES = ("avg_jct_s", "p99_jct_s", "makespan_s")
 Results = Mapping[tuple[str, ...], Mapping[str, Any]]
 
@@ -32,6 +35,58 @@ def table(lines: Sequence[Line], results: Results, traces: Path, yardstick: str,
         figures = [_figures(ratios[heading]) if heading in ratios else "" for heading in headings]
         text.append(f"| {' | '.join([*how, finished, *figures])} |")
     return "\n".join(text)
+
+
+def submitted(lines: Sequence[Line], results: Results, traces: Path, yardstick: str, *, is_quick: bool) -> str:
+    """A row for each line, by what users submit: what it comes to, over what, how fair and how restless it is."""
+    told = ["workload", "submitted", "told", "policy", "finished", "average", "over", "99th of slowdowns", "rho"]
+    told += ["changes a job", "reversed"]
+    has_deadlines = any(int(row["deadlines"] or 0) for row in results.values())
+    told += ["deadlines met"] * has_deadlines
+    text = [f"| {' | '.join(told)} |", f"|{'---|' * len(told)}"]
+    for line in lines:
+        cells = line.cells(is_quick=is_quick)
+        every = [results[cell.key] for cell in cells]
+        others = [_other(cell, lines, results, traces, yardstick) for cell in cells]
+        ratios = [float(one["avg_jct_s"] or "nan") / other for one, other in zip(every, others, strict=True)]
+        against = yardstick or line.reference.partition(":")[2].replace(" ", ", ")
+        parameters = "".join(f", `{each}`" for each in line.parameters.split())
+        row = [
+            line.place,
+            line.how,
+            line.knows + (f", kinds by {line.kinds}" if line.kinds else ""),
+            f"`{line.policy}`{parameters}",
+            f"{_sum(every, 'finished')} of {_sum(every, 'jobs')}",
+            f"{_mean(every, 'avg_jct_s'):,.0f} s",
+            f"{against} {_spread(ratios)}",
+            f"{_mean(every, 'p99_slowdown'):.1f}",
+            ", ".join([f"{_mean(every, f'rho_{part}'):.2f}" for part in ("p50", "p99", "worst")]),
+            f"{_mean(every, 'rescales_per_job'):.1f}, at most {max(int(one['rescales_most']) for one in every)}",
+            f"{_mean(every, 'reversed_decisions'):.0f}",
+            *[f"{_sum(every, 'deadlines_met')} of {_sum(every, 'deadlines')}"] * has_deadlines,
+        ]
+        text.append(f"| {' | '.join(row)} |")
+    return "\n".join(text)
+
+
+def _other(cell: Cell, lines: Sequence[Line], results: Results, traces: Path, yardstick: str) -> float:
+    """The average that a cell's is over: a published one, or the best of other lines on the same workload."""
+    if yardstick:
+        return float(results[cell.under(yardstick).key]["avg_jct_s"])
+    name, _, policies = cell.line.reference.partition(":")
+    if name != BEST:
+        return float(cell.reference(traces)["avg_jct_s"])
+    rivals = [line for line in lines if line.policy in policies.split() and line.place == cell.line.place]
+    alike = [line for line in rivals if line.manner == cell.line.manner] or rivals
+    return min(float(results[Cell(line, cell.workload).key]["avg_jct_s"]) for line in alike)
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+    return mean(nan if row[column] in ("", None) else float(row[column]) for row in rows)
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], column: str) -> int:
+    return sum(int(row[column]) for row in rows)
 
 
 def by_workload(lines: Sequence[Line], results: Results, traces: Path, yardstick: str, *, is_quick: bool) -> str:

@@ -98,6 +98,68 @@ def test_what_gossip_costs_is_told_against_the_exact_view(plan):
     assert "| 1.0 | 5% | stay | 1 of 1 | 1.000 | 1.000 | 1.000 |" in page
 
 
+USERS_LINES = (
+    LINES.partition("\n")[0] + ",view,loss,churn,manner,kinds,interference,costs,told,speeds\n"
+    "users,fifo,,nothing,0,0,pollux_jobs,1.0,1 2,1x2,,,rigid_summary:fifo,,,,rigid,none,0.25,,,\n"
+    "users,fifo,,nothing,0,30,pollux_jobs,1.0,2,1x1small+1x2large,,,best:srtf backfill,,,,,,,restart_costs.csv,1,\n"
+    "users,srtf,,perfect,0,0,pollux_jobs,1.0,2,1x1small+1x2large,,,best:srtf,,,,restartable,,,,,\n"
+)
+
+
+def test_a_table_by_users_tells_each_line_with_fairness_changes_and_what_it_is_over(plan):
+    plan.lines.write_text(USERS_LINES)
+    plan.page.write_text(PAGE.replace("rigid", "users"))
+    science(plan)
+    rows = [line for line in plan.page.read_text().splitlines() if line.startswith("| pollux_jobs load")]
+    assert [row.split(" | ")[1:] for row in rows] == [
+        [
+            "rigid, interference 0.25, 0 s a change",
+            "nothing, kinds by none",
+            "`fifo`",
+            "3 of 3",
+            "12 s",
+            "fifo 1.250 (1.000 to 1.500)",
+            "1.5",
+            "0.96, 1.16, 1.17",
+            "0.0, at most 0",
+            "0 |",
+        ],
+        [
+            "as in simulators, restart costs by model, told",
+            "nothing",
+            "`fifo`",
+            "1 of 1",
+            "38 s",
+            "srtf, backfill 4.750",
+            "4.8",
+            "4.75, 4.75, 4.75",
+            "0.0, at most 0",
+            "0 |",
+        ],
+        [
+            "restartable, 0 s a change",
+            "perfect",
+            "`srtf`",
+            "1 of 1",
+            "8 s",
+            "srtf 1.000",
+            "1.0",
+            "1.00, 1.00, 1.00",
+            "0.0, at most 0",
+            "0 |",
+        ],
+    ]
+    assert rows[1].startswith("| pollux_jobs load 1.0 on 1 x 1small + 1 x 2large |")
+    assert "Commit abc." in plan.page.read_text()
+
+
+def test_a_record_of_other_columns_is_not_read_as_one_of_these(plan):
+    plan.record.parent.mkdir(exist_ok=True)
+    plan.record.write_text("commit,policy,avg_jct_s\nabc,fifo,1\n")
+    with pytest.raises(UsageProblem, match=r"runs\.csv has other columns; move it away"):
+        science(plan)
+
+
 def test_quick_runs_one_workload_of_each_and_leaves_the_page_alone(plan):
     science(replace(plan, is_quick=True))
     assert plan.page.read_text() == PAGE
@@ -169,5 +231,5 @@ def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
 
 def test_an_unknown_table_is_refused_with_those_that_there_are(plan):
     environment = {"SCIENCE_TRACES": str(plan.traces), "SCIENCE_TABLES": "rigid,prise"}
-    with pytest.raises(UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of elastic-batch, .*price"):
+    with pytest.raises(UsageProblem, match=r"SCIENCE_TABLES=prise is no table; write some of classes, .*price"):
         Science.from_environment(environment, "abc")
