@@ -467,7 +467,10 @@ class TaskModel:
         is_newer = task.plan is None or plan.version > task.plan.version
         if is_newer and agent_life == self._agent_life and not task.is_over:
             task.plan = plan
-            self._hear(task)
+            if task.is_still and len(plan.members) == 1:  # nobody is left who would wait for it: as any process alone
+                self.wake(task)
+            else:
+                self._hear(task)
 
     def _hear(self, task: RunningTask) -> None:
         """A frozen worker hears nothing; it asks when it goes on."""

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from swarmsched.api import JobState
 from swarmsched.ids import AttemptKey, JobId, NodeId, TaskKey
 from swarmsched.record import JobRecord
-from swarmsched.resources import Share
 from swarmsched.simulator.checks.healed_jobs import ACTING_S
 from swarmsched.simulator.checks.healing import Healed, Rule
 from swarmsched.simulator.host import Host
-from swarmsched.simulator.tasks import RunningTask
 from swarmsched.task import TaskStage
 
 RUNS_S = 15.0
@@ -88,13 +86,12 @@ def _unsettled(record: JobRecord, up: Mapping[NodeId, Host]) -> str:
     if record.state is not JobState.RUNNING or not record.world.version:
         return ""
     leaving = sorted(share.part for share in record.leaving if share.node in up)
-    tasks = {share: _task(record, share, up) for share in (*record.members, *record.joining)}
-    staying = [task for share in record.members if (task := tasks[share]) is not None]
-    if staying and all(task.is_still for task in staying):
-        return ""  # nobody is left who would wait for them, and whoever leaves is kept, for minutes
     if leaving:
         return f"parts {leaving} leave"
-    for share, task in tasks.items():
+    for share in (*record.members, *record.joining):
+        host = up.get(share.node)
+        key = TaskKey(record.job_id, record.attempt, share.part)
+        task = next((task for task in host.tasks.running if task.key == key), None) if host else None
         if task is None or task.is_frozen or not task.worker.address:
             continue
         if share in record.joining:
@@ -104,11 +101,6 @@ def _unsettled(record: JobRecord, up: Mapping[NodeId, Host]) -> str:
         if task.lost >= record.world.version:
             return f"part {share.part} has lost world {record.world.version}"
     return ""
-
-
-def _task(record: JobRecord, share: Share, up: Mapping[NodeId, Host]) -> RunningTask | None:
-    key, host = TaskKey(record.job_id, record.attempt, share.part), up.get(share.node)
-    return next((task for task in host.tasks.running if task.key == key), None) if host else None
 
 
 def _standstill(record: JobRecord, up: Mapping[NodeId, Host]) -> tuple[str, float]:
