@@ -55,10 +55,21 @@ USERS = 12
 """People; the second submits half as much as the first, the third a third."""
 DAY_S, MORNING_S, PEAK_S = 86_400.0, 8 * 3_600.0, 15 * 3_600.0
 """A workload begins at eight in the morning, and most jobs come at three in the afternoon."""
+RANGE = (0.5, 4.0)
+"""Sizes that a job with a model takes, from and to so many times what its user asks for."""
+PRIORITY, LIMIT, RESTARTABLE, FAILURE = 0.05, 0.5, 0.5, 0.05
+"""Of all jobs, those that go first and those that fail on the way; of those of one size, those that name a time limit
+and those that may be begun again."""
+LIMIT_OVER, LIMIT_STEP_S = (1.5, 5.0), 600.0
+"""A time limit over the run time: people guess high, in steps of ten minutes."""
+DEADLINE_OVER = (1.5, 5.0)
+"""The time to a deadline over the run time."""
 DIGITS_MOST = 64
 """Servers of a placement that is written out; on more, GPUs are even anyway."""
-JOBS = ("job_id", "submit_time_s", "user", "model", "num_gpus", "batch_size", "duration_s")
-"""Columns of the table of jobs.  With profiles a job with a model goes by these, without any by its run time."""
+JOBS: tuple[str, ...] = ("job_id", "submit_time_s", "user", "model", "num_gpus", "batch_size", "duration_s")
+JOBS += ("min_gpus", "max_gpus", "priority", "time_limit_s", "deadline_s", "restartable", "failure")
+"""Columns of the table of jobs.  With profiles a job with a model goes by these; without any by its run time, where it
+names no other sizes (`wishes` 0)."""
 
 
 class Family(NamedTuple):
@@ -78,6 +89,7 @@ class Family(NamedTuple):
     noise: tuple[float, float]
     gains: float
     shortest_s: float
+    restart_s: float  # from the end of one attempt until the next one trains
 
     def step(self, gpus: int, nodes: int, local_batch: int, speed: float = 1.0) -> tuple[float, float]:
         """Seconds of one step without accumulation, and the part of them in which it exchanges gradients."""
@@ -118,16 +130,19 @@ class Family(NamedTuple):
 
 FAMILIES = (
     # Small convolutions on images: cheap samples, a gradient of 100 MB.
-    Family("vision", 12e9, 25e6, 0.010, (64, 4_096), (16, 256), (4.0, 80.0), 0.9, 1_800.0),
+    Family("vision", 12e9, 25e6, 0.010, (64, 4_096), (16, 256), (4.0, 80.0), 0.9, 1_800.0, 60.0),
     # Encoders of text, 384 tokens a sample and six operations a token and parameter: the network is the bottleneck.
-    Family("language", 250e9, 110e6, 0.020, (16, 512), (4, 16), (8.0, 60.0), 1.0, 3_600.0),
+    Family("language", 250e9, 110e6, 0.020, (16, 512), (4, 16), (8.0, 60.0), 1.0, 3_600.0, 90.0),
     # Recurrent layers over long sequences: many small kernels one after another.
-    Family("speech", 60e9, 40e6, 0.150, (16, 640), (8, 64), (2.0, 30.0), 0.6, 3_600.0),
+    Family("speech", 60e9, 40e6, 0.150, (16, 640), (8, 64), (2.0, 30.0), 0.6, 3_600.0, 45.0),
     # Large images: few samples fit into memory.
-    Family("detection", 200e9, 60e6, 0.030, (8, 256), (2, 16), (4.0, 60.0), 0.9, 7_200.0),
+    Family("detection", 200e9, 60e6, 0.030, (8, 256), (2, 16), (4.0, 60.0), 0.9, 7_200.0, 150.0),
     # Tables of embeddings: hardly any arithmetic, so that exchanging gradients is most of it.
-    Family("ranking", 50e6, 15e6, 0.004, (512, 32_768), (128, 8_192), (1.0, 20.0), 0.4, 600.0),
+    Family("ranking", 50e6, 15e6, 0.004, (512, 32_768), (128, 8_192), (1.0, 20.0), 0.4, 600.0, 20.0),
 )
+
+MODELS_DRAWN = tuple([(f"{family.name}-{length}", family, length) for family in FAMILIES for length in LENGTHS])
+"""Every model by its name."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,8 @@ class Wanted:
     `load`: GPU-seconds that the jobs take alone, at the size that they ask for, over what the cluster has while they
     come; it sets how fast they come.  `rigid`: part of the jobs that have no model, only a run time.  `sweeps`: part of
     the jobs that come as one of many alike.  `swing`: how far the rate of arrivals goes up by day and down by night.
+    `deadlines`: part of the jobs that have one.  `wishes`: how often users say more than they must (sizes, priority,
+    time limit, that a job may be begun again) and jobs fail; 1: as usual, 0: never.
     """
 
     seed: int = 0
@@ -148,6 +165,8 @@ class Wanted:
     rigid: float = 0.3
     sweeps: float = 0.3
     swing: float = 0.6
+    deadlines: float = 0.1
+    wishes: float = 1.0
 
     @property
     def models(self) -> list[str]:
@@ -177,6 +196,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "rigid": (0.0, 1.0),
     "sweeps": (0.0, 1.0),
     "swing": (0.0, 1.0),
+    "deadlines": (0.0, 1.0),
+    "wishes": (0.0, 1.0),
 }
 """Of each field of `Wanted`."""
 
@@ -189,6 +210,7 @@ class Drawn(NamedTuple):
     gpus: int
     batch: int
     run_s: float
+    most: int  # GPUs that it can use
 
 
 def check(wanted: Wanted) -> None:
@@ -209,6 +231,9 @@ def files(wanted: Wanted) -> dict[str, str]:
     return {
         "jobs.csv": table(JOBS, jobs(wanted)),
         "cluster.csv": table(("node", "gpus", "gpu_model"), nodes),
+        "restart_costs.csv": table(
+            ("model", "seconds"), [(name, family.restart_s) for name, family, _ in MODELS_DRAWN]
+        ),
         **{f"profiles/{name}": text for name, text in profile_tables(wanted).items()},
     }
 
@@ -237,10 +262,40 @@ def jobs(wanted: Wanted) -> list[tuple[Any, ...]]:
         for place, job in enumerate(group)
     ]
     rows.sort(key=lambda row: row[0])
+    others = random.Random(f"{wanted.seed} wishes")  # so that jobs are the same whatever else their users say
     return [
-        (f"job{number}", round(time_s, 1), f"user{job.user}", job.model, job.gpus, job.batch or "", round(job.run_s, 1))
+        (
+            f"job{number}",
+            round(time_s, 1),
+            f"user{job.user}",
+            job.model,
+            job.gpus,
+            job.batch or "",
+            round(job.run_s, 1),
+            *_wishes(others, wanted, time_s, job),
+        )
         for number, (time_s, job) in enumerate(rows)
     ]
+
+
+def _wishes(rng: random.Random, wanted: Wanted, time_s: float, job: Drawn) -> tuple[Any, ...]:
+    """The columns behind the run time."""
+    first, limited, restartable, fails = (
+        rng.random() < wanted.wishes * part for part in (PRIORITY, LIMIT, RESTARTABLE, FAILURE)
+    )
+    limit_s = -(-rng.uniform(*LIMIT_OVER) * job.run_s // LIMIT_STEP_S) * LIMIT_STEP_S
+    has_deadline, over, part = rng.random() < wanted.deadlines, rng.uniform(*DEADLINE_OVER), 1.0 - rng.random()
+    least, most = (max(1, int(job.gpus * factor)) for factor in RANGE)
+    has_range = job.model and wanted.wishes
+    return (
+        least if has_range else "",
+        min(most, max(job.gpus, job.most), max(job.gpus, wanted.nodes * wanted.gpus_per_node)) if has_range else "",
+        1 if first else "",
+        limit_s if limited and not job.model else "",  # on fewer GPUs than asked for others would not make it
+        round(time_s + over * job.run_s, 1) if has_deadline else "",
+        1 if restartable and not job.model else "",
+        round(part, 3) or "" if fails else "",
+    )
 
 
 def _submissions(rng: random.Random, wanted: Wanted) -> list[list[Drawn]]:
@@ -263,12 +318,13 @@ def _job(rng: random.Random, wanted: Wanted) -> Drawn:
     if rng.random() < wanted.rigid:
         least_s, most_s = RIGID_S
         run_s = least_s / (1.0 - rng.random() * (1.0 - least_s / most_s))
-        return Drawn(user, "", _size(rng, wanted, wanted.gpus_most), 0, run_s)
+        gpus = _size(rng, wanted, wanted.gpus_most)
+        return Drawn(user, "", gpus, 0, run_s, gpus)
     family, length = rng.choice(FAMILIES), _falling(rng, LENGTHS)
     most = min(wanted.gpus_most, _useful(family, wanted.gpus_per_node))
     gpus = max(_size(rng, wanted, most), min(most, int(length * GPUS_BY_LENGTH)))
     run_s = family.run_s(length, gpus, wanted.gpus_per_node)
-    return Drawn(user, f"{family.name}-{length}", gpus, family.asked_batch(gpus), run_s)
+    return Drawn(user, f"{family.name}-{length}", gpus, family.asked_batch(gpus), run_s, family.most)
 
 
 def _falling(rng: random.Random, values: Sequence[int]) -> int:
@@ -326,16 +382,17 @@ def _inverse(rising: Callable[[float], float], value: float, most: float) -> flo
 def profile_tables(wanted: Wanted) -> dict[str, str]:
     """The three tables of a folder of profiles, as if each model had been measured on each class of GPUs."""
     check(wanted)
-    models = [(f"{family.name}-{length}", family, length) for family in FAMILIES for length in LENGTHS]
     measured = {family: _measured(family, wanted) for family in FAMILIES}
     return {
         "throughput.csv": table(
-            (*THROUGHPUT, "gpu"), [(name, *row) for name, one, _ in models for row in measured[one]]
+            (*THROUGHPUT, "gpu"), [(name, *row) for name, one, _ in MODELS_DRAWN for row in measured[one]]
         ),
         "validation.csv": table(
-            VALIDATION, [(name, *row) for name, family, length in models for row in _statistics(family, length)]
+            VALIDATION, [(name, *row) for name, family, length in MODELS_DRAWN for row in _statistics(family, length)]
         ),
-        "models.csv": table(MODELS, [(name, *family.batch, *family.local_batch, EPOCHS) for name, family, _ in models]),
+        "models.csv": table(
+            MODELS, [(name, *family.batch, *family.local_batch, EPOCHS) for name, family, _ in MODELS_DRAWN]
+        ),
     }
 
 

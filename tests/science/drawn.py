@@ -45,4 +45,4 @@ def _wanted(line: Line, seed: int) -> Wanted:
     nodes, gpus = len(line.servers), max(each for each, _ in line.servers)
     load = float(line.load or 1.0)
     rigid = 0.0 if line.profiles else 1.0
-    return Wanted(seed, round(COUNT * load), load, nodes, gpus, rigid=rigid)
+    return Wanted(seed, round(COUNT * load), load, nodes, gpus, rigid=rigid, wishes=0.0)

@@ -63,6 +63,13 @@ OPTIONS = (
     Option(
         "--swing", "how far arrivals rise by day and fall by night (generate; default 0.6)", "RATIO", read=_number(0, 1)
     ),
+    Option("--deadlines", "part of the jobs that have a deadline (generate; default 0.1)", "RATIO", read=_number(0, 1)),
+    Option(
+        "--wishes",
+        "how often users name sizes, a priority or a limit, and jobs fail; 0: never (generate; default 1)",
+        "RATIO",
+        read=_number(0, 1),
+    ),
 )
 
 
@@ -72,7 +79,7 @@ def generate(session: Session, arguments: Arguments) -> int:
     from swarmsched.replay.generate import Wanted, files, jobs
 
     folder = arguments.get("to", FOLDER_DEFAULT)
-    names = ("seed", "count", "load", "gpus_per_node", "classes", "rigid", "sweeps", "swing")
+    names = ("seed", "count", "load", "gpus_per_node", "classes", "rigid", "sweeps", "swing", "deadlines", "wishes")
     chosen = {name: arguments[name] for name in names if arguments[name] is not None}
     wanted = Wanted(nodes=_nodes(arguments["nodes"]), **chosen)
     try:
@@ -81,7 +88,8 @@ def generate(session: Session, arguments: Arguments) -> int:
         raise UsageError(f"--{error}", error.remedy) from error
     write(folder, tables)
     words = ["swarm", "simulate", "replay", f"{folder}/jobs.csv", "--profiles", f"{folder}/profiles"]
-    command = shlex.join([*words, "--cluster", f"{folder}/cluster.csv", "--policy", POLICIES])
+    words += ["--cluster", f"{folder}/cluster.csv", "--restart-costs", f"{folder}/restart_costs.csv"]
+    command = shlex.join([*words, "--policy", POLICIES])
     told = {
         "folder": folder,
         "files": [*tables],
@@ -101,7 +109,7 @@ def generate(session: Session, arguments: Arguments) -> int:
         line(f"{folder}: {told['jobs']} jobs in {show_duration(rows[-1][1])}, load {wanted.load:g} on {servers}")
         line(f"  jobs.csv     {told['profiled']} by a profile, {len(rows) - told['profiled']} of a run time")
         line("  cluster.csv  the servers")
-        line("  profiles/    speeds, gradients and limits of the models")
+        line("  profiles/    speeds, gradients and limits of the models; restart_costs.csv what a start costs each")
         line(f"replay them: {command}")
     else:
         session.printer.document(told)

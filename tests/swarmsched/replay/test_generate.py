@@ -1,7 +1,7 @@
 """Workloads that are drawn: what they promise, and that replays take them whatever the cluster."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
 from io import StringIO
 from itertools import pairwise
 
@@ -57,7 +57,7 @@ def test_jobs_take_the_wanted_part_of_what_the_cluster_has_while_they_come(load:
 
 def test_a_job_that_is_alone_takes_what_its_row_says_by_its_profile_as_well() -> None:
     """The run time is by the formulas, the replay by measurements that it interpolates."""
-    trace, profiles, cluster = read(Wanted(seed=1, count=150, rigid=0.0, sweeps=0.0))
+    trace, profiles, cluster = read(Wanted(seed=1, count=150, rigid=0.0, sweeps=0.0, wishes=0.0))
     by_kind = {(job.model, job.gpus): job for job in trace}
     assert len(by_kind) > 25
     assert {job.model for job in trace} >= {family.name + "-1" for family in FAMILIES}
@@ -104,6 +104,23 @@ def test_some_jobs_on_several_gpus_leave_a_server_to_others() -> None:
     distributed = [job for job in trace if job.gpus > 4]
     shared = sum(1 for job in distributed if job.gpus % 4)
     assert 0.1 < shared / len(distributed) < 0.4
+
+
+def test_what_users_say_beside_changes_none_of_their_jobs_and_none_of_it_is_impossible() -> None:
+    plain, said = (drawn(Wanted(seed=6, count=1_000, deadlines=part, wishes=part)) for part in (0.0, 1.0))
+    assert plain == [TraceJob(*astuple(job)[:9]) for job in said]
+    models, others = ([job for job in said if bool(job.model) is kind] for kind in (True, False))
+    assert all(1 <= job.gpus_least <= job.gpus <= job.gpus_most <= 64 for job in models)
+    assert not any(job.gpus_least or job.time_limit_s or job.restartable for job in models if not job.gpus_most)
+    limits = [job for job in others if job.time_limit_s]
+    assert all(job.time_limit_s > job.duration_s + 60.0 for job in limits)
+    assert all(job.deadline_s > job.submitted_s + job.duration_s for job in said)
+    counts = [sum(map(bool, each)) for each in zip(*[astuple(job)[11:] for job in said], strict=True)]
+    priority, limited, deadline, restartable, failing = counts
+    assert (deadline, priority > 20, failing > 20) == (1_000, True, True)
+    assert limited == len(limits)
+    assert 0.4 < limited / len(others) < 0.6
+    assert 0.4 < restartable / len(others) < 0.6
 
 
 @pytest.mark.parametrize(("swing", "least", "most"), [(0.0, 0.8, 1.25), (1.0, 4.0, 1e9)])
