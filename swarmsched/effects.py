@@ -34,7 +34,9 @@ class SendPeer(Value):
 
 
 class Persist(Value):
-    """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, over, ledger, setting, task."""
+    """Write (or, with `value` None, delete) one durable entry.  Rooms: meta, register, over, ledger, setting, task,
+    history, kinds.
+    """
 
     room: str
     key: str

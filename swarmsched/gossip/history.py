@@ -8,29 +8,18 @@ user who has the most gives up the oldest.  So nobody's jobs, however many, push
 import hashlib
 import random
 from bisect import insort
-from collections.abc import Iterable
-from typing import Annotated
-
-from msgspec import Meta
+from collections.abc import Mapping
+from contextlib import suppress
 
 from swarmsched.api import JobState
-from swarmsched.card import CARD_BYTES_LIMIT, JobCard, decode_card
-from swarmsched.fields import Value
+from swarmsched.card import JobCard, decode_card
+from swarmsched.errors import RemoteProtocolError
 from swarmsched.ids import JobId
 from swarmsched.view import HISTORY_LIMIT, EndedJob
-from swarmsched.wire.codec import decode_value, encode_value
 
 OF_USER_MOST = HISTORY_LIMIT // 4
-HISTORY_ROOM, HISTORY_KEY = "history", "ended"
+HISTORY_ROOM = "history"
 _Place = tuple[float, JobId]
-
-
-class _Stored(Value):
-    """What is on disk: cards as they travel."""
-
-    bodies: Annotated[
-        tuple[Annotated[bytes, Meta(max_length=CARD_BYTES_LIMIT)], ...], Meta(max_length=HISTORY_LIMIT)
-    ] = ()
 
 
 class History:
@@ -41,7 +30,7 @@ class History:
         self._by_user: dict[str, list[_Place]] = {}  # ascending
         self._ended: tuple[EndedJob, ...] | None = ()  # as asked for last
         self._digest = 0
-        self.version = 0
+        self._changed: dict[JobId, None] = {}  # of which the disk does not know
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -63,7 +52,7 @@ class History:
         if len(self._kept) > HISTORY_LIMIT:
             self._drop_oldest(min(self._by_user, key=lambda user: (-len(self._by_user[user]), user)))
         self._ended = None
-        self.version += 1
+        self._changed[card.job_id] = None
 
     @property
     def ended(self) -> tuple[EndedJob, ...]:
@@ -95,19 +84,22 @@ class History:
             taken.append(body)
         return taken
 
-    def stored(self) -> bytes:
-        """As it is kept on disk."""
-        return encode_value(_Stored, _Stored(tuple([self._kept[each.card.job_id][1] for each in self.ended])))
+    def take_changes(self) -> list[tuple[JobId, bytes | None]]:
+        """Jobs that have come (as they travel) or gone (None) since this was last asked: what a disk lacks."""
+        changed, self._changed = self._changed, {}
+        return [(job_id, self._kept[job_id][1] if job_id in self._kept else None) for job_id in changed]
 
-    def restore(self, stored: bytes) -> None:
-        """What an earlier life has kept; RemoteProtocolError for what nobody can read, of which nothing is taken."""
-        bodies = decode_value(_Stored, stored).bodies
-        self.take_in(zip([decode_card(body) for body in bodies], bodies, strict=True))
+    @property
+    def has_changes(self) -> bool:
+        """True when `take_changes` has something."""
+        return bool(self._changed)
 
-    def take_in(self, cards: Iterable[tuple[JobCard, bytes]]) -> None:
-        """Several at once."""
-        for card, body in cards:
-            self.note(card, body)
+    def restore(self, stored: Mapping[str, bytes]) -> None:
+        """What an earlier life has kept; what nobody can read of it is left out."""
+        for body in stored.values():
+            with suppress(RemoteProtocolError):
+                self.note(decode_card(body), body)
+        self._changed.clear()
 
     def _drop_oldest(self, user: str) -> None:
         _, job_id = self._by_user[user][0]
@@ -115,6 +107,7 @@ class History:
 
     def _drop(self, job: EndedJob) -> None:
         del self._kept[job.card.job_id]
+        self._changed[job.card.job_id] = None
         places = self._by_user[job.card.user]
         places.remove((job.ended_utc_s, job.card.job_id))
         if not places:

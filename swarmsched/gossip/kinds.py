@@ -13,14 +13,19 @@ whoever has told the most, and of lengths the middle one counts.  A batch is nev
 (`policies.resizing.question`).
 """
 
+import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard
+from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import (
     MERGED_POINTS,
     Configuration,
@@ -32,10 +37,11 @@ from swarmsched.estimate import (
     is_news,
     step_times,
 )
+from swarmsched.fields import U53, Amount, Job, Name, Value
 from swarmsched.ids import JobId
 from swarmsched.program import levels
 from swarmsched.view import KINDS_LIMIT, KindView
-from swarmsched.wire.codec import encode_value
+from swarmsched.wire.codec import decode_value, encode_value
 
 POINTS_MOST = 256
 """Of one kind: on 16 nodes of four GPUs a hundred are measured in a day.
@@ -54,8 +60,13 @@ RESTLESS_JOBS = 16
 """A table that began anew twice within so many jobs is of several trainings, not of one that was changed."""
 COMPARED_POINTS = 8
 
+KINDS_ROOM = "kinds"
+SAVED_MOST = 64
+"""Kinds that are written at once."""
+
 T = TypeVar("T")
 
+_Name = Annotated[str, Meta(max_length=NAME_LENGTH)]
 _Place = tuple[str, Configuration]
 _Key = tuple[str, bool, str]
 """User, whether it is a name, and the name or program."""
@@ -76,6 +87,31 @@ class _Known:
         if len(self.doubts) > DOUBTS_MOST:
             self.doubts.popitem(last=False)
         return same
+
+
+_Length = tuple[Job, Amount]
+
+
+class _StoredPoint(Value):
+    """A time of a step, on which class of GPUs, and which job has told it."""
+
+    gpu: Name
+    witness: Job
+    point: SpeedPoint
+
+
+class _StoredKind(Value):
+    """What is on disk of a kind."""
+
+    user: _Name
+    is_name: bool
+    text: _Name
+    points: Annotated[tuple[_StoredPoint, ...], Meta(max_length=POINTS_MOST)] = ()
+    lengths: Annotated[tuple[_Length, ...], Meta(max_length=LENGTHS_MOST)] = ()
+    done: Annotated[tuple[_Length, ...], Meta(max_length=LENGTHS_MOST)] = ()
+    scripts: Annotated[tuple[tuple[Job, _Name], ...], Meta(max_length=LENGTHS_MOST)] = ()
+    told_by: U53 = 0
+    anew_at: Annotated[tuple[U53, ...], Meta(max_length=2)] = ()
 
 
 class _Kind:
@@ -103,6 +139,24 @@ class _Kind:
     def completed(self, job_id: JobId, length: float) -> None:
         """One of them has come to its end."""
         _put(self._lengths, job_id, length)
+
+    def stored(self, key: _Key) -> _StoredKind:
+        """As it is kept on disk."""
+        known = [(gpu, each) for (gpu, _), each in self._points.items() if each.point]
+        points = [_StoredPoint(gpu, each.witness, each.point) for gpu, each in known if each.point]
+        lengths, done = (tuple(each.items()) for each in (self._lengths, self._done))
+        told = (tuple(self._scripts.items()), self._told_by, tuple(self._anew_at))
+        return _StoredKind(*key, tuple(points), lengths, done, *told)
+
+    def restore(self, stored: _StoredKind) -> None:
+        """What an earlier life has kept."""
+        for each in stored.points:
+            self._points[each.gpu, configuration(each.point)] = _Known(each.point, each.witness)
+        self._lengths.update(stored.lengths)
+        self._done.update(stored.done)
+        self._scripts.update(stored.scripts)
+        self._told_by = stored.told_by
+        self._anew_at.extend(stored.anew_at)
 
     @property
     def is_mixed(self) -> bool:
@@ -176,6 +230,7 @@ class Kinds:
     def __init__(self) -> None:
         self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
         self._users: Counter[str] = Counter()
+        self._changed: dict[_Key, None] = {}  # of which the disk does not know
         self._packed: dict[tuple[tuple[_Key, ...], str], tuple[tuple[int, ...], bytes, int]] = {}
 
     def __len__(self) -> int:
@@ -190,10 +245,15 @@ class Kinds:
             for key in keys if estimate.done else ():
                 if key in self._kinds:
                     self._kinds[key].completed(card.job_id, estimate.done)
+                    self._changed[key] = None
         elif estimate.points:
             script = keys[-1][2] if card.program else ""
             for key in keys:
-                self._of(key).note(card.job_id, estimate, script if key[1] else "")
+                kind = self._of(key)
+                version = kind.version
+                kind.note(card.job_id, estimate, script if key[1] else "")
+                if kind.version != version:
+                    self._changed[key] = None
 
     def prior(self, user: str, name: str, program: str = "") -> Estimate | None:
         """What the card of a new job begins with: times on the GPUs that were heard of last, the newest of them; how
@@ -219,6 +279,30 @@ class Kinds:
         error = deviation / length if length and len(lengths) > 1 else 1.0
         told = (user[:NAME_LENGTH], name[:NAME_LENGTH], packed, length, error if length else 0.0, gpu)
         return KindView(*told, program[:NAME_LENGTH])
+
+    @property
+    def has_changes(self) -> bool:
+        """True when `take_changes` has something."""
+        return bool(self._changed)
+
+    def take_changes(self) -> list[tuple[str, bytes | None]]:
+        """Some kinds that have learned something since this was last asked, or None for those that are gone."""
+        taken = list(self._changed)[:SAVED_MOST]
+        for key in taken:
+            del self._changed[key]
+        return [(_disk_key(key), self._body(key)) for key in taken]
+
+    def restore(self, stored: Mapping[str, bytes]) -> None:
+        """What an earlier life has kept; what nobody can read of it is left out."""
+        for body in stored.values():
+            with suppress(RemoteProtocolError):
+                told = decode_value(_StoredKind, body)
+                self._of((told.user, told.is_name, told.text)).restore(told)
+        self._changed.clear()
+
+    def _body(self, key: _Key) -> bytes | None:
+        kind = self._kinds.get(key)
+        return encode_value(_StoredKind, kind.stored(key)) if kind is not None else None
 
     def _sound(self, keys: Sequence[_Key]) -> Iterable[tuple[_Key, _Kind]]:
         """Those kinds of a job that say something, the narrowest first."""
@@ -257,10 +341,15 @@ class Kinds:
                 oldest = next(each for each in self._kinds if self._users[each[0]] == most)
                 self._users[oldest[0]] -= 1
                 del self._kinds[oldest]
+                self._changed[oldest] = None
             kind = self._kinds[key] = _Kind()
             self._users[key[0]] += 1
         self._kinds.move_to_end(key)
         return kind
+
+
+def _disk_key(key: _Key) -> str:
+    return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
 
 
 def _keys(user: str, name: str, program: str) -> tuple[_Key, ...]:

@@ -12,7 +12,6 @@ Who is alive is told by `put_peer` and `drop_peer`; how that is found out is non
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmsched.api import JobState
@@ -33,8 +32,8 @@ from swarmsched.gossip.exchange import (
     StateDelta,
     StateDigest,
 )
-from swarmsched.gossip.history import HISTORY_KEY, HISTORY_ROOM
-from swarmsched.gossip.kinds import Kinds
+from swarmsched.gossip.history import HISTORY_ROOM
+from swarmsched.gossip.kinds import KINDS_ROOM, Kinds
 from swarmsched.gossip.library import HISTORY_STAGE, PARCEL_OVERHEAD_BYTES, Library
 from swarmsched.gossip.location import Location, encode_location
 from swarmsched.gossip.publisher import RecordPublisher
@@ -66,7 +65,8 @@ REPEATS_PER_ROUND = 3
 PAGE_BYTES_MIN = 1_024
 EXPIRY_INTERVAL_S = 30.0
 JOIN_RETRY_S = 3.0
-SAVE_DELAY_S = 60.0
+SAVE_DELAY_S = 2.0
+KINDS_SAVE_DELAY_S = 300.0
 DAY_S = 86_400
 
 
@@ -132,8 +132,7 @@ class StatePlane:
         self._outbox: dict[tuple[str, str], None] = {}  # what is to be pushed: (kind, key), oldest first
         self._repairs: dict[NodeId, _Repair] = {}  # owners' answers newer than their records
         self._join_cursor: tuple[int, bytes] = (0, b"")
-        self._save_at_s = math.inf
-        self._saved = 0  # version of the history that is on disk
+        self._save_at_s = self._save_kinds_at_s = math.inf
         self.opening_count = 0  # how often gossip told of more free capacity, or of a job that waits no longer
         self.is_synchronised = False  # a full state was fetched, or there was nobody to fetch it from
 
@@ -151,7 +150,7 @@ class StatePlane:
     @property
     def next_deadline_s(self) -> float:
         """When `TimerFired` is wanted; infinite for a node alone that says nothing."""
-        own = min(self._publisher.next_deadline_s, self._desk.next_deadline_s, self._save_at_s)
+        own = min(self._publisher.next_deadline_s, self._desk.next_deadline_s, self._save_at_s, self._save_kinds_at_s)
         if not self._peers_by_id:
             return own
         join = math.inf if self.is_synchronised else self._join_at_s
@@ -212,11 +211,10 @@ class StatePlane:
         """The setting as it was persisted; RemoteProtocolError if it is unusable, and then the default stays."""
         self._library.setting.offer(decode_setting(stored))
 
-    def restore_history(self, stored: bytes) -> None:
-        """Jobs that had ended in an earlier life; what nobody can read of them is no loss that keeps a node away."""
-        with suppress(RemoteProtocolError):
-            self._library.history.restore(stored)
-        self._saved = self._library.history.version
+    def restore_learned(self, history: Mapping[str, bytes], kinds: Mapping[str, bytes]) -> None:
+        """What an earlier life has learned; what nobody can read of it is no loss that keeps a node away."""
+        self._library.history.restore(history)
+        self._library.kinds.restore(kinds)
 
     def repair(self, node_id: NodeId, report: FreeReport, now_s: float) -> None:
         """An owner's fresh figures: they stand until a gossiped record of the same or a later ledger version comes."""
@@ -308,8 +306,10 @@ class StatePlane:
             self._courier.set_members(self._members, now_s)
         uptime_s = int(now_s - self._started_s)
         self._settle_claims()
-        if self._library.history.version != self._saved and self._save_at_s == math.inf:
+        if self._library.history.has_changes and self._save_at_s == math.inf:
             self._save_at_s = now_s + SAVE_DELAY_S
+        if self._library.kinds.has_changes and self._save_kinds_at_s == math.inf:
+            self._save_kinds_at_s = now_s + KINDS_SAVE_DELAY_S
         self._library.generation_limit = max(self._generation + uptime_s, self._highest_generation) + DAY_S
 
     @property
@@ -347,11 +347,15 @@ class StatePlane:
         return effects + self._flush_due(now_s)
 
     def _save_due(self, now_s: float) -> list[Effect]:
-        """What is lost of the history with the power is fetched again from others."""
-        if now_s < self._save_at_s:
-            return []
-        self._save_at_s, self._saved = math.inf, self._library.history.version
-        return [Persist(HISTORY_ROOM, HISTORY_KEY, self._library.history.stored())]
+        """What was learned; the last moments of it may be lost with the power, and of the history others tell them."""
+        effects: list[Effect] = []
+        if now_s >= self._save_at_s:
+            self._save_at_s = math.inf
+            effects += [Persist(HISTORY_ROOM, job_id, body) for job_id, body in self._library.history.take_changes()]
+        if now_s >= self._save_kinds_at_s:
+            self._save_kinds_at_s = math.inf
+            effects += [Persist(KINDS_ROOM, key, body) for key, body in self._library.kinds.take_changes()]
+        return effects
 
     def _run_round(self, now_s: float) -> list[Effect]:
         """One digest to one random peer; jitter keeps swarms that started together from marching in step."""

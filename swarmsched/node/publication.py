@@ -24,7 +24,8 @@ from swarmsched.facts import (
     SettingChanged,
 )
 from swarmsched.gossip.exchange import STATE_MESSAGES
-from swarmsched.gossip.history import HISTORY_KEY, HISTORY_ROOM
+from swarmsched.gossip.history import HISTORY_ROOM
+from swarmsched.gossip.kinds import KINDS_ROOM
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberChanged, MemberStatus
 from swarmsched.gossip.record import (
@@ -239,7 +240,5 @@ def make_state_plane(config: NodeConfig, restored: Restored, rng: random.Random)
     stored = restored.room(SETTING_ROOM).get(SETTING_KEY)
     if stored is not None:
         plane.restore_setting(stored)
-    ended = restored.room(HISTORY_ROOM).get(HISTORY_KEY)
-    if ended is not None:
-        plane.restore_history(ended)
+    plane.restore_learned(restored.room(HISTORY_ROOM), restored.room(KINDS_ROOM))
     return plane

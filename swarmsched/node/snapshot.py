@@ -62,7 +62,11 @@ class Snapshot:
     @property
     def counters(self) -> Mapping[str, int]:
         """Updates of records that met another one, or that could not be stored, and cards that could not be written."""
-        return {**self._records.counters, "cards_refused": self._state.counters.get("cards_refused", 0)}
+        told = self._state.counters
+        return {
+            **self._records.counters,
+            **{name: told.get(name, 0) for name in ("cards_refused", "ended_jobs", "kinds")},
+        }
 
     # Members and nodes.
 

@@ -87,6 +87,10 @@ def _node_families(agent: Agent) -> Iterator[Metric]:
     yield GaugeMetricFamily("swarm_node_avoided", text, value=float(bool(agent.node.ledger.avoided_reason)))
     text = "Age of the oldest record of a living node that this agent plans with."
     yield GaugeMetricFamily("swarm_gossip_staleness_seconds", text, value=max(ages, default=0.0))
+    text = "Ended jobs of the whole swarm that this agent remembers: what is learned of lengths."
+    yield GaugeMetricFamily("swarm_history_jobs", text, value=agent.node.counters["ended_jobs"])
+    text = "Kinds of jobs of which this agent knows what they have measured."
+    yield GaugeMetricFamily("swarm_history_kinds", text, value=agent.node.counters["kinds"])
 
 
 def _survival_families(

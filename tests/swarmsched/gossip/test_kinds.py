@@ -170,6 +170,22 @@ def test_one_users_kinds_push_out_nobody_elses() -> None:
     assert not points_of(kinds, "job50", user="eve")
 
 
+def test_what_was_learned_comes_back_from_disk_and_nonsense_there_is_left_out() -> None:
+    kinds = Kinds()
+    kinds.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 0.4), done=70.0), gpu="T4")))
+    kinds.note(ended(70.0, 0))
+    stored = {key: body for key, body in kinds.take_changes() if body}
+    assert not kinds.has_changes
+    again = Kinds()
+    again.restore({**stored, "x": b"", "y": b"\x91", "z": next(iter(stored.values()))[:-3]})
+    assert seen(again, "T4") == seen(kinds, "T4")
+    assert len(again) == len(kinds) == len(stored) == 2
+    assert not again.has_changes
+    for number in (1, 2):
+        again.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 2.0)), gpu="T4"), number=number))
+    assert speeds(again, "T4") == {(1, 1, 32): 2.0}, "who had told it is known as well"
+
+
 def test_each_class_of_gpus_has_its_own_times_and_where_none_was_measured_those_heard_last_stand_in() -> None:
     kinds = Kinds()
     kinds.note(card("bert", estimate=replace(told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5)), gpu="T4")))
