@@ -61,7 +61,8 @@ class Snapshot:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Updates of records that met another one, or that could not be stored, and cards that could not be written."""
+        """Updates of records that met another one, or that could not be stored, and cards that could not be written;
+        how many ended jobs and kinds are remembered."""
         told = self._state.counters
         return {
             **self._records.counters,
