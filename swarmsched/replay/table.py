@@ -94,16 +94,29 @@ def shown(cell: str) -> str:
     return repr(text.encode("utf-8", "surrogateescape")) if _FOREIGN.search(text) else repr(text)
 
 
-def rows(name: str, lines: Iterable[str], needed: Collection[str]) -> list[Row]:
-    """The rows of a table; ConfigError names the file, the column that is missing and those that are there."""
+def rows(
+    name: str,
+    lines: Iterable[str],
+    needed: Collection[str],
+    skipped: list[ConfigError] | None = None,
+    header: Sequence[str] = (),
+) -> list[Row]:
+    """The rows of a table; ConfigError names the file, the column that is missing and those that are there.
+
+    With `skipped` a row of another length than the header goes there instead; `header`: that of a table without one.
+    """
     records = _records(name, lines)
-    _, columns = next(records, (1, []))
+    columns = list(header) or next(records, (1, []))[1]
     _check_columns(name, columns, needed)
     found = []
     for line, cells in records:
         if len(cells) != len(columns):
             problem = f"has {len(cells)} cells for {len(columns)} columns: {shown(','.join(cells))}"
-            raise ConfigError(f"{name}, row {line}", problem, f"one cell for each of {_listed(columns)}")
+            error = ConfigError(f"{name}, row {line}", problem, f"one cell for each of {_listed(columns)}")
+            if skipped is None:
+                raise error
+            skipped.append(error)
+            continue
         found.append(Row(name, line, dict(zip(columns, cells, strict=True))))
     return found
 

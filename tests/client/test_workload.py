@@ -60,9 +60,49 @@ def test_what_cannot_be_used_is_named_with_a_remedy(capsys, words, told):
 def test_a_folder_that_has_something_is_left_as_it_is(capsys, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
-    (full / "mine.csv").write_text("mine")
+    (full / "jobs.csv").write_text("mine")
     code, _, err = simulate(capsys, "generate", "--to", str(full))
-    assert (code, [each.name for each in full.iterdir()]) == (2, ["mine.csv"])
-    assert "is not empty" in err
+    assert (code, [each.name for each in full.iterdir()]) == (2, ["jobs.csv"])
+    assert "jobs.csv exists" in err
     (tmp_path / "file").write_text("")
     assert "exists" in simulate(capsys, "generate", "--to", str(tmp_path / "file"))[2]
+
+
+HELIOS = (
+    "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+    "11,u1,vcA,2,16,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-09 18:42:41,100,0\n"
+)
+
+
+def test_recordings_become_tables_that_a_replay_takes_and_what_was_left_out_is_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "data" / "Venus"
+    source.mkdir(parents=True)
+    (source / "cluster_log.csv").write_text(HELIOS + "12,u1,vcA,x,1,1,F,2020-06-09 18:41:01,,,1,0\n" * 7)
+    (tmp_path / "data" / ".git").mkdir()
+    (tmp_path / "data" / ".git" / "cluster_log.csv").write_text("no recording")
+    code, out, err = simulate(capsys, "import", "helios", "data")
+    assert (code, out) == (0, "helios/workloads/helios_jobs.csv  jobs: 1\n")
+    assert err.startswith("swarm: 7 left out, all in helios/skipped.csv: Venus/cluster_log.csv, row 3, gpu_num: 'x'")
+    assert err.endswith("; ...\n")
+    assert len((tmp_path / "helios" / "skipped.csv").read_text().splitlines()) == 1 + 7
+    assert simulate(capsys, "replay", "helios/workloads/helios_jobs.csv", "--policy", "fifo")[0] == 0
+    code, out, _ = simulate(capsys, "import", "helios", "data/Venus/cluster_log.csv", "--to", "again", "-o", "json")
+    assert (code, json.loads(out)["skipped"], json.loads(out)["jobs"]) == (0, 7, {"workloads/helios_jobs.csv": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("import", "helios"), "simulate import takes a format and a path"),
+        (("import", "polux", "."), "'polux' is not known"),
+        (("import", "philly", "nowhere"), "nothing of the format philly could be used"),
+        (("import", "helios", "/nowhere/cluster_log.csv"), "there is no file /nowhere/cluster_log.csv"),
+        (("import", "helios", ".", "--seed", "3"), "--seed cannot go with simulate import"),
+    ],
+)
+def test_what_cannot_be_imported_is_named_with_a_remedy(capsys, tmp_path, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = simulate(capsys, *words)
+    assert (code, out) == (2, "")
+    assert told in err

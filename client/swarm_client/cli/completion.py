@@ -72,7 +72,7 @@ VALUES = (
 """Of options that take a value: what there is to choose from."""
 WORDS = {
     "local": "up down status stop start",
-    "simulate": "faults replay generate",
+    "simulate": "faults replay generate import",
     "config": "view set unset",
     "completion": "bash zsh fish",
 }

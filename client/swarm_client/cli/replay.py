@@ -341,9 +341,9 @@ def _settings(arguments: Arguments) -> list[Replay]:
             arguments.get("rescale_cost_s", 30.0),
             interference=arguments.get("interference", 0.0),
         ),
-        restart_costs=restart_costs(costs, _lines(Path(costs))) if costs else {},
+        restart_costs=restart_costs(costs, read_lines(Path(costs))) if costs else {},
         tells_costs=bool(arguments["tells_restart_costs"]),
-        gpu_speeds=gpu_speeds(speeds, _lines(Path(speeds))) if speeds else {},
+        gpu_speeds=gpu_speeds(speeds, read_lines(Path(speeds))) if speeds else {},
         is_split_alone=bool(arguments["two_micro_steps"]),
         seed=arguments.get("seed", 0),
         gpus_most=_limits(arguments),
@@ -384,10 +384,10 @@ def _cluster(arguments: Arguments) -> Cluster:
     if table and (nodes is not None or arguments["gpus_per_node"]):
         raise UsageError("--cluster says which servers there are", "leave out --nodes and --gpus-per-node")
     if table:
-        cluster = read_cluster(table, _lines(Path(table)))
+        cluster = read_cluster(table, read_lines(Path(table)))
     else:
         cluster = Cluster.even(_servers(nodes), arguments.get("gpus_per_node", 4))
-    cluster.events = churn(events, _lines(Path(events)), cluster.gpus) if events else ()
+    cluster.events = churn(events, read_lines(Path(events)), cluster.gpus) if events else ()
     return cluster
 
 
@@ -457,7 +457,7 @@ def read_jobs(file: str, selection: str | None) -> list[TraceJob]:
             )
         if part:
             wanted[column.strip()] = value.strip()
-    table = rows(file, _lines(Path(file)), JOBS)
+    table = rows(file, read_lines(Path(file)), JOBS)
     if not table:
         raise UsageError(f"{file} has no jobs", "one row a job below the header")
     return trace_jobs(select(table, wanted))
@@ -472,12 +472,12 @@ def read_profiles(path: str | None) -> Measured:
         return {}
     folder = Path(path)
     if not folder.is_dir():
-        return read_rates(path, _lines(folder))
-    return folder_profiles(path, os.listdir(folder), lambda name: _lines(folder / name))  # noqa: PTH208  # names alone
+        return read_rates(path, read_lines(folder))
+    return folder_profiles(path, os.listdir(folder), lambda name: read_lines(folder / name))  # noqa: PTH208  # names alone
 
 
-def _lines(file: Path) -> list[str]:
-    """Of any system; what is not UTF-8 is left to be named by its row."""
+def read_lines(file: Path) -> list[str]:
+    """The lines of a table, of any system; what is not UTF-8 is left to be named by its row."""
     try:
         with file.open("rb") as stream:
             content = stream.read(TABLE_BYTES_MOST + 1)

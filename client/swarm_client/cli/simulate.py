@@ -8,8 +8,8 @@ import os
 from swarm_client.cli.replay import OPTIONS as REPLAY_OPTIONS
 from swarm_client.cli.replay import replay
 from swarm_client.cli.session import Session, one_positional
+from swarm_client.cli.workload import IMPORT_OPTIONS, generate, import_recordings
 from swarm_client.cli.workload import OPTIONS as GENERATE_OPTIONS
-from swarm_client.cli.workload import generate
 from swarm_client.failure import FAILED, OK, UsageError
 from swarm_client.options import Arguments, Command, Option, nearest
 from swarm_client.output import Column
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swarmsched.simulator.seeds import SeedOptions
     from swarmsched.simulator.story import StoryPlan
 
-KINDS = ("faults", "replay", "generate")
+KINDS = ("faults", "replay", "generate", "import")
 SEEDS_DEFAULT = 200
 SEEDS_LIMIT = 10_000_000
 NODES_LIMIT = 1_000
@@ -52,13 +52,14 @@ OPTIONS = {
     "faults": (*SHARED_OPTIONS, *FAULT_OPTIONS),
     "replay": (*SHARED_OPTIONS, *REPLAY_OPTIONS),
     "generate": (*SHARED_OPTIONS, *GENERATE_OPTIONS, *(each for each in REPLAY_OPTIONS if each.key == "gpus_per_node")),
+    "import": IMPORT_OPTIONS,
 }
 """By kind, what goes with it."""
 COMMAND = Command(
     "simulate",
     "Simulate a swarm under faults drawn from seeds, or a policy under a workload, and draw workloads.",
     (*SHARED_OPTIONS, *FAULT_OPTIONS, *REPLAY_OPTIONS, *GENERATE_OPTIONS),
-    positionals="faults | replay FILE.csv | generate",
+    positionals="faults | replay FILE.csv | generate | import FORMAT PATH",
     details=(
         "faults puts real nodes through seeded faults in virtual time, prints what was found and exits with 1 if any\n"
         "invariant was violated.  A violation names its seed, the faults that it needs, the last events of the jobs\n"
@@ -76,7 +77,10 @@ COMMAND = Command(
         "-q and -o name print the jobs that did not finish, one a line, and nothing if all did.\n"
         "\n"
         "generate draws a workload and the profiles of its models from a seed, and writes the tables that replay\n"
-        "reads into a folder; equal options give equal tables.  -q and -o name print their files, one a line."
+        "reads into a folder; equal options give equal tables.  -q and -o name print their files, one a line.\n"
+        "\n"
+        "import reads recordings in the formats of the repositories that publish them, from a file or a folder, and\n"
+        "writes the same tables: pollux, sia, philly, helios, pai, elasticflow.  Rows that cannot be used are told."
     ),
 )
 BREAK_COLUMNS = (
@@ -96,6 +100,10 @@ def execute(session: Session, arguments: Arguments) -> int:
         if len(words) != 2:
             raise UsageError("simulate replay takes one file of jobs", "swarm simulate replay FILE.csv")
         return replay(session, arguments, words[1])
+    if words[:1] == ["import"]:
+        if len(words) != 3:
+            raise UsageError("simulate import takes a format and a path", "swarm simulate import FORMAT PATH")
+        return import_recordings(session, arguments, words[1], words[2])
     kind = one_positional(arguments, "kind of simulation")
     if kind not in KINDS:
         raise UsageError(f"simulate {kind!r} is not known{nearest(kind, KINDS)}", f"one of {', '.join(KINDS)}")

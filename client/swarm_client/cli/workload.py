@@ -1,11 +1,15 @@
-"""`swarm simulate generate`: a workload and profiles of our own, as tables that `swarm simulate replay` reads."""
+"""`swarm simulate generate` and `import`: workloads and profiles as tables that `swarm simulate replay` reads.
+
+One draws them, the other reads what others have published, in their formats.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
-from swarm_client.cli.replay import NODES_DEFAULT, NODES_MOST
+from swarm_client.cli.replay import NODES_DEFAULT, NODES_MOST, read_lines
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Option
 from swarm_client.quantity import show_duration, whole
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 FOLDER_DEFAULT = "generated"
 POLICIES = "swarm,tiresias,backfill"
+FILES_MOST = 200_000
+NAMED = 5  # rows left out that are named here; all are in a table
+SKIPPED = "skipped.csv"
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
@@ -38,8 +45,12 @@ def _number(low: float, high: float) -> Callable[[str], float]:
     return read
 
 
+TO = Option(
+    "--to", f"folder for the tables (generate, import; default {FOLDER_DEFAULT}, or the name of the format)", "DIR"
+)
+IMPORT_OPTIONS = (TO,)
 OPTIONS = (
-    Option("--to", f"folder for the tables, new or empty (generate; default {FOLDER_DEFAULT})", "DIR"),
+    TO,
     Option("--count", "jobs of the workload (generate; default 160)", "N", read=whole(1, 100_000)),
     Option(
         "--load",
@@ -123,14 +134,64 @@ def _nodes(text: str | None) -> int:
         raise UsageError(f"--nodes {text!r} is no number of servers", f"--nodes takes 1 to {NODES_MOST}") from None
 
 
+def import_recordings(session: Session, arguments: Arguments, name: str, path: str) -> int:
+    """Read others' recordings and write them as tables."""
+    from swarmsched.errors import ConfigError
+    from swarmsched.fields import cleaned
+    from swarmsched.replay.formats import imported
+    from swarmsched.replay.generate import table
+
+    source, folder = Path(path), arguments.get("to", name)
+    names = _names(source)
+    root = source if source.is_dir() else source.parent
+    try:
+        found = imported(name, names, lambda each: read_lines(root / each))
+    except (ConfigError, UsageError) as error:
+        raise UsageError(cleaned(str(error)), cleaned(error.remedy)) from error
+    tables = dict(found.tables)
+    if found.skipped:
+        rows = [(cleaned(each.key), cleaned(each.problem)) for each in found.skipped]
+        tables[SKIPPED] = table(("where", "problem"), rows)
+        some = "; ".join([f"{where}: {problem}" for where, problem in rows[:NAMED]])
+        session.warn(f"{len(rows):,} left out, all in {folder}/{SKIPPED}: {some}{'; ...' * (len(rows) > NAMED)}")
+    write(folder, tables)
+    line = session.printer.line
+    if session.printer.is_for_names:
+        for each in tables:
+            line(f"{folder}/{each}")
+    elif session.printer.is_for_people:
+        for each in found.tables:
+            line(f"{folder}/{each}" + (f"  jobs: {found.jobs[each]:,}" if each in found.jobs else ""))
+        for note in found.notes:
+            line(f"  {cleaned(note)}")
+    else:
+        told = {"folder": folder, "files": [*tables], "jobs": found.jobs, "notes": found.notes}
+        session.printer.document({**told, "skipped": len(found.skipped)})
+    return OK
+
+
+def _names(source: Path) -> list[str]:
+    """All files of a folder, or the one that is named; hidden folders are none of ours."""
+    if not source.is_dir():
+        return [source.name]
+    names: list[str] = []
+    for folder, folders, files in os.walk(source):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        names += [(Path(folder) / each).relative_to(source).as_posix() for each in files]
+        if len(names) > FILES_MOST:
+            raise UsageError(f"{source} has more than {FILES_MOST:,} files", "name the folder of the recordings alone")
+    return names
+
+
 def write(folder: str, tables: Mapping[str, str]) -> None:
-    """The tables into a folder that is new or empty; UsageError where it is not, or cannot be written."""
+    """The tables into a folder; UsageError where one of them is there, or cannot be written."""
     if not folder:
         raise UsageError("--to '' names nothing", "leave --to out, or give it a value")
     root = Path(folder)
     try:
-        if root.is_dir() and any(root.iterdir()):
-            raise UsageError(f"--to {folder} is not empty", "name a new folder: --to DIR")
+        for name in tables:
+            if (root / name).exists():
+                raise UsageError(f"{root / name} exists", "name another folder: --to DIR")
         for name, text in tables.items():
             file = root / name
             file.parent.mkdir(parents=True, exist_ok=True)
