@@ -141,6 +141,28 @@ def test_a_policy_may_not_have_the_name_of_a_module(capsys, jobs, tmp_path, modu
     assert (code, f"another module '{module}'" in err) == (2, True)
 
 
+def test_jobs_are_submitted_as_users_do_and_the_results_say_how(capsys, jobs, tmp_path):
+    costs = tmp_path / "costs.csv"
+    costs.write_text("model,seconds\nother,7\n")
+    words = ["--select", "cluster=x", "--as", "rigid", "--interference", "0.25", "--restart-costs", str(costs)]
+    code, out, _ = replay(capsys, str(jobs), *words, "--tick-s", "0", "-o", "json")
+    document = json.loads(out)
+    assert (code, document["as"], document["kinds"], document["knows"]) == (0, "rigid", "program", "nothing")
+    assert (document["interference"], document["rescales_per_job"], document["rho_p50"]) == (0.25, 0.0, 1.45)
+    wide = replay(capsys, str(jobs), "--select", "cluster=x", "--policy", "fifo,las", "-o", "wide")[1].splitlines()
+    assert "RHO WORST" in wide[0]
+    assert len(wide) == 3
+
+
+def test_a_policy_that_stops_what_nobody_may_stop_is_told_with_what_lets_it(capsys, tmp_path):
+    file = tmp_path / "jobs.csv"
+    file.write_text("job_id,submit_time_s,num_gpus,duration_s\nlong,0,4,100000\nshort,5000,4,10\n")
+    code, out, told = replay(capsys, str(file), "--as", "rigid", "--policy", "tiresias", "--nodes", "1")
+    assert (code, out) == (2, "")
+    assert told.startswith("swarm: policy: tiresias stopped job 'long' at 5,040 s, which cannot be stopped")
+    assert "--as restartable" in told
+
+
 def test_jobs_run_through_nodes_that_gossip(capsys, jobs):
     words = ["--view", "gossip", "--select", "cluster=x", "--policy", "fifo", "--rescale-cost-s", "0", "--loss", "0.01"]
     code, out, _ = replay(capsys, str(jobs), "--nodes", "2", *words, "-o", "json")
@@ -176,6 +198,13 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--parameter", "pause_s=3", "--parameter", "pause_s=4"), "--parameter pause_s is given twice"),
         (("{jobs}", "--select", "cluster=z"), "no row of"),
         (("{jobs}", "--knows", "all"), "'all' is not known"),
+        (("{jobs}", "--as", "instaled"), "as: 'instaled' is not known; did you mean 'installed'?"),
+        (("{jobs}", "--as", ""), "--as '' names nothing"),
+        (("{jobs}", "--as", "elastic", "--view", "gossip"), "as: 'elastic' has no model of workers"),
+        (("{jobs}", "--kinds", "models"), "kinds: 'models' is not known"),
+        (("{jobs}", "--interference", "1"), "must be a part, from 0 to below 1"),
+        (("{jobs}", "--restart-costs", "{jobs}"), "has no column 'model'"),
+        (("{jobs}", "--gpu-speeds", "{jobs}"), "has no column 'gpu'"),
         (("{jobs}", "--nodes", "0"), "is no number of servers"),
         (("{jobs}", "--nodes", "9" * 5_000), "is no number of servers"),
         (("{jobs}", "--nodes", ""), "is no number of servers"),
