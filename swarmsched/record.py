@@ -121,6 +121,7 @@ class JobRecord(Value):
     last_part: Part = 0  # the highest number that a part of this attempt was given
     counted_s: Amount = 0.0  # of this attempt, for which `attained_gpu_s` has its service already
     start_faults: Annotated[tuple[StartFault, ...], Meta(max_length=START_FAULTS_MOST)] = ()  # since its ranks ran last
+    paused_s: Amount = 0.0  # all changes of its size or hosts together
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -133,6 +133,7 @@ class ClusterView(Value):
     history: Annotated[tuple[EndedJob, ...], Meta(max_length=HISTORY_LIMIT)] = ()  # oldest first
     memory: Annotated[bytes, Meta(max_length=MEMORY_BYTES_LIMIT)] = b""  # of the last plan of the same policy
     kinds: Annotated[tuple[KindView, ...], Meta(max_length=KINDS_LIMIT)] = ()  # of jobs that take several sizes
+    utc_s: Amount = 0.0  # when it was seen, since 1970: what deadlines count from; 0: not told
 
 
 class Change(Enum):
@@ -192,6 +193,31 @@ class Plan(Value):
     advice: Annotated[tuple[Decision, ...], Meta(max_length=JOBS_LIMIT)] = ()  # on running jobs: told, not followed
     fault: Text = ""  # of the policy, in whose place another one made this plan
     oddity: Text = ""  # jobs whose cards the policy could not read, and what became of it
+
+
+class Span(Value):
+    """Seconds from the moment of a view: as expected, and between what; `high_s` None: nobody knows an upper end."""
+
+    expected_s: Amount
+    low_s: Amount
+    high_s: Amount | None = None
+
+
+class Outlook(Value):
+    """What is expected of one live job, if nobody else comes: when it starts, when it ends, and how long it would take
+    alone on an equal share of the swarm's GPUs.  `problem` says why no start is known of a job that waits."""
+
+    job_id: Job
+    start: Span | None = None  # None of one that runs
+    end: Span | None = None
+    alone_s: Amount = 0.0  # 0: not known
+    problem: Text = ""
+    ranks_least: U32 = 0  # with so many it ends by its deadline, as expected; 0: it has none, or cannot
+
+    def rho(self, age_s: float) -> float:
+        """Finish-time fairness (Themis, NSDI 2020) of a job that was submitted so long before: the time to its end from
+        then on, over that alone on an equal share; 0 where nobody knows."""
+        return (age_s + self.end.expected_s) / self.alone_s if self.end and self.alone_s else 0.0
 
 
 class Policy(Protocol):

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec.structs import replace
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.driver import Driver
 from swarm_agent.eventlog import EventLog
 from swarm_agent.faults import Faults
 from swarm_agent.journal import FIELDS
-from swarm_agent.planner import Planner
+from swarm_agent.planner import FRESH_S, Foreseen, Planner
 from swarm_agent.readiness import Readiness
 from swarm_agent.security import Secrets
 from swarm_agent.staging.blobs import BlobStore
@@ -31,6 +33,7 @@ from swarmsched.events import ClientCommandReceived, DiskChanged, PeerMessageRec
 from swarmsched.gossip.member import MemberStatus
 from swarmsched.ids import Address, JobId, NodeId
 from swarmsched.node import Node
+from swarmsched.view import JobView
 from swarmsched.wire.sealing import Sealer
 
 COMMAND_TIMEOUT_S = 10.0
@@ -107,6 +110,17 @@ class Agent:
     def now_s(self) -> float:
         """The clock that the core runs on; hand it to the node's snapshots."""
         return now()
+
+    async def foresee(self, wanted: Collection[JobId], more: Sequence[JobView] = ()) -> Foreseen | None:
+        """What is expected of all jobs, and of some that are not there yet; None where the planner is not in time.
+
+        What it told of the last plan serves again where it knows those that are wanted.
+        """
+        told, now_s = self.planner.foreseen, self.now_s()
+        if not more and told.outlooks.keys() >= set(wanted) and now_s - told.seen_s < FRESH_S:
+            return told
+        view = self.node.cluster_view(now_s)
+        return await self.planner.foresee(self.node.setting.policy_setting, replace(view, jobs=(*view.jobs, *more)))
 
     def on_announce(self, observer: Callable[[Announce], None]) -> None:
         """Tell an observer (metrics) of each announcement, once it is durable."""

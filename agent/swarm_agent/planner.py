@@ -1,8 +1,9 @@
 """Planning outside the loop: one child process that runs policies and fits models, started on need, ended when idle.
 
 Only the child imports policies, so numpy never enters the agent's process.  Parent and child speak frames of 4 bytes
-of length and msgpack over the child's stdin and stdout: a pair, of which one half is null (a plan, a table of speeds).
-What takes longer than `DEADLINE_S` costs the child its life; of a plan the core gets `PlanFailed`.
+of length and msgpack over the child's stdin and stdout: what is asked (a plan, a table of speeds, the time to come),
+and what is answered to each.  What takes longer than `DEADLINE_S` costs the child its life; of a plan the core gets
+`PlanFailed`.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from msgspec import DecodeError
@@ -22,11 +24,13 @@ from msgspec.msgpack import Decoder, encode
 from msgspec.structs import replace
 
 from swarm_agent.task.shim import now, read_stat
+from swarmsched.api import JobState
 from swarmsched.effects import ComputePlan
 from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.events import Event, PlanComputed, PlanFailed
+from swarmsched.ids import JobId
 from swarmsched.models import ONE_THREAD
-from swarmsched.view import ClusterView, Plan, PolicySetting
+from swarmsched.view import ClusterView, Outlook, Plan, PolicySetting, Span
 
 DEADLINE_S = 30.0
 BUSY_RATIO = 10.0  # by how much longer a plan may take on a machine that has no time for it
@@ -34,15 +38,54 @@ IDLE_S = 60.0
 STOP_TIMEOUT_S = 2.0
 TABLE_TIMEOUT_S = 2.0  # a person waits
 QUESTIONS_MOST = 16
+FORESIGHT_S = 5.0  # between two looks ahead
+FORESIGHT_PER_TIME = 20.0  # and so many times as long as the last one took
+FRESH_S = 30.0  # as old as a plan becomes while somebody waits, and a little
 NICENESS = 5
 OBJECTS_PER_COLLECTION = 50_000  # plans leave few circles, and each look for them goes over all jobs
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LENGTH = struct.Struct(">I")
-_REQUEST = Decoder(tuple[tuple[PolicySetting, ClusterView, float] | None, SpeedQuestion | None])  # the float: the time
-_Answer = tuple[Plan | None, SpeedTable | None, str]  # the last: what went wrong, if neither is there
+_Planned = tuple[PolicySetting, ClusterView, float]  # the float: the time
+# The last of a request: whether to tell what becomes of the jobs, by the plan that is asked for, else by the last one.
+_REQUEST = Decoder(tuple[_Planned | None, SpeedQuestion | None, bool])
+_Answer = tuple[Plan | None, SpeedTable | None, tuple[Outlook, ...] | None, str]  # the last: what went wrong
 _ANSWER: Decoder[_Answer] = Decoder(_Answer)
 
 log = logging.getLogger("swarm.planner")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What is expected of jobs from a moment on, by the monotonic clock and by the calendar."""
+
+    seen_s: float
+    seen_utc_s: float
+    outlooks: Mapping[JobId, Outlook]
+
+
+class Promises:
+    """When the jobs that wait were first expected to start: what becomes of that is measured."""
+
+    def __init__(self) -> None:
+        self._starts: dict[JobId, tuple[float, Span]] = {}
+
+    def hear(self, foreseen: Foreseen, waiting: Collection[JobId]) -> None:
+        """Keep the first word on each that still waits; that it starts at once is no prediction."""
+        told = {one: each.start for one, each in foreseen.outlooks.items() if one in waiting and each.start}
+        news = {one: (foreseen.seen_s, start) for one, start in told.items() if start.high_s != 0.0}
+        self._starts = {**news, **{one: each for one, each in self._starts.items() if one in waiting}}
+
+    def kept(self, job_id: JobId, now_s: float) -> tuple[float, str] | None:
+        """Predicted minus actual seconds of a job that has just started, and whether that was within its interval."""
+        if job_id not in self._starts:
+            return None
+        seen_s, start = self._starts.pop(job_id)
+        waited_s = now_s - seen_s
+        is_late = start.high_s is not None and waited_s > start.high_s
+        return start.expected_s - waited_s, "later" if is_late else "earlier" if waited_s < start.low_s else "within"
+
+
+_Question = tuple[_Planned | None, SpeedQuestion | None, bool]
 
 
 class Planner:
@@ -54,7 +97,11 @@ class Planner:
         self._idle_s = idle_s
         self._child: asyncio.subprocess.Process | None = None
         self._waiting: ComputePlan | None = None
-        self._questions: deque[tuple[SpeedQuestion, asyncio.Future[SpeedTable]]] = deque()
+        self._questions: deque[tuple[_Question, asyncio.Future[_Answer]]] = deque()
+        self._look_s = float("-inf")  # when to look ahead again
+        self._queued: Collection[JobId] = ()  # by the last plan's view, until it was looked ahead
+        self.foreseen = Foreseen(float("-inf"), 0.0, {})  # by the last plans
+        self.promises = Promises()
         self._worker: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -69,9 +116,21 @@ class Planner:
 
     async def tabulate(self, question: SpeedQuestion, timeout_s: float = TABLE_TIMEOUT_S) -> SpeedTable | None:
         """A job's speed by world size; None where there is no answer in time, or too many ask."""
+        answer = await self._answered((None, question, False), timeout_s)
+        return answer[1] if answer else None
+
+    async def foresee(
+        self, setting: PolicySetting, view: ClusterView, timeout_s: float = TABLE_TIMEOUT_S
+    ) -> Foreseen | None:
+        """What becomes of the jobs of a view, some of which may not be there yet; None as above."""
+        now_s = now()
+        answer = await self._answered(((setting, view, now_s), None, True), timeout_s)
+        return _foreseen(now_s, answer[2]) if answer and answer[2] is not None else None
+
+    async def _answered(self, question: _Question, timeout_s: float) -> _Answer | None:
         if len(self._questions) >= QUESTIONS_MOST:
             return None
-        answer: asyncio.Future[SpeedTable] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._questions.append((question, answer))
         self._wake()
         try:
@@ -98,17 +157,24 @@ class Planner:
         await asyncio.gather(*self._ending)
 
     async def _work(self) -> None:
-        while self._waiting is not None or self._questions:
+        while self._waiting is not None or self._questions or self._is_look_due():
             request, self._waiting = self._waiting, None
             if request is not None:
                 self._post(await self._planned(request))
-            else:
+                self._queued = {job.job_id for job in request.view.jobs if job.state is JobState.QUEUED}
+            elif self._questions:
                 await self._told(*self._questions.popleft())
+            else:
+                await self._look_ahead()
         self._worker = None
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._retire)
+        loop, wait_s = asyncio.get_running_loop(), self._look_s - now()
+        if self._queued and wait_s < self._idle_s:
+            self._idle = loop.call_later(max(0.0, wait_s), self._wake)
+        else:
+            self._idle = loop.call_later(self._idle_s, self._retire)
 
     async def _planned(self, request: ComputePlan) -> Event:
-        plan, _, problem = await self._ask(((request.setting, request.view, now()), None))
+        plan, _, _, problem = await self._ask(((request.setting, request.view, now()), None, False))
         name = request.setting.name
         if plan is None:
             self.observe_plan(name, "failed", 0.0)
@@ -120,14 +186,29 @@ class Planner:
         self.observe_plan(name, "fell_back" if plan.fault else "planned", plan.elapsed_s)
         return PlanComputed(plan)
 
-    async def _told(self, question: SpeedQuestion, answer: "asyncio.Future[SpeedTable]") -> None:
+    def _is_look_due(self) -> bool:
+        return bool(self._queued) and now() >= self._look_s
+
+    async def _look_ahead(self) -> None:
+        """What becomes of the jobs by the last plan, which has not waited for it."""
+        queued, self._queued = self._queued, ()
+        begun_s = now()
+        _, _, outlooks, problem = await self._ask((None, None, True))
+        self._look_s = now() + max(FORESIGHT_S, FORESIGHT_PER_TIME * (now() - begun_s))
+        if outlooks is None:
+            log.warning("no look ahead error=%s", problem)
+            return
+        self.foreseen = _foreseen(begun_s, outlooks)
+        self.promises.hear(self.foreseen, queued)
+
+    async def _told(self, question: _Question, answer: "asyncio.Future[_Answer]") -> None:
         if answer.done():  # nobody waits any more
             return
-        _, table, problem = await self._ask((None, question))
-        if problem:
-            log.warning("no table of speeds error=%s", problem)
-        if table is not None and not answer.done():
-            answer.set_result(table)
+        told = await self._ask(question)
+        if told[3]:
+            log.warning("no answer to a question error=%s", told[3])
+        if not answer.done():
+            answer.set_result(told)
 
     def _failed(self, request: ComputePlan, error: str) -> PlanFailed:
         log.debug("no plan version=%d error=%s", request.view.version, error)
@@ -146,7 +227,7 @@ class Planner:
         finally:
             exchange.cancel()
         await self._end_child(kill=True)
-        return None, None, problem
+        return None, None, None, problem
 
     async def _until_late(self, exchange: "asyncio.Future[_Answer]") -> None:
         """Return once it is done, or late: the child has computed for too long, stands still, or waits for its turn
@@ -198,6 +279,10 @@ class Planner:
             await child.wait()
 
 
+def _foreseen(seen_s: float, outlooks: Iterable[Outlook]) -> Foreseen:
+    return Foreseen(seen_s, time.time() - (now() - seen_s), {each.job_id: each for each in outlooks})
+
+
 async def _start_child() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -221,13 +306,28 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(frame: bytes) -> bytes:
-    plan = None
+    asked = question = None
     try:
-        plan, question = _REQUEST.decode(frame)
-        return encode((plan and _plan(*plan), question and _table(question), ""))
+        asked, question, looks_ahead = _REQUEST.decode(frame)
+        plan = _plan(*asked) if asked else None
+        made = [(*asked, plan)] if asked and plan else _last
+        if not looks_ahead:
+            _last[:] = made
+        return encode((plan, question and _table(question), _outlooks(made) if looks_ahead else None, ""))
     except Exception as error:  # noqa: BLE001  # a fault of a policy or a fit is an answer, not the end of the planner
-        name = plan[0].name if plan else "the fit"
-        return encode((None, None, f"{name} raised {type(error).__name__}: {error}"))
+        name = asked[0].name if asked else "the fit" if question else "the look ahead"
+        return encode((None, None, None, f"{name} raised {type(error).__name__}: {error}"))
+
+
+_Made = list[tuple[PolicySetting, ClusterView, float, Plan]]
+_last: _Made = []
+"""In the child: the last plan that is to be followed, with what it was made from."""
+
+
+def _outlooks(made: _Made) -> tuple[Outlook, ...] | None:
+    from swarmsched.policies.outlook import foresee  # noqa: PLC0415  # nor does the parent look ahead
+
+    return next((foresee(setting, view, plan, now_s) for setting, view, now_s, plan in made), None)
 
 
 def _plan(setting: PolicySetting, view: ClusterView, now_s: float) -> Plan:

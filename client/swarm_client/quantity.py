@@ -175,6 +175,14 @@ def show_moment(utc_s: float) -> str:
     return show_time(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(utc_s)))
 
 
+def moment(text: str) -> float:
+    """Seconds since 1970 of a time of the API, which is UTC."""
+    from calendar import timegm  # only where times are reckoned with
+
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
+
+
 def _local(whole: str) -> tuple[str, str]:
     from calendar import timegm  # only where times are shown
 

@@ -63,6 +63,10 @@ def submit(session: Session, arguments: Arguments) -> tuple[dict[str, Any], Ship
     if document.get("swarm_gpus") and not request.has_size and _runs_python(request.spec["command"]):
         count = show_count(document["swarm_gpus"], "GPU")
         session.tell(f"no GPU was asked for, and the swarm has {count}: -g N asks for N, -g 0 means none")
+    if request.spec.get("deadline_utc_seconds") and not is_dry_run and "outlook" in document:
+        from swarm_client.outlook import deadline_text
+
+        session.tell(f"deadline {deadline_text(document)}")
     return document, shipment
 
 

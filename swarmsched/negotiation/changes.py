@@ -78,7 +78,7 @@ class Started(RecordChange):
             "plan_state": PlanState.LAUNCHED,
             "started_utc_s": self.utc_s,
             "first_started_utc_s": record.first_started_utc_s or self.utc_s,
-            "rescalings": _resumed(record, self.utc_s),
+            **_resumed(record, self.utc_s),
             "start_faults": (),
             **({"world": World(1, tuple(share.part for share in record.shares))} if record.spec.elastic else {}),
         }
@@ -253,13 +253,19 @@ def begun_rescaling(record: JobRecord, ranks_before: int, utc_s: float, reason: 
     return {"rescalings": (*record.rescalings, begun)[-RESCALINGS_KEPT:]}
 
 
-def _resumed(record: JobRecord, utc_s: float) -> tuple[Rescaling, ...]:
-    """The last change of its size is over, if one was under way."""
+def ended_rescaling(record: JobRecord, ranks_after: int, pause_s: float) -> Fields:
+    """The last change of its size or hosts is over, if one was under way."""
     *before, last = record.rescalings or (None,)
     if last is None or last.ranks_after:
-        return record.rescalings
-    pause_s = min(max(0.0, utc_s - last.utc_s), SECONDS_MOST)  # a wall clock may be set to any year
-    return (*before, replace(last, ranks_after=world_size(record.shares), pause_s=pause_s))
+        return {}
+    rescalings = (*before, replace(last, ranks_after=ranks_after, pause_s=pause_s))
+    return {"rescalings": rescalings, "paused_s": record.paused_s + pause_s}
+
+
+def _resumed(record: JobRecord, utc_s: float) -> Fields:
+    begun_s = record.rescalings[-1].utc_s if record.rescalings else utc_s
+    pause_s = min(max(0.0, utc_s - begun_s), SECONDS_MOST)  # a wall clock may be set to any year
+    return ended_rescaling(record, world_size(record.shares), pause_s)
 
 
 def _served(record: JobRecord, served_gpu_s: float) -> Fields:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from swarmsched.api import JobState
-from swarmsched.negotiation.changes import Fields, RecordChange, begun_rescaling, with_leftovers
+from swarmsched.negotiation.changes import Fields, RecordChange, begun_rescaling, ended_rescaling, with_leftovers
 from swarmsched.record import JobRecord, Leftover
 from swarmsched.resources import Share
 from swarmsched.world import World
@@ -95,13 +95,11 @@ class WorldTrains(RecordChange):
     pause_s: float
 
     def _fields(self, record: JobRecord) -> Fields | None:
-        world, rescalings = record.world, record.rescalings
+        world = record.world
         if record.state is not JobState.RUNNING or world.version != self.version or is_settled(record):
             return None
-        if rescalings and not rescalings[-1].ranks_after:
-            last = replace(rescalings[-1], ranks_after=len(world.members), pause_s=self.pause_s)
-            rescalings = (*rescalings[:-1], last)
-        return {"world": replace(world, has_trained=True), "rescalings": rescalings}
+        trained = {"world": replace(world, has_trained=True)}
+        return trained | ended_rescaling(record, len(world.members), self.pause_s)
 
 
 class PartsGone(RecordChange):

@@ -84,7 +84,7 @@ class Backfill(SubmitOrder):
             if shares is not None:
                 room.take(shares, job.demand)
             return shares
-        return _place_beyond(job, room, reservation.spare)
+        return place_beyond(job, room, reservation.spare)
 
     def _reserve(self, head: JobView, ends: Iterable[tuple[float, _Held]], room: Room) -> _Reservation | None:
         """Release running jobs in the order of their ends, at last what nobody accounts for, until the head fits."""
@@ -110,7 +110,7 @@ class Backfill(SubmitOrder):
         return ends
 
 
-def _place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | None:
+def place_beyond(job: JobView, room: Room, spare: Room) -> tuple[Share, ...] | None:
     """Shares that fit now and still fit beside the head at the shadow time."""
     if min(room.ranks(job.demand), spare.ranks(job.demand)) < job.ranks or job.card.hides_constraints:
         return None

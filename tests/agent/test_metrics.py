@@ -19,6 +19,7 @@ from swarm_agent.config import AgentConfig
 from swarm_agent.faults import Faults
 from swarm_agent.metrics import jobs
 from swarm_agent.metrics.observed import COUNTED, ROUTES_LIMIT, Observed
+from swarm_agent.planner import Foreseen, Promises
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuProcess, GpuReading, HostReading, TelemetrySnapshot, TelemetryState
@@ -33,6 +34,7 @@ from swarmsched.ids import JobId, NodeId, TaskKey, make_job_id
 from swarmsched.ledger.booking import BookingState, LedgerEntry
 from swarmsched.resources import GpuHealth
 from swarmsched.task import TaskStage, TaskStatus
+from swarmsched.view import Outlook, Span
 from tests.swarmsched.building import make_record
 from tests.testbed.found import working
 
@@ -327,7 +329,7 @@ def test_lag_and_commits_become_histograms(observed):
 
 
 def test_plans_and_what_models_were_off_by_become_histograms(observed):
-    planner = SimpleNamespace()
+    planner = SimpleNamespace(promises=Promises())
     observed.watch_planner(planner)
     planner.observe_plan("swarm", "planned", 0.02)
     planner.observe_plan("swarm", "fell_back", 0.3)
@@ -341,6 +343,40 @@ def test_plans_and_what_models_were_off_by_become_histograms(observed):
     }
     assert samples(text, "swarm_model_error_ratio_bucket")[("0.1",)] == 1.0
     assert samples(text, "swarm_model_error_ratio_bucket")[("0.05",)] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "direction", "error_s", "result"),
+    [(95.0, "earlier", 5.0, "within"), (40.0, "earlier", 60.0, "earlier"), (250.0, "later", 150.0, "later")],
+)
+def test_when_jobs_start_is_held_against_what_was_predicted_first(
+    observed, monkeypatch, waited_s, direction, error_s, result
+):
+    job_id, planner = JobId(JOB), SimpleNamespace(promises=Promises())
+    observed.watch_planner(planner)
+
+    def hear(seen_s, start):
+        planner.promises.hear(Foreseen(seen_s, 0.0, {job_id: Outlook(job_id, start)}), {job_id})
+
+    hear(1_000.0, Span(100.0, 50.0, 200.0))
+    hear(1_010.0, Span(1.0, 1.0, 1.0))
+    monkeypatch.setattr("swarm_agent.metrics.observed.now", lambda: 1_000.0 + waited_s)
+    for _ in range(2):  # that it is started again was not predicted
+        observed.observe_announce(Announce("job.started", "", job_id, NodeId("n1"), {}))
+    text = page(agent())
+    sums = samples(text, "swarm_start_prediction_error_seconds_sum")
+    assert sums == {("earlier",): 0.0, ("later",): 0.0, (direction,): error_s}
+    assert samples(text, "swarm_start_predictions_total")[(result,)] == 1.0
+    assert sum(samples(text, "swarm_start_predictions_total").values()) == 1.0
+
+
+def test_that_a_job_starts_at_once_is_no_prediction_and_none_is_kept_of_who_waits_no_more():
+    job_id, promises = JobId(JOB), Promises()
+    promises.hear(Foreseen(0.0, 0.0, {job_id: Outlook(job_id, Span(0.0, 0.0, 0.0))}), {job_id})
+    assert promises.kept(job_id, 9.0) is None
+    promises.hear(Foreseen(0.0, 0.0, {job_id: Outlook(job_id, Span(5.0, 5.0))}), {job_id})
+    promises.hear(Foreseen(0.0, 0.0, {}), ())
+    assert promises.kept(job_id, 9.0) is None
 
 
 def test_hostile_methods_and_too_many_routes_do_not_grow_the_page(observed):

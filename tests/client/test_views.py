@@ -15,6 +15,7 @@ import yaml
 
 from swarm_agent.eventlog import KINDS
 from swarm_agent.http.joblist import STATE_WORDS
+from swarm_client import outlook
 from swarm_client.cli import ALIASES, COMMANDS, COMMON, completion, doctor, load_command, main, nodes, ps
 from swarm_client.follow import describe_state
 from swarm_client.options import parse
@@ -73,17 +74,33 @@ def node(name, **changes):
     return document | changes
 
 
+OUTLOOK = {
+    "starts_at": "2026-01-31T12:02:15.500Z",
+    "starts_at_earliest": "2026-01-31T12:01:00Z",
+    "starts_at_latest": "2026-01-31T12:05:00Z",
+    "ends_at": "2026-01-31T13:02:15.500Z",
+    "ends_at_earliest": "2026-01-31T12:50:00Z",
+    "ends_at_latest": None,
+    "deadline": None,
+    "ranks_least": None,
+    "rho": 1.25,
+    "problem": "",
+}
+"""Of a job that waits, at 12:00:00.25."""
+
+
 def test_ps_shows_a_plain_table_in_a_pipe(swarm, agent):
     queued = job_document(
-        handle="aaaaaaaa", name="", state="queued", nodes=[], started_at=None, reason="needs 8 GPUs, 2 free", gpus=8
+        handle="aaaaaaaa", name="", state="queued", nodes=[], started_at=None, reason="8 GPUs", gpus=8
     )
+    queued |= {"outlook": OUTLOOK, "as_of": "2026-01-31T12:00:00.250Z"}
     agent.answers["GET /v1/jobs"] = listing(queued, job_document(progress=PROGRESS))
     assert swarm("ps") == (
         0,
         (
-            "ID        NAME    USER  STATE    GPUS  NODES      WAITED  ELAPSED  PROGRESS   ETA  REASON\n"
-            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s     1:15       25%  3:45  -\n"
-            "aaaaaaaa  -       ada   queued    0/8  -              1s        -         -     -  needs 8 GPUs, 2 free\n"
+            "ID        NAME    USER  STATE    GPUS  NODES      WAITED  START  ELAPSED  PROGRESS   ETA  REASON\n"
+            "k3j9x0ab  digits  ada   running   4/4  gpu1,gpu2      1s      -     1:15       25%  3:45  -\n"
+            "aaaaaaaa  -       ada   queued    0/8  -              1s  ~2:15        -         -     -  8 GPUs\n"
         ),
         "",
     )
@@ -162,9 +179,74 @@ def test_every_phase_has_words():
     assert set(WORDS) == {phase.value for phase in StartPhase if phase is not StartPhase.NONE}
 
 
+WAITS = {"state": "queued", "outlook": OUTLOOK, "as_of": "2026-01-31T12:00:00.250Z", "spec": {}}
+NO_OUTLOOK = {"starts_at": None, "ends_at": None, "problem": "2 jobs wait before it"}
+
+
+@pytest.mark.parametrize(
+    ("job", "told", "text"),
+    [
+        (WAITS, "~2:15", "2026-01-31T12:02:15Z, in 2:15 (59s to 4:59), if nobody else comes"),
+        (WAITS | {"as_of": "2026-01-31T12:02:20Z"}, "~0s", "at any moment"),
+        (WAITS | {"outlook": NO_OUTLOOK}, "?", "not known: 2 jobs wait before it"),
+        (WAITS | {"outlook": None}, "?", "not known: nothing was planned in time"),
+        ({"state": "queued"}, "-", "not known: nothing was planned in time"),
+        (WAITS | {"state": "running"}, "-", None),
+    ],
+)
+def test_when_a_job_starts_is_told_with_its_interval_or_why_nobody_knows(job, told, text):
+    assert outlook.shown_start(job) == told
+    assert text is None or outlook.start_text(job) == text
+
+
+NOON_UTC_S = 1_769_860_800.0
+
+
+@pytest.mark.parametrize(
+    ("outlook_keys", "ranks_most", "text"),
+    [
+        ({"deadline": "met"}, 0, "yes, from 2026-01-31T12:02:15Z on"),
+        ({"deadline": "met", "starts_at": None}, 0, "yes"),
+        (
+            {"deadline": "likely", "starts_at": None, "ranks_least": 2},
+            4,
+            "yes as expected, though not if all goes slowly; it needs 2 ranks for that",
+        ),
+        ({"deadline": "late"}, 0, "no, it ends 2:15 later as expected"),
+        ({"deadline": "unknown", "problem": "why"}, 0, "not known whether it ends by then, since why"),
+        ({"deadline": "unknown"}, 0, "not known whether it ends by then, since how long it takes is not known"),
+    ],
+)
+def test_whether_a_job_ends_by_its_deadline_is_said_in_words(outlook_keys, ranks_most, text):
+    spec = {"deadline_utc_seconds": NOON_UTC_S + 3_600}
+    job = WAITS | {"outlook": OUTLOOK | outlook_keys, "spec": spec, "ranks": 1, "ranks_most": ranks_most}
+    assert outlook.deadline_text(job) == f"2026-01-31T13:00:00Z: {text}"
+
+
+def test_status_tells_what_is_to_come_how_fair_that_is_and_what_pauses_have_cost(swarm, agent):
+    told = {"outlook": OUTLOOK, "as_of": "2026-01-31T12:00:00.250Z", "paused_seconds": 12.0, "paused_ratio": 0.0125}
+    agent.answers[f"GET /v1/jobs/{HANDLE}"] = job_document(state="queued", **told)
+    out = swarm("status", HANDLE)[1]
+    assert "Starts:        2026-01-31T12:02:15Z, in 2:15 (59s to 4:59), if nobody else comes\n" in out
+    assert "Ends:          2026-01-31T13:02:15Z, in 1:02:15 (49:59 or more), if nobody else comes\n" in out
+    assert "Fairness:      rho 1.25: " in out
+    assert "Pauses:        12s in all for other sizes or hosts, 1.2% of its time\n" in out
+
+
+def test_a_submission_with_a_deadline_is_told_what_to_expect(swarm, agent):
+    soon = {"deadline_utc_seconds": NOON_UTC_S + 3_600}
+    agent.answers["POST /v1/jobs"] = job_document(outlook=OUTLOOK | {"deadline": "late"}, spec=soon, state="queued")
+    err = swarm("submit", "--no-sync", "--deadline", "2h", "--", "x")[2]
+    assert "swarm: deadline 2026-01-31T13:00:00Z: no, it ends 2:15 later as expected\n" in err
+
+
 def test_an_empty_list_is_its_headings(swarm, agent):
     agent.answers["GET /v1/jobs"] = listing()
-    assert swarm("queue") == (0, "ID  NAME  USER  STATE  GPUS  NODES  WAITED  ELAPSED  PROGRESS  ETA  REASON\n", "")
+    assert swarm("queue") == (
+        0,
+        "ID  NAME  USER  STATE  GPUS  NODES  WAITED  START  ELAPSED  PROGRESS  ETA  REASON\n",
+        "",
+    )
 
 
 def test_ps_filters_reach_the_agent_and_silent_nodes_are_named(swarm, agent):

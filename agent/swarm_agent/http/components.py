@@ -6,6 +6,7 @@ Those of jobs, members, nodes, GPUs and tasks come from the tables that the docu
 from swarm_agent.http import keys
 from swarm_agent.http.blobs import DIGESTS_LIMIT
 from swarm_agent.http.jobs import GRACE_LIMIT_S, REASON_LIMIT, SIGNAL_NUMBER_LIMIT
+from swarm_agent.http.outlook import FAIRNESS
 from swarm_agent.http.schema import (
     COUNT,
     DIGEST,
@@ -111,7 +112,7 @@ def schemas() -> Schema:
         "nodes": array(record({"node": TEXT, "fits_ranks": COUNT, "obstacle": TEXT})),
         "ahead": array(record({"job_id": JOB_ID, "handle": TEXT, "name": TEXT, "user": TEXT, "reason": TEXT})),
         "ahead_count": COUNT, "position": COUNT, "job_reason": TEXT, "sentences": array(TEXT),
-        "progress": JOB["progress"], "model": JOB["model"], **AGE,
+        "progress": JOB["progress"], "model": JOB["model"], "outlook": JOB["outlook"], **AGE,
     }  # fmt: skip
     survival = {
         "jobs": {"type": "object", "additionalProperties": COUNT}, "without_majority": COUNT, "unknown": COUNT,
@@ -122,7 +123,7 @@ def schemas() -> Schema:
         "policy": record({"name": TEXT, **changeable, "version": COUNT}),
         "members": record(dict.fromkeys(MEMBER["status"]["enum"], COUNT)),
         "gpus": record(dict.fromkeys(gpu_counts, COUNT)), "jobs": LIVE_COUNTS, "survival": record(survival),
-        "between_shepherds": COUNT, **silent, **AGE,
+        "fairness": maybe(FAIRNESS), "between_shepherds": COUNT, **silent, **AGE,
     }  # fmt: skip
     return {
         "Anything": {"type": "object"},

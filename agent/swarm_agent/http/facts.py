@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from swarm_agent.agent import Agent
 from swarm_agent.doctor import Diagnosis, examine
+from swarm_agent.planner import Foreseen
 from swarm_agent.task.reports import Reported
 from swarm_agent.telemetry.reading import GpuReading
 from swarmsched.estimate import SpeedQuestion
@@ -104,6 +105,10 @@ class Facts:
     def speed_question(self, job_id: JobId) -> SpeedQuestion | None:
         """What the planner is to tell of a job that takes several sizes and has reported; None of others."""
         return self._agent.node.speed_question(job_id)
+
+    def foreseen(self) -> Foreseen:
+        """What is expected of jobs by the last plan here; some seconds old, and empty where nobody waits."""
+        return self._agent.planner.foreseen
 
     def size_reason(self, record: JobRecord) -> str:
         """Why such a job has the size that it has; empty for others."""

@@ -13,6 +13,7 @@ from swarm_agent.http.attendance import attendance_of
 from swarm_agent.http.exchange import Answer, Call, Document, answer, decode_cursor, encode_cursor
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.keys import AGE, END_REASONS, JOB
+from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.parameter import Parameter, flag, integer, text, words
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, FanOut, Peers
@@ -141,6 +142,10 @@ class JobList:
             or self._facts.is_shepherd(each.job_id)
         ]
         found = _page([job_document(record, now_utc_s, attendance) for record in mine], wanted)
+        if wanted.shows("outlook"):
+            foreseen = self._facts.foreseen()
+            for item in found["items"]:
+                item["outlook"] = outlook_of(foreseen, self._facts.records()[item["id"]])
         return {
             **found,
             "reports": reported_here(self._facts) if wanted.shows("progress") else [],

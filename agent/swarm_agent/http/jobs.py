@@ -15,6 +15,7 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.find import Found, JobFinder, over
 from swarm_agent.http.joblist import FIELDS, trimmed
 from swarm_agent.http.model import model_document
+from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.parameter import choice, number, text
 from swarm_agent.http.pauses import pauses, tasks_here, with_pauses, with_problems
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, LIST_TIMEOUT_S, SAFE_METHODS, SEARCH_TIMEOUT_S, Peers, code_of
@@ -222,7 +223,12 @@ class Jobs:
         if not record.is_ended and (not fields or {"model", "size_reason"}.intersection(fields)):
             document["model"] = await self._model(job_id)
             document["size_reason"] = self._facts.size_reason(record) or None
+        if not record.is_ended and (not fields or "outlook" in fields):
+            document["outlook"] = await self._outlook(record)
         return await self._shown(document, call, stamp_header(record.stamp))
+
+    async def _outlook(self, record: JobRecord) -> Document | None:
+        return outlook_of(await self._agent.foresee((record.job_id,)), record)
 
     async def _model(self, job_id: JobId) -> Document | None:
         question = self._facts.speed_question(job_id)
@@ -263,7 +269,9 @@ class Jobs:
         if job["progress"]:
             await self._ask_owners(job)
         model = None if record.is_ended else await self._model(job_id)
-        return answer({**why_document(record, self._facts), "progress": job["progress"], "model": model})
+        outlook = None if record.is_ended else await self._outlook(record)
+        known = {"progress": job["progress"], "model": model, "outlook": outlook}
+        return answer({**why_document(record, self._facts), **known})
 
     def _record(self, job_id: JobId) -> JobRecord:
         record = self._facts.record(job_id)

@@ -10,6 +10,7 @@ from swarm_agent.http.attendance import Attendance
 from swarm_agent.http.exchange import Document
 from swarm_agent.http.facts import GpuFacts
 from swarm_agent.http.model import MODEL
+from swarm_agent.http.outlook import OUTLOOK
 from swarm_agent.http.progress import PROGRESS, by_time_limit
 from swarm_agent.http.schema import (
     COUNT,
@@ -102,6 +103,13 @@ class ByRecord:
         is_running = record.state in (JobState.RUNNING, JobState.STOPPING) and record.started_utc_s
         span_s = max(0.0, self.elapsed_s - record.counted_s) if is_running else 0.0
         return record.attained_gpu_s + record.serving_gpus * span_s
+
+    @property
+    def paused_ratio(self) -> float | None:
+        """Part of the time since it ran first in which it stood still for another size or other hosts."""
+        first_utc_s = self.record.first_started_utc_s
+        since_s = (self.record.ended_utc_s or self.now_utc_s) - first_utc_s if first_utc_s else 0.0
+        return round(min(1.0, self.record.paused_s / since_s), 4) if since_s > 0 else None
 
     def at_end(self, value: object) -> object:
         """Null until the job has ended."""
@@ -275,6 +283,8 @@ JOB: tuple[JobKey, ...] = (
     JobKey("rescales", COUNT, lambda job: job.record.rescales),
     JobKey("rescalings", array(record(properties(RESCALING))),
            lambda job: [document(RESCALING, each) for each in job.record.rescalings]),
+    JobKey("paused_seconds", SECONDS, lambda job: round(job.record.paused_s, 3)),
+    JobKey("paused_ratio", maybe(NUMBER), lambda job: job.paused_ratio),
     JobKey("leftovers", array(LEFTOVER),
            lambda job: [{"node": each.node, "attempt": each.attempt} for each in job.record.leftovers]),
     JobKey("checkpoint", record(properties(CHECKPOINT)),
@@ -282,6 +292,7 @@ JOB: tuple[JobKey, ...] = (
     JobKey("progress", maybe(record(PROGRESS)), lambda job: job.progress(), card_progress),
     JobKey("model", maybe(record(MODEL)), lambda _: None, lambda _: None),
     JobKey("size_reason", maybe(TEXT), lambda _: None, lambda _: None),
+    JobKey("outlook", maybe(record(OUTLOOK)), lambda _: None, lambda _: None),
     JobKey("attained_gpu_seconds", SECONDS,
            lambda job: round(job.attained_gpu_s, 3), lambda view: round(view.attained_gpu_s(0.0), 3)),
     JobKey("spec", ref("JobSpec"), lambda job: spec_document(job.spec)),

@@ -14,12 +14,13 @@ from swarm_agent.http.facts import Facts
 from swarm_agent.http.joblist import JobList
 from swarm_agent.http.jobs import short_text
 from swarm_agent.http.keys import GPU, MEMBER, TASK, address_text, document
+from swarm_agent.http.outlook import fairness_document
 from swarm_agent.http.parameter import header
 from swarm_agent.http.peers import LIST_TIMEOUT_S, Absent, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, invalid
 from swarm_agent.http.views import aged, listing, node_document, queue_documents, setting_document, status_document
-from swarm_agent.http.when import rfc3339
+from swarm_agent.http.when import rfc3339, utc_of
 from swarmsched.api import NODE_CLOSENESS, near_word
 from swarmsched.commands import Done, DrainNode, ForgetMember, SetSwarmSetting, SettingStored
 from swarmsched.gossip.member import MemberStatus, MemberView
@@ -192,7 +193,10 @@ class Nodes:
     async def get_status(self, _: Call) -> Answer:
         """GET /v1/status."""
         found = await self._job_list.live()
-        told = {"between_shepherds": found.unclaimed, **found.absent}
+        submitted = {JobId(job["id"]): utc_of(job["submitted_at"]) for job in found.jobs}
+        foreseen = await self._agent.foresee(submitted) if submitted else None
+        fairness = fairness_document(foreseen, submitted)
+        told = {"fairness": fairness, "between_shepherds": found.unclaimed, **found.absent}
         return answer(status_document(self._agent.config.name, self._facts, found.jobs, told))
 
     async def get_config(self, _: Call) -> Answer:

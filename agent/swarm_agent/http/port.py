@@ -1,11 +1,12 @@
 """What the API asks of the agent besides its facts: `swarm_agent.agent.Agent` is an `AgentPort`."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from swarm_agent.config import AgentConfig
 from swarm_agent.eventlog import EventLog
 from swarm_agent.http.problem import Problem, from_refusal
+from swarm_agent.planner import Foreseen
 from swarm_agent.readiness import Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.kept_work import KeptFolder
@@ -13,6 +14,7 @@ from swarm_agent.supervision.logs import LogStore
 from swarmsched.commands import Command, Refused, Reply
 from swarmsched.estimate import SpeedQuestion, SpeedTable
 from swarmsched.ids import JobId, NodeId
+from swarmsched.view import JobView
 
 R = TypeVar("R")
 
@@ -51,6 +53,9 @@ class AgentPort(Protocol):
 
     async def tabulate(self, question: SpeedQuestion) -> SpeedTable | None:
         """A job's speed by world size, from the planner; None where it does not tell in time."""
+
+    async def foresee(self, wanted: Collection[JobId], more: Sequence[JobView] = ()) -> Foreseen | None:
+        """What is expected of jobs; None where the planner does not tell in time."""
 
     async def query(
         self, node_id: NodeId, kind: str, payload: dict[str, Any], timeout_s: float = 10.0

@@ -16,17 +16,20 @@ from msgspec import structs
 from swarm_agent.http.exchange import Answer, Call, Document, answer, boolean, encode
 from swarm_agent.http.facts import Facts
 from swarm_agent.http.idempotency import IdempotencyKeys
+from swarm_agent.http.outlook import outlook_of
 from swarm_agent.http.peers import FORWARD_TIMEOUT_S, Peers
 from swarm_agent.http.port import AgentPort, commanded
 from swarm_agent.http.problem import Problem, from_rejection, invalid
 from swarm_agent.http.views import job_document_now
 from swarmsched import ids
 from swarmsched.api import API_VERSION, JobSpec, told
+from swarmsched.card import card_of
 from swarmsched.commands import CreateTicket, JobAccepted, SubmitJob, TicketIssued
 from swarmsched.errors import JobRejected
 from swarmsched.gossip.record import NodeFlag
 from swarmsched.holders import HOLDERS_MAX, HOLDERS_WANTED, Holder
 from swarmsched.ids import JobId, NodeId
+from swarmsched.view import JobView
 
 SUBMIT_S = 25.0  # for all holders together, below the 30 s that clients wait
 INTRODUCTION_S = 3.0  # three rounds of gossip; a job that one holder keeps is lost with it
@@ -110,6 +113,9 @@ class Submission:
             raise Problem("not_ready", detail, "ask the next holder of the ticket, or take a new ticket")
         reply = await commanded(self._agent, command, JobAccepted, "/spec")
         shown = job_document_now(reply.record, self._facts)
+        if command.is_dry_run or command.spec.deadline_utc_s:
+            more = [JobView(card_of(reply.record))] if command.is_dry_run and not reply.was_known else []
+            shown["outlook"] = outlook_of(await self._agent.foresee((reply.record.job_id,), more), reply.record)
         is_new = not reply.was_known and not command.is_dry_run
         headers = {} if command.is_dry_run else {"Location": f"/v1/jobs/{reply.record.job_id}"}
         gpus = sum(each.record.total_gpus for each in self._facts.nodes())

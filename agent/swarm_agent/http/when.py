@@ -15,6 +15,11 @@ def rfc3339(utc_s: float) -> str:
     return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def utc_of(text: str) -> float:
+    """The inverse of `rfc3339`."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def moment_utc_s(given: str | None) -> float | None:
     """The moment in seconds since 1970 that `since` names."""
     text = (given or "").strip()

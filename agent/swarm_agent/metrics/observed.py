@@ -13,11 +13,13 @@ from prometheus_client.core import CounterMetricFamily, Metric, UnknownMetricFam
 
 from swarm_agent.agent import Agent
 from swarm_agent.driver import Driver
-from swarm_agent.planner import Planner
+from swarm_agent.planner import Planner, Promises
+from swarm_agent.task.shim import now
 from swarm_agent.transport.arrivals import TURNED_AWAY
 from swarm_agent.transport.drops import DROP_REASONS
 from swarmsched.api import EndReason
 from swarmsched.effects import Announce
+from swarmsched.ids import JobId
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 ROUTES_LIMIT = 200  # distinct (method, route, code); further ones are counted under route "other"
@@ -25,6 +27,8 @@ WAIT_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 START_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 PLAN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+PROMISES = ("within", "earlier", "later")
+DIRECTIONS_OF_ERROR = PROMISES[1:]  # of a start: predicted minus actual is above 0, or below
 ERROR_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2)
 HTTP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 END_REASONS = tuple(reason.value for reason in EndReason if reason is not EndReason.NONE)
@@ -89,6 +93,12 @@ class Observed:
         self._plan = histogram("swarm_plan_seconds", plan, PLAN_BUCKETS_S, ("policy",))
         error = "Relative error of the time of a step that a model predicted where a job was then sent."
         self._model_error = histogram("swarm_model_error_ratio", error, ERROR_BUCKETS)
+        ahead = "How much earlier or later than at first predicted a job started that had waited."
+        self._start_error = histogram("swarm_start_prediction_error_seconds", ahead, WAIT_BUCKETS_S, ("direction",))
+        for direction in DIRECTIONS_OF_ERROR:
+            self._start_error.labels(direction)
+        self._promised: Counter[str] = Counter(dict.fromkeys(PROMISES, 0))
+        self._promises = Promises()
         self._plans: Counter[tuple[str, str]] = Counter()
         self._http: Counter[tuple[str, str, str]] = Counter()
         self._ends: Counter[str] = Counter(dict.fromkeys(END_REASONS, 0))
@@ -111,6 +121,9 @@ class Observed:
             case "job.started":
                 self._queue_wait.observe(float(fields.get("queue_wait_s", 0.0)))
                 self._job_start.observe(float(fields.get("start_s", 0.0)))
+                if kept := self._promises.kept(JobId(announce.job_id or ""), now()):
+                    self._start_error.labels(DIRECTIONS_OF_ERROR[kept[0] < 0]).observe(abs(kept[0]))
+                    self._promised[kept[1]] += 1
             case "job.resumed":
                 self._pause.observe(float(fields.get("pause_s", 0.0)))
             case "job.ended":
@@ -129,7 +142,7 @@ class Observed:
 
     def watch_planner(self, planner: Planner) -> None:
         """Hear of plans and their times."""
-        planner.observe_plan = self._observe_plan
+        planner.observe_plan, self._promises = self._observe_plan, planner.promises
 
     def _observe_plan(self, policy: str, result: str, elapsed_s: float) -> None:
         for each in PLAN_RESULTS:  # a series that began with 1 would hide its first increase
@@ -144,6 +157,8 @@ class Observed:
         yield _counter("swarm_negotiation_rounds", rounds, ("result",), _by_one(self._rounds))
         plans = "Plans by policy: planned, fell_back (it raised, and backfill planned in its place) or failed."
         yield _counter("swarm_plans", plans, ("policy", "result"), self._plans)
+        promised = "Starts of jobs by the interval that was predicted first: within it, earlier or later."
+        yield _counter("swarm_start_predictions", promised, ("result",), _by_one(self._promised))
         events = "Events that this agent wrote to the cluster log."
         yield _counter("swarm_events", events, ("kind",), _by_one(self._events))
         core, faults = agent.node.counters, agent.faults.counts

@@ -9,6 +9,7 @@ from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.job_list import list_jobs
 from swarm_client.options import Arguments, Command, Option, nearest
+from swarm_client.outlook import shown_start
 from swarm_client.output import Column, state_style
 from swarm_client.quantity import show_count, show_duration, show_few, show_ratio, show_time, whole
 from swarm_client.start_phase import with_phase
@@ -116,6 +117,7 @@ COLUMNS = (
     Column("GPUS", shown_gpus, is_right=True),
     Column("NODES", lambda job: show_few([share["node"] for share in job.get("nodes") or []]), gives_way=True),
     Column("WAITED", lambda job: show_duration(job.get("queued_seconds")), is_right=True, gives_way=True),
+    Column("START", shown_start, is_right=True, gives_way=True),
     Column("ELAPSED", _elapsed, is_right=True, gives_way=True),
     Column("PROGRESS", lambda job: shown_ratio(job.get("progress") or {}), is_right=True, gives_way=True),
     Column("ETA", lambda job: shown_remaining(job.get("progress") or {}), is_right=True, gives_way=True),

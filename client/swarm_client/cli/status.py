@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from swarm_client import outlook
 from swarm_client.annotations import Any
 from swarm_client.cli.model import model_lines
 from swarm_client.cli.ps import shown_gpus, shown_ratio, shown_state, survives
@@ -96,6 +97,11 @@ def swarm_facts(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     more = f"; {between} more between two shepherds" if between else ""
     yield "Jobs", ", ".join(f"{count} {name}" for name, count in jobs.items()) + more
     yield "Policy", _policy(status["policy"])
+    fairness = status.get("fairness")
+    if fairness:
+        of = f"of {show_count(fairness['jobs'], 'job')}, time to the end over that alone on an equal share of the GPUs"
+        worst = f"worst {fairness['rho_worst']:.2f} ({fairness['worst_job']['handle']})"
+        yield "Fairness", f"rho {fairness['rho_median']:.2f} in the middle, {worst}: {of}"
     survival = status.get("survival") or {}
     for deaths, count in (survival.get("jobs") or {}).items():
         if count:
@@ -143,6 +149,7 @@ def facts(job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _times(job, spec)
     if job.get("progress"):
         yield from _progress(job["progress"])
+    yield from outlook.facts(job)
     yield "Attempt", ", ".join([str(job.get("attempt") or 0), *_repeats(job, spec)])
     changes = job.get("rescalings") or []
     for number, each in enumerate(changes, 1):
@@ -332,7 +339,8 @@ def _times(job: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[tuple[st
     if spec.get("time_limit_seconds"):
         yield "Time limit", show_duration(spec["time_limit_seconds"])
     if spec.get("deadline_utc_seconds"):
-        yield "Deadline", show_moment(spec["deadline_utc_seconds"])
+        is_open = job.get("state") != "ended"
+        yield "Deadline", outlook.deadline_text(job) if is_open else show_moment(spec["deadline_utc_seconds"])
     now = "" if job.get("state") == "ended" else " (now/wanted)"
     yield "GPUs", f"{shown_gpus(job)}{now}, {job.get('attained_gpu_seconds') or 0:.0f} GPU-seconds used"
 

@@ -9,6 +9,7 @@ from swarm_client.annotations import Any
 from swarm_client.cli.session import Session
 from swarm_client.failure import OK, UsageError
 from swarm_client.options import Arguments, Command
+from swarm_client.outlook import deadline_text, start_text
 from swarm_client.quantity import show_count
 from swarm_client.submission import submit
 
@@ -58,5 +59,9 @@ def print_dry_run(session: Session, job: Mapping[str, Any], shipment: Shipment) 
         return OK
     shape = f"{show_count(job['ranks'], 'rank')}, {show_count(job['gpus'], 'GPU')}"
     printer.line(f"would be accepted: {shape}; {job.get('reason') or 'it would be queued'}")
+    if "outlook" in job:
+        printer.line(f"expected start: {start_text(job)}")
+    if "outlook" in job and job["spec"].get("deadline_utc_seconds"):
+        printer.line(f"deadline {deadline_text(job)}")
     printer.line(f"would be shipped: {shipment.summary()}")
     return OK

@@ -12,6 +12,7 @@ from swarm_client.cli.status import needs, remaining
 from swarm_client.failure import OK
 from swarm_client.job_id import job_path
 from swarm_client.options import Arguments, Command
+from swarm_client.outlook import start_text
 from swarm_client.output import plain
 from swarm_client.quantity import show_count
 
@@ -54,6 +55,8 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
         yield "What stands against it on each node:"
         yield from (f"  {node['node']}: {_fitting(node)}{node['obstacle']}" for node in obstacles[:SHOWN])
         yield from _more(obstacles)
+    if report["state"] == "queued" and "outlook" in report:
+        yield f"Expected start: {start_text(report)}."
     ahead = report.get("ahead") or []
     if ahead:
         yield f"{show_count(len(ahead), 'job')} ahead of it (policy {report.get('policy') or 'unknown'}):"

@@ -113,4 +113,5 @@ class PolicyInForce:
         """Everything a policy may see."""
         nodes, jobs = tuple(self._cluster.nodes()), tuple(self.views(clock))
         kinds = self._cluster.kinds(jobs, nodes)
-        return ClusterView(version, nodes, jobs, self._cluster.history, self._planning.memory, kinds)
+        history, memory = self._cluster.history, self._planning.memory
+        return ClusterView(version, nodes, jobs, history, memory, kinds, clock.utc_s)

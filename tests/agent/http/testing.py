@@ -3,7 +3,7 @@
 Logs, blobs, events and readiness are the real ones; questions between agents go through msgpack as on the wire.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from swarm_agent.doctor import Diagnosis
 from swarm_agent.eventlog import EventLog
 from swarm_agent.http.facts import Facts, GpuFacts
 from swarm_agent.http.stream import closing
+from swarm_agent.planner import Foreseen
 from swarm_agent.readiness import Check, Readiness
 from swarm_agent.staging.blobs import BlobStore
 from swarm_agent.supervision.kept_work import KeptFolder
@@ -56,7 +57,7 @@ from swarmsched.policies.explain import JobAhead, NodeVerdict, WhyReport
 from swarmsched.record import JobRecord
 from swarmsched.resources import GpuHealth, Share
 from swarmsched.task import TaskStage, TaskStatus
-from swarmsched.view import Elasticity, JobView, PolicySetting
+from swarmsched.view import Elasticity, JobView, Outlook, PolicySetting, Span
 from swarmsched.world import Worker, World
 
 TOKEN, OLD_TOKEN = "a-token-for-tests-only", "another-one-that-is-valid"  # not secrets
@@ -101,6 +102,8 @@ class AgentWithoutCore(Facts):
         self.draining: set[str] = set()
         self.unheard: set[NodeId] = set()  # whose node record gossip has not brought here
         self.questions: dict[JobId, SpeedQuestion] = {}
+        self.outlooks: list[Outlook] = []
+        self.hypothetical: list[JobView] = []  # of which it was asked, though they were not there
         self.known_reports: dict[TaskKey, Reported] = {}
         self.known_cards: list[JobView] = []
         self.known_places: dict[JobId, Location] = {}
@@ -262,6 +265,16 @@ class AgentWithoutCore(Facts):
     def size_reason(self, record: JobRecord) -> str:
         """For jobs of which there is a question."""
         return "more would not help it" if record.job_id in self.questions else ""
+
+    def foreseen(self) -> Foreseen:
+        """What `outlooks` has."""
+        return Foreseen(0.0, SUBMITTED_UTC_S, {each.job_id: each for each in self.outlooks})
+
+    async def foresee(self, wanted: Collection[JobId], more: Sequence[JobView] = ()) -> Foreseen | None:
+        """The same, with a start for each that is not there yet."""
+        self.hypothetical += more
+        news = [Outlook(job.job_id, Span(60.0, 30.0), Span(120.0, 90.0), 60.0) for job in more]
+        return Foreseen(0.0, SUBMITTED_UTC_S, {each.job_id: each for each in (*self.outlooks, *news)})
 
     async def tabulate(self, question: SpeedQuestion) -> SpeedTable | None:
         """As the planner's process."""

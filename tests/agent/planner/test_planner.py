@@ -4,19 +4,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from pathlib import Path
 
 import pytest
 from msgspec.msgpack import encode
+from msgspec.structs import replace
 
 from swarm_agent.planner import Planner
+from swarm_agent.task.shim import now
 from swarmsched.api import JobState
 from swarmsched.card import STATES, JobCard
 from swarmsched.effects import ComputePlan
 from swarmsched.estimate import Estimate, SpeedPoint, SpeedQuestion
 from swarmsched.events import Event, PlanComputed, PlanFailed
 from swarmsched.ids import JobId, NodeId
-from swarmsched.resources import Demand, Free, GpuCount
+from swarmsched.resources import Demand, Free, GpuCount, Share
 from swarmsched.view import Change, ClusterView, EndedJob, JobView, NodeView, PolicySetting
 from tests.agent.testing import wait_until
 
@@ -41,6 +44,7 @@ async def make() -> AsyncIterator[Callable[..., tuple[Planner, list[Event]]]]:
     def start(**limits: float) -> tuple[Planner, list[Event]]:
         events: list[Event] = []
         planners.append(Planner(events.append, **limits))
+        planners[-1]._look_s = inf  # no look ahead but where it is what is tested
         return planners[-1], events
 
     yield start
@@ -317,3 +321,63 @@ def test_a_child_whose_agent_was_killed_ends_without_a_word(cut: int | None) -> 
     ended = subprocess.run(child, input=asked, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False)
     os.close(writing)
     assert ended.stderr == b""
+
+
+def full(version: int) -> ComputePlan:
+    """One GPU, on which a job with a limit runs, and one that waits for it."""
+    taken = NodeView(NODE.node, Free((), 4, 2**30), HAS, 1)
+    running = replace(
+        job(1).card, state_index=STATES.index(JobState.RUNNING), shares=(Share(NODE.node, 1),), time_limit_s=100.0
+    )
+    view = ClusterView(version, (taken,), (JobView(running, now()), job(0)))
+    return ComputePlan(PolicySetting("fifo"), view)
+
+
+async def test_after_a_plan_it_looks_ahead_if_somebody_waits_but_not_again_and_again(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner._look_s = 0.0
+    planner.submit(full(1))
+    await wait_until(lambda: planner.foreseen.outlooks)
+    start = planner.foreseen.outlooks[JOB].start
+    assert start is not None
+    assert 0.0 < start.expected_s <= 100.0
+    assert planner.promises.kept(JOB, planner.foreseen.seen_s + start.expected_s) == (pytest.approx(0.0), "within")
+    first = planner.foreseen
+    planner.submit(full(2))
+    await wait_until(lambda: len(events) == 2)
+    assert planner.foreseen is first
+
+
+async def test_it_can_be_asked_what_became_of_jobs_that_are_not_there_yet(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    asked = full(1)
+    planner.submit(asked)
+    await wait_until(lambda: events)
+    more = replace(asked.view, jobs=(*asked.view.jobs, job(2)))
+    foreseen = await planner.foresee(asked.setting, more, timeout_s=20.0)
+    assert foreseen is not None
+    later = foreseen.outlooks[job(2).job_id]
+    assert later.start is None
+    assert later.problem.startswith("nobody can tell how long those run that are before it: no time limit")
+    assert len(events) == 1
+    planner._look_s = 0.0
+    planner._wake()
+    await wait_until(lambda: planner.foreseen.outlooks)
+    assert job(2).job_id not in planner.foreseen.outlooks, "it may never be"
+
+
+async def test_a_look_ahead_that_raises_costs_nothing_but_itself(
+    make: Callable[..., tuple[Planner, list[Event]]],
+) -> None:
+    planner, events = make()
+    planner._look_s = 0.0
+    odd = replace(job(0).card, nodes=(NodeId("gone"),), ranks=0)
+    planner.submit(ComputePlan(PolicySetting("fifo"), ClusterView(1, (), (JobView(odd),))))
+    await wait_until(lambda: events)
+    planner.submit(full(2))
+    await wait_until(lambda: len(events) == 2)
+    assert isinstance(events[1], PlanComputed)

@@ -6,8 +6,10 @@ from swarmsched.api import JobState
 from swarmsched.card import card_of, encode_card
 from swarmsched.ids import NodeId
 from swarmsched.negotiation.changes import HandedOver, Started
-from swarmsched.record import Rescaling
+from swarmsched.negotiation.world_changes import WorldTrains
+from swarmsched.record import RESCALINGS_KEPT, Rescaling
 from swarmsched.resources import Share
+from swarmsched.world import World
 from tests.swarmsched.building import make_record
 
 A = NodeId("a")
@@ -21,8 +23,19 @@ def test_the_pause_of_a_job_whose_wall_clock_was_put_forward_fits_into_its_card(
     assert fields is not None
     record = record.updated(**fields)
     assert record.rescalings[-1].ranks_after == 2
+    assert record.paused_s == record.rescalings[-1].pause_s
     card, _ = encode_card(card_of(record))
     assert card.pause_s == record.pause_s > 0.0
+
+
+def test_pauses_add_up_beyond_the_changes_that_are_kept():
+    spec = replace(make_record(A).spec, elastic=True)
+    record = make_record(A, state=JobState.RUNNING, spec=spec, shares=(Share(A, 1, part=1),), world=World(1, (1,)))
+    for number in range(RESCALINGS_KEPT + 3):
+        record = replace(record, rescalings=(*record.rescalings, Rescaling(float(number), 1))[-RESCALINGS_KEPT:])
+        record = record.updated(**(WorldTrains(record.world.version, 0.5).of(record) or {}))
+        record = record.updated(**(WorldTrains(record.world.version, 0.5).of(record) or {}))
+    assert (record.paused_s, len(record.rescalings)) == (0.5 * (RESCALINGS_KEPT + 3), RESCALINGS_KEPT)
 
 
 def test_a_hand_over_names_no_life_of_its_successor():

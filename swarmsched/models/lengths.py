@@ -1,0 +1,207 @@
+"""How long jobs still take, where only those that have ended can tell: an expectation, an interval and an index.
+
+A length is counted in seconds on the GPUs that a job asked for, so that what was served on more or fewer of them counts
+by its GPU-seconds.  Lengths of ended jobs make pools, from all of them to those of one user, program and number of
+GPUs (in powers of two).  A job's length is distributed as in its narrowest pool and, by the weight of `PRIOR_JOBS`
+jobs, as in the next broader one, and so on; behind the broadest stands a log-normal prior.
+
+The index is the smallest of E[min(S - a, d) | S > a] / P(S - a <= d | S > a) over all times d ahead, with a the time
+that the job has had: the seconds that one end costs at best.  It is the inverse of the Gittins index, by which those
+jobs go first that bring the most ends for their time (Gittins 1979; Tiresias, NSDI 2019), and of a job whose end is
+known it is the time that is left: so both kinds stand in one order.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from math import erfc, exp, inf, isfinite, log, sqrt
+from typing import NamedTuple
+
+from swarmsched.card import JobCard
+from swarmsched.view import EndedJob
+
+PRIOR_JOBS = 8.0
+"""A pool of so many jobs counts as much as the broader ones beside it."""
+PRIOR_MEDIAN_S, PRIOR_DEVIATION = 1_800.0, 1.7
+"""Before anything has ended: half an hour, and a factor of five and a half around it, as recorded clusters have it."""
+LIMIT_USED = 0.3
+"""Part of their time limit that jobs are taken to use before their user's other jobs tell: people ask for much more
+than they need (Mu'alem and Feitelson 2001)."""
+LEAST_S, MOST_S = 1.0, 1e8
+STEPS_AHEAD = tuple([2.0**power for power in range(-5, 9)])
+STEP = 0.1
+"""Times are rounded to so much of themselves: an order must not change with every second."""
+RARE = 1e-3
+"""Where fewer of all jobs live so long, nothing is known of them: then they have as many times as much left as they
+have had as those just before."""
+
+Parts = tuple[tuple["Pool | Prior", float], ...]
+
+
+class Left(NamedTuple):
+    """Seconds on the GPUs that a job asked for: as expected, within which interval (four of five), and its index."""
+
+    expected_s: float
+    low_s: float
+    high_s: float
+    index_s: float
+
+
+class Prior(NamedTuple):
+    """A log-normal distribution of lengths: the logarithm of its median, and the deviation of logarithms."""
+
+    mean: float
+    deviation: float
+
+    def beyond(self, time_s: float) -> tuple[float, float]:
+        """How likely a job takes longer, and the seconds that such jobs take, for each of all."""
+        whole_s = exp(self.mean + self.deviation**2 / 2.0)
+        if time_s <= 0.0 or time_s == inf:
+            return (0.0, 0.0) if time_s else (1.0, whole_s)
+        at = (log(time_s) - self.mean) / self.deviation
+        return erfc(at / sqrt(2.0)) / 2.0, whole_s * erfc((at - self.deviation) / sqrt(2.0)) / 2.0
+
+
+PRIOR = Prior(log(PRIOR_MEDIAN_S), PRIOR_DEVIATION)
+
+
+class Pool:
+    """Lengths of ended jobs, each with its weight."""
+
+    def __init__(self, told: Sequence[tuple[str, float]]) -> None:
+        """`told`: the user and the length of each.
+
+        One user's jobs count no more than those of all others and `PRIOR_JOBS` together.
+        """
+        counts = Counter([user for user, _ in told])
+        weight = {
+            user: min(1.0, (len(told) - count + PRIOR_JOBS) / count) if len(counts) > 1 else 1.0
+            for user, count in counts.items()
+        }
+        lengths = sorted([(length_s, weight[user]) for user, length_s in told])
+        self.count = sum([each for _, each in lengths])
+        self._lengths = [length_s for length_s, _ in lengths]
+        self._weights = [0.0, *accumulate([each for _, each in lengths])]
+        self._sums = [0.0, *accumulate([length_s * each for length_s, each in lengths])]
+
+    def beyond(self, time_s: float) -> tuple[float, float]:
+        """As of the prior."""
+        first = bisect_right(self._lengths, time_s)
+        return (self.count - self._weights[first]) / self.count, (self._sums[-1] - self._sums[first]) / self.count
+
+
+class Lengths:
+    """What ended jobs tell of the lengths of others."""
+
+    def __init__(self, history: Iterable[EndedJob]) -> None:
+        told: dict[tuple[object, ...], list[tuple[str, float]]] = defaultdict(list)
+        for ended in history:
+            card, gpus = ended.card, gpus_asked(ended.card)
+            if gpus and card.attained_gpu_s > 0.0 and isfinite(card.attained_gpu_s):
+                length_s = min(max(card.attained_gpu_s / gpus, LEAST_S), MOST_S)
+                for key in _pools(card):
+                    told[key].append((card.user, length_s))
+        self._pools = {key: Pool(each) for key, each in told.items()}
+        self._found: dict[tuple[object, ...], Left] = {}
+        self.typical_s = self._left((), 0.0, 0.0, 0.0).expected_s
+
+    def left(self, card: JobCard, attained_gpu_s: float, running_s: float) -> Left:
+        """What is left of a live job by now, on the GPUs that it asked for."""
+        had_s, limit_s = attained_gpu_s / max(1, gpus_asked(card)), card.time_limit_s
+        rest_s = max(LEAST_S, limit_s - running_s) if limit_s else 0.0
+        return self._left(_pools(card)[-1], _rounded(had_s), _rounded(limit_s), _rounded(rest_s))
+
+    def _left(self, pool: tuple[object, ...], had_s: float, limit_s: float, rest_s: float) -> Left:
+        key = (pool, had_s, limit_s, rest_s)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _left(self._parts(pool, limit_s), had_s, rest_s or inf)
+        return found
+
+    def _parts(self, narrowest: tuple[object, ...], limit_s: float) -> Parts:
+        """The distributions that a job's length is mixed of, each with its weight."""
+        parts: list[tuple[Pool | Prior, float]] = []
+        left = 1.0
+        for key in _broader(narrowest):
+            pool = self._pools.get(key)
+            if pool is not None:
+                part = left * pool.count / (pool.count + PRIOR_JOBS)
+                parts.append((pool, part))
+                left -= part
+            if limit_s and len(key) < 2:  # the user's own jobs tell more
+                parts.append((Prior(log(limit_s * LIMIT_USED), PRIOR.deviation / 2.0), left))
+                return tuple(parts)
+        return (*parts, (PRIOR, left))
+
+
+_kept: list[tuple[tuple[str, ...], Lengths]] = []
+
+
+def lengths_of(history: Sequence[EndedJob]) -> Lengths:
+    """The same as for the last plan, where nothing has ended since."""
+    ended = tuple([each.card.job_id for each in history])
+    if not _kept or _kept[0][0] != ended:
+        _kept[:] = [(ended, Lengths(history))]
+    return _kept[0][1]
+
+
+def gpus_asked(card: JobCard) -> int:
+    """GPUs of the world size that it asked for; 0 of a job without any."""
+    return card.ranks * card.demand.gpus
+
+
+def _pools(card: JobCard) -> tuple[tuple[object, ...], ...]:
+    """From the broadest to the narrowest."""
+    size, program = gpus_asked(card).bit_length(), card.name or card.program
+    return ((), (size,), (size, card.user), (size, card.user, program))
+
+
+def _broader(pool: tuple[object, ...]) -> Iterable[tuple[object, ...]]:
+    """It, and all broader ones."""
+    return [pool[:count] for count in range(len(pool), -1, -1)]
+
+
+def _rounded(time_s: float) -> float:
+    return exp(round(log(min(time_s, MOST_S)) / STEP) * STEP) if time_s >= LEAST_S else 0.0
+
+
+def _beyond(parts: Parts, time_s: float) -> tuple[float, float]:
+    alive = beyond = 0.0
+    for each, weight in parts:
+        one = each.beyond(time_s)
+        alive, beyond = alive + weight * one[0], beyond + weight * one[1]
+    return alive, beyond
+
+
+def _left(parts: Parts, had_s: float, rest_s: float) -> Left:
+    scale, at_s = 1.0, had_s
+    while (found := _beyond(parts, at_s))[0] < RARE:
+        at_s /= 1.5
+    if at_s < had_s:
+        scale, rest_s = had_s / at_s, rest_s * at_s / had_s
+    alive, beyond = found
+    best_s, expected_s = inf, inf
+    unit_s = max(at_s, LEAST_S * 64.0)
+    for ahead_s in (*[unit_s * step for step in STEPS_AHEAD], inf):
+        is_end = ahead_s >= rest_s
+        to_s = at_s + min(ahead_s, rest_s)
+        left, left_beyond = _beyond(parts, to_s)
+        ends = alive if is_end else alive - left
+        waits_s = beyond - left_beyond - at_s * (alive - left) + (left * (to_s - at_s) if left else 0.0)
+        expected_s = max(waits_s / alive, LEAST_S)
+        if ends > 0.0:
+            best_s = min(best_s, max(waits_s / ends, LEAST_S))
+        if is_end:
+            break
+    low_s, high_s = (_quantile(parts, part * alive, at_s, rest_s) for part in (0.9, 0.1))
+    return Left(*[each * scale for each in (expected_s, low_s, high_s, best_s)])
+
+
+def _quantile(parts: Parts, part: float, had_s: float, rest_s: float) -> float:
+    """Seconds after which no more than so large a part of all jobs still runs."""
+    low, high = log(max(had_s, LEAST_S)), log(MOST_S)
+    for _ in range(20):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _beyond(parts, exp(middle))[0] > part else (low, middle)
+    return min(max(exp(low) - had_s, LEAST_S), rest_s)
