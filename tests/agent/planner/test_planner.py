@@ -343,7 +343,10 @@ async def test_after_a_plan_it_looks_ahead_if_somebody_waits_but_not_again_and_a
     start = planner.foreseen.outlooks[JOB].start
     assert start is not None
     assert 0.0 < start.expected_s <= 100.0
-    assert planner.promises.kept(JOB, planner.foreseen.seen_s + start.expected_s) == (pytest.approx(0.0), "within")
+    assert planner.promises.kept(JOB, planner.foreseen.seen_s + start.expected_s) == (
+        pytest.approx(0.0, abs=1e-6),
+        "within",
+    )
     first = planner.foreseen
     planner.submit(full(2))
     await wait_until(lambda: len(events) == 2)
