@@ -191,7 +191,7 @@ class GossipReplay:
         self._open[str(number)] = job
         elastic = job.elastic
         spec = JobSpec(
-            (job.kind or "replay", str(number)) if job.terms.kind_by == "program" else ("replay", str(number)),
+            (f"replay-{number}" if job.terms.kind_by == "none" else job.kind or "replay", str(number)),
             name=job.kind if job.terms.kind_by == "name" else "",
             user=job.user,
             demand=GPU,

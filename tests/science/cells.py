@@ -1,11 +1,13 @@
 """What `make science` runs: each line of `cells.csv` is a figure of a table, the mean over its workloads."""
 
 import csv
+import random
 import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from swarmsched.view import PolicySetting
 
 SELECTED_BY = {"pollux_jobs": ("load", "workload"), "philly_jobs": ("cluster",), "muri_jobs": ("trace",)}
 """Columns of a trace that choose one workload of it."""
+SMALL_AND_HUGE = "small_and_huge"
+"""600 small jobs, and six that want the whole cluster: drawn here, not recorded."""
 QUICK_LOAD = 0.5
 USUAL_PAUSE_S = 30.0
 
@@ -147,6 +151,8 @@ class Cell:
 
     def jobs(self, traces: Path) -> list[TraceJob]:
         """Its workload."""
+        if self.line.trace == SMALL_AND_HUGE:
+            return _small_and_huge(sum(gpus for gpus, _ in self.line.servers))
         file = str(traces / "workloads" / f"{self.line.trace}.csv")
         values = [each for each in (self.line.load, self.workload) if each]
         chosen = ",".join(map("=".join, zip(SELECTED_BY.get(self.line.trace, ()), values, strict=True)))
@@ -190,6 +196,19 @@ def read_lines(file: Path) -> list[Line]:
 def _rows(file: Path) -> Iterable[dict[str, str]]:
     with file.open(newline="", encoding="utf-8") as table:
         return list(csv.DictReader(table))
+
+
+def _small_and_huge(gpus: int) -> list[TraceJob]:
+    """Small ones of one to four GPUs and of ten minutes as a rule, at seven tenths of the cluster; a huge one of 20
+    minutes for every hundred of them."""
+    chance, at_s, jobs = random.Random(0), 0.0, []
+    for number in range(600):
+        job = TraceJob(f"small{number}", at_s, chance.choice((1, 1, 2, 4)), chance.lognormvariate(log(600.0), 1.0))
+        jobs.append(job)
+        if number % 100 == 50:
+            jobs.append(TraceJob(f"huge{number}", at_s, gpus, 1_200.0))
+        at_s += job.gpus * job.duration_s / (0.7 * gpus)
+    return jobs
 
 
 def _lines(name: str) -> list[str]:
