@@ -119,9 +119,11 @@ class Candidate(Sized):
 
     @property
     def _source(self) -> str:
-        if self.goodput:
-            return "by its model"
-        is_measured = self.job.card.estimate is not None and self.job.card.estimate.points
+        estimate = self.job.card.estimate
+        is_measured = estimate is not None and estimate.points
+        if self.goodput and estimate is not None:
+            is_guess = len({each.ranks for each in estimate.points}) == 1
+            return "which is a guess: one size was measured so far" if is_guess else "by its model"
         return "as far as one can guess" + (" before its model is made, which comes soon" if is_measured else "")
 
     def _faster(self, ranks: int, more: int) -> float:

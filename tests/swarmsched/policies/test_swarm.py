@@ -288,3 +288,9 @@ def test_reasons_say_what_more_ranks_bring_and_when_there_are_no_more_to_take() 
     assert reason(2, 2) == "4 ranks make it 100% faster, by its model; 2500 s left on an equal share"
     assert reason(0, 4) == "it takes no more; 2500 s left on an equal share"
     assert reason(0, 2) == "there are no more GPUs for it; 5000 s left on an equal share"
+
+
+def test_what_more_ranks_bring_is_a_guess_until_a_second_size_was_measured() -> None:
+    once = Estimate(points=MEASURED.points[:1], remaining=10_000.0, is_partial=True)
+    reason = decided(ClusterView(1, (make_node(A, 1, 2),), (held(1, Share(A, 1), estimate=once),)))[job_id(1)].reason
+    assert "faster, which is a guess: one size was measured so far; " in reason
