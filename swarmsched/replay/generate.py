@@ -64,6 +64,8 @@ LIMIT_OVER, LIMIT_STEP_S = (1.5, 5.0), 600.0
 """A time limit over the run time: people guess high, in steps of ten minutes."""
 DEADLINE_OVER = (1.5, 5.0)
 """The time to a deadline over the run time."""
+PACKED_MOST = 64
+"""GPUs up to which each number was measured on the fewest servers, so that most steps need no interpolation."""
 DIGITS_MOST = 64
 """Servers of a placement that is written out; on more, GPUs are even anyway."""
 JOBS: tuple[str, ...] = ("job_id", "submit_time_s", "user", "model", "num_gpus", "batch_size", "duration_s")
@@ -420,7 +422,14 @@ def _shapes(most: int, nodes: int, gpus_per_node: int) -> list[Shape]:
         whole = range(count, count * gpus_per_node + 1, 1 if count <= 2 else count)
         largest = min(most, count * gpus_per_node)
         found += [even(gpus, count) for gpus in sorted({largest} | {each for each in whole if each <= most})]
-    return found
+    packed = [_packed(gpus, gpus_per_node) for gpus in range(1, min(most, nodes * gpus_per_node, PACKED_MOST) + 1)]
+    return list(dict.fromkeys([*found, *packed]))
+
+
+def _packed(gpus: int, gpus_per_node: int) -> Shape:
+    """On the fewest servers: what most jobs get."""
+    whole, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * whole + (rest,) * bool(rest)
 
 
 def _statistics(family: Family, length: int) -> list[tuple[Any, ...]]:
