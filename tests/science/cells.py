@@ -27,6 +27,7 @@ SELECTED_BY = {"pollux_jobs": ("load", "workload"), "philly_jobs": ("cluster",),
 """Columns of a trace that choose one workload of it."""
 SMALL_AND_HUGE = "small_and_huge"
 """600 small jobs, and six that want the whole cluster: drawn here, not recorded."""
+RESTART_COSTS = "restart_costs.csv"
 QUICK_LOAD = 0.5
 USUAL_PAUSE_S = 30.0
 
@@ -147,7 +148,11 @@ class Cell:
     def prepared(self, traces: Path) -> PerfectReplay | GossipReplay:
         """Ready to run."""
         known = _profiles(str(traces / self.line.profiles)) if self.line.profiles else {}
-        return prepared(self.jobs(traces), known, self.settings(), time.thread_time)
+        settings, own = self.settings(), traces / RESTART_COSTS
+        if self.line.costs and own.exists():  # of other models than those of the table beside this file
+            lines = own.read_text(encoding="utf-8").splitlines()
+            settings = replace(settings, restart_costs=restart_costs(str(own), lines))
+        return prepared(self.jobs(traces), known, settings, time.thread_time)
 
     def jobs(self, traces: Path) -> list[TraceJob]:
         """Its workload."""

@@ -49,7 +49,8 @@ def submitted(lines: Sequence[Line], results: Results, traces: Path, yardstick: 
         every = [results[cell.key] for cell in cells]
         others = [_other(cell, lines, results, traces, yardstick) for cell in cells]
         ratios = [float(one["avg_jct_s"] or "nan") / other for one, other in zip(every, others, strict=True)]
-        against = yardstick or line.reference.partition(":")[2].replace(" ", ", ")
+        against = line.reference.partition(":")[2].replace(" ", ", ")
+        against = against if not yardstick or line.reference.startswith(f"{BEST}:") else yardstick
         parameters = "".join(f", `{each}`" for each in line.parameters.split())
         row = [
             line.place,
@@ -71,11 +72,10 @@ def submitted(lines: Sequence[Line], results: Results, traces: Path, yardstick: 
 
 def _other(cell: Cell, lines: Sequence[Line], results: Results, traces: Path, yardstick: str) -> float:
     """The average that a cell's is over: a published one, or the best of other lines on the same workload."""
-    if yardstick:
-        return float(results[cell.under(yardstick).key]["avg_jct_s"])
     name, _, policies = cell.line.reference.partition(":")
     if name != BEST:
-        return float(cell.reference(traces)["avg_jct_s"])
+        reference = results[cell.under(yardstick).key] if yardstick else cell.reference(traces)
+        return float(reference["avg_jct_s"])
     rivals = [line for line in lines if line.policy in policies.split() and line.place == cell.line.place]
     alike = [line for line in rivals if line.manner == cell.line.manner] or rivals
     return min(float(results[Cell(line, cell.workload).key]["avg_jct_s"]) for line in alike)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from swarmsched.replay.workload import restart_costs
 from tests.science.__main__ import KEY, ROOT, Science, UsageProblem, science
-from tests.science.cells import read_lines
+from tests.science.cells import RESTART_COSTS, read_lines
 from tests.science.drawn import draw
 from tests.science.page import put
 
@@ -213,8 +214,8 @@ def test_who_has_no_recorded_workloads_gets_the_same_rows_of_drawn_ones_and_is_t
     told = (tmp_path / "results" / "generated" / "page.md").read_text()
     assert "Workloads drawn by `swarm simulate generate`" in told.partition("<!-- science: rigid -->")[2]
     rows = {line.partition("`,")[0].partition("` |")[0]: line for line in told.splitlines() if line.startswith("| `")}
-    assert "| tiresias | 60 of 60 | 1.000 1.000 1.000 |" in rows["| `tiresias"]
-    assert "| tiresias | 60 of 60 | 1.000 1.000 1.000 |" not in rows["| `fifo"]
+    assert "| tiresias | 120 of 120 | 1.000 1.000 1.000 |" in rows["| `tiresias"]
+    assert "| tiresias | 120 of 120 | 1.000 1.000 1.000 |" not in rows["| `fifo"]
     assert "draws workloads into" in capsys.readouterr().out
 
 
@@ -224,6 +225,12 @@ def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
     cells = [cell for line in lines for cell in line.cells(is_quick=False)]
     for chosen in {(cell.line.trace, cell.line.load, cell.workload): cell for cell in cells}.values():
         assert chosen.jobs(folder)
+    traces = {cell.line.trace: cell.jobs(folder) for cell in cells}
+    submitted = {tuple((job.submitted_s, job.gpus) for job in each) for each in traces.values()}
+    assert len(submitted) == len(traces), "no two are the same"
+    assert all(job.deadline_s for job in traces["itp195_jobs"])
+    costs = restart_costs("costs", (folder / RESTART_COSTS).read_text().splitlines())
+    assert costs.keys() >= {job.model for job in traces["pollux_jobs"]}
     kinds = {(cell.line.trace, cell.line.load, cell.line.cluster): cell for cell in cells if cell.line.view != "gossip"}
     for cell in kinds.values():
         cell.prepared(folder)
