@@ -146,6 +146,7 @@ class JobSpec(Value):
     slurm_env: bool = False  # its ranks find what Slurm would tell them, by Slurm's names
     restartable: bool = False  # it may be stopped and begun again, though it has committed no checkpoint
     deadline_utc_s: Seconds = 0.0  # by when it is to have ended, seconds since 1970; 0: none
+    mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
 
     @property
     def is_resizable(self) -> bool:
@@ -209,6 +210,7 @@ class JobSpec(Value):
             "slurm_env": self.slurm_env,
             "restartable": self.restartable,
             "deadline_utc_seconds": self.deadline_utc_s,
+            "mixed_gpus": self.mixed_gpus,
         }
 
 
@@ -270,6 +272,7 @@ class _SpecReader:
             slurm_env=self._slurm_env(),
             restartable=self._boolean("restartable"),
             deadline_utc_s=self._number("deadline_utc_seconds", 0.0, SECONDS_MOST, 0.0),
+            mixed_gpus=self._boolean("mixed_gpus"),
             env=self._environment(),
             workdir=self._absolute_or_relative("workdir"),
             tree=self._digest("tree"),

@@ -80,6 +80,7 @@ class JobCard(Value):
     )
     has_completed: bool = False  # of one that has ended
     ended_utc_s: U53 = 0  # whole seconds since 1970; 0: it has not ended, or nobody has told when
+    mixed_gpus: bool = False  # its ranks may be on GPUs of several models at once
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -146,6 +147,7 @@ def card_of(
         restartable=spec.restartable,
         has_checkpoint=record.has_own_checkpoint,
         deadline_utc_s=spec.deadline_utc_s,
+        mixed_gpus=spec.mixed_gpus,
         program=program_of(spec.command, spec.tree, spec.workdir),
     )
 

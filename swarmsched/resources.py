@@ -143,6 +143,11 @@ def most_frequent(gpus: Iterable[GpuCount], demand: Demand) -> str:
     return min(counts, key=lambda model: (-counts[model], model), default="")
 
 
+def gpu_class(gpus: Iterable[GpuCount], demand: Demand) -> str:
+    """The class of a node's GPUs for a demand: the model of those that suit it, of several their names."""
+    return "+".join(sorted({each.model for each in gpus if suits(each, demand)}))
+
+
 def suitable(gpus: Iterable[GpuCount], demand: Demand) -> int:
     """How many of the devices suit the demand, whether or not enough of them are together."""
     return sum([each.count for each in gpus if suits(each, demand)])

@@ -216,7 +216,7 @@ KEYS: tuple[JobKey, ...] = (
 )
 
 BY_NAME = {key.key: key for key in KEYS}
-FLAGS = ("sync", "per_node", "elastic", "slurm_env", "restartable")
+FLAGS = ("sync", "per_node", "elastic", "slurm_env", "restartable", "mixed_gpus")
 FILE_ONLY = ("command", *FLAGS)
 NAMES = (*BY_NAME, *FILE_ONLY)
 
@@ -248,6 +248,7 @@ OPTIONS: tuple[Option, ...] = (
         key="restartable",
         value=False,
     ),
+    Option("--mixed-gpus", "its ranks may be on GPUs of several models at once", key="mixed_gpus"),
     Option("--slurm-env", "set SLURM_PROCID, SLURM_NTASKS and others, for scripts written for Slurm", key="slurm_env"),
     Option("-f --file", "job file, TOML or YAML", "FILE", once=True),
     Option("--dry-run", "check the request and say what would happen"),

@@ -157,6 +157,7 @@ _PLAIN = {
     "elastic": "elastic",
     "slurm_env": "slurm_env",
     "restartable": "restartable",
+    "mixed_gpus": "mixed_gpus",
     "deadline": "deadline_utc_seconds",
     "time": "time_limit_seconds",
     "grace": "grace_seconds",

@@ -22,8 +22,17 @@ from swarmsched.fields import Job, Value
 from swarmsched.models.goodput import Floats, Goodput, GoodputBook
 from swarmsched.policies.base import SubmitOrder, in_rank_order
 from swarmsched.policies.dealing import Bidder, auction, deal_exactly
-from swarmsched.policies.placement import permitted
-from swarmsched.policies.resizing import Sized, elastic_of, measured, opened, placed, reviewed, unmeasured
+from swarmsched.policies.reason import held_by
+from swarmsched.policies.resizing import (
+    Sized,
+    dealt_to_one,
+    elastic_of,
+    measured,
+    opened,
+    placed,
+    reviewed,
+    unmeasured,
+)
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.view import ClusterView, JobView, Plan
 
@@ -67,7 +76,7 @@ class ElasticBatch:
         jobs, kept, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
         order = [job for _, job in in_rank_order(jobs, SubmitOrder({}), now_s)]
-        tables = [self._table(job, free, per_node) for job in order]
+        tables = [self._table(job, dealt_to_one(job, room, free), per_node) for job in order]
         admitted = _admitted(tables, free, room)
         digest, before = _digest(admitted, free), decode(view.memory, type=_Dealt) if view.memory else _Dealt()
         if before.digest == digest and all(each.held for each in admitted):
@@ -127,8 +136,7 @@ def _admitted(tables: Iterable[Table], free: int, room: Room) -> list[Table]:
 
 
 def _may_ever_fit(each: Table, empty: Room) -> bool:
-    job = each.job
-    return sum(permitted(empty.fits(job.demand), job.card.nodes, job.excluded).values()) >= each.least
+    return held_by(empty, each.job) >= each.least
 
 
 def _digest(admitted: Sequence[Table], free: int) -> bytes:

@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.ranked import may_move
-from swarmsched.policies.resizing import Sized, deal_and_place, elastic_of, measured, opened, reviewed, unmeasured
+from swarmsched.policies.resizing import (
+    Sized,
+    deal_and_place,
+    dealt_to_one,
+    elastic_of,
+    measured,
+    opened,
+    reviewed,
+    unmeasured,
+)
 from swarmsched.policies.tiresias import Place, Tiresias
 from swarmsched.resources import world_size
 from swarmsched.view import ClusterView, JobView, Plan
@@ -68,7 +77,11 @@ class ElasticTiresias(Tiresias):
         jobs, kept, room, free = opened(view, may_move)
         ids = {job.job_id for job in jobs}
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        grown = [self._grown(place, free, per_node) for place in line.places if place.job.job_id in ids]
+        grown = [
+            self._grown(place, dealt_to_one(place.job, room, free), per_node)
+            for place in line.places
+            if place.job.job_id in ids
+        ]
         decisions = deal_and_place(grown, partial(self._deal, grown, free), room, view)
         return reviewed(Plan((*kept, *decisions), line.memory, review_s=line.review_s), self._book)
 

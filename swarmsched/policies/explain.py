@@ -3,6 +3,7 @@
 The picture is the one that the policy plans on, so an explanation and the next decision agree.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,21 @@ from swarmsched.ids import JobId, NodeId, handle
 from swarmsched.models.kinds import believed
 from swarmsched.policies.base import ahead_sentence, amount, in_rank_order, is_waiting, joined, need
 from swarmsched.policies.placement import place_in
-from swarmsched.policies.reason import fits_now, shortage, start_reason
+from swarmsched.policies.reason import MIXED_GPUS_FLAG, fits_now, shortage, start_reason
 from swarmsched.policies.registry import kind_of, make_order, policy_id
 from swarmsched.policies.room import Room
 from swarmsched.record import JobRecord
-from swarmsched.resources import Demand, Free, Share, ranks_by_node, ranks_that_fit, suitable, suits, world_size
+from swarmsched.resources import (
+    Demand,
+    Free,
+    Share,
+    gpu_class,
+    ranks_by_node,
+    ranks_that_fit,
+    suitable,
+    suits,
+    world_size,
+)
 from swarmsched.view import Change, ClusterView, Decision, Elasticity, JobView, KindView, NodeView, Order, PolicySetting
 
 AHEAD_LIMIT = 20
@@ -175,9 +186,18 @@ def impossible(spec: JobSpec, capacities: Mapping[NodeId, Free]) -> CapacityErro
     `capacities` are all that each node has, members that are down but known included.
     """
     allowed = {node: resources for node, resources in capacities.items() if allows(spec, node)}
-    if sum(ranks_that_fit(free, spec.demand) for free in allowed.values()) >= spec.ranks:
+    if max(_held(spec, allowed).values(), default=0) >= spec.ranks:
         return None
     return CapacityError(need(spec.demand, spec.ranks), _capacity_sentence(spec, allowed))
+
+
+def _held(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> Counter[str]:
+    """Ranks of it by class of GPUs; all together where it mixes them or has none."""
+    held: Counter[str] = Counter()
+    for free in allowed.values():
+        is_one = spec.mixed_gpus or not spec.demand.gpus
+        held["" if is_one else gpu_class(free.gpus, spec.demand)] += ranks_that_fit(free, spec.demand)
+    return held
 
 
 def allows(spec: JobSpec, node: NodeId) -> bool:
@@ -206,8 +226,12 @@ def _capacity_sentence(spec: JobSpec, allowed: Mapping[NodeId, Free]) -> str:
     if demand.memory_bytes:
         most_gib = max(has.memory_bytes for has in allowed.values()) / 2**30
         parts.append(f"at most {most_gib:.4g} GiB of memory on one node")
-    held = sum(ranks_that_fit(free, demand) for free in allowed.values())
-    return f"{', '.join(parts)} ({nodes}), room for {held} of {amount(spec.ranks, 'rank')}"
+    held = _held(spec, allowed)
+    largest = max(held, key=lambda name: (held[name], name))
+    room = f"room for {held[largest]} of {amount(spec.ranks, 'rank')}"
+    if sum(held.values()) >= spec.ranks:
+        room += f" on GPUs of one model, {largest}; {MIXED_GPUS_FLAG} lets it have GPUs of several at once"
+    return f"{', '.join(parts)} ({nodes}), {room}"
 
 
 def _jobs_ahead(job_id: JobId, view: ClusterView, order: Order | None, now_s: float) -> list[JobView]:

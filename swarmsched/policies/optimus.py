@@ -16,9 +16,17 @@ import numpy as np
 from swarmsched.ids import NodeId
 from swarmsched.models.goodput import Floats, GoodputBook
 from swarmsched.policies.base import amount, keep, wait
-from swarmsched.policies.placement import start_or_claim
+from swarmsched.policies.placement import permitted, start_or_claim
 from swarmsched.policies.reason import shortage
-from swarmsched.policies.resizing import elastic_of, measured, named, opened, ranks_looked_at, reviewed
+from swarmsched.policies.resizing import (
+    dealt_to_one,
+    elastic_of,
+    measured,
+    named,
+    opened,
+    ranks_looked_at,
+    reviewed,
+)
 from swarmsched.policies.room import Room, may_resize
 from swarmsched.resources import Share, world_size
 from swarmsched.view import Allocation, Change, ClusterView, Decision, JobView, Plan
@@ -67,7 +75,7 @@ class Optimus:
         self._book.begin()
         jobs, others, room, free = opened(view, may_resize)
         per_node = max((node.total_gpus for node in view.nodes), default=1) or 1
-        sized = [self._sized(job, free, per_node) for job in jobs]
+        sized = [self._sized(job, dealt_to_one(job, room, free), per_node) for job in jobs]
         _deal(sized, free)
         return reviewed(Plan((*others, *_placed(sized, room, Room(view.nodes)))), self._book)
 
@@ -139,8 +147,10 @@ def _decision(each: _Sized, room: Room, now: Room) -> Decision:
 def _freest(each: _Sized, room: Room) -> tuple[Share, ...]:
     """The fewest servers that hold it, the freest first, each with as many ranks as the others if they have room."""
     job = each.job
-    fits = sorted(room.fits(job.demand).items(), key=lambda item: (-item[1], item[0]))
-    allowed = [(node, held) for node, held in fits if _is_allowed(job, node)]
+    permitted_there = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
+    groups = [permitted_there] if job.card.mixed_gpus else list(room.apart(permitted_there, job.demand).values())
+    alike = max(groups, key=lambda group: min(sum(group.values()), each.ranks), default={})
+    allowed = sorted(alike.items(), key=lambda item: (-item[1], item[0]))
     for count in range(1, len(allowed) + 1):
         chosen = allowed[:count]
         if sum(held for _, held in chosen) >= each.ranks:
@@ -150,10 +160,6 @@ def _freest(each: _Sized, room: Room) -> tuple[Share, ...]:
 
 def _holds_least(each: _Sized, allowed: Iterable[tuple[NodeId, int]]) -> bool:
     return 0 < each.least <= sum(held for _, held in allowed)
-
-
-def _is_allowed(job: JobView, node: NodeId) -> bool:
-    return (not job.card.nodes or node in job.card.nodes) and node not in job.excluded
 
 
 def _even(chosen: Sequence[tuple[NodeId, int]], ranks: int) -> tuple[Share, ...]:

@@ -26,7 +26,7 @@ def place_in(room: Room, job: JobView, rng: random.Random | None = None) -> tupl
 
     With `rng`, equal nodes are chosen at random.  A job whose card hides where it may go fits nowhere.
     """
-    if room.ranks(job.demand) < job.ranks or job.card.hides_constraints:
+    if (room.ranks_alike(job.demand) < job.ranks and not job.card.mixed_gpus) or job.card.hides_constraints:
         return None
     return place_among(room.fits(job.demand), room, job, rng)
 
@@ -36,7 +36,8 @@ def place_among(
 ) -> tuple[Share, ...] | None:
     """The same, where each node is to hold no more ranks than `fits` says."""
     tie = tie_break(job.job_id, rng)
-    return choose(fits, room, job.demand, job.ranks, tie, nodes=job.card.nodes, exclude=job.excluded)
+    wishes = {"nodes": job.card.nodes, "exclude": job.excluded}
+    return choose(fits, room, job.demand, job.ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
 
 
 def choose(
@@ -49,14 +50,36 @@ def choose(
     nodes: Collection[NodeId] = (),
     exclude: Collection[NodeId] = (),
     home: Collection[NodeId] = (),
+    is_mixed: bool = False,
 ) -> tuple[Share, ...] | None:
     """Shares from the ranks that each node holds; the largest share comes first and so has rank 0.
 
-    Among equal nodes it stays at `home`.
+    On GPUs of one class unless `is_mixed`: of that with which it needs the fewest nodes, and then where the last of
+    these is the fullest.  Among equal nodes it stays at `home`.
     """
     allowed = permitted(fits, nodes, exclude) if nodes or exclude else fits
-    if sum(allowed.values()) < ranks:
-        return None
+    groups = room.apart(allowed, demand) if allowed and not is_mixed else {"": allowed}
+    found = {
+        name: _packed(group, room, demand, ranks, tie, home)
+        for name, group in groups.items()
+        if sum(group.values()) >= ranks
+    }
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    return found[min(found, key=lambda name: (*tightness(room, found[name], home), name))]
+
+
+def tightness(room: Room, shares: Sequence[Share], home: Collection[NodeId]) -> tuple[int, int, int, int]:
+    """Of places on GPUs of several classes the one with the least is chosen."""
+    left = [room.free(share.node) for share in shares[-1:]]
+    there = sum([share.ranks for share in shares if share.node in home])
+    return (len(shares), -there, sum([each.gpu_count for each in left]), sum([each.cpus for each in left]))
+
+
+def _packed(
+    allowed: Mapping[NodeId, int], room: Room, demand: Demand, ranks: int, tie: TieBreak, home: Collection[NodeId]
+) -> tuple[Share, ...]:
+    """Shares on the fewest nodes, which hold them."""
     shares: list[Share] = []
     left = ranks
     while left:

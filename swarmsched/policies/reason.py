@@ -6,6 +6,8 @@ from swarmsched.policies.room import Room
 from swarmsched.resources import Share
 from swarmsched.view import JobView
 
+MIXED_GPUS_FLAG = "--mixed-gpus"
+
 
 def fits_now(job: JobView, room: Room) -> bool:
     """True when the room holds the whole gang on the nodes that the job allows."""
@@ -13,10 +15,12 @@ def fits_now(job: JobView, room: Room) -> bool:
 
 
 def held_by(room: Room, job: JobView) -> int:
-    """Ranks of it that the room holds on the nodes that the job allows."""
+    """The most ranks of it that the room holds together on the nodes that the job allows."""
     if not job.card.nodes and not job.excluded:
-        return room.ranks(job.demand)
-    return sum(permitted(room.fits(job.demand), job.card.nodes, job.excluded).values())
+        return room.ranks(job.demand) if job.card.mixed_gpus else room.ranks_alike(job.demand)
+    allowed = permitted(room.fits(job.demand), job.card.nodes, job.excluded)
+    groups = [allowed] if job.card.mixed_gpus else room.apart(allowed, job.demand).values()
+    return max([sum(group.values()) for group in groups], default=0)
 
 
 def shortage(job: JobView, room: Room) -> str:
@@ -33,7 +37,9 @@ def shortage(job: JobView, room: Room) -> str:
     free = room.free_gpus(job.demand)
     if free < job.ranks * job.demand.gpus:
         return f"{asked}, {free} free"
-    return f"{asked}, {free} free but room for only {held} of {amount(job.ranks, 'rank')}{where}"
+    is_apart = not job.card.mixed_gpus and not room.is_of_one_class(job.demand)
+    alike = f" on GPUs of one model ({MIXED_GPUS_FLAG} lets it have several)" if is_apart else ""
+    return f"{asked}, {free} free but room for only {held} of {amount(job.ranks, 'rank')}{where}{alike}"
 
 
 def start_reason(job: JobView, shares: tuple[Share, ...]) -> str:

@@ -382,6 +382,14 @@ def elastic_of(job: JobView) -> Elastic:
     return replace(elastic, ranks_least=least, ranks_most=most)
 
 
+def dealt_to_one(job: JobView, room: Room, gpus: int) -> int:
+    """Of so many GPUs that are dealt, those that one job can have: no more than there are of one class, unless it
+    mixes them."""
+    if job.card.mixed_gpus or room.is_of_one_class(job.demand):
+        return gpus
+    return min(gpus, held_by(room, job) * max(1, job.demand.gpus))
+
+
 def ranks_looked_at(job: JobView, gpus: int) -> int:
     """With how many of so many GPUs a job is looked at."""
     elastic, held = elastic_of(job), world_size(job.shares)

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from swarmsched.api import JobState
 from swarmsched.ids import NodeId
-from swarmsched.resources import Demand, Free, GpuCount, Share, less, more, picked, ranks_that_fit, suitable
+from swarmsched.resources import (
+    Demand,
+    Free,
+    GpuCount,
+    Share,
+    gpu_class,
+    less,
+    more,
+    picked,
+    ranks_that_fit,
+    suitable,
+)
 from swarmsched.view import JobView, NodeView
 
 Picks = Sequence[tuple[NodeId, tuple[GpuCount, ...]]]
@@ -20,11 +31,17 @@ class Room:
 
     def __init__(self, nodes: Iterable[NodeView]) -> None:
         available = [node for node in nodes if node.is_available]
-        self._set({node.node: node.free for node in available}, {node.node: node.capacity for node in available})
+        self._set({node.node: node.free for node in available}, {node.node: node.capacity for node in available}, {})
 
-    def _set(self, free: dict[NodeId, Free], capacity: Mapping[NodeId, Free]) -> None:
+    def _set(
+        self,
+        free: dict[NodeId, Free],
+        capacity: Mapping[NodeId, Free],
+        classes: dict[tuple[str, int], Mapping[NodeId, str]],
+    ) -> None:
         self._free = free
         self._capacity = capacity
+        self._classes = classes  # of the nodes, by what makes a device suit: rooms of the same nodes share them
         # Nodes in the order in which they changed; each remembered fit knows how much of it it has seen.
         self._changes: list[NodeId] = []
         self._fits: dict[Demand, _Fits] = {}
@@ -38,14 +55,14 @@ class Room:
     def copy(self) -> "Room":
         """An independent room with the same free resources."""
         other = Room(())
-        other._set(dict(self._free), self._capacity)
+        other._set(dict(self._free), self._capacity, self._classes)
         other._fits = {demand: self._fresh(demand).copy() for demand in self._fits}
         return other
 
     def emptied(self) -> "Room":
         """The room when everything that runs has ended, whoever that is."""
         other = Room(())
-        other._set(dict(self._capacity), self._capacity)
+        other._set(dict(self._capacity), self._capacity, self._classes)
         return other
 
     @property
@@ -77,6 +94,32 @@ class Room:
     def ranks(self, demand: Demand) -> int:
         """Ranks of this demand that all nodes hold together."""
         return self._fresh(demand).total
+
+    def ranks_alike(self, demand: Demand) -> int:
+        """The most ranks of this demand that nodes of one class hold together."""
+        return max(self._fresh(demand).by_class.values(), default=0)
+
+    def is_of_one_class(self, demand: Demand) -> bool:
+        """True when all GPUs that suit a demand are of one class, as far as any are free."""
+        return len(self._fresh(demand).by_class) < 2
+
+    def classes(self, demand: Demand) -> Mapping[NodeId, str]:
+        """The class of GPUs that each node has for a demand, for the nodes that have any, booked or not."""
+        key = (demand.gpu_type, demand.gpu_memory_bytes)
+        known = self._classes.get(key)
+        if known is None:
+            found = {node: gpu_class(has.gpus, demand) for node, has in self._capacity.items()}
+            known = self._classes[key] = {node: name for node, name in found.items() if name}
+        return known
+
+    def apart(self, fits: Mapping[NodeId, int], demand: Demand) -> Mapping[str, Mapping[NodeId, int]]:
+        """What nodes hold, by class of their GPUs; one without a name where the ranks have no GPUs."""
+        if not demand.gpus:
+            return {"": fits}
+        classes, found = self.classes(demand), dict[str, dict[NodeId, int]]()
+        for node, ranks in fits.items():
+            found.setdefault(classes.get(node, ""), {})[node] = ranks
+        return found
 
     def free_gpus(self, demand: Demand) -> int:
         """Free devices that suit the demand, whether or not enough of them are together."""
@@ -153,7 +196,7 @@ class Room:
         if fits is not None and fits.seen_changes == change_count:
             return fits
         if fits is None:
-            fits = self._fits[demand] = _Fits()
+            fits = self._fits[demand] = _Fits(self.classes(demand) if demand.gpus else {})
             for node, free in self._free.items():
                 fits.update(node, free, demand)
         else:
@@ -175,23 +218,28 @@ def may_resize(job: JobView, room: Room) -> bool:
 class _Fits:
     """Remembered answers for one demand."""
 
-    __slots__ = ("_gpus_by_node", "by_node", "gpus", "seen_changes", "total")
+    __slots__ = ("_classes", "_gpus_by_node", "by_class", "by_node", "gpus", "seen_changes", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, classes: Mapping[NodeId, str]) -> None:
+        self._classes = classes
+        self.by_class: dict[str, int] = {}
         self.by_node: dict[NodeId, int] = {}
         self._gpus_by_node: dict[NodeId, int] = {}
         self.total = self.gpus = 0
         self.seen_changes = 0
 
     def copy(self) -> "_Fits":
-        other = _Fits()
+        other = _Fits(self._classes)
         other.by_node, other._gpus_by_node = dict(self.by_node), dict(self._gpus_by_node)
+        other.by_class = dict(self.by_class)
         other.total, other.gpus = self.total, self.gpus
         return other
 
     def update(self, node: NodeId, free: Free, demand: Demand) -> None:
         ranks, gpus = ranks_that_fit(free, demand), suitable(free.gpus, demand)
-        self.total += ranks - self.by_node.pop(node, 0)
+        more_ranks, name = ranks - self.by_node.pop(node, 0), self._classes.get(node, "")
+        self.total += more_ranks
+        self.by_class[name] = self.by_class.get(name, 0) + more_ranks
         self.gpus += gpus - self._gpus_by_node.pop(node, 0)
         if ranks:
             self.by_node[node] = ranks

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarmsched.ids import NodeId
-from swarmsched.policies.placement import ODD, hashed
+from swarmsched.policies.placement import ODD, hashed, tightness
 from swarmsched.policies.room import Room
 from swarmsched.resources import Demand, Share
 from swarmsched.view import JobView
@@ -32,17 +32,26 @@ class Sites:
         self._hashes = np.array([hashed(name) for name in self._names], np.uint64)
         self._left = _Column(room, self._at, self._left_on)
         self._held: dict[Demand, _Column] = {}
+        self._classes: dict[tuple[str, int], Mapping[str, Mask]] = {}
 
     def choose(self, job: JobView, ranks: int) -> tuple[Share, ...] | None:
         """Shares of so many ranks, the largest first, or None; among equal nodes it stays where it is."""
-        if not (job.card.nodes or job.excluded):
-            if self.room.ranks(job.demand) < ranks:
-                return None
-            held = self._held_of(job.demand)
-        else:
-            held = self._permitted(job)
-            if held.sum() < ranks:
-                return None
+        if self.room.ranks_alike(job.demand) < ranks and not job.card.mixed_gpus:
+            return None
+        held = self._permitted(job) if job.card.nodes or job.excluded else self._held_of(job.demand)
+        classes = {} if job.card.mixed_gpus else self._nodes_by_class(job.demand)
+        if len(classes) < 2:
+            return self._packed(held, job, ranks) if held.sum() >= ranks else None
+        found: dict[str, tuple[Share, ...]] = {}
+        for name, there in classes.items():
+            alike = np.where(there, held, 0)
+            if alike.sum() >= ranks:
+                found[name] = self._packed(alike, job, ranks)
+        home = {share.node for share in job.shares}
+        return found[min(found, key=lambda name: (*tightness(self.room, found[name], home), name))] if found else None
+
+    def _packed(self, held: Ints, job: JobView, ranks: int) -> tuple[Share, ...]:
+        """On the fewest nodes, which hold them."""
         shares: list[Share] = []
         while ranks:
             most = int(held.max())
@@ -86,6 +95,16 @@ class Sites:
             only = held.copy()
         only[[self._at[node] for node in job.excluded if node in self._at]] = 0
         return only
+
+    def _nodes_by_class(self, demand: Demand) -> Mapping[str, Mask]:
+        key = (demand.gpu_type, demand.gpu_memory_bytes)
+        if not demand.gpus:
+            return {}
+        if key not in self._classes:
+            of_node = self.room.classes(demand)
+            names = np.array([of_node.get(node, "") for node in self._names], object)
+            self._classes[key] = {name: np.asarray(names == name) for name in sorted({*of_node.values()})}
+        return self._classes[key]
 
     def _held_of(self, demand: Demand) -> Ints:
         column = self._held.get(demand)

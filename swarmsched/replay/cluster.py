@@ -81,12 +81,21 @@ class Cluster:
         return min(counts, key=lambda model: (-counts[model], model), default="")
 
     @property
-    def class_parts(self) -> Mapping[str, float]:
-        """Which part of all GPUs each class has; one without a name where none was told."""
+    def class_sizes(self) -> Mapping[str, int]:
+        """GPUs of each class; one without a name where none was told."""
         counts: Counter[str] = Counter()
         for node, gpus in self.gpus.items():
             counts[self.models.get(node, "")] += gpus
-        return {model: count / self.total for model, count in counts.items() if count}
+        return {model: count for model, count in counts.items() if count}
+
+    @property
+    def class_parts(self) -> Mapping[str, float]:
+        """Which part of all GPUs each class has; one without a name where none was told."""
+        return {model: count / self.total for model, count in self.class_sizes.items()}
+
+    def mixes(self, gpus: int) -> bool:
+        """True of a job that needs more than there are of any one class: its user has to say that it mixes them."""
+        return gpus > max(self.class_sizes.values(), default=0)
 
     def part(self, model: str, gpus: int) -> "Cluster":
         """So many GPUs of one class, on as few nodes as have them; fewer where there are no more."""

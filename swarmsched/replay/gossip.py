@@ -203,6 +203,7 @@ class GossipReplay:
             # The replay ends an attempt at its limit, and no shepherd is to be there before it.
             time_limit_s=job.terms.time_limit_s and job.terms.time_limit_s + GRACE_S,
             deadline_utc_s=job.terms.deadline_s and max(0.0, job.terms.deadline_s - self._now_s + self._utc_s),
+            mixed_gpus=self._cluster.mixes(job.least),
         )
         if elastic:
             spec = replace(spec, ranks_most=elastic.ranks_most, batches=elastic.batches)

@@ -282,6 +282,7 @@ class PerfectReplay:
             has_checkpoint=job.has_checkpoint,
             deadline_utc_s=job.terms.deadline_s and job.terms.deadline_s + EPOCH_UTC_S,
             program=job.kind if job.terms.kind_by == "program" else "",
+            mixed_gpus=self._cluster.mixes(job.least),
         )
 
 

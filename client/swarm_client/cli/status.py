@@ -314,6 +314,7 @@ def needs(spec: Mapping[str, Any]) -> str:
     most = max(ranks, spec.get("ranks_most") or 0)
     text = f"{ranks} to {most} ranks" if most > ranks else show_count(ranks, "rank")
     marks = ", elastic" * bool(spec.get("elastic")) + ", restartable" * bool(spec.get("restartable"))
+    marks += ", GPUs of several models" * bool(spec.get("mixed_gpus"))
     return (f"{text} with {', '.join(each)}{' each' * (most > 1)}" if each else f"{text}, no GPU") + marks
 
 

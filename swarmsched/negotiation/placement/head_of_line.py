@@ -12,6 +12,7 @@ from swarmsched.negotiation.placement.shepherds import Shepherds
 from swarmsched.negotiation.record_writer import ShepherdEffect
 from swarmsched.negotiation.shepherd import Clock, JobShepherd
 from swarmsched.policies.placement import place_in, take_if_there
+from swarmsched.policies.reason import fits_now
 from swarmsched.policies.registry import kind_of
 from swarmsched.policies.room import Room
 from swarmsched.view import Elasticity, NodeView
@@ -108,7 +109,7 @@ class HeadOfLine:
             shepherd = waiting.get(job.job_id)
             if shepherd is None and not self._policy.stands(job, now_s):
                 continue
-            does_fit = room.ranks(job.demand) >= job.ranks
+            does_fit = fits_now(job, room)
             if shepherd is not None and (is_first or (does_fit and shepherd.pacing.may_try_after_s <= now_s)):
                 return True
             is_first = False

@@ -88,12 +88,15 @@ def _stragglers(record: JobRecord, gang: Gang, drained: Collection[NodeId], spar
 def _places(
     view: JobView, room: Room, ranks: int, avoid: Collection[NodeId], home: Collection[NodeId]
 ) -> tuple[Share, ...]:
-    """For as many as there is room for."""
-    fits, tie = room.fits(view.demand), tie_break(view.job_id)
+    """For as many as there is room for, on GPUs of the class of those that stay."""
+    tie, classes = tie_break(view.job_id), room.classes(view.demand)
+    alike = {classes[node] for node in home if node in classes} if not view.card.mixed_gpus else set()
+    fits = {node: held for node, held in room.fits(view.demand).items() if not alike or classes.get(node) in alike}
     exclude = (*view.excluded, *avoid)
     for count in range(ranks, 0, -1):
         nodes = view.card.nodes
-        found = choose(fits, room, view.demand, count, tie, nodes=nodes, exclude=exclude, home=home)
+        wishes = {"nodes": nodes, "exclude": exclude, "home": home}
+        found = choose(fits, room, view.demand, count, tie, is_mixed=view.card.mixed_gpus, **wishes)
         if found:
             return found
     return ()

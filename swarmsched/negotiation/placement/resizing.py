@@ -93,7 +93,8 @@ def place_elsewhere(
     home = [share.node for share in job.shares]
     tie, unwanted = tie_break(job.job_id), (*job.excluded, *avoid)
     fits = there.fits(job.demand)
-    return choose(fits, there, job.demand, ranks, tie, nodes=allowed, exclude=unwanted, home=home)
+    wishes = {"nodes": allowed, "exclude": unwanted, "home": home}
+    return choose(fits, there, job.demand, ranks, tie, is_mixed=job.card.mixed_gpus, **wishes)
 
 
 class Misfits:

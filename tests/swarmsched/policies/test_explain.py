@@ -72,6 +72,12 @@ def test_a_node_that_holds_some_ranks_and_lacks_nothing_for_one_says_how_many() 
 
 def test_the_sentences_read_as_a_person_would_say_it() -> None:
     waiting = record(3, Demand(gpus=1))
+    apart = explain(waiting, view_of(waiting), FIFO, 0.0).reason
+    assert apart.endswith(
+        "room for only 2 of 3 ranks on the nodes that the job allows on GPUs of one model "
+        "(--mixed-gpus lets it have several)"
+    )
+    waiting = replace(waiting, spec=replace(waiting.spec, mixed_gpus=True))
     lines = explain(waiting, view_of(waiting), FIFO, 0.0, node_notes={NodeId("ill"): "suspect"}).sentences()
     name = handle(waiting.job_id)
     assert lines == (
@@ -119,7 +125,13 @@ CAPACITIES = {NodeId(name): Free((GpuCount("A100", 2**34, 4),), 16, 2**36) for n
 
 def test_more_gpus_than_the_swarm_ever_had_is_impossible() -> None:
     assert impossible(JobSpec(("x",), ranks=8, demand=Demand(gpus=1)), CAPACITIES) is None
-    error = impossible(JobSpec(("x",), ranks=9, demand=Demand(gpus=1)), CAPACITIES)
+    others = {**CAPACITIES, NodeId("c"): Free((GpuCount("T4", 2**34, 4),), 16, 2**36)}
+    spec = JobSpec(("x",), ranks=9, demand=Demand(gpus=1))
+    assert impossible(replace(spec, mixed_gpus=True), others) is None
+    assert str(impossible(spec, others)).endswith(
+        "room for 8 of 9 ranks on GPUs of one model, A100; --mixed-gpus lets it have GPUs of several at once"
+    )
+    error = impossible(spec, CAPACITIES)
     assert str(error) == (
         "asked for 9 GPUs; the swarm has 8 GPUs, at most 4 on one node (2 nodes), room for 8 of 9 ranks"
     )

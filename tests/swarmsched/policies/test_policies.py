@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -473,10 +474,11 @@ def earliest_start(view: ClusterView, head: JobView, begun: list[tuple[JobView, 
             free[share.node][1] -= share.ranks * job.demand.cpus
 
     def can_start() -> bool:
-        return head.ranks <= sum(
-            ranks_that_fit(Free(gpus(left[0], models[name]), left[1], 2**38), head.demand)
-            for name, left in free.items()
-        )
+        held: Counter[str] = Counter()
+        for name, left in free.items():
+            there = Free(gpus(left[0], models[name]), left[1], 2**38)
+            held[models[name] if head.demand.gpus else ""] += ranks_that_fit(there, head.demand)
+        return head.ranks <= max(held.values(), default=0)
 
     if can_start():
         return 0.0

@@ -69,7 +69,7 @@ ELASTICS = (
 
 @st.composite
 def views(draw: Any) -> ClusterView:
-    """Up to four nodes and eight jobs, some of which run; what they hold is not free."""
+    """Up to four nodes of at most three models and eight jobs, some of which run; what they hold is not free."""
     available = draw(st.lists(st.booleans(), min_size=1, max_size=4))
     free = [PER_NODE] * len(available)
     jobs = []
@@ -90,9 +90,11 @@ def views(draw: Any) -> ClusterView:
             more["running_s"] = draw(st.sampled_from([0.0, 900.0]))
         if shares or draw(st.booleans()):
             more |= {"attained_gpu_s": draw(st.sampled_from([1.0, 4_000.0, 9_000.0])), "first_started_utc_s": 1.0}
+        more["mixed_gpus"] = draw(st.sampled_from([False, False, True]))
         demand = Demand(gpus=1)
         jobs.append(job(number, state, asked, demand, shares=shares, elastic=elastic, estimate=estimate, **more))
-    nodes = [make_node(f"n{at}", free[at], is_available=is_up) for at, is_up in enumerate(available)]
+    models = draw(st.sampled_from([("A100",) * 4, ("A100", "T4") * 2, ("T4", "A100", "V100", "A100")]))
+    nodes = [make_node(f"n{at}", free[at], model=models[at], is_available=is_up) for at, is_up in enumerate(available)]
     ended = [EndedJob(each.card, True, 1.0) for each in jobs[:3]]
     return ClusterView(1, tuple(nodes), tuple(jobs), tuple(ended))
 
@@ -119,6 +121,7 @@ def made(name: str) -> Policy:
 def check(view: ClusterView, plan: Plan) -> None:
     by_id = {each.job_id: each for each in view.jobs}
     free = {node.node: node.free.gpu_count for node in view.nodes if node.is_available}
+    models = {node.node: node.capacity.gpus[0].model for node in view.nodes}
     after: Counter[str] = Counter()
     for decision in plan.decisions:
         one, target = by_id[decision.job_id], decision.target
@@ -126,6 +129,9 @@ def check(view: ClusterView, plan: Plan) -> None:
             elastic = elastic_of(one)
             assert elastic.ranks_least <= target.ranks <= elastic.ranks_most
             assert all(share.node in free for share in target.shares)
+            places = {share.node for share in target.shares}
+            is_mixed = one.card.mixed_gpus or places <= {share.node for share in one.shares}
+            assert is_mixed or len({models[place] for place in places}) == 1, "ranks wait for the slowest GPU"
         if decision.change in (Change.GROW, Change.SHRINK, Change.MOVE):
             assert target.shares != one.shares, "each of these costs a pause"
         if decision.change is Change.START:
