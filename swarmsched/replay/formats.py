@@ -303,11 +303,12 @@ def _pollux_results(
 
 
 def _philly(found: Imported, names: list[str], read: Read) -> None:
-    jobs, lost = [], 0
+    jobs: list[tuple[Any, ...]] = []
+    lost = 0
     for name, _ in _matching(r"[^/]*cluster_job_log[^/]*", names):
-        for place, entry in _entries(name, "".join(read(name))):
+        for line, entry in _entries(name, "".join(read(name))):
             with found.row_left_out():
-                job, attempts = _philly_job(place, entry)
+                job, attempts = _philly_job(name, line, entry)
                 jobs.append(job)
                 lost += attempts
     found.note("attempts not counted, without a beginning or an end", lost)
@@ -315,13 +316,12 @@ def _philly(found: Imported, names: list[str], read: Read) -> None:
     found.add_jobs("philly", columns, _since_first(jobs))
 
 
-def _philly_job(place: str, entry: Any) -> tuple[tuple[Any, ...], int]:
+def _philly_job(name: str, line: int, entry: Any) -> tuple[tuple[Any, ...], int]:
     """The job of an entry, and the attempts of it that cannot be counted."""
-    if not isinstance(entry, dict):
-        raise ConfigError(place, f"is {shown(str(entry))}", "an object for each job")
-    missing = [key for key in ("vc", "jobid", "attempts", "submitted_time") if key not in entry]
-    if missing or not isinstance(entry["attempts"], list):
-        raise ConfigError(place, f"has no {missing[0] if missing else 'list of attempts'}", "the keys as published")
+    if not isinstance(entry, dict) or not isinstance(entry.get("attempts"), list):
+        raise ConfigError(f"{name}, row {line}", f"is {shown(str(entry))}", "an object with a list of attempts")
+    texts = {key: str(entry.get(key) or "") for key in ("vc", "jobid", "submitted_time", "user", "status")}
+    row = Row(name, line, texts)
     run_s, gpus, lost = 0.0, 0, 0
     for attempt in entry["attempts"]:
         try:
@@ -331,19 +331,14 @@ def _philly_job(place: str, entry: Any) -> tuple[tuple[Any, ...], int]:
             lost += 1
             continue
         run_s, gpus = run_s + lasted_s, max(gpus, held)
-    if run_s < DURATION_LEAST_S or not gpus:
-        raise ConfigError(place, f"job {shown(str(entry['jobid']))} has no attempt on GPUs that ended", "one at least")
-    try:
-        came_s = _clock(entry["submitted_time"])
-    except (TypeError, ValueError):
-        problem = f"{shown(str(entry['submitted_time']))} cannot be used"
-        raise ConfigError(f"{place}, submitted_time", problem, "a time as in 2017-10-07 01:11:39") from None
-    told = [str(entry.get(key, "")) for key in ("user", "status")]
-    return (place, str(entry["vc"]), str(entry["jobid"]), came_s, gpus, run_s, *told), lost
+    if not DURATION_LEAST_S <= run_s <= SECONDS_MOST or not gpus:
+        raise row.error("attempts", f"none of job {shown(texts['jobid'])} has ended on GPUs, after its start", "one")
+    told = (row.text("user"), row.text("status"))
+    return (row.place, row.name("vc"), row.name("jobid"), _when(row, "submitted_time"), gpus, run_s, *told), lost
 
 
-def _entries(name: str, text: str) -> Iterator[tuple[str, Any]]:
-    """The objects of a JSON list, each with the line on which it begins; ConfigError where it is none."""
+def _entries(name: str, text: str) -> Iterator[tuple[int, Any]]:
+    """The line on which each object of a JSON list begins, and the object; ConfigError where it is none."""
     decoder, space = json.JSONDecoder(), re.compile(r"[\s,]*")
     opening = re.fullmatch(r"\s*\[", text[: text.find("[") + 1])
     if not opening:
@@ -357,8 +352,8 @@ def _entries(name: str, text: str) -> Iterator[tuple[str, Any]]:
         try:
             entry, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{name}, line {line}", f"is no JSON: {error}", "the whole file as published") from error
-        yield f"{name}, line {line}", entry
+            raise ConfigError(f"{name}, row {line}", f"is no JSON: {error}", "the whole file as published") from error
+        yield line, entry
 
 
 def _helios(found: Imported, names: list[str], read: Read) -> None:

@@ -61,6 +61,8 @@ PHILLY = """[
     {"start_time": "2017-10-07 01:01:00", "end_time": "2017-10-07 01:01:30", "detail": [{"ip": "m", "gpus": ["g"]}]}]},
   {"status": "Failed", "vc": "v2", "jobid": "c", "submitted_time": "2017-10-07 00:59:30", "user": "w", "attempts": []},
   {"status": "Pass", "vc": "v1", "jobid": "d"},
+  {"status": "Pass", "vc": "v1", "jobid": "\\u0007", "submitted_time": "2017-10-07 00:59:30", "attempts": [
+    {"start_time": "2017-10-07 01:01:00", "end_time": "2017-10-07 01:01:30", "detail": [{"ip": "m", "gpus": ["g"]}]}]},
   7
 ]
 """
@@ -182,8 +184,13 @@ def test_philly_counts_the_attempts_of_a_job_that_ended_on_the_most_gpus_of_any(
     ]
     assert [job.job_id for job in jobs_of(found, "philly", cluster="v2")] == ["b"]
     assert found.notes == ["attempts not counted, without a beginning or an end: 1"]
-    place = "trace/cluster_job_log, line"
-    assert [error.key for error in found.skipped] == [f"{place} 9", f"{place} 10", f"{place} 11"]
+    place = "trace/cluster_job_log, row"
+    assert [error.key for error in found.skipped] == [
+        f"{place} 9, attempts",
+        f"{place} 10",
+        f"{place} 11, jobid",
+        f"{place} 13",
+    ]
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '[{"vc": "v"', "[1,", ""])
