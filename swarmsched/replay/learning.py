@@ -70,11 +70,13 @@ class _Own:
 class LearnedKnowledge:
     """With `declares` users say for how many epochs they train."""
 
-    def __init__(self, seed: int, *, declares: bool, spread: float = 0.05) -> None:
-        """`spread`: standard deviation of the logarithm of what is reported."""
+    def __init__(self, seed: int, *, declares: bool, spread: float = 0.05, lies: float = 0.0) -> None:
+        """`spread`: standard deviation of the logarithm of what is reported; `lies`: that of a factor by which each job
+        always tells its steps wrong."""
         self._rng = random.Random(seed)
         self._declares = declares
         self._spread = spread
+        self._seed, self._lies = seed, lies
         self._own: dict[JobId, _Own] = {}
 
     def reported(self, job: ReplayJob) -> Estimate | None:
@@ -112,18 +114,21 @@ class LearnedKnowledge:
         if dealt is None:
             return None
         time = slower(physics.profile.step_time(job.shape, dealt.local_batch), job.slowed)
-        factor = self._rng.lognormvariate(0.0, self._spread)
+        factor = self._rng.lognormvariate(0.0, self._spread) * self._lie(job)
         batch = dealt.batch(job.ranks)
         exact = physics.profile.noise(batch, physics.profile.epoch_at(job.progress))
         noise = min(NOISE_MOST, exact * self._rng.lognormvariate(0.0, self._spread))
         place = (job.ranks, len(job.shape), dealt.local_batch)
         return _Measured(place, time.step_s * factor, time.sync_s * factor, batch, noise)
 
+    def _lie(self, job: ReplayJob) -> float:
+        return random.Random(f"{self._seed} {job.job_id}").lognormvariate(0.0, self._lies) if self._lies else 1.0
+
     def _rated(self, job: ReplayJob, physics: RatedPhysics) -> _Measured | None:
         """Nothing is known of the gradient, nor of the parts of a step; nothing at all where it makes none."""
         rate = physics.rate(job.shape)
         if not rate:
             return None
-        step_s = 1.0 / (rate * job.slowed) * self._rng.lognormvariate(0.0, self._spread)
+        step_s = 1.0 / (rate * job.slowed) * self._rng.lognormvariate(0.0, self._spread) * self._lie(job)
         place = (job.ranks, len(job.shape), max(1, -(-physics.batches.first // job.ranks)))
         return _Measured(place, step_s, 0.0, physics.batches.first, 0.0)

@@ -108,6 +108,7 @@ class Replay:
     restart_costs: Mapping[str, float] = field(default_factory=dict)  # seconds by model, in place of the pause
     tells_costs: bool = False  # cards say what a change costs, once a job has started
     gpu_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by model and class; "": any model
+    lies: float = 0.0  # standard deviation of the logarithm of the factor by which each job tells its steps wrong
     is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps
 
     @property
@@ -242,7 +243,7 @@ def _knowledge(settings: Replay, cluster: Cluster) -> Knowledge:
         case "perfect":
             return PerfectKnowledge(cluster.largest, cluster.total, cluster.usual_class)
         case "declared" | "learned":
-            return LearnedKnowledge(settings.seed, declares=settings.knowledge == "declared")
+            return LearnedKnowledge(settings.seed, declares=settings.knowledge == "declared", lies=settings.lies)
         case "nothing":
             return NothingKnown()
         case other:

@@ -203,6 +203,8 @@ def test_nodes_of_a_replay_need_not_watch_one_another(capsys, jobs):
         (("{jobs}", "--as", "elastic", "--view", "gossip"), "as: 'elastic' has no model of workers"),
         (("{jobs}", "--kinds", "models"), "kinds: 'models' is not known"),
         (("{jobs}", "--interference", "1"), "must be a part, from 0 to below 1"),
+        (("{jobs}", "--lies", "-1"), "must be a number from 0 to 5"),
+        (("{jobs}", "--lies", "1", "--knows", "perfect"), "--lies is for jobs that report"),
         (("{jobs}", "--restart-costs", "{jobs}"), "has no column 'model'"),
         (("{jobs}", "--gpu-speeds", "{jobs}"), "has no column 'gpu'"),
         (("{jobs}", "--nodes", "0"), "is no number of servers"),

@@ -58,6 +58,7 @@ class Line:
     costs: str = ""  # a table beside this one: seconds of a restart by model
     told: str = ""  # 1: cards tell what a restart has cost, as they do of jobs that report
     speeds: str = ""  # a table beside this one, of classes of GPUs
+    lies: str = ""  # as --lies has it
 
     @property
     def heading(self) -> str:
@@ -81,6 +82,7 @@ class Line:
         parts = [self.manner or "as in simulators"]
         parts += [f"interference {self.interference}"] * bool(self.interference)
         parts += [f"restart costs by model{', told' if self.told else ''}"] * bool(self.costs)
+        parts += [f"steps told wrong by a factor of {self.lies}"] * bool(self.lies)
         parts += [f"{self.pause_s} s a change"] * (float(self.pause_s) != USUAL_PAUSE_S)
         return ", ".join(parts)
 
@@ -109,7 +111,7 @@ class Cell:
         one = self.line
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
         where = (one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
-        return (*how, *where, one.manner, one.kinds, one.interference, one.costs, one.told, one.speeds)
+        return (*how, *where, one.manner, one.kinds, one.interference, one.costs, one.told, one.speeds, one.lies)
 
     def under(self, policy: str) -> "Cell":
         """The same workload under a policy that needs to know nothing, on the exact view; its jobs may be stopped."""
@@ -138,6 +140,7 @@ class Cell:
             kind_by=one.kinds,
             restart_costs=restart_costs(one.costs, _lines(one.costs)) if one.costs else {},
             tells_costs=bool(one.told),
+            lies=float(one.lies or 0.0),
             gpu_speeds=gpu_speeds(one.speeds, _lines(one.speeds)) if one.speeds else {},
         )
 

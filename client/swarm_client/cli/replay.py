@@ -93,6 +93,13 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _deviation(text: str) -> float:
+    value = _between(text, 0.0, 5.0)
+    if value is None:
+        raise ValueError("must be a number from 0 to 5")
+    return value
+
+
 OPTIONS = (
     Option(
         "--profiles",
@@ -162,6 +169,12 @@ OPTIONS = (
         "part of their speed that jobs on several servers lose where two share one (replay; default 0)",
         "RATIO",
         read=_ratio,
+    ),
+    Option(
+        "--lies",
+        "deviation of the logarithm of a factor by which each job tells its steps wrong (replay; default 0)",
+        "SIGMA",
+        read=_deviation,
     ),
     Option("--two-micro-steps", "above its first batch one GPU takes two, as in Pollux' simulator (replay)"),
     Option("--gpu-speeds", "classes of GPUs that were not measured: a table gpu,speed[,model] (replay)", "FILE"),
@@ -271,6 +284,7 @@ def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
         "asks_least": settings.asks_least,
         "loss_ratio": settings.faults.loss_ratio,
         "interference": settings.pacing.interference,
+        "lies": settings.lies,
     }
     return {**head, **observer.summary()}
 
@@ -344,6 +358,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
         restart_costs=restart_costs(costs, read_lines(Path(costs))) if costs else {},
         tells_costs=bool(arguments["tells_restart_costs"]),
         gpu_speeds=gpu_speeds(speeds, read_lines(Path(speeds))) if speeds else {},
+        lies=arguments.get("lies", 0.0),
         is_split_alone=bool(arguments["two_micro_steps"]),
         seed=arguments.get("seed", 0),
         gpus_most=_limits(arguments),
@@ -368,6 +383,8 @@ def _view(arguments: Arguments) -> tuple[str, NetworkFaults]:
     if network and view != "gossip":
         option = f"--{network[0].replace('_', '-')}"
         raise UsageError(f"{option} needs a network", "add --view gossip")
+    if arguments["lies"] and (arguments["knows"] or "") in ("perfect", "nothing"):
+        raise UsageError("--lies is for jobs that report", "--knows declared, or learned")
     if arguments["checkpoint_s"] is not None and not arguments["churn"]:
         raise UsageError("--checkpoint-s counts where servers fail", "add --churn, or leave it out")
     if view == "gossip" and arguments["tick_s"] is not None:

@@ -91,6 +91,23 @@ def test_two_jobs_on_several_nodes_that_share_one_slow_each_other_and_no_others(
     assert jobs[0].ends_in_s() == pytest.approx(before[0])
 
 
+def test_a_liar_tells_all_of_its_steps_wrong_by_one_factor_and_its_progress_as_it_is() -> None:
+    job = elastic(1, 0.0, made_up())
+    job.allocate(TWO, 32, 0.0, 0.0)
+    job.advance(0.0, 10.0)
+    lying = LearnedKnowledge(3, declares=True, spread=0.0, lies=0.5)
+    exact, told = (known.reported(job) for known in (LearnedKnowledge(3, declares=True, spread=0.0), lying))
+    assert exact
+    assert told
+    factor = told.points[0].step_s / exact.points[0].step_s
+    assert abs(factor - 1.0) > 0.05
+    job.allocate(HERE, 32, 10.0, 0.0)
+    again = lying.reported(job)
+    assert again
+    assert again.points[0].step_s == pytest.approx(factor * made_up().step_time((1,), 32).step_s)
+    assert (told.done, told.remaining) == (exact.done, exact.remaining)
+
+
 def test_a_job_that_fails_ends_there_and_one_with_a_time_limit_when_an_attempt_has_run_for_so_long() -> None:
     failing, limited = rigid(1, 0.0, 2, 100.0), rigid(2, 0.0, 2, 100.0)
     failing.terms, limited.terms = Terms(failure=0.25), Terms(time_limit_s=50.0)
