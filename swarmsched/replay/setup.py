@@ -58,7 +58,7 @@ MANNERS = {
         replace(_SILENT, restartable=True),
     ),
     "installed": Manner(
-        "-g MIN:MAX where a job takes several sizes, reports, and a checkpoint once it trains",
+        "-g MIN:MAX --batch FIRST:MOST where a job takes several, reports, and a checkpoint once it trains",
         "learned",
         _REPORTS,
         has_range=True,
@@ -108,6 +108,7 @@ class Replay:
     restart_costs: Mapping[str, float] = field(default_factory=dict)  # seconds by model, in place of the pause
     tells_costs: bool = False  # cards say what a change costs, once a job has started
     gpu_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by model and class; "": any model
+    keeps_batch: bool = False  # jobs name no range of batches
     lies: float = 0.0  # standard deviation of the logarithm of the factor by which each job tells its steps wrong
     is_split_alone: bool = False  # above its first batch one GPU takes two micro-steps
 
@@ -277,9 +278,11 @@ def _job(
     limit = min(gpus, settings.gpus_most.get(job.model, gpus))
     widest = max(1, min(limit, limits.batch_max // limits.local_batch_min, job.gpus_most or limit))
     physics = ProfiledPhysics(profile, batches, widest, is_split_alone=settings.is_split_alone)
-    rebatches = kind.rebatches if manner is None else manner.has_range
-    largest = job.batch if job.batch and not rebatches else limits.batch_max
-    elastic = _sizes(job, 1, max(1, min(widest, largest // limits.local_batch_min)), batches)
+    rebatches = (kind.rebatches if manner is None else manner.has_range) and not settings.keeps_batch
+    largest = limits.batch_max if rebatches or not job.batch else job.batch
+    kept = job.batch or limits.initial_batch
+    told = BatchRange(kept, kept, 1, kept) if settings.keeps_batch else batches  # as a card has it once it was measured
+    elastic = _sizes(job, 1, max(1, min(widest, largest // limits.local_batch_min)), told)
     return _submitted(named, job, physics, settings, elastic, batch=0 if rebatches else job.batch)
 
 

@@ -50,7 +50,7 @@ KEY: tuple[str, ...] = (
     "cluster",
     "gpus_most",
 )
-KEY += ("view", "loss", "churn", "manner", "kinds", "interference", "costs", "told", "speeds", "lies")
+KEY += ("view", "loss", "churn", "manner", "kinds", "interference", "costs", "told", "speeds", "lies", "keeps")
 TOLD: tuple[str, ...] = ("jobs", "finished", "avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_slowdown")
 TOLD += ("gpu_utilisation_ratio", "rescales", "preemptions", "policy_errors", "refused_holds")
 TOLD += ("view_age_p50_s", "view_age_p99_s", "restarts", "p99_slowdown", "rho_p50", "rho_p99", "rho_worst")

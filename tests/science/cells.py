@@ -59,6 +59,7 @@ class Line:
     told: str = ""  # 1: cards tell what a restart has cost, as they do of jobs that report
     speeds: str = ""  # a table beside this one, of classes of GPUs
     lies: str = ""  # as --lies has it
+    keeps: str = ""  # 1: jobs keep their batch
 
     @property
     def heading(self) -> str:
@@ -80,6 +81,7 @@ class Line:
     def how(self) -> str:
         """How jobs are submitted, and what their physics have beside those of others."""
         parts = [self.manner or "as in simulators"]
+        parts += ["no --batch"] * bool(self.keeps)
         parts += [f"interference {self.interference}"] * bool(self.interference)
         parts += [f"restart costs by model{', told' if self.told else ''}"] * bool(self.costs)
         parts += [f"steps told wrong by a factor of {self.lies}"] * bool(self.lies)
@@ -111,7 +113,18 @@ class Cell:
         one = self.line
         how = (one.policy, one.parameters, one.knows, one.tick_s, one.pause_s)
         where = (one.trace, one.load, self.workload, one.cluster, one.gpus_most, one.view, one.loss, one.churn)
-        return (*how, *where, one.manner, one.kinds, one.interference, one.costs, one.told, one.speeds, one.lies)
+        return (
+            *how,
+            *where,
+            one.manner,
+            one.kinds,
+            one.interference,
+            one.costs,
+            one.told,
+            one.speeds,
+            one.lies,
+            one.keeps,
+        )
 
     def under(self, policy: str) -> "Cell":
         """The same workload under a policy that needs to know nothing, on the exact view; its jobs may be stopped."""
@@ -141,6 +154,7 @@ class Cell:
             restart_costs=restart_costs(one.costs, _lines(one.costs)) if one.costs else {},
             tells_costs=bool(one.told),
             lies=float(one.lies or 0.0),
+            keeps_batch=bool(one.keeps),
             gpu_speeds=gpu_speeds(one.speeds, _lines(one.speeds)) if one.speeds else {},
         )
 

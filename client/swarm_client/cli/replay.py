@@ -128,6 +128,7 @@ OPTIONS = (
         "jobs as users submit them, under default settings: rigid, restartable, installed or elastic (replay)",
         "HOW",
     ),
+    Option("--keeps-batch", "jobs name no range of batches, so theirs stay as they are (replay)"),
     Option("--kinds", "jobs of one kind share a name, a program or none (replay; with --as: program)", "HOW"),
     Option("--select", "only rows with these values (replay)", "COLUMN=VALUE,..."),
     Option(
@@ -278,6 +279,7 @@ def summary(settings: Replay, observer: Observer) -> dict[str, Any]:
         **timings(settings),
         "as": settings.manner,
         "kinds": settings.terms.kind_by,
+        "keeps_batch": settings.keeps_batch,
         "elasticity": settings.setting.elasticity.value,
         "knows": settings.knowledge,
         "declared": settings.knowledge == "declared",
@@ -370,6 +372,7 @@ def _settings(arguments: Arguments) -> list[Replay]:
         round_s=arguments.get("round_s", ROUND_S),
         manner=manner,
         kind_by=arguments["kinds"] or "",
+        keeps_batch=bool(arguments["keeps_batch"]),
     )
     return [run(each) for each in _policies(arguments)]
 

@@ -20,7 +20,7 @@ PROFILES = {"toy": made_up()}
 PAUSE_S = 30.0
 
 
-def settings(manner: str, policy: str = "swarm", **more: str) -> Replay:
+def settings(manner: str, policy: str = "swarm", **more: str | bool) -> Replay:
     given = {"knowledge": MANNERS[manner].knows if manner else "perfect", **more}
     return Replay(PolicySetting(policy), Cluster.even(2, 4), pacing=Pacing(0.0, PAUSE_S), manner=manner, **given)  # type: ignore[arg-type]
 
@@ -110,6 +110,15 @@ def test_a_change_while_it_trains_costs_a_second_and_no_pause_of_its_start():
 def test_policies_go_as_far_as_the_default_of_a_swarm_lets_them():
     assert settings("installed").setting.elasticity is SwarmSetting().elasticity
     assert settings("").setting == PolicySetting("swarm")
+
+
+def test_who_names_no_range_of_batches_keeps_his():
+    (job,) = prepared(jobs(1), PROFILES, settings("installed", keeps_batch=True)).run().finished
+    assert job.batch == 64
+    assert job.elastic
+    assert (job.elastic.batches.first, job.elastic.batches.most, job.elastic.ranks_most) == (64, 64, 8)
+    (free,) = prepared(jobs(1), PROFILES, settings("installed")).run().finished
+    assert free.batch != 64
 
 
 def test_without_a_manner_a_plan_may_stop_any_job_and_change_any_that_takes_several_sizes():
