@@ -184,8 +184,7 @@ class Wanted:
     @property
     def gpus_most(self) -> int:
         """GPUs that a job asks for at most: half of those of the smallest class."""
-        models = self.models
-        return max(1, self.gpus_per_node * min(models.count(model) for model in models) // 2)
+        return max(1, self.nodes // self.classes * self.gpus_per_node // 2)
 
 
 BOUNDS: Mapping[str, tuple[float, float]] = {

@@ -35,8 +35,12 @@ DRAWING = ("seed", "seeds", "nodes", "fault_classes")  # options that say what i
 REPLAYING = ("nodes", "fault_classes", "break")  # options without which a seed is another story
 
 SHARED_OPTIONS = (
-    Option("--seed", "this seed only; with --seeds: the first one", "S", read=whole(0, 2**63)),
-    Option("--nodes", "nodes of every swarm (default: drawn from 1, 2, 3, 5, 30, 200)", "N"),
+    Option(
+        "--seed", "this seed only; with --seeds: the first one (replay, generate: default 0)", "S", read=whole(0, 2**63)
+    ),
+    Option(
+        "--nodes", "nodes of every swarm (default: drawn from 1, 2, 3, 5, 30, 200; replay, generate: 16 servers)", "N"
+    ),
 )
 FAULT_OPTIONS = (
     Option("--seeds", f"how many seeds (default {SEEDS_DEFAULT})", "N", read=whole(1, SEEDS_LIMIT)),
