@@ -210,19 +210,22 @@ class GossipReplay:
         self._ask_to_accept(number, spec)
 
     def _ask_to_accept(self, number: int, spec: JobSpec) -> None:
-        """By any server; while none is up, by whichever is there first."""
+        """By any server, or whichever is there first; without a deadline that has passed meanwhile."""
+        if spec.deadline_utc_s <= self._utc_s:
+            spec = replace(spec, deadline_utc_s=0.0)
         there = [host.node_id for host in self._swarm.up or self._swarm.hosts.values()]
         submission = Submission(spec, self._swarm.rng.choice(there))
         self._clients.submit(number, submission)
         self._loop.post_later(PATIENCE_S, self._insist, number, submission)
 
     def _insist(self, number: int, submission: Submission) -> None:
-        if submission.is_settled:
+        was_late = submission.refusal is not None and 0.0 < submission.spec.deadline_utc_s <= self._utc_s
+        if submission.is_settled and not was_late:
             return
         if submission.ticket is None:  # nobody was there to give one: it is asked for all the time
             self._loop.post_later(PATIENCE_S, self._insist, number, submission)
             return
-        submission.refusal = Refused("unavailable", "too few holders answered")
+        submission.refusal = submission.refusal or Refused("unavailable", "too few holders answered")
         self._ask_to_accept(number, submission.spec)
 
     def _churn(self, at_s: float) -> None:

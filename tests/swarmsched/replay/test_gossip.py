@@ -10,7 +10,7 @@ from swarmsched.ids import NodeId
 from swarmsched.replay.churn import NodeEvent
 from swarmsched.replay.cluster import Cluster
 from swarmsched.replay.gossip import PATIENCE_S, GossipReplay
-from swarmsched.replay.job import ReplayJob
+from swarmsched.replay.job import ReplayJob, Terms
 from swarmsched.replay.knowledge import Knowledge, PerfectKnowledge
 from swarmsched.replay.learning import LearnedKnowledge
 from swarmsched.replay.perfect import Pacing
@@ -94,7 +94,11 @@ def test_a_job_that_comes_while_all_servers_are_down_is_submitted_once_one_is_th
     cluster = Cluster.even(2, 2)
     nodes = [NodeId("n001"), NodeId("n002")]
     cluster.events = [NodeEvent(at_s, node, at_s > 10.0) for at_s in (10.0, 60.0) for node in nodes]
-    assert 70.0 < ends(gossip([rigid(1, 20.0, 1, 10.0)], "fifo", cluster))["job1"] < 100.0
+    late = rigid(1, 20.0, 1, 10.0)
+    late.terms = Terms(deadline_s=30.0)
+    observer = gossip([late], "fifo", cluster)
+    assert 70.0 < ends(observer)["job1"] < 60.0 + PATIENCE_S + 40.0
+    assert observer.summary()["deadlines_met"] == 0
 
 
 def test_a_job_is_submitted_anew_where_those_who_were_to_keep_it_went_down_at_that_moment() -> None:
