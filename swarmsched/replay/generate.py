@@ -25,7 +25,7 @@ from swarmsched.replay.measurements import MODELS, THROUGHPUT, VALIDATION
 from swarmsched.replay.profiles import Shape, even
 
 FLOPS = 20e12
-"""Operations a second that training sustains on a GPU of the usual class: half of what half-precision units promise."""
+"""Operations a second that training sustains on a GPU of the usual class: a fifth of what its fastest units promise."""
 INSIDE_BYTES_S, BETWEEN_BYTES_S = 25e9, 10e9
 """Of one link within a server (PCIe, sixteen lanes of the fourth generation), and between servers (100 Gbit/s)."""
 INSIDE_HOP_S, BETWEEN_HOP_S = 20e-6, 60e-6
@@ -75,7 +75,7 @@ names no other sizes (`wishes` 0)."""
 
 
 class Family(NamedTuple):
-    """Models alike.  `shortest_s`: what its shortest job takes on one GPU with the first batch.
+    """Models that train alike.  `shortest_s`: what its shortest job takes on one GPU with the first batch.
 
     `noise`: variance of the gradient over its squared norm at the first batch, at the beginning and at the end.
     `gains`: how far it profits of a faster class: its speed to this power; 1 where only arithmetic counts, less where
@@ -91,7 +91,7 @@ class Family(NamedTuple):
     noise: tuple[float, float]
     gains: float
     shortest_s: float
-    restart_s: float  # from the end of one attempt until the next one trains
+    restart_s: float  # from the end of one attempt until the next one trains: imports, input, checkpoint
 
     def step(self, gpus: int, nodes: int, local_batch: int, speed: float = 1.0) -> tuple[float, float]:
         """Seconds of one step without accumulation, and the part of them in which it exchanges gradients."""

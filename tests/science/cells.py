@@ -75,7 +75,8 @@ class Line:
     def place(self) -> str:
         """What is replayed, and where."""
         named = [self.trace, f"load {self.load}" if self.load else "", self.workloads if not self.load else ""]
-        return f"{' '.join(filter(None, named))} on {self.cluster.replace('x', ' x ').replace('+', ' + ')}"
+        servers = re.sub(r"(?<=\d)x(?=\d)", " x ", self.cluster).replace("+", " + ")
+        return f"{' '.join(filter(None, named))} on {servers}"
 
     @property
     def how(self) -> str:

@@ -8,7 +8,9 @@ from swarmsched.replay.generate import JOBS, Wanted, files, jobs, table
 from tests.science.cells import RESTART_COSTS, SELECTED_BY, SMALL_AND_HUGE, Line
 
 PROFILED, RIGID = 60, 120
-"""Jobs of a workload at load 1, with profiles and with run times alone; at others as many as come in the same time."""
+"""Jobs of a workload by load, with profiles and with run times alone: as many as come in the same time."""
+RIGID_LOAD = 1.5
+"""Of jobs with run times, whose lines name none: high enough that most of them wait."""
 YARDSTICK = "tiresias"
 """What figures are over where nothing was published: plain, well known, and of no knowledge."""
 CAPTION = (
@@ -48,6 +50,6 @@ def draw(lines: Sequence[Line], folder: Path) -> Path:
 
 def _wanted(line: Line, seed: int, deadlines: float) -> Wanted:
     nodes, gpus = len(line.servers), max(each for each, _ in line.servers)
-    load, rigid = float(line.load or 1.0), float(not line.profiles)
+    load, rigid = float(line.load or RIGID_LOAD), float(not line.profiles)
     many = round((RIGID if rigid else PROFILED) * load)
     return Wanted(seed, many, load, nodes, gpus, rigid=rigid, deadlines=deadlines, wishes=0.0)

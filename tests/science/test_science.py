@@ -214,9 +214,14 @@ def test_who_has_no_recorded_workloads_gets_the_same_rows_of_drawn_ones_and_is_t
     told = (tmp_path / "results" / "generated" / "page.md").read_text()
     assert "Workloads drawn by `swarm simulate generate`" in told.partition("<!-- science: rigid -->")[2]
     rows = {line.partition("`,")[0].partition("` |")[0]: line for line in told.splitlines() if line.startswith("| `")}
-    assert "| tiresias | 120 of 120 | 1.000 1.000 1.000 |" in rows["| `tiresias"]
-    assert "| tiresias | 120 of 120 | 1.000 1.000 1.000 |" not in rows["| `fifo"]
+    assert "| tiresias | 180 of 180 | 1.000 1.000 1.000 |" in rows["| `tiresias"]
+    assert "| tiresias | 180 of 180 | 1.000 1.000 1.000 |" not in rows["| `fifo"]
     assert "draws workloads into" in capsys.readouterr().out
+
+
+def test_a_line_tells_its_servers_as_people_write_them():
+    (line,) = [line for line in read_lines(ROOT / "tests" / "science" / "cells.csv") if line.table == "classes"][:1]
+    assert line.place.endswith(" on 5 x 4t4 + 2 x 8rtx + 1 x 8a100")
 
 
 def test_all_rows_can_be_run_on_drawn_workloads(tmp_path):
