@@ -86,6 +86,11 @@ class Estimate(Value):
     warmup_s: Amount = 0.0  # from the start of its ranks until they told how they train; 0: not measured
 
 
+POOL_MOST = 64
+Pool = Annotated[tuple[Annotated[bytes, Meta(max_length=1_024)], ...], Meta(max_length=POOL_MOST)]
+"""What each of some kinds of jobs has measured last, a packed `Estimate` of points alone: how jobs scale."""
+
+
 class SpeedQuestion(Value):
     """Of which world sizes a job's speed is to be told, `ranks_per_node` of them on a node, with its present batch."""
 
@@ -97,6 +102,7 @@ class SpeedQuestion(Value):
     held_nodes: U16 = 0
     batches: BatchRange = BatchRange()  # frozen; as declared: without it the batch that was measured first stays
     global_batch: U32 = 0  # 0: the first one
+    pool: Pool = ()
 
 
 class SpeedRow(Value):

@@ -13,7 +13,7 @@ from msgspec import Meta, field
 
 from swarmsched.api import JobState
 from swarmsched.card import NAME_LENGTH, JobCard, RankKey
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, Pool
 from swarmsched.fields import U32, U53, Amount, Job, Name, NodeName, Real, Text, Value
 from swarmsched.ids import JobId, NodeId
 from swarmsched.program import PROGRAM_LENGTH
@@ -134,6 +134,7 @@ class ClusterView(Value):
     memory: Annotated[bytes, Meta(max_length=MEMORY_BYTES_LIMIT)] = b""  # of the last plan of the same policy
     kinds: Annotated[tuple[KindView, ...], Meta(max_length=KINDS_LIMIT)] = ()  # of jobs that take several sizes
     utc_s: Amount = 0.0  # when it was seen, since 1970: what deadlines count from; 0: not told
+    pool: Pool = ()  # where there are such jobs
 
 
 class Change(Enum):

@@ -28,8 +28,10 @@ from swarmsched.card import NAME_LENGTH, JobCard
 from swarmsched.errors import RemoteProtocolError
 from swarmsched.estimate import (
     MERGED_POINTS,
+    POOL_MOST,
     Configuration,
     Estimate,
+    Pool,
     SpeedPoint,
     are_at_odds,
     configuration,
@@ -59,6 +61,8 @@ KINDS_KEPT = 4 * KINDS_LIMIT
 RESTLESS_JOBS = 16
 """A table that began anew twice within so many jobs is of several trainings, not of one that was changed."""
 COMPARED_POINTS = 8
+SIZES_LEAST = 2
+"""Of one job that tells how it scales."""
 
 KINDS_ROOM = "kinds"
 SAVED_MOST = 64
@@ -230,6 +234,7 @@ class Kinds:
     def __init__(self) -> None:
         self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
         self._users: Counter[str] = Counter()
+        self._pool: OrderedDict[_Key, bytes] = OrderedDict()
         self._changed: dict[_Key, None] = {}  # of which the disk does not know
         self._packed: dict[tuple[tuple[_Key, ...], str], tuple[tuple[int, ...], bytes, int]] = {}
 
@@ -247,6 +252,7 @@ class Kinds:
                     self._kinds[key].completed(card.job_id, estimate.done)
                     self._changed[key] = None
         elif estimate.points:
+            self._note_scaling(keys[0] if keys else (card.user, False, card.job_id), estimate)
             script = keys[-1][2] if card.program else ""
             for key in keys:
                 kind = self._of(key)
@@ -254,6 +260,11 @@ class Kinds:
                 kind.note(card.job_id, estimate, script if key[1] else "")
                 if kind.version != version:
                     self._changed[key] = None
+
+    @property
+    def pool(self) -> Pool:
+        """What the jobs of some kinds have measured in several sizes, the last one of each kind."""
+        return tuple(self._pool.values())
 
     def prior(self, user: str, name: str, program: str = "") -> Estimate | None:
         """What the card of a new job begins with: times on the GPUs that were heard of last, the newest of them; how
@@ -279,6 +290,17 @@ class Kinds:
         error = deviation / length if length and len(lengths) > 1 else 1.0
         told = (user[:NAME_LENGTH], name[:NAME_LENGTH], packed, length, error if length else 0.0, gpu)
         return KindView(*told, program[:NAME_LENGTH])
+
+    def _note_scaling(self, key: _Key, estimate: Estimate) -> None:
+        """How one of that kind scales; who has no kind tells it too."""
+        if len({(each.ranks, each.nodes) for each in estimate.points}) < SIZES_LEAST:
+            return
+        self._pool[key] = encode_value(Estimate, Estimate(points=estimate.points[-MERGED_POINTS:]))
+        self._pool.move_to_end(key)
+        if len(self._pool) > POOL_MOST:
+            counts = Counter([user for user, _, _ in self._pool])
+            most = max(counts.values())
+            del self._pool[next(each for each in self._pool if counts[each[0]] == most)]
 
     @property
     def has_changes(self) -> bool:

@@ -43,13 +43,40 @@ class Fitted:
     error: float
 
 
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of the seven parameters without a measurement: logarithms, of seconds as parts of the time that
+    a gradient takes, and how much each counts beside a measurement; 0 of those of which nothing is believed."""
+
+    means: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def logs(self, data: Floats) -> Floats:
+        """Logarithms of the parameters of each job; of no use where the weight is 0."""
+        grad_s, ones = np.median(data[:, :, 4], axis=1), np.ones(len(data))
+        scales = np.stack([grad_s, *[grad_s] * 5, ones], axis=1)
+        return np.asarray(np.log(scales) + np.array(self.means))
+
+    @property
+    def is_believed(self) -> NDArray[np.bool_]:
+        """Of which parameters."""
+        return np.array(self.weights) > 0.0
+
+
 def fit_speed(points: Sequence[SpeedPoint]) -> Fitted:
     """ValueError without a point."""
     return fit_speeds([points])[0]
 
 
-def fit_speeds(measured: Sequence[Sequence[SpeedPoint]]) -> list[Fitted]:
+def informed_by(points: Sequence[SpeedPoint]) -> list[bool]:
+    """About which of the seven parameters these points say anything."""
+    return [bool(each) for each in _free(np.array([[_row(point) for point in points]]))[0]]
+
+
+def fit_speeds(measured: Sequence[Sequence[SpeedPoint]], prior: Prior | None = None) -> list[Fitted]:
     """One for each, the same to the last bit as if it were fitted alone; ValueError where one has no point.
+
+    With a prior, what is believed of each parameter is one more measurement of it.
 
     Those with as many points that tell of the same parameters are searched for together: an array has as many
     operations in it whether it holds one of them or a thousand.
@@ -63,10 +90,12 @@ def fit_speeds(measured: Sequence[Sequence[SpeedPoint]]) -> list[Fitted]:
     for numbers in alike.values():
         data = np.array([[_row(point) for point in measured[number]] for number in numbers])
         free, by_free = _free(data), dict[bytes, list[int]]()
+        if prior is not None:
+            free |= prior.is_believed
         for row, each in enumerate(free):
             by_free.setdefault(each.tobytes(), []).append(row)
         for rows in by_free.values():
-            fitted = _fitted(data[rows], free[rows[0]])
+            fitted = _fitted(data[rows], free[rows[0]], prior)
             found.update({numbers[row]: each for row, each in zip(rows, fitted, strict=True)})
     return [found[number] for number in range(len(measured))]
 
@@ -75,21 +104,23 @@ def _row(point: SpeedPoint) -> tuple[float, ...]:
     return (point.ranks, point.nodes, point.local_batch, point.step_s, max(LEAST_S, point.step_s - point.sync_s))
 
 
-def _fitted(data: Floats, free: NDArray[np.bool_]) -> list[Fitted]:
-    best, squares = _descend(_Errors(data, free))
-    is_inside = ~(data[:, :, 1] > 1).any(axis=1)
-    best[is_inside, 4:6] = best[is_inside, 2:4]
+def _fitted(data: Floats, free: NDArray[np.bool_], prior: Prior | None) -> list[Fitted]:
+    best, squares = _descend(_Errors(data, free, prior))
+    if not free[4]:
+        is_inside = ~(data[:, :, 1] > 1).any(axis=1)
+        best[is_inside, 4:6] = best[is_inside, 2:4]
     errors = np.sqrt(squares / (2 * data.shape[1]))
     return [Fitted(SpeedModel(*model), error) for model, error in zip(best.tolist(), errors.tolist(), strict=True)]
 
 
 class _Errors:
-    """Logarithms of modelled over measured time, of all steps and then of all gradients, by those of what is free.
+    """Logarithms of modelled over measured time, of all steps, all gradients and what is believed, by those of what is
+    free.
 
     Of jobs (the first dimension of all arrays) with as many points, about which these say the same parameters.
     """
 
-    def __init__(self, data: Floats, free: NDArray[np.bool_]) -> None:
+    def __init__(self, data: Floats, free: NDArray[np.bool_], prior: Prior | None = None) -> None:
         self._grad_terms, self._sync_terms = np.zeros((*data.shape[:2], 7)), _sync_terms(data)
         self._grad_terms[:, :, 0], self._grad_terms[:, :, 1] = 1.0, data[:, :, 2]
         self._measured = np.log(np.concatenate((data[:, :, 3], data[:, :, 4]), axis=1))
@@ -98,6 +129,12 @@ class _Errors:
         self.free = np.flatnonzero(free)
         self._of_grad = np.ascontiguousarray(self._grad_terms[:, :, self.free].transpose(0, 2, 1))
         self._of_sync = np.ascontiguousarray(self._sync_terms[:, :, self.free].transpose(0, 2, 1))
+        self._believed = np.flatnonzero(prior.is_believed[self.free]) if prior else np.zeros(0, int)
+        self._weights, self._means = np.zeros(0), np.zeros((len(data), 0))
+        if prior is not None:
+            logs, those = prior.logs(data), self.free[self._believed]
+            self._weights, self._means = np.array(prior.weights)[those], logs[:, those]
+            self._fixed = np.where(prior.is_believed & ~_free(data), np.exp(logs), self._fixed)
         is_overlap = self.free == 6
         self._has_overlap = bool(is_overlap.any())
         each = (len(data), 1)
@@ -114,7 +151,7 @@ class _Errors:
         self._grad_terms, self._sync_terms = self._grad_terms[jobs], self._sync_terms[jobs]
         self._of_grad, self._of_sync = self._of_grad[jobs], self._of_sync[jobs]
         self._measured, self._fixed, self._is_alone = self._measured[jobs], self._fixed[jobs], self._is_alone[jobs]
-        self.low, self.high = self.low[jobs], self.high[jobs]
+        self.low, self.high, self._means = self.low[jobs], self.high[jobs], self._means[jobs]
 
     def model(self, logs: Floats) -> Floats:
         """All seven parameters."""
@@ -137,12 +174,16 @@ class _Errors:
         total = powers[0] + powers[1]
         log_step = np.log(total) / overlap
         of_grad, of_sync = powers / total / both_s
-        slopes = np.empty((len(model), len(self.free), 2 * count))
+        slopes = np.zeros((len(model), len(self.free), 2 * count + len(self._believed)))
         slopes[:, :, :count] = (of_grad[:, None] * self._of_grad + of_sync[:, None] * self._of_sync) * searched
         if self._has_overlap:
             slopes[:, -1, :count] = (powers[0] * logs_s[0] + powers[1] * logs_s[1]) / total - log_step
-        slopes[:, :, count:] = self._of_grad / both_s[0][:, None] * searched
-        return np.concatenate((log_step, logs_s[0]), axis=1) - self._measured, slopes
+        slopes[:, :, count : 2 * count] = self._of_grad / both_s[0][:, None] * searched
+        found = np.concatenate((log_step, logs_s[0]), axis=1) - self._measured
+        if not len(self._believed):
+            return found, slopes
+        slopes[:, self._believed, 2 * count + np.arange(len(self._believed))] = self._weights
+        return np.concatenate((found, (logs[:, self._believed] - self._means) * self._weights), axis=1), slopes
 
 
 def _descend(errors: _Errors) -> tuple[Floats, Floats]:

@@ -6,13 +6,14 @@ name alone, and only its card counts.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
 
 from swarmsched.estimate import (
     Estimate,
+    Pool,
     SpeedPoint,
     contradicts,
     step_times,
@@ -23,6 +24,7 @@ from swarmsched.wire.codec import decode_value
 
 KEPT = 2_048
 COUNT_MOST = 2**16 - 1
+NOTHING = Estimate()
 
 _Asked = tuple[str, str, str, str]
 """User, name, class of GPUs and program."""
@@ -62,12 +64,26 @@ class Speeds:
 
 def informed(view: ClusterView) -> ClusterView:
     """The view in which each job's estimate tells all that is known of it."""
-    if not view.kinds:
+    if not view.kinds and not view.pool:
         return view
     kinds = {(each.user, each.name, each.gpu, each.program): each for each in view.kinds}
     classes = GpuClasses(view.nodes)
     jobs = [_informed(job, kinds.get(classes.asked(job))) for job in view.jobs]
-    return replace(view, jobs=tuple(jobs), kinds=())
+    return replace(view, jobs=tuple(_scaled(jobs, view.pool) if view.pool else jobs), kinds=(), pool=())
+
+
+def _scaled(jobs: Sequence[JobView], pool: Pool) -> list[JobView]:
+    """What those that take several sizes have not measured, as all kinds go; as the better ones while none waits."""
+    from swarmsched.models.scaling import HOPEFUL, LIKELY, scaled  # noqa: PLC0415  # planners alone know numpy
+
+    part = HOPEFUL if all(job.shares for job in jobs) else LIKELY
+    estimates = [job.card.estimate if job.card.elastic and job.card.estimate else NOTHING for job in jobs]
+    return [
+        job
+        if estimate is before
+        else replace(job, card=replace(job.card, estimate=estimate), own=job.own or job.card.estimate)
+        for job, before, estimate in zip(jobs, estimates, scaled(estimates, pool, part), strict=True)
+    ]
 
 
 def _informed(job: JobView, kind: KindView | None) -> JobView:

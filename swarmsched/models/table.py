@@ -6,6 +6,7 @@ from swarmsched.estimate import ROWS_LIMIT, SpeedPoint, SpeedQuestion, SpeedRow,
 from swarmsched.models.batch import Split, split
 from swarmsched.models.fit import fit_speed
 from swarmsched.models.goodput import StepTimes
+from swarmsched.models.scaling import scaled
 from swarmsched.models.speed import usable
 
 ROWS_MOST = 10
@@ -17,7 +18,8 @@ def tabulate(question: SpeedQuestion) -> SpeedTable:
     if not estimate.points:
         return SpeedTable()
     fitted = fit_speed(estimate.points)
-    times = StepTimes(estimate.speed or fitted.model, estimate.points)
+    (believed,) = scaled([estimate], question.pool)
+    times = StepTimes(believed.speed or fitted.model, estimate.points)
     batches = question.batches if question.batches.first else batches_of(estimate)
     batch = question.global_batch or batches.first
     rows = [_row(question, times, batch, split(batch, ranks, batches), ranks) for ranks in _sizes(question)]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from swarmsched.api import JobSpec
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, Pool
 from swarmsched.fields import Value
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberStatus, MemberView
@@ -70,6 +70,11 @@ class Cluster:
     def history(self) -> tuple[EndedJob, ...]:
         """Jobs that have ended anywhere, the oldest first."""
         return self._state.history
+
+    @property
+    def pool(self) -> Pool:
+        """How some kinds of jobs scale."""
+        return self._state.kinds.pool
 
     def prior(self, spec: JobSpec) -> Estimate | None:
         """What jobs like it have measured, as far as this node has heard of them."""

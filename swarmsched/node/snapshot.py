@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from swarmsched.estimate import SpeedQuestion
 from swarmsched.gossip.location import Location
 from swarmsched.gossip.member import MemberView
@@ -168,7 +170,7 @@ class Snapshot:
             return None
         program = program_of(record.spec.command, record.spec.tree, record.spec.workdir)
         kind = self._cluster.kind(record.spec.user, record.spec.name, estimate.gpu, program)
-        return speed_question(record, estimate, self._cluster.nodes(), kind)
+        return replace(speed_question(record, estimate, self._cluster.nodes(), kind), pool=self._cluster.pool)
 
     def size_reason(self, record: JobRecord) -> str:
         """Why a job that takes several sizes, or is to have another one, has this one; empty for others."""

@@ -237,8 +237,8 @@ class PerfectReplay:
         nodes = self._cluster.views(held)
         asked = GpuClasses(nodes).kinds(jobs)
         kinds = tuple([kind for each in asked if (kind := self._kinds.view(*each)) is not None])
-        utc_s = self._now_s + EPOCH_UTC_S
-        return ClusterView(0, nodes, tuple(jobs), tuple(self._history), self._memory, kinds, utc_s)
+        utc_s, pool = self._now_s + EPOCH_UTC_S, self._kinds.pool
+        return ClusterView(0, nodes, tuple(jobs), tuple(self._history), self._memory, kinds, utc_s, pool)
 
     def _report(self) -> None:
         """Jobs that train tell it, as their shepherds and all agents would hear it."""

@@ -175,6 +175,7 @@ class _Cluster:
         self.news: tuple[JobId, ...] = tuple(self.jobs)
 
     history: tuple[EndedJob, ...] = ()
+    pool = ()
 
     def prior(self, spec: JobSpec) -> None:
         """Nobody has measured anything."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from swarmsched.api import JobSpec
-from swarmsched.estimate import Estimate
+from swarmsched.estimate import Estimate, Pool
 from swarmsched.ids import JobId, NodeId
 from swarmsched.resources import Demand, Share
 from swarmsched.view import EndedJob, JobView, KindView, NodeView
@@ -20,6 +20,10 @@ class Cluster(Protocol):
     @property
     def history(self) -> tuple[EndedJob, ...]:
         """Jobs that have ended anywhere, the oldest first."""
+
+    @property
+    def pool(self) -> Pool:
+        """How some kinds of jobs scale."""
 
     def prior(self, spec: JobSpec) -> Estimate | None:
         """What jobs like it have measured."""

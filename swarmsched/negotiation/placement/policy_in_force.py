@@ -114,4 +114,5 @@ class PolicyInForce:
         nodes, jobs = tuple(self._cluster.nodes()), tuple(self.views(clock))
         kinds = self._cluster.kinds(jobs, nodes)
         history, memory = self._cluster.history, self._planning.memory
-        return ClusterView(version, nodes, jobs, history, memory, kinds, clock.utc_s)
+        pool = self._cluster.pool if any(job.card.elastic for job in jobs) else ()
+        return ClusterView(version, nodes, jobs, history, memory, kinds, clock.utc_s, pool)

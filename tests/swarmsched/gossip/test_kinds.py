@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from swarmsched.card import NAME_LENGTH, JobCard, card_of, tombstone
-from swarmsched.estimate import Estimate, NoisePoint, SpeedPoint
+from swarmsched.estimate import POOL_MOST, Estimate, NoisePoint, SpeedPoint
 from swarmsched.gossip.kinds import KINDS_KEPT, LENGTHS_MOST, POINTS_MOST, Kinds
 from swarmsched.ids import JobId
 from swarmsched.view import KindView
@@ -168,6 +168,22 @@ def test_one_users_kinds_push_out_nobody_elses() -> None:
     assert len(kinds) == KINDS_KEPT
     assert points_of(kinds, "bert", user="bob")
     assert not points_of(kinds, "job50", user="eve")
+
+
+def test_how_jobs_scale_is_told_of_the_last_kinds_and_of_no_user_more_than_of_others() -> None:
+    kinds = Kinds()
+    sizes = told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5))
+    kinds.note(card("one-size", estimate=told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(1, 1, 64, 0.7))))
+    assert kinds.pool == (), "it tells nothing of how it scales"
+    for number, (name, program) in enumerate((("bert", "a.py"), ("bert", "a.py"), ("", "b.py"), ("", ""), ("", ""))):
+        kinds.note(card(name, user="bob", estimate=sizes, program=program, number=number))
+    assert len(kinds.pool) == 4, "one of each kind; whoever has none is one of his own"
+    bobs = kinds.pool[0]
+    for number in range(2 * POOL_MOST):
+        other = told(SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.601 + number / 1e3))
+        kinds.note(card(f"job{number}", user="eve", estimate=other, number=number))
+    assert len(kinds.pool) == POOL_MOST
+    assert kinds.pool.count(bobs) == 4
 
 
 def test_what_was_learned_comes_back_from_disk_and_nonsense_there_is_left_out() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from swarmsched.estimate import SpeedPoint
-from swarmsched.models.fit import _Errors, _free, fit_speed, fit_speeds
+from swarmsched.models.fit import Prior, _Errors, _free, fit_speed, fit_speeds
 from swarmsched.models.speed import SpeedModel
 
 TRUTH = SpeedModel(0.02, 0.001, 0.03, 0.004, 0.05, 0.006, 1.7)
@@ -18,14 +18,18 @@ def measured(local_batch: int) -> list[SpeedPoint]:
     return [SpeedPoint(*size, local_batch, *TRUTH.step_time(*size, local_batch)) for size in SIZES]
 
 
-def errors_of(points: list[SpeedPoint]) -> _Errors:
+def errors_of(points: list[SpeedPoint], prior: Prior | None = None) -> _Errors:
     data = np.array([[(p.ranks, p.nodes, p.local_batch, p.step_s, p.step_s - p.sync_s) for p in points]])
-    return _Errors(data, _free(data)[0])
+    return _Errors(data, _free(data)[0], prior)
 
 
+BELIEF = Prior((-1.0, 0.0, 0.5, -2.0, 1.0, -3.0, 0.4), (0.1, 0.0, 0.1, 0.05, 0.2, 0.1, 0.3))
+
+
+@pytest.mark.parametrize("prior", [None, BELIEF], ids=["measured", "with-a-prior"])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
-def test_slopes_are_those_of_small_steps(scale: float) -> None:
-    errors = errors_of([*measured(8), *measured(16)])
+def test_slopes_are_those_of_small_steps(scale: float, prior: Prior | None) -> None:
+    errors = errors_of([*measured(8), *measured(16)], prior)
     assert list(errors.free) == list(range(7))
     logs = np.log(np.array([TRUTH]) * np.array([scale] * 6 + [1.0]))
     steps = np.eye(7) * 1e-6
@@ -59,6 +63,7 @@ def test_fits_made_together_are_to_the_last_bit_those_made_one_by_one() -> None:
     sets += [points[: rng.randrange(1, 5)] for points in sets]
     together = fit_speeds(sets)
     assert together == [fit_speed(points) for points in sets]
+    assert fit_speeds(sets, BELIEF) == [fit_speeds([points], BELIEF)[0] for points in sets]
     assert len({each.model for each in together}) > 100
 
 

@@ -1,5 +1,6 @@
 """What planners believe of a job by its card and its kind."""
 
+import random
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ from msgspec.structs import replace
 from swarmsched.api import JobSpec
 from swarmsched.card import card_of
 from swarmsched.estimate import BatchRange, Elastic, Estimate, NoisePoint, SpeedPoint
+from swarmsched.ids import NodeId
 from swarmsched.models.kinds import believed, informed
-from swarmsched.resources import Demand
+from swarmsched.models.scaling import HOPEFUL, scaled
+from swarmsched.resources import Demand, Share
 from swarmsched.view import ClusterView, JobView, KindView
 from swarmsched.wire.codec import encode_value
 from tests.swarmsched.building import make_node, make_record
+from tests.swarmsched.models.test_scaling import SIZES, drawn, measured, pool_of
 
 POINTS = (SpeedPoint(1, 1, 32, 0.4), SpeedPoint(2, 1, 32, 0.5), SpeedPoint(4, 1, 32, 0.6))
 KIND = KindView(
@@ -98,3 +102,21 @@ def test_a_job_is_known_by_its_kind_on_the_gpus_that_it_has_or_on_the_most_frequ
     assert known(None) == 0.4
     assert known(None, gpu_type="a100") == 0.1
     assert known(Estimate(gpu="A100", done=3.0)) == 0.1
+
+
+def test_how_a_job_scales_is_hoped_for_while_no_job_waits() -> None:
+    rng = random.Random(3)
+    pool = tuple(pool_of(rng, 12))
+    own = Estimate(points=measured(drawn(rng), SIZES[:2], rng), is_partial=True)
+
+    def speed(*waiting: JobView) -> tuple[float, ...]:
+        card = replace(
+            card_of(make_record("n1")), estimate=own, elastic=Elastic(1, 4, RANGE), shares=(Share(NodeId("a"), 2),)
+        )
+        job = informed(ClusterView(1, (), (JobView(card), *waiting), pool=pool)).jobs[0]
+        assert job.own == own, "which chooses its batch"
+        assert job.card.estimate is not None
+        return job.card.estimate.speed
+
+    assert speed() == scaled([own], pool, HOPEFUL)[0].speed
+    assert speed(JobView(card_of(make_record("n1")))) == scaled([own], pool)[0].speed != speed()

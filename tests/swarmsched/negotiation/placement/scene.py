@@ -57,6 +57,7 @@ class Cluster:
         self.jobs = {job.job_id: job for job in jobs}
 
     history: tuple[EndedJob, ...] = ()
+    pool = ()
 
     def prior(self, spec):
         return self.priors.get((spec.user, spec.name))
